@@ -42,9 +42,12 @@ from headrace.io.npy import map_npy
 from headrace.io.once import create_once, read_once, unique_name
 from headrace.io.paths import cache_folder, expand_braces, natural_key, safe_relative
 from headrace.io.places import (
+    SCHEMES,
+    AnyPath,
     check_local,
     check_readable,
     check_whole,
+    is_url,
     local_file,
     path_at,
     reader_at,
@@ -62,17 +65,18 @@ from headrace.io.readers import (
     may_pass,
     reader,
 )
-from headrace.io.remote import SCHEMES, AnyPath, RemotePath, is_url
 from headrace.io.sizes import parse_size
 
 if TYPE_CHECKING:
     from headrace.io.objects import FetchPolicy, FetchStats, ObjectReader
+    from headrace.io.remote import RemotePath
     from headrace.io.storage import Storage
 
 _HOMES = {
     "FetchPolicy": "headrace.io.objects",
     "FetchStats": "headrace.io.objects",
     "ObjectReader": "headrace.io.objects",
+    "RemotePath": "headrace.io.remote",
     "Storage": "headrace.io.storage",
 }
 

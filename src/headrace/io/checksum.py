@@ -10,8 +10,7 @@ import msgspec
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io.places import path_at
-from headrace.io.remote import AnyPath
+from headrace.io.places import AnyPath, path_at
 
 BLOCK_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 1024 * 1024

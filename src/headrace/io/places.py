@@ -10,19 +10,33 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io.readers import Reader
-from headrace.io.remote import SCHEMES, AnyPath, RemotePath, is_url
 
 if TYPE_CHECKING:
+    from headrace.io.remote import RemotePath
     from headrace.io.storage import Storage
+
+    AnyPath = Path | RemotePath
+else:
+    AnyPath = Path
+
+SCHEMES: Final = ("s3://", "gs://", "az://", "http://", "https://")
+"""What the URL of an object begins with."""
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _OBJECTS: Final = "headrace.io.objects"
+
+
+def is_url(path: object) -> bool:
+    """Return whether a path is the URL of an object that can be read; a path with any other scheme is none."""
+    if isinstance(path, os.PathLike) and not isinstance(path, PurePath):
+        path = os.fspath(path)
+    return isinstance(path, str) and "://" in path and path.lower().startswith(SCHEMES)
 
 
 def check_local(*paths: object) -> None:
@@ -84,13 +98,9 @@ def path_at(path: str | os.PathLike[str], using: str | Reader = "mmap") -> AnyPa
         path: a local path, a URL, or a path that this function returned.
         using: the reader with which the store is reached; by name, the environment says how.
     """
-    if isinstance(path, Path | RemotePath):
-        return path
-    if not isinstance(path, str) or not is_url(path):
-        return Path(path)
-    if not isinstance(using, str):
-        return using.path_at(path)
-    found: AnyPath = resolve_name(f"{_OBJECTS}:remote_path")(path)
+    if not is_url(path):
+        return path if isinstance(path, Path) else Path(path)
+    found: AnyPath = resolve_name(f"{_OBJECTS}:remote_path")(path, using)
     return found
 
 

@@ -19,14 +19,16 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 from time import sleep
-from typing import Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io.remote import AnyPath
+
+if TYPE_CHECKING:
+    from headrace.io.remote import RemotePath
 
 
 class FilePool:
@@ -286,7 +288,7 @@ class Reader(ABC):
             data.flags.writeable = False
         return data
 
-    def path_at(self, path: str) -> AnyPath:
+    def path_at(self, path: str) -> Path | RemotePath:
         """Return a path with methods, for questions about files and folders: a `Path`, or a `RemotePath` of a URL."""
         return Path(path)
 

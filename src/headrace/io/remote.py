@@ -12,12 +12,9 @@ import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol
 
 from headrace.errors import ConfigError
-
-SCHEMES: Final = ("s3://", "gs://", "az://", "http://", "https://")
-"""What the URL of an object begins with."""
 
 
 class Bucket(NamedTuple):
@@ -167,6 +164,10 @@ class RemotePath(os.PathLike[str]):
         key = posixpath.normpath(f"/{bucket.key}/{text}").strip("/")
         return RemotePath(f"{bucket.root}/{key}" if key else bucket.root, self.objects)
 
+    def at(self, url: str) -> RemotePath:
+        """Return the path of another URL that is reached in the same way."""
+        return RemotePath(url, self.objects)
+
     def joinpath(self, *names: str) -> RemotePath:
         """Return the path below this one."""
         return self / "/".join(names)
@@ -308,13 +309,3 @@ def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:
     if wanted[0] == "**":
         return any(_matches(parts[at:], wanted[1:]) for at in range(len(parts) + 1))
     return bool(parts) and fnmatch.fnmatchcase(parts[0], wanted[0]) and _matches(parts[1:], wanted[1:])
-
-
-AnyPath = Path | RemotePath
-
-
-def is_url(path: object) -> bool:
-    """Return whether a path is the URL of an object that can be read; a path with any other scheme is none."""
-    if isinstance(path, str):
-        return "://" in path and path.lower().startswith(SCHEMES)
-    return isinstance(path, RemotePath)

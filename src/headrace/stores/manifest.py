@@ -18,7 +18,6 @@ from headrace.errors import StoreError
 from headrace.io import (
     AnyPath,
     FileSum,
-    RemotePath,
     atomic_write,
     check_local,
     check_readable,
@@ -468,7 +467,7 @@ def manifest_of(store: AnyStore) -> tuple[AnyPath, Manifest] | None:
         StoreError: there is a manifest, but it is damaged.
     """
     file = next(iter(store.files), None)
-    return find_manifest(RemotePath(store.path, file.objects) if isinstance(file, RemotePath) else store.path)
+    return find_manifest(store.path if file is None or isinstance(file, Path) else file.at(store.path))
 
 
 def find_manifest(path: str | os.PathLike[str]) -> tuple[AnyPath, Manifest] | None:

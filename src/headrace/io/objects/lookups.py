@@ -39,6 +39,7 @@ from headrace.io.objects.client import (
     submit,
 )
 from headrace.io.paths import cache_folder
+from headrace.io.readers import Reader
 from headrace.io.remote import RemotePath, Status, bucket_of, missing
 from headrace.io.storage import Storage
 
@@ -259,7 +260,11 @@ class _Pass(io.RawIOBase):
         return count
 
 
-def remote_path(url: str, storage: Storage | None = None) -> RemotePath:
-    """Return the path of a URL, with look-ups of its own."""
+def remote_path(path: str | os.PathLike[str], using: str | Reader = "mmap") -> RemotePath:
+    """Return the path of a URL, which asks through a reader of objects, or else has look-ups of its own."""
+    if isinstance(path, RemotePath):
+        return path
+    url = os.fspath(path)
     bucket_of(url)
-    return RemotePath(url, Objects(storage))
+    found = None if isinstance(using, str) else using.path_at(url)
+    return found if isinstance(found, RemotePath) else RemotePath(url, Objects())

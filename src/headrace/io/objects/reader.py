@@ -17,8 +17,9 @@ import numpy as np
 from headrace.errors import StoreError
 from headrace.io.objects.client import FetchPolicy, FetchStats
 from headrace.io.objects.lookups import BLOCK_BYTES, Objects
+from headrace.io.places import AnyPath, is_url
 from headrace.io.readers import OPEN_FILES, ByteArray, FilePool, IntArray, MmapReader, OpenFile, Reader
-from headrace.io.remote import AnyPath, RemotePath, Status, is_url
+from headrace.io.remote import RemotePath, Status
 from headrace.io.storage import Storage
 
 _WASTE: Final = 20
