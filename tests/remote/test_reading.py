@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import corpora
 import headrace
+import prepared_made
 import servers
 from energon_prepared import prepared
 from headrace import stores
@@ -222,3 +223,34 @@ def test_nothing_is_left_when_a_cache_cannot_be_written(
     assert len(store) == 60
     del store
     gc.collect()
+
+
+@pytest.mark.parametrize("name", ["text-shards", "text-keyed", "sft", "tar-split"])
+def test_what_prepare_made(
+    name: str, weed: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a manifest vouches for is checked through the store, byte for byte, and a changed byte is found."""
+    monkeypatch.chdir(tmp_path)
+    prepared_made.write_inputs(tmp_path)
+    prepared_made.make(name)
+    local = tmp_path / "made" / name
+    url = weed.upload(local, f"{tmp_path.name}/{name}")
+
+    def done(*words: str) -> Result:
+        return CliRunner().invoke(main, words)
+
+    whole = done("check", url)
+    assert whole.exit_code == 0, whole.output
+    assert "only the structure was checked" not in whole.output
+    place = "0" if name != "tar-split" else next(iter(headrace.open(url, storage=weed.storage))).key  # type: ignore[union-attr]
+    assert done("where", url, place).output == done("where", str(local), place).output.replace(str(local), url)
+    assert done("info", url, "--json").output == done("info", str(local), "--json").output.replace(str(local), url)
+    assert done("preview", url, "--plain").exit_code == 0
+
+    file = next(file for file in sorted(local.rglob("*")) if file.suffix in (".bin", ".tar"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    weed.put(f"{tmp_path.name}/{name}/{file.relative_to(local).as_posix()}", bytes(data))
+    broken = done("check", url)
+    assert broken.exit_code == 1, broken.output
+    assert file.name in broken.output

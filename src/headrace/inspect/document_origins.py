@@ -410,7 +410,7 @@ def _obstacle(manifest: Manifest, source: SourceEntry) -> str:
         gone = "has no headrace.json" if exists else "no longer exists"
         return f"the store {source.path} {gone}, so the origin is not known further"
     folder, listing = found
-    hashes: dict[Path, str] = {}
+    hashes: dict[AnyPath, str] = {}
     for shard in listing.outputs:
         inside = folder / shard.prefix if shard.format == "keyed" else (folder / shard.prefix).parent
         hashes |= {(inside / file.name).resolve(): file.xxh3_128 for file in shard.files}

@@ -59,6 +59,7 @@ class AtomicFile:
     """
 
     def __init__(self, path: str | Path, *, resumable: bool = False, written: FileHasher | None = None) -> None:
+        check_local(path)
         self.path = Path(path)
         flags = os.O_RDWR | os.O_CLOEXEC
         if resumable or written is not None:

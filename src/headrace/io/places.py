@@ -160,6 +160,16 @@ def reader_of(storage: Storage | None) -> str | Reader:
     return made
 
 
+def local_path(path: str | AnyPath) -> Path:
+    """Return a path as a local one, which it has to be: to write to it, say.
+
+    Raises:
+        ConfigError: it is a URL.
+    """
+    check_local(path)
+    return Path(path)
+
+
 def check_whole(path: AnyPath, what: str) -> Path:
     """Return a path that has to be local, since a library opens it by itself.
 

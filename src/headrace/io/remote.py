@@ -11,8 +11,9 @@ import fnmatch
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from headrace.errors import ConfigError
 
@@ -107,7 +108,7 @@ class ObjectLookup(Protocol):
     def local_file(self, url: str) -> Path:
         """Return a local file with the bytes of an object."""
 
-    def open_pass(self, url: str) -> BinaryIO:
+    def open_pass(self, url: str) -> BufferedReader:
         """Open an object for one pass from its beginning."""
 
 
@@ -290,7 +291,7 @@ class RemotePath(os.PathLike[str]):
         """Return a local file with the same content, which is kept; raises as `ObjectLookup.local_file` does."""
         return self.objects.local_file(self._url)
 
-    def open(self) -> BinaryIO:
+    def open(self) -> BufferedReader:
         """Open the object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
         return self.objects.open_pass(self._url)
 

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, write_json_file
+from headrace.io import AnyPath, local_path, write_json_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
@@ -221,7 +221,9 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
             )
         file = files[sample.shard]
         index = _index(listing, sample)
-        added.setdefault(file.parent, []).append(msgspec.structs.replace(sample, shard=file.name, index=index))
+        added.setdefault(local_path(file.parent), []).append(
+            msgspec.structs.replace(sample, shard=file.name, index=index)
+        )
     return sum(_write(folder, {_identity(sample): sample for sample in reversed(new)}) for folder, new in added.items())
 
 
@@ -237,7 +239,7 @@ def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
         changes = {
             _identity(sample): None for sample in _read(folder) if (folder / sample.shard, sample.key) in removed
         }
-        number += _write(folder, changes) if changes else 0
+        number += _write(local_path(folder), changes) if changes else 0
     return number
 
 

@@ -24,7 +24,7 @@ from headrace.datasets.media.file_stores import (
     file_store,
 )
 from headrace.errors import ConfigError, HeadraceError, SampleError
-from headrace.io import is_url, reader_at
+from headrace.io import AnyPath, is_url, reader_at
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
 from headrace.samples.media import (
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 class DatasetFunction:
     """A function of a Python file in ``.nv-meta``, which the user trusts. It is pickled as the place of that file."""
 
-    def __init__(self, root: Path, reference: str, default: str, *, trust_code: bool) -> None:
+    def __init__(self, root: AnyPath, reference: str, default: str, *, trust_code: bool) -> None:
         self.reference = reference
         self._root = root
         self._default = default
@@ -107,7 +107,7 @@ def _check_options(config: DatasetConfig) -> None:
             )
 
 
-def _function(named: Reference | str | tuple[str, ...] | None, root: Path, default: str, trust_code: bool) -> Any:
+def _function(named: Reference | str | tuple[str, ...] | None, root: AnyPath, default: str, trust_code: bool) -> Any:
     if named is None or isinstance(named, tuple):
         return named
     if isinstance(named, str):

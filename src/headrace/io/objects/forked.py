@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Final
@@ -135,6 +136,9 @@ def serve(connection: socket.socket) -> None:
         for one in data:
             connection.sendall(one)
 
+    def put(number: int, future: Future[FetchReply]) -> None:
+        done.put((number, future))
+
     def send() -> None:
         while True:
             answer(*done.get())
@@ -143,7 +147,7 @@ def serve(connection: socket.socket) -> None:
     Thread(target=send, name="headrace-send", daemon=True).start()
     while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
         number, request = decoder.decode(stream.read(_LENGTH.unpack(head)[0]))
-        client.submit(request).add_done_callback(lambda future, number=number: done.put((number, future)))
+        client.submit(request).add_done_callback(partial(put, number))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, TimeoutError
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import xxhash
 
@@ -189,9 +189,9 @@ class Objects:
                 return self._fetch_whole(url, status.size, cache / name)
         return self._fetch_whole(url, status.size, places[-1] / name)
 
-    def open_pass(self, url: str) -> BinaryIO:
+    def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        return io.BufferedReader(_Pass(url, self))  # type: ignore[return-value]
+        return io.BufferedReader(_Pass(url, self))
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""

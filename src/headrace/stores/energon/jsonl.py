@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError, StoreError
-from headrace.io import AnyPath, Reader, hash_bytes, path_at, reader, reader_at
+from headrace.io import AnyPath, Reader, hash_bytes, local_path, path_at, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.json.index import read_lines
 from headrace.stores.kept_arrays import kept_index, read_offsets, write_offsets
@@ -74,7 +74,7 @@ def write_lines(path: str | Path, using: str | Reader = "pread") -> int:
         OutputError: the system reports an error.
     """
     offsets = scan_lines(str(path), reader(using).for_pass())
-    write_offsets(index_place(path), offsets)
+    write_offsets(local_path(index_place(path)), offsets)
     return len(offsets) - 1
 
 

@@ -21,7 +21,7 @@ import yaml
 
 from headrace.config import nearest_or_known
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, atomic_write
+from headrace.io import AnyPath, atomic_write, local_path
 from headrace.stores.energon.config_file import (
     JSON_SPLIT_NAME,
     META_FOLDER,
@@ -323,7 +323,7 @@ def write_splits(
         data = yaml.dump(content, sort_keys=False)
     else:
         raise ConfigError(f"{path}: the name of a split file must end in .yaml or .json")
-    atomic_write(path, data.encode())
+    atomic_write(local_path(path), data.encode())
 
 
 def _escaped(name: str) -> str:

@@ -33,6 +33,7 @@ from headrace.io import (
     output_errors,
     path_at,
     reader,
+    walk,
 )
 from headrace.stores.arguments import IntArray
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, kept_name, read_offsets, write_offsets
@@ -116,13 +117,13 @@ def _matching(pattern: str, using: str | Reader) -> list[str]:
 def _below(folder: str, path: AnyPath | None = None) -> list[str]:
     """Find all tars below a folder, without hidden files and folders."""
     found, compressed = [], []
-    for root, folders, files in os.walk(folder) if path is None else path.walk():
+    for root, folders, files in walk(path_at(folder) if path is None else path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         names = [name for name in files if not name.startswith(".")]
-        if path is None:
-            below = [os.path.relpath(os.path.join(root, name), folder) for name in names]  # noqa: PTH118
+        if isinstance(root, Path):
+            below = [os.path.relpath(root / name, folder) for name in names]
         else:
-            below = [str((root / name).relative_to(path)) for name in names]
+            below = [str((root / name).relative_to(path or folder)) for name in names]
         found += [name for name in below if name.endswith(".tar")]
         compressed += [name for name in below if name.endswith(SUFFIXES)]
     if not found and compressed:
