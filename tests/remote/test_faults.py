@@ -108,6 +108,15 @@ def test_an_object_that_changed_is_named_at_once(url: str, storage: headrace.Sto
     assert reader.stats.retries == 0
 
 
+def test_an_object_that_was_removed_is_named_at_once(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
+    reader = ObjectReader(storage, policy=QUICK)
+    reader.read(url, 0, 10)
+    proxy.share, proxy.kinds = 1.0, ("404",)
+    with pytest.raises(StoreError, match=r"content: the object was removed while it was in use"):
+        reader.read(url, 0, 10)
+    assert reader.stats.retries == 0
+
+
 def test_a_store_that_is_away_for_a_while(
     url: str, storage: headrace.Storage, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:

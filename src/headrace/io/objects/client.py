@@ -279,7 +279,10 @@ class Client:
         async def get() -> Any:
             stats.gets += 1
             began = monotonic()
-            result = await obstore.get_async(store.store, key, options={"range": span})
+            try:
+                result = await obstore.get_async(store.store, key, options={"range": span})
+            except FileNotFoundError:
+                raise StoreError(f"{what.url}: the object was removed while it was in use") from None
             found = _status(result.meta)
             if not what.expected.is_same(found):
                 raise changed(what.url, what.expected, found)
@@ -315,7 +318,8 @@ class Client:
                     # The time for which it waited behind other requests does not count.
                     began = began or monotonic()
                     left = policy.deadline_s - (monotonic() - began)
-                    return await asyncio.wait_for(attempt(), max(0.001, min(policy.attempt_s, left)))
+                    async with asyncio.timeout(max(0.001, min(policy.attempt_s, left))):
+                        return await attempt()
             except (HeadraceError, FileNotFoundError):
                 raise
             except TimeoutError:
