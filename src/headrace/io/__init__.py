@@ -38,8 +38,6 @@ from headrace.io.atomic import (
     write_json_file,
 )
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
-from headrace.io.npy import map_npy
-from headrace.io.once import create_once, read_once, unique_name
 from headrace.io.paths import cache_folder, expand_braces, natural_key, safe_relative
 from headrace.io.places import (
     SCHEMES,
@@ -66,11 +64,13 @@ from headrace.io.readers import (
     may_pass,
     reader,
 )
-from headrace.io.sizes import parse_size
 
 if TYPE_CHECKING:
+    from headrace.io.npy import map_npy
     from headrace.io.objects import FetchPolicy, FetchStats, ObjectReader
+    from headrace.io.once import create_once, read_once, unique_name
     from headrace.io.remote import RemotePath
+    from headrace.io.sizes import parse_size
     from headrace.io.storage import Storage
 
 _HOMES = {
@@ -79,6 +79,11 @@ _HOMES = {
     "ObjectReader": "headrace.io.objects",
     "RemotePath": "headrace.io.remote",
     "Storage": "headrace.io.storage",
+    "create_once": "headrace.io.once",
+    "map_npy": "headrace.io.npy",
+    "parse_size": "headrace.io.sizes",
+    "read_once": "headrace.io.once",
+    "unique_name": "headrace.io.once",
 }
 
 __all__ = [

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from multiprocessing import get_all_start_methods
+from pkgutil import resolve_name
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
@@ -24,7 +25,6 @@ import numpy as np
 import torch
 
 from headrace.errors import ConfigError, WorkerError
-from headrace.io import parse_size
 from headrace.loader.spans import SPAN_BYTES, Batch
 
 L = TypeVar("L")
@@ -269,7 +269,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} is a number of seconds above 0, found {getattr(self, name)}")
         if self.ahead is not None:
-            parse_size(self.ahead, "ahead")
+            _size(self.ahead)
             if self.num_workers or not self.num_threads or self.prefetch is not None:
                 raise ConfigError(
                     f"ahead is {self.ahead!r}, which is for threads and replaces prefetch: leave out num_workers and"
@@ -292,11 +292,17 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError(f"max_replacements is at least 0, found {self.max_replacements}")
 
 
+def _size(ahead: str | int) -> int:
+    """Return ``ahead`` as a number of bytes."""
+    num_bytes: int = resolve_name("headrace.io:parse_size")(ahead, "ahead")
+    return num_bytes
+
+
 def num_ahead(reading: Reading) -> int:
     """Return the number of spans that threads are sent before the first one must come back."""
     if reading.ahead is None:
         return reading.num_threads * (reading.prefetch or 1)
-    return max(1, parse_size(reading.ahead, "ahead") // SPAN_BYTES)
+    return max(1, _size(reading.ahead) // SPAN_BYTES)
 
 
 def num_readers(reading: Reading) -> int:

@@ -36,7 +36,7 @@ from headrace.datasets.encoded import EncodedDataset
 from headrace.datasets.excluded import masks_of
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.io import as_read_back, is_url, path_at
+from headrace.io import as_read_back, is_url
 from headrace.plan.packing import Packing
 from headrace.plan.recipe import FIRST_MODULES
 from headrace.samples.media import SampleDecoder, resolve_sample_type

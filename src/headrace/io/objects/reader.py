@@ -163,7 +163,7 @@ class ObjectReader(Reader):
         local = self._local_name(path)
         if local is not None:
             return self._files._open(local)
-        file: OpenFile | None = self._pool.get((self._number, path))
+        file: OpenFile | None = self._pool.get((self._mark, path))
         if file is None:
             try:
                 status = self.objects.known(_plain(path))
@@ -176,7 +176,7 @@ class ObjectReader(Reader):
         self._pool.make_room()
         self._seen[path] = (status.size, status.modified_ns)
         file = OpenFile(status.size)
-        self._pool.put((self._number, path), file)
+        self._pool.put((self._mark, path), file)
         return file
 
     def _take(self, fd: int, size: int) -> OpenFile:
