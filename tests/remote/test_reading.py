@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -210,6 +211,21 @@ def test_small_files_are_fetched_once_and_found_again(weed: servers.Bucket, tmp_
     assert third.stats.gets == 1
     with pytest.raises(StoreError, match=r"shard-0.bin: the object changed while it was in use"):
         one.fetch(0, 10)  # type: ignore[union-attr]
+
+
+def test_threads_that_keep_the_same_object(weed: servers.Bucket, tmp_path: Path) -> None:
+    """The file of the first stays, since it may be open already, and nothing else is left."""
+    weed.put(f"{tmp_path.name}/x.idx", bytes(range(256)) * 50)
+    reader = ObjectReader(weed.storage)
+    url = f"{weed.url}/{tmp_path.name}/x.idx"
+
+    def kept(_: int) -> bytes:
+        reader.keep(url)
+        return reader.read(url, 5, 20).tobytes()
+
+    with ThreadPoolExecutor(16) as threads:
+        assert set(threads.map(kept, range(64))) == {bytes(range(5, 25))}
+    assert len(list(Path(os.environ["HEADRACE_CACHE"], "objects").iterdir())) == 1
 
 
 def test_nothing_is_left_when_a_cache_cannot_be_written(

@@ -38,6 +38,7 @@ from headrace.io.objects.client import (
     process_lock,
     submit,
 )
+from headrace.io.once import unique_name
 from headrace.io.paths import cache_folder
 from headrace.io.readers import Reader
 from headrace.io.remote import RemotePath, Status, bucket_of, missing
@@ -203,10 +204,20 @@ class Objects:
         with output_errors(file.parent, "create"):
             file.parent.mkdir(parents=True, exist_ok=True)
         blocks = [(begin, min(begin + BLOCK_BYTES, size)) for begin in range(0, size, BLOCK_BYTES)]
-        with AtomicFile(file) as out:
+        own = file.with_name(f".{unique_name()}-{file.name}")
+        with AtomicFile(own) as out:
             for at in range(0, len(blocks), _AT_ONCE):
                 for data in self.ranges(url, blocks[at : at + _AT_ONCE]):
                     out.write(memoryview(data))
+        # If another thread or process was first, its file stays, since it may be open already.
+        with output_errors(file, "create"):
+            try:
+                os.link(own, file)
+            except FileExistsError:
+                pass
+            except OSError:  # there are no hard links here
+                own.rename(file)
+            own.unlink(missing_ok=True)
         return file
 
     def _ask(self, what: Head | List) -> FetchReply:
