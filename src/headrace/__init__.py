@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace import encoders as encoders
     from headrace import errors as errors
     from headrace import inspect as inspect
+    from headrace import io as io
     from headrace import loader as loader
     from headrace import plan as plan
     from headrace import preparing as preparing
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
     from headrace.integrations.numpy import NumpyLoader
+    from headrace.io import Storage
     from headrace.loader import Dealing, Loader, Metrics, Prompts, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     from headrace.stores import open, to_datasets
 
 _ROOMS = (
-    *("cache", "compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan"),
+    *("cache", "compat", "copying", "datasets", "encoders", "errors", "inspect", "io", "kinds", "loader", "plan"),
     *("preparing", "samples", "stores", "tracing", "ui"),
 )
 
@@ -93,6 +95,7 @@ _HOMES = {
     "SFTDataset": "headrace.datasets",
     "ScheduledBlend": "headrace.datasets",
     "StateError": "headrace.errors",
+    "Storage": "headrace.io",
     "StoreError": "headrace.errors",
     "WindowDataset": "headrace.datasets",
     "WorkerError": "headrace.errors",
@@ -132,6 +135,7 @@ __all__ = [
     "SFTDataset",
     "ScheduledBlend",
     "StateError",
+    "Storage",
     "StoreError",
     "WindowDataset",
     "WorkerError",

@@ -20,14 +20,18 @@ from headrace.compat.astrai import stores as files
 from headrace.datasets import MediaDataset
 from headrace.datasets.metadataset import load_dataset, prepare_metadataset
 from headrace.errors import ConfigError
-from headrace.io import check_local
+from headrace.io import check_local, check_readable
 from headrace.loader import load_recipe
 from headrace.preparing.energon import prepare_energon
 from headrace.preparing.tokenizer import load_tokenizer
 from headrace.tracing import read_run_file, save_run
 
 REMOTE = "s3://bucket/data"
-REFUSED = r"s3://bucket/data: the scheme s3:// is not supported; paths must be local"
+REFUSED = r"s3://bucket/data: the scheme s3:// is not supported; paths must be local here"
+UNKNOWN = "msc://profile/data"
+UNKNOWN_REFUSED = (
+    r"msc://profile/data: the scheme msc:// is not supported; paths must be local, or URLs of s3://, gs://"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +45,15 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     "path", ["s3://b/x", "gs://b", "GS://b/x", "msc://p/x", "https://a.org/x.jsonl", "a+b.c-d://x"]
 )
 def test_any_scheme(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not supported; paths must be local; object stores"):
+    with pytest.raises(ConfigError, match=r"is not supported; paths must be local"):
         check_local("fine", [None, path])
+
+
+@pytest.mark.parametrize("path", ["msc://p/x", "a+b.c-d://x", "hdfs://x"])
+def test_schemes_that_cannot_be_read(path: str) -> None:
+    check_readable("fine", ["s3://b/x", "GS://b/x", "az://c/x", "https://a.org/x", None])
+    with pytest.raises(ConfigError, match=r"is not supported; paths must be local, or URLs of s3://"):
+        check_readable("fine", [None, path])
 
 
 def test_a_file_scheme_is_said_plainly() -> None:
@@ -78,14 +89,16 @@ def path_options() -> list[tuple[str, str]]:
 def test_commands(name: str, tested: str, tmp_path: Path) -> None:
     command = main.get_command(click.Context(main), name)
     assert command is not None
+    # Where the URL of an object can be read, one with another scheme is refused.
+    refused = UNKNOWN if tested in getattr(command, "urls", ()) else REMOTE
     words = [name]
     for param in command.params:
-        value = REMOTE if param.name == tested else _some(param)
+        value = refused if param.name == tested else _some(param)
         if param.name == tested or param.required:
             words += [value] if isinstance(param, click.Argument) else [max(param.opts, key=len), value]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2, done.output
-    assert "s3://bucket/data: the scheme s3:// is not supported" in done.output
+    assert f"{refused}: the scheme {refused[: refused.index(':')]}:// is not supported" in done.output
     assert not list(tmp_path.iterdir())
 
 
@@ -140,10 +153,24 @@ DOORS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+READING: frozenset[str] = frozenset(
+    (
+        *("open", "open_tokens", "open_keys", "open of a list", "IndexedDataset", "IndexedDataset.exists"),
+        *("IndexedStore", "KeyedStore", "load_manifest", "GPTDataset", "GPTBlend.of", "MediaDataset.open"),
+        *("load_dataset", "DatasetFactory.load"),
+    )
+)
+"""Those that read object stores."""
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_functions(door: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=REFUSED):
-        DOORS[door](REMOTE)
+    if door in READING:
+        with pytest.raises(ConfigError, match=UNKNOWN_REFUSED):
+            DOORS[door](UNKNOWN)
+    else:
+        with pytest.raises(ConfigError, match=REFUSED):
+            DOORS[door](REMOTE)
     assert not list(tmp_path.iterdir())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.io.sizes import parse_size
+from headrace.io import parse_size
 
 
 def test_sizes() -> None:

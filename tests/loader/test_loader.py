@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,6 +23,7 @@ from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, Order, Run, StateError, WindowDataset
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
+from headrace.loader.reading import in_threads
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
 
@@ -289,3 +291,37 @@ def test_starting_at_a_position_is_going_on_from_there(run: Run) -> None:
     with pytest.raises(ConfigError, match="position 51 is outside this run of 50 samples"):
         ended.start_at(51)
     assert ended.position == 4, "nothing has changed"
+
+
+def test_reading_ahead_by_bytes(tmp_path: Path) -> None:
+    """The same batches, with many reads under way, and the first one does not wait for all of them to be sent."""
+    corpus = corpora.make(tmp_path, 3, 400, max_length=2000)
+    run = Run(WindowDataset(corpus.store, seq_len=64), global_batch_size=8, samples=4096)
+    wanted = [batch["input_ids"] for batch in Loader(run, micro_batch_size=8)]
+    reading = Reading(ahead="1GB")
+    loader = Loader(run, micro_batch_size=8, reading=reading)
+    found = [batch["input_ids"] for batch in loader]
+    assert all((one == other).all() for one, other in zip(found, wanted, strict=True))
+    for options in ({"num_workers": 2}, {"prefetch": 2}, {"num_threads": 0}):
+        with pytest.raises(ConfigError, match="which is for threads and replaces prefetch"):
+            Reading(ahead="1GB", **options)
+    with pytest.raises(ConfigError, match="ahead lots: write a number of bytes"):
+        Reading(ahead="lots")
+
+
+def test_tasks_are_sent_ahead_of_their_answers() -> None:
+    """Up to as many as `ahead` allows, but an answer that is there does not wait for that."""
+    begun: list[int] = []
+
+    def work() -> Iterator[tuple[int, int]]:
+        for number in range(100):
+            begun.append(number)
+            yield number, number
+
+    reading = Reading(ahead=64 << 20)  # 16 spans
+    reads = [lambda number: 2 * number] * 3
+    stream = in_threads(reads, work(), reading, str)
+    assert next(stream) == (0, 0)
+    assert len(begun) <= 17
+    rest = list(stream)
+    assert rest == [(number, 2 * number) for number in range(1, 100)]

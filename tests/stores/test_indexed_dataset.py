@@ -245,5 +245,5 @@ def test_options_of_megatrons_fast_start(dataset: IndexedDataset) -> None:
     ):
         IndexedDataset(path, sequences_per_dataset=[5, 5])
     for option in ("object_storage_config", "s3_config"):
-        with pytest.raises(ConfigError, match="object_storage_config is for object stores"):
+        with pytest.raises(ConfigError, match="object_storage_config is for Megatron's own client"):
             IndexedDataset(path, **{option: object()})

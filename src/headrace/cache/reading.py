@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,11 @@ from headrace.cache.block_store import (
 )
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
-from headrace.io import MmapReader, Reader, reader
+from headrace.io import MmapReader, Reader, parse_size, reader
 from headrace.io.readers import IntArray, OpenFile
-from headrace.io.sizes import parse_size
+
+if TYPE_CHECKING:
+    from headrace.io import RemotePath
 
 FETCH_BYTES: Final = 64 << 20
 """The most bytes of blocks that a read fetches at a time."""
@@ -170,6 +172,7 @@ class CachedReader(Reader):
         super().__init__(pool=inner._pool, retries=inner.retries)
         self.cache = cache
         self.inner = inner
+        self.reads_urls = inner.reads_urls
         cache._readers.append(self)
         # The folder is made here, before threads and workers use it.
         _ = cache.store
@@ -177,6 +180,14 @@ class CachedReader(Reader):
     def identity(self, path: str) -> str:
         """Return that of the inner reader."""
         return self.inner.identity(path)
+
+    def path_at(self, path: str) -> Path | RemotePath:
+        """Return that of the inner reader."""
+        return self.inner.path_at(path)
+
+    def keep(self, path: str) -> None:
+        """Keep a whole file, such as an index, as the inner reader does."""
+        self.inner.keep(path)
 
     def view(self, path: str) -> ByteArray | None:
         """Return what the inner reader maps, such as an index that it keeps; usually None."""

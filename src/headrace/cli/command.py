@@ -121,7 +121,15 @@ _ARGUMENTS = {"packing": "--pack", "read_all": "--show"}
 
 
 class Command(click.Command):
-    """A command that a `HeadraceError` ends with its message and exit code; other exceptions show a traceback."""
+    """A command that a `HeadraceError` ends with its message and exit code; other exceptions show a traceback.
+
+    Args:
+        urls: names of the parameters that may be the URL of an object; all other paths must be local.
+    """
+
+    def __init__(self, *args: Any, urls: tuple[str, ...] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.urls = urls
 
     def told(self, error: HeadraceError) -> str:
         """Return a message with options in place of the arguments in it: ``--num 5`` for ```num=5```."""
@@ -145,9 +153,12 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn errors and signals into messages and exit codes."""
         try:
-            from headrace.io import check_local
+            from headrace.io import check_local, check_readable
 
-            check_local(*(ctx.params[param.name] for param in self.params if param.name and _names_paths(param)))
+            for param in self.params:
+                if param.name and _names_paths(param):
+                    check = check_readable if param.name in self.urls else check_local
+                    check(ctx.params[param.name])
             with _terminable():
                 return super().invoke(ctx)
         except HeadraceError as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.tracing import FramedHistory, History, Sources, Times, Topology, Traced, TracedUnit
 
 
-@click.command(cls=Command, name="where", short_help="Say where documents come from.")
+@click.command(cls=Command, urls=("path",), name="where", short_help="Say where documents come from.")
 @click.argument("path", metavar="PATH")
 @click.argument("documents", metavar="DOC...", nargs=-1, required=True)
 @click.option("--show", is_flag=True, help="Show the whole text, however much of the input must be read for it.")
@@ -126,7 +126,7 @@ def step_command(
     print_report(step_report(run, step, samples, sources.notes))
 
 
-@trace.command(cls=Command, name="sample", short_help="The steps that see a sample.")
+@trace.command(cls=Command, urls=("source",), name="sample", short_help="The steps that see a sample.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("sample", metavar="SAMPLE")
 @click.option("--document", "kind", flag_value="document", help="SAMPLE is a document: find all samples that hold it.")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.plan.packing import Packing
 
 
-@click.command(cls=Command, name="preview", short_help="Show samples of a store, and what is trained.")
+@click.command(cls=Command, urls=("path",), name="preview", short_help="Show samples of a store, and what is trained.")
 @click.argument("path", metavar="PATH")
 @click.option(
     "--documents",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.stores.quarantine import BadSample
 
 
-@click.command(cls=Command, name="ls", short_help="List the samples of tar shards, and of other media.")
+@click.command(cls=Command, urls=("path",), name="ls", short_help="List the samples of tar shards, and of other media.")
 @click.argument("path", metavar="DATASET")
 @click.argument("pattern", metavar="[PATTERN]", required=False)
 @click.option(
@@ -86,7 +86,7 @@ def _print_listing(ctx: click.Context, path: str, found: Iterator[Listed]) -> No
 MAX_CHARS = 1 << 20
 
 
-@click.command(cls=Command, name="cat", short_help="Describe a sample, or write a part of it.")
+@click.command(cls=Command, urls=("path",), name="cat", short_help="Describe a sample, or write a part of it.")
 @click.argument("path", metavar="DATASET")
 @click.argument("name", metavar="KEY[.PART]")
 @part_options

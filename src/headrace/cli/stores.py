@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.inspect.questions import AnyVerdict
 
 
-@click.command(cls=Command, name="info", short_help="Say what a store holds.")
+@click.command(cls=Command, urls=("path",), name="info", short_help="Say what a store holds.")
 @click.argument("path", metavar="PATH")
 @click.option(
     "--pack",
@@ -70,7 +70,7 @@ def info(path: str, as_json: bool, **options: Any) -> None:
 _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack")
 
 
-@click.command(cls=JobCommand, name="check", short_help="Check that a store is whole.")
+@click.command(cls=JobCommand, urls=("path",), name="check", short_help="Check that a store is whole.")
 @click.argument("path", metavar="PATH")
 @click.option(
     "--tokenizer",

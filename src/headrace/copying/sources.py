@@ -13,7 +13,7 @@ from headrace.copying.formats import CopyOptions, SortBy
 from headrace.copying.json_object import JsonObjectStore, is_json_object
 from headrace.copying.rows import DocumentRows, lengths_of, read_rows, shards_of
 from headrace.errors import StoreError
-from headrace.io import FileHasher, FileSum, PreadReader, natural_key
+from headrace.io import FileHasher, FileSum, PreadReader, local_path, natural_key
 from headrace.io.readers import ByteArray
 from headrace.stores import MANIFEST_NAME, IndexedStore, InputFile, KeyInfo, Manifest, Store, check_file, open_keys
 from headrace.stores.arguments import IntArray
@@ -90,7 +90,7 @@ class StoreSource:
         if self._folder:
             path = str(Path(self._folder, path))
         found = find_manifest(path)
-        self.folder: Path | None = None if found is None else found[0]
+        self.folder: Path | None = None if found is None else local_path(found[0])
         self.manifest: Manifest | None = None if found is None else found[1]
         # The dialect applies to pairs; keyed stores may be among the sources too.
         pair_options = CopyOptions() if _is_keyed(Path(path), self.manifest) else options
@@ -119,7 +119,7 @@ class StoreSource:
     @property
     def files(self) -> list[Path]:
         """All files of the store, each once."""
-        return list(dict.fromkeys(file for store in self.keys.values() for file in store.files))
+        return list(dict.fromkeys(local_path(file) for store in self.keys.values() for file in store.files))
 
     @property
     def shard_borders(self) -> list[int]:
@@ -180,7 +180,7 @@ class StoreSource:
         for store in self.keys.values():
             first = 0
             for shard in shards_of(store):
-                yield first, first + shard.num_documents, tuple(shard.files)
+                yield first, first + shard.num_documents, tuple(map(local_path, shard.files))
                 first += shard.num_documents
 
     def path_of(self, file: Path) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.stores import ShardedStore, Store
-from headrace.stores.manifest import find_manifest
+from headrace.stores.manifest import manifest_of
 
 AUTO: Final = "auto"
 """Value of ``loss_mask_key``: the loss mask of the store, if it has one."""
@@ -146,7 +146,7 @@ def warn_unused(store: Store, mask: str | None, who: str) -> None:
 def _warn_left_out(store: Store) -> None:
     """Warn if a key was opened alone, and thus without the mask that the manifest of its store lists."""
     try:
-        found = find_manifest(store.path)
+        found = manifest_of(store)
     except StoreError:
         return
     keys = () if found is None else found[1].keys
@@ -162,7 +162,7 @@ def _warn_left_out(store: Store) -> None:
 def _counted(store: Store, mask: str, key: str) -> int | None:
     """Return the trained tokens that the manifest counts, if it describes this whole store and this mask alone."""
     try:
-        found = find_manifest(store.path)
+        found = manifest_of(store)
     except StoreError:
         return None
     samples = None if found is None else found[1].ledger.samples

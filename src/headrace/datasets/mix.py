@@ -17,7 +17,7 @@ from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError, StoreError
 from headrace.plan import BatchSchedule, Branch, ConcatNode, Inner, Leaf, LimitNode, Node, Schedule, Shards, Share
 from headrace.stores import SampleStore, Store, TokenizerInfo
-from headrace.stores.manifest import find_manifest
+from headrace.stores.manifest import manifest_of
 
 
 def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:
@@ -67,7 +67,7 @@ def store_of(dataset: Dataset) -> Store | SampleStore | None:
 def tokenizer_of(store: Store) -> TokenizerInfo | None:
     """Return the tokeniser that the manifest of a store names; None without a manifest, or with a damaged one."""
     try:
-        found = find_manifest(store.path)
+        found = manifest_of(store)
     except StoreError:
         return None
     return None if found is None else found[1].tokenizer

@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.figures import duration, writable
+from headrace.io import is_url, path_at
 from headrace.stores import Problem
 from headrace.stores.kept_arrays import KEPT_NAME
 from headrace.stores.opening import sample_layout
@@ -74,7 +75,7 @@ def kind_of(path: str) -> PathKind:
     """
     if path.endswith(".yaml"):
         return "metadataset"
-    if (Path(path).absolute() / KEPT_NAME).is_file():
+    if (path_at(path).absolute() / KEPT_NAME).is_file():
         return "kept"
     return "tokens" if sample_layout(path) is None else "samples"
 
@@ -111,6 +112,6 @@ def check_fit(path: str, kind: PathKind, given: Container[str], fits: Fits) -> N
 def problem_of(error: HeadraceError, path: str) -> Problem:
     """Return an error as a finding. Messages of stores begin with the path of the file; ``path`` is for the others."""
     file, _, message = str(error).partition(": ")
-    if message and Path(file).exists():
+    if message and (is_url(file) or Path(file).exists()):
         return Problem(path=file, place="", message=message)
     return Problem(path=path, place="", message=str(error))

@@ -19,6 +19,7 @@ from headrace.copying.plan import SourceEntry, is_copy
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.answers import Answer
 from headrace.inspect.figures import count, listing, plural, separated
+from headrace.io import AnyPath, path_at
 from headrace.plan import IntArray
 from headrace.preparing.sources import Block, RecordSpec, SampleBy, SourceFile, Span, find_inputs, open_span
 from headrace.preparing.sources.source_file import counted_from, format_of, record_noun
@@ -293,7 +294,7 @@ def _num_documents(shards: Sequence[OutputShard]) -> int:
     return sum(entry.documents for entry in shards)
 
 
-def _places_in_inputs(folder: Path, manifest: Manifest, documents: IntArray) -> list[tuple[int, int, str | None]]:
+def _places_in_inputs(folder: AnyPath, manifest: Manifest, documents: IntArray) -> list[tuple[int, int, str | None]]:
     """Return for each document the number of its input, its line there, and its id, if ids are kept.
 
     Raises:
@@ -316,8 +317,8 @@ def _places_in_inputs(folder: Path, manifest: Manifest, documents: IntArray) -> 
     return list(zip(files, lines, ids, strict=True))
 
 
-def _find_store(path: str) -> tuple[Path, Manifest, OutputShard | None]:
-    place = Path(path).absolute()
+def _find_store(path: str) -> tuple[AnyPath, Manifest, OutputShard | None]:
+    place = path_at(path).absolute()
     if (place / MANIFEST_NAME).exists():
         return place, load_manifest(place), None
     prefix = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
@@ -332,7 +333,7 @@ def _find_store(path: str) -> tuple[Path, Manifest, OutputShard | None]:
     raise StoreError(f"{path}: no {MANIFEST_NAME} lists it; origins are known only for what headrace prepare wrote")
 
 
-def _parts(folder: Path, series: dict[str, list[OutputShard]], documents: list[int]) -> list[tuple[ShardPart, ...]]:
+def _parts(folder: AnyPath, series: dict[str, list[OutputShard]], documents: list[int]) -> list[tuple[ShardPart, ...]]:
     stores: dict[str, Any] = open_keys(folder)
     try:
         ends = {key: np.cumsum([entry.documents for entry in entries]) for key, entries in series.items()}
@@ -409,7 +410,7 @@ def _obstacle(manifest: Manifest, source: SourceEntry) -> str:
         gone = "has no headrace.json" if exists else "no longer exists"
         return f"the store {source.path} {gone}, so the origin is not known further"
     folder, listing = found
-    hashes: dict[Path, str] = {}
+    hashes: dict[AnyPath, str] = {}
     for shard in listing.outputs:
         inside = folder / shard.prefix if shard.format == "keyed" else (folder / shard.prefix).parent
         hashes |= {(inside / file.name).resolve(): file.xxh3_128 for file in shard.files}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +17,7 @@ from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.answers import Answer
 from headrace.inspect.document_origins import DocumentOrigins, find_origins
 from headrace.inspect.figures import count, listing, separated, size
+from headrace.io import path_at
 from headrace.preparing.sources.source_file import counted_from, record_noun
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, Provenance, load_manifest
 from headrace.stores.energon.store import EnergonStore
@@ -99,7 +99,7 @@ def where(
 
 def find_shards(path: str) -> Manifest | None:
     """Return the manifest of tar shards that ``headrace prepare --format tar`` wrote; None if the path has none."""
-    if not (Path(path) / MANIFEST_NAME).is_file():
+    if not (path_at(path) / MANIFEST_NAME).is_file():
         return None
     manifest = load_manifest(path)
     return manifest if any(shard.format == "tar" for shard in manifest.outputs) else None
@@ -117,7 +117,7 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[int | s
         ConfigError: there is no such sample.
         StoreError: the store or its table of origins is damaged.
     """
-    origins = Provenance(Path(path) / PROVENANCE_NAME)
+    origins = Provenance(path_at(path) / PROVENANCE_NAME)
     found = []
     with EnergonStore(path) as store:
         if origins.num_documents != len(store):

@@ -30,7 +30,7 @@ from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
 from headrace.inspect.sample_preview import field_map_of
 from headrace.inspect.samples import SampleOptions, need_samples, open_sample_store, total_bytes
-from headrace.io import PreadReader
+from headrace.io import AnyPath, PreadReader, is_url, path_at
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.samples.media import AVDecoder, SampleDecoder
@@ -364,10 +364,11 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
         WorkerError: a process that decodes has ended.
     """
     try:
-        store = open_checked(path, check.dataset, Watched(on_progress))
+        # What an object store sends is not watched: it is read in few large pieces.
+        store = open_checked(path, check.dataset, "mmap" if is_url(path) else Watched(on_progress))
         manifest = _manifest(path)
     except (StoreError, InputError) as error:
-        if not Path(path).exists():
+        if not path_at(path).exists():
             raise
         return SampleVerdict(path=path, ok=False, problems=(problem_of(error, path),))
     with store:
@@ -436,7 +437,7 @@ def _problems(
         yield from _split_problems(store, check.dataset)
     if manifest is not None:
         listed = [
-            (Path(path) / Path(shard.prefix).parent / file.name, file)
+            (path_at(path) / Path(shard.prefix).parent / file.name, file)
             for shard in manifest.outputs
             for file in shard.files
         ]
@@ -450,7 +451,7 @@ def _problems(
         yield from state_problems(store.root)
 
 
-def _state_file(store: SampleStore) -> Path | None:
+def _state_file(store: SampleStore) -> AnyPath | None:
     """Return the state file that `headrace prepare` wrote into an Energon dataset; None if there is none."""
     if not isinstance(store, EnergonStore):
         return None
@@ -460,20 +461,20 @@ def _state_file(store: SampleStore) -> Path | None:
 
 def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tuple[str, ...]:
     """Return the files without a recorded hash."""
-    files, vouched = set(store.files), set[Path]()
+    files, vouched = set(store.files), set[AnyPath]()
     if isinstance(store, EnergonStore):
         meta = store.root / META_FOLDER
         files |= {file for file in meta.glob("**/*") if file.is_file() and META_WORK_NAME not in file.parts}
         vouched |= _vouched_by_state(store.root)
     if manifest is not None:
         shards = [(Path(shard.prefix).parent, file) for shard in manifest.outputs for file in shard.files]
-        vouched |= {Path(path) / parent / file.name for parent, file in shards}
-        vouched |= {Path(path) / file.name for file in manifest.beside or ()}
+        vouched |= {path_at(path) / parent / file.name for parent, file in shards}
+        vouched |= {path_at(path) / file.name for file in manifest.beside or ()}
     known = {os.path.realpath(file) for file in vouched}
     return tuple(sorted(str(file) for file in files if os.path.realpath(file) not in known))
 
 
-def _vouched_by_state(root: Path) -> set[Path]:
+def _vouched_by_state(root: AnyPath) -> set[AnyPath]:
     """Return the files of an Energon dataset whose hashes its state file has; none if it has no state that is whole."""
     meta = root / META_FOLDER
     try:
@@ -557,8 +558,9 @@ def _note_of(unvouched: tuple[str, ...], store: SampleStore, manifest: Manifest 
     """Return a note if some files have recorded hashes, but not all."""
     if not unvouched or (manifest is None and _state_file(store) is None):
         return ()
-    root = store.root if isinstance(store, EnergonStore) else Path(store.path)
-    names = {str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name for name in unvouched}
+    root = store.root if isinstance(store, EnergonStore) else path_at(store.path)
+    paths = list(map(path_at, unvouched))
+    names = {str(path.relative_to(root)) if path.is_relative_to(root) else str(path) for path in paths}
     return (f"no hash was recorded for {_some(names)}: of tars, only the headers are checked",)
 
 
@@ -568,7 +570,7 @@ def _some(names: set[str]) -> str:
 
 
 def _manifest(path: str) -> Manifest | None:
-    return load_manifest(path) if (Path(path) / MANIFEST_NAME).is_file() else None
+    return load_manifest(path) if (path_at(path) / MANIFEST_NAME).is_file() else None
 
 
 def _lines(verdict: SampleVerdict) -> list[str]:

@@ -7,7 +7,6 @@ import contextlib
 import fnmatch
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +16,7 @@ from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer
 from headrace.inspect.figures import as_json, count, listing, plural, safe_text, size, table
 from headrace.inspect.samples import SampleOptions, open_sample_store, part_sizes, total_bytes
+from headrace.io import AnyPath
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
@@ -151,7 +151,7 @@ def _parts(store: SampleStore) -> tuple[int, tuple[PartKind, ...]]:
     return looked_at, tuple(sorted(kinds, key=lambda kind: (-kind.samples, kind.name)))
 
 
-def _uuid(root: Path) -> str | None:
+def _uuid(root: AnyPath) -> str | None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return (root / META_FOLDER / UUID_NAME).read_text().strip()
     return None

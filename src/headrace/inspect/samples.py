@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
@@ -21,7 +20,7 @@ from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceColum
 from headrace.datasets.metadataset.opening import join_store
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.figures import as_json
-from headrace.io import Reader
+from headrace.io import Reader, path_at
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
 from headrace.samples.media.decoding.basic import reraise
@@ -165,7 +164,7 @@ def total_bytes(store: SampleStore) -> int:
     total = 0
     for file in store.files:
         try:
-            total += Path(file).stat().st_size
+            total += path_at(file).stat().st_size
         except OSError:
             continue
     return total

@@ -20,7 +20,7 @@ from headrace.errors import StoreError
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.description import find_manifest, open_key, opened_keys, shards_of
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
-from headrace.io import FileSum, cache_folder
+from headrace.io import FileSum, cache_folder, path_at
 from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.plan.packed_check import check_packed
 from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
@@ -127,7 +127,7 @@ def _check_opened(
         on_progress("checking", number, len(shards), text=text)
         problems.extend(_check_shard(shard, vocab_size))
     beside: tuple[FileSum, ...] = ()
-    if manifest is not None and (Path(path) / MANIFEST_NAME).exists():
+    if manifest is not None and (path_at(path) / MANIFEST_NAME).exists():
         beside = (*manifest.provenance, *(manifest.beside or ()))
         problems.extend(manifest.check_beside(path))
     return Verdict(
@@ -152,14 +152,14 @@ def _check_shard(shard: Store, vocab_size: int | None) -> Iterator[Problem]:
 
 def _is_there(path: str) -> bool:
     """Whether something at this path looks like a store, so that an error in it is a finding."""
-    place = Path(path)
+    place = path_at(path)
     if place.is_dir():
         names = (MANIFEST_NAME, META_NAME)
         suffixes = (".bin", ".idx", ".jsonl")
         return any(file.name in names or file.suffix in suffixes for file in place.iterdir()) or any(
             file for pattern in (META_NAME, "*.h5", "*.hdf5") for file in place.rglob(pattern)
         )
-    return place.is_file() or Path(path + ".bin").exists() or Path(path + ".idx").exists()
+    return place.is_file() or path_at(path + ".bin").exists() or path_at(path + ".idx").exists()
 
 
 class Tiling:

@@ -1,13 +1,16 @@
 """Paths and bytes: file names in a defined order, ranged reads, atomic writes and checksums.
 
     names      natural_key, expand_braces        the same order of files on every machine
-    schemes    check_local                       refuses s3://... and other remote paths
+    places     place, is_url, walk, reader_at    a path, or a URL, with methods; the reader for it
+    schemes    check_local, check_readable       refuse s3://... where only local paths can be used, and other schemes
+    objects    ObjectReader, Storage             reads s3://, gs://, az:// and http:// in place; loaded when used
     caches     cache_folder                      where files are kept that can be made again
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
                create_once, read_once            of several processes that create a file, one succeeds
                write_json_file                   a JSON document that people may read
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
+    sizes      parse_size                        "500MB" as a number of bytes
     folders    claim_folder                      one process at a time works in a folder
     mapping    map_npy                           maps arrays of .npy files that may be damaged
     checking   FileHasher, file_sum, FileSum     xxh3_128 of a file, xxh3_64 of each of its 16 MiB blocks
@@ -17,6 +20,9 @@ This package knows nothing about documents or tokens. It imports only ``headrace
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
 from headrace.io.atomic import (
     AtomicFile,
     as_read_back,
@@ -32,9 +38,21 @@ from headrace.io.atomic import (
     write_json_file,
 )
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
-from headrace.io.npy import map_npy
-from headrace.io.once import create_once, read_once, unique_name
-from headrace.io.paths import cache_folder, check_local, expand_braces, natural_key, safe_relative
+from headrace.io.paths import cache_folder, expand_braces, natural_key, safe_relative
+from headrace.io.places import (
+    SCHEMES,
+    AnyPath,
+    check_local,
+    check_readable,
+    check_whole,
+    is_url,
+    local_file,
+    local_path,
+    path_at,
+    reader_at,
+    reader_of,
+    walk,
+)
 from headrace.io.readers import (
     OPEN_FILES,
     FilePool,
@@ -47,22 +65,52 @@ from headrace.io.readers import (
     reader,
 )
 
+if TYPE_CHECKING:
+    from headrace.io.npy import map_npy
+    from headrace.io.objects import FetchPolicy, FetchStats, ObjectReader
+    from headrace.io.once import create_once, read_once, unique_name
+    from headrace.io.remote import RemotePath
+    from headrace.io.sizes import parse_size
+    from headrace.io.storage import Storage
+
+_HOMES = {
+    "FetchPolicy": "headrace.io.objects",
+    "FetchStats": "headrace.io.objects",
+    "ObjectReader": "headrace.io.objects",
+    "RemotePath": "headrace.io.remote",
+    "Storage": "headrace.io.storage",
+    "create_once": "headrace.io.once",
+    "map_npy": "headrace.io.npy",
+    "parse_size": "headrace.io.sizes",
+    "read_once": "headrace.io.once",
+    "unique_name": "headrace.io.once",
+}
+
 __all__ = [
     "BLOCK_BYTES",
     "OPEN_FILES",
+    "SCHEMES",
+    "AnyPath",
     "AtomicFile",
+    "FetchPolicy",
+    "FetchStats",
     "FileHasher",
     "FilePool",
     "FileSum",
     "MmapReader",
+    "ObjectReader",
     "PreadReader",
     "ReadFailure",
     "Reader",
+    "RemotePath",
     "RetryPolicy",
+    "Storage",
     "as_read_back",
     "atomic_write",
     "cache_folder",
     "check_local",
+    "check_readable",
+    "check_whole",
     "claim_folder",
     "commit",
     "create_once",
@@ -71,18 +119,29 @@ __all__ = [
     "file_sum",
     "hash_bytes",
     "hash_file",
+    "is_url",
     "json_bytes",
+    "local_file",
+    "local_path",
     "map_npy",
     "may_pass",
     "natural_key",
     "output_errors",
+    "parse_size",
     "partial_path",
+    "path_at",
     "read_once",
     "reader",
+    "reader_at",
+    "reader_of",
     "safe_relative",
     "sync_folder",
     "temporary_path",
     "unique_name",
+    "walk",
     "write_all",
     "write_json_file",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

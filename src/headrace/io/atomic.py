@@ -22,7 +22,7 @@ import msgspec
 
 from headrace.errors import OutputError
 from headrace.io.checksum import FileHasher, FileSum
-from headrace.io.paths import check_local
+from headrace.io.places import check_local
 
 
 def write_all(write: Callable[[memoryview], int], data: bytes | bytearray | memoryview) -> None:
@@ -59,6 +59,7 @@ class AtomicFile:
     """
 
     def __init__(self, path: str | Path, *, resumable: bool = False, written: FileHasher | None = None) -> None:
+        check_local(path)
         self.path = Path(path)
         flags = os.O_RDWR | os.O_CLOEXEC
         if resumable or written is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from io import BufferedReader, FileIO
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from headrace.errors import StoreError
+from headrace.io.places import AnyPath, path_at
 
 BLOCK_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
@@ -80,13 +82,24 @@ class FileHasher:
         )
 
 
-def file_sum(path: str | Path, *, block_bytes: int = BLOCK_BYTES) -> FileSum:
+def file_sum(path: str | AnyPath, *, block_bytes: int = BLOCK_BYTES) -> FileSum:
     """Read a file once and return its checksums.
 
     Raises:
         StoreError: the file cannot be read.
     """
-    return hash_file(path, block_bytes=block_bytes).sum(Path(path).name)
+    return hash_file(path, block_bytes=block_bytes).sum(path_at(path).name)
+
+
+def opened(path: str | os.PathLike[str]) -> FileIO | BufferedReader:
+    """Open a file, or an object, for one pass from its beginning.
+
+    Raises:
+        OSError: the file cannot be opened.
+        StoreError: the object cannot be looked up.
+    """
+    place = path_at(path)
+    return FileIO(place) if isinstance(place, Path) else place.open()
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
@@ -97,13 +110,13 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     """
     hasher = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_READ_BYTES))
-    with Path(path).open("rb", buffering=0) as file:
+    with opened(path) as file:
         while count := file.readinto(buffer):
             hasher.update(buffer[:count])
     return hasher.hexdigest()
 
 
-def hash_file(path: str | Path, *, size: int | None = None, block_bytes: int = BLOCK_BYTES) -> FileHasher:
+def hash_file(path: str | AnyPath, *, size: int | None = None, block_bytes: int = BLOCK_BYTES) -> FileHasher:
     """Return a hasher of the first ``size`` bytes of a file (by default all), to which more bytes can be added.
 
     Raises:
@@ -113,7 +126,7 @@ def hash_file(path: str | Path, *, size: int | None = None, block_bytes: int = B
     buffer = memoryview(bytearray(_READ_BYTES))
     left = size
     try:
-        with Path(path).open("rb", buffering=0) as file:
+        with opened(path) as file:
             while left != 0 and (count := file.readinto(buffer if left is None else buffer[:left])):
                 hasher.update(buffer[:count])
                 left = None if left is None else left - count

@@ -13,7 +13,6 @@ MAX_EXPANDED = 1_000_000
 """A pattern that stands for more names than this is taken for a typing error."""
 
 _DIGITS = re.compile(r"([0-9]+)")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 
@@ -34,30 +33,6 @@ def natural_key(name: str) -> NaturalKey:
     # The split alternates text and digits and begins with text, so equal positions hold equal types.
     key = tuple(int(part) if at % 2 else _utf8(part) for at, part in enumerate(parts))
     return key, _utf8(name)
-
-
-def check_local(*paths: object) -> None:
-    """Refuse paths with a scheme, such as ``s3://bucket/data``, before anything is read or written.
-
-    Only local files are supported. Without this check, ``s3://bucket`` would mean a local folder called ``s3:``; write
-    ``./s3:/bucket`` for such a folder. Lists and tuples are searched; values of other types are ignored.
-
-    Raises:
-        ConfigError: a path has a scheme, including ``file://``.
-    """
-    for path in paths:
-        if isinstance(path, list | tuple):
-            check_local(*path)
-        elif isinstance(path, str) and (found := _SCHEME.match(path)):
-            scheme = found[0]
-            if scheme.lower() == "file://":
-                advice = "leave out file:// and write the path itself"
-            else:
-                advice = (
-                    "object stores and other remote places are not supported yet: copy or mount the data and use its"
-                    f" local path (write ./{path} for a path in a local folder called {scheme.removesuffix('//')})"
-                )
-            raise ConfigError(f"{path}: the scheme {scheme} is not supported; paths must be local; {advice}")
 
 
 def expand_braces(pattern: str) -> list[str]:

@@ -19,13 +19,16 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 from time import sleep
-from typing import Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from headrace.io.remote import RemotePath
 
 
 class FilePool:
@@ -199,6 +202,8 @@ class Reader(ABC):
     """
 
     name: ClassVar[str]
+    reads_urls: bool = False
+    """Whether it reads objects by URL, as well as local files."""
 
     def __init__(self, *, pool: FilePool = OPEN_FILES, retries: RetryPolicy | None = None) -> None:
         self._pool = pool
@@ -282,6 +287,18 @@ class Reader(ABC):
             data = self.read(path, 0, self.size(path))
             data.flags.writeable = False
         return data
+
+    def path_at(self, path: str) -> Path | RemotePath:
+        """Return a path with methods, for questions about files and folders: a `Path`, or a `RemotePath` of a URL."""
+        return Path(path)
+
+    def keep(self, path: str) -> None:
+        """Prepare for reads all over a file, such as an index: fetch it whole if it is remote.
+
+        Raises:
+            StoreError: there is no such object, or it cannot be read.
+        """
+        return
 
     @abstractmethod
     def view(self, path: str) -> ByteArray | None:

@@ -29,7 +29,7 @@ def parse_size(value: str | int, what: str) -> int:
         ConfigError: this is not a size of at least 1 byte; the message begins with ``what``.
 
     Example:
-        >>> headrace.io.sizes.parse_size("1.5GiB", "limit") == 3 << 29
+        >>> headrace.io.parse_size("1.5GiB", "limit") == 3 << 29
         True
     """
     found = 0

@@ -20,13 +20,13 @@ import xxhash
 
 from headrace.datasets import Run
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
-from headrace.errors import ConfigError, StateError
+from headrace.errors import ConfigError, StateError, StoreError
 from headrace.loader import workers
 from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
 from headrace.loader.memory import Blocks, Buffers
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
+from headrace.loader.reading import Ahead, Queue, Reading, in_threads, num_readers, pinned, pins
 from headrace.loader.spans import (
     UNTOLD,
     BatchSpan,
@@ -38,6 +38,7 @@ from headrace.loader.spans import (
     divide,
     pace_of,
     read_rows,
+    span_words,
     spans,
 )
 from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
@@ -204,7 +205,7 @@ class SpanFeed:
         if self._planner is not None:
             work = self._planner.told(work)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
-        for span, rows in self._reader.filled(work):
+        for span, rows in self._filled(work):
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
             if counts is not None:
@@ -215,6 +216,13 @@ class SpanFeed:
                 if counts is not None and self._debug:
                     counts.verify(given.batch)
                 yield given
+
+    def _filled(self, work: Iterator[BatchSpan]) -> Filled:
+        try:
+            yield from self._reader.filled(work)
+        except StoreError as error:
+            error.add_note(f"on rank {self._share.rank} of {self._share.world_size}")
+            raise
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""
@@ -346,7 +354,7 @@ class StreamReader:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
         describe = partial(describe_span, self._run)
-        return in_threads([read] * reading.num_threads, work, reading, describe, self._ahead)
+        return in_threads([read] * num_readers(reading), work, reading, describe, self._ahead)
 
     def queue(self) -> Queue:
         """Return how many spans wait, and how often workers were replaced."""
@@ -363,7 +371,11 @@ class StreamReader:
 
 def _read(read: ReadRows, run: Run, pin: bool, task: tuple[BatchSpan, Any]) -> SpanRows:
     span, memory = task
-    rows = read(run, span, memory, None)
+    try:
+        rows = read(run, span, memory, None)
+    except StoreError as error:
+        error.add_note(f"while reading {span_words(span)}")
+        raise
     return _pinned(rows) if pin else rows
 
 

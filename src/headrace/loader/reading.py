@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from multiprocessing import get_all_start_methods
+from pkgutil import resolve_name
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from headrace.errors import ConfigError, WorkerError
-from headrace.loader.spans import Batch
+from headrace.loader.spans import SPAN_BYTES, Batch
 
 L = TypeVar("L")
 T = TypeVar("T")
@@ -33,6 +34,7 @@ M = TypeVar("M")
 METRICS_THREAD: Final = "headrace-metrics"
 """The name of the thread that serves metrics. It holds no lock that matters in a fork."""
 
+_SENT_AT_ONCE: Final = 4
 _STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
 """How long the description of a sample may take, which may have to be read from a disk."""
@@ -87,23 +89,29 @@ def in_threads(
         WorkerError: a task took longer than ``timeout_s``; the message names it, and the line that the thread is at.
     """
     threads = [_Thread(read) for read in reads]
+    most = num_ahead(reading)
     sent = Ahead[L]().sent if ahead is None else ahead.sent
     try:
-        # Each thread answers in order, and the threads take turns, so all answers are in order. A task is sent before
-        # the next answer is yielded, so that the threads read while the training loop uses that.
-        for thread in cycle(threads):
-            later = next(work, None)
-            if later is None:
-                break
-            thread.send(later[1])
-            sent.append((later[0], thread))
-            del later
-            if len(sent) > len(threads) * (reading.prefetch or 1):
+        # Each thread answers in order, and the threads take turns, so all answers are in order. Tasks are sent before
+        # the next answer is yielded, so that the threads read while the training loop uses that. As long as fewer are
+        # under way than there may be, several are sent for each answer, and no answer waits for all of them.
+        turns = cycle(threads)
+        is_over = False
+        while not is_over or sent:
+            for _ in range(_SENT_AT_ONCE):
+                if is_over or len(sent) > most:
+                    break
+                later = next(work, None)
+                is_over = later is None
+                if later is not None:
+                    thread = next(turns)
+                    thread.send(later[1])
+                    sent.append((later[0], thread))
+                del later
+            is_full = is_over or len(sent) > most
+            if sent and (is_full or (len(sent) > len(threads) and sent[0][1].num_done)):
                 label, first = sent.popleft()
                 yield label, first.receive(label, reading, describe)
-        while sent:
-            label, first = sent.popleft()
-            yield label, first.receive(label, reading, describe)
     finally:
         for thread in threads:
             thread.stop()
@@ -205,6 +213,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         num_workers: the number of worker processes, of torch's ``DataLoader``.
         prefetch: the number of spans that each thread or worker keeps ready. A span is about 4 MiB, 16 MiB for workers,
             and for media no more than is read in 20 ms. None means 1 for threads and 2 for workers.
+        ahead: for threads, how many bytes of samples are read before they are due, such as ``"2GB"``, instead of
+            ``prefetch``. The plan knows what comes next, across epochs and chapters, so that many reads wait for an
+            object store at the same time: up to 32, each of them a span.
         pin_memory: whether batches are pinned. None pins if CUDA is available; True is an error of the loader if torch
             cannot pin.
         start_method: how workers start. None forks where that is safe, which it is not with CUDA, NCCL or other
@@ -236,6 +247,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     num_threads: int = 1
     num_workers: int = 0
     prefetch: int | None = None
+    ahead: str | int | None = None
     pin_memory: bool | None = None
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     worker_init: Callable[[], Any] | str | None = None
@@ -256,6 +268,13 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for name in ("timeout_s", "watchdog_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} is a number of seconds above 0, found {getattr(self, name)}")
+        if self.ahead is not None:
+            _size(self.ahead)
+            if self.num_workers or not self.num_threads or self.prefetch is not None:
+                raise ConfigError(
+                    f"ahead is {self.ahead!r}, which is for threads and replaces prefetch: leave out num_workers and"
+                    " prefetch, and num_threads=0"
+                )
         if self.start_method not in (None, *get_all_start_methods()):
             raise ConfigError(
                 f"start_method is {self.start_method!r}; here allowed are None, "
@@ -271,6 +290,24 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError(f"differing_globals is a list of names, found {names!r}")
         if self.max_replacements < 0:
             raise ConfigError(f"max_replacements is at least 0, found {self.max_replacements}")
+
+
+def _size(ahead: str | int) -> int:
+    """Return ``ahead`` as a number of bytes."""
+    num_bytes: int = resolve_name("headrace.io:parse_size")(ahead, "ahead")
+    return num_bytes
+
+
+def num_ahead(reading: Reading) -> int:
+    """Return the number of spans that threads are sent before the first one must come back."""
+    if reading.ahead is None:
+        return reading.num_threads * (reading.prefetch or 1)
+    return max(1, _size(reading.ahead) // SPAN_BYTES)
+
+
+def num_readers(reading: Reading) -> int:
+    """Return the number of threads that read at the same time."""
+    return reading.num_threads if reading.ahead is None else max(reading.num_threads, min(num_ahead(reading), 32))
 
 
 def pins(reading: Reading) -> bool:

@@ -246,6 +246,14 @@ def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]
     return tuple(row.expand(size, *value.shape) for row, size in zip(rows, sizes, strict=True))
 
 
+def span_words(span: BatchSpan) -> str:
+    """Return ``samples at positions 12 to 15 of step 3``; unlike `describe_span` it reads nothing."""
+    positions = span.located.positions
+    if not len(positions):
+        return f"no samples of step {span.steps[0]:,}"
+    return f"samples at positions {int(positions.min()):,} to {int(positions.max()):,} of step {span.steps[0]:,}"
+
+
 def describe_span(run: Run, span: BatchSpan) -> str:
     """Return ``samples at positions 12 to 15 of step 3 (the first is sample 'K' of SHARD)``.
 
@@ -253,13 +261,13 @@ def describe_span(run: Run, span: BatchSpan) -> str:
     """
     positions = span.located.positions
     if not len(positions):
-        return f"no samples of step {span.steps[0]:,}"
-    first, last = int(positions.min()), int(positions.max())
+        return span_words(span)
+    first = int(positions.min())
     origin = _origin(run.datasets[int(span.located.sources[0])], int(span.located.addresses[0]))
     where = f" (the first is {origin})" if origin else ""
     if len(positions) == 1:
         return f"the sample at position {first:,} of step {span.steps[0]:,}{f', {origin}' if origin else ''}"
-    return f"samples at positions {first:,} to {last:,} of step {span.steps[0]:,}{where}"
+    return f"{span_words(span)}{where}"
 
 
 def describe_sample(run: Run, span: BatchSpan, address: int) -> str:

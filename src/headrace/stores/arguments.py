@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from headrace.errors import ConfigError, StoreError
+from headrace.io import is_url
 
 IntArray = NDArray[np.int64]
 TokenArray = NDArray[Any]
@@ -143,6 +144,8 @@ def read_only(array: TokenArray) -> TokenArray:
 def check_name(path: str | os.PathLike[str]) -> None:
     """Raise StoreError if a file cannot have this name, with or without a suffix: it is too long, or has a NUL byte."""
     name = os.fspath(path)
+    if is_url(name):
+        return
     try:
         if not os.path.lexists(name):
             os.lstat(name + ".jsonl.idx")

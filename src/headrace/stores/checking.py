@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import StoreError
-from headrace.io import FileSum, file_sum
+from headrace.io import AnyPath, FileSum, file_sum
 from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
@@ -98,7 +97,7 @@ def check_values(
 
 
 def check_file(
-    path: str | Path, listed: FileSum, *, holds: Callable[[int, int], str] = lambda begin, end: ""
+    path: str | AnyPath, listed: FileSum, *, holds: Callable[[int, int], str] = lambda begin, end: ""
 ) -> Iterator[Problem]:
     """Compare size and hashes of a file with those that a manifest lists, and name each block that differs. One pass.
 
@@ -107,9 +106,9 @@ def check_file(
         listed: the size and the hashes that it should have.
         holds: returns what the bytes ``begin`` to ``end`` hold, in words, for the message.
     """
-    path = str(path)
+    file, path = path, str(path)
     try:
-        found = file_sum(path, block_bytes=listed.block_bytes)
+        found = file_sum(file, block_bytes=listed.block_bytes)
     except StoreError as error:
         yield Problem.of(path, error)
         return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
+from headrace.io import AnyPath
 from headrace.stores.arguments import (
     by_keys,
     check_range,
@@ -77,7 +77,7 @@ class CombinedStore(Store):
         return {key: store.dtypes[store.keys[0]] for key, store in self.stores.items()}
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The files of all keys, each once."""
         return tuple(dict.fromkeys(file for store in self.stores.values() for file in store.files))
 
@@ -247,7 +247,7 @@ class ShardedStore(Store):
         return self.shards[0].dtypes
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The files of all shards, in order."""
         return tuple(file for shard in self.shards for file in shard.files)
 

@@ -317,8 +317,8 @@ def kept_index(path: str, using: Reader, kind: str, version: int, make: Callable
     """Return the index of a file: a kept one, or a new one, which is kept if the file has 8 MiB or more.
 
     It is kept in ``.headrace-index`` beside the file or, if that cannot be written, in ``$HEADRACE_CACHE`` or
-    ``~/.cache/headrace``. It is found again by the file's name, size and modification time, and by a hash of the first
-    and last bytes of the file.
+    ``~/.cache/headrace``; that of an object is always kept there. It is found again by the file's name, size and
+    modification time, and by a hash of the first and last bytes of the file.
 
     Args:
         path: the file.
@@ -331,9 +331,12 @@ def kept_index(path: str, using: Reader, kind: str, version: int, make: Callable
     if size < _KEPT_BYTES:
         return make()
     ends = hash_bytes(using.ends(path, _ENDS_BYTES))
-    name = kept_name(kind, version, Path(path).name, size, Path(path).stat().st_mtime_ns, ends)
+    file = using.path_at(path)
+    name = kept_name(kind, version, file.name, size, file.stat().st_mtime_ns, ends)
     cache = cache_folder("jsonl")
-    folders = [Path(path).absolute().parent / INDEX_FOLDER, *([] if cache is None else [cache])]
+    folders = [] if cache is None else [cache]
+    if isinstance(file, Path):
+        folders.insert(0, file.absolute().parent / INDEX_FOLDER)
     for folder in folders:
         if (kept := find_cache(folder, name)) is not None:
             return kept

@@ -15,9 +15,19 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import StoreError
-from headrace.io import FileSum, atomic_write, check_local, hash_bytes, json_bytes, safe_relative
+from headrace.io import (
+    AnyPath,
+    FileSum,
+    atomic_write,
+    check_local,
+    check_readable,
+    hash_bytes,
+    json_bytes,
+    path_at,
+    safe_relative,
+)
 from headrace.stores.checking import check_file
-from headrace.stores.store import Problem
+from headrace.stores.store import AnyStore, Problem
 from headrace.stores.written import META_NAME, Format, OutputShard, file_faults
 
 
@@ -342,9 +352,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def check_beside(self, folder: str | os.PathLike[str]) -> Iterator[Problem]:
         """Check sizes and hashes of all files except the shards: those of ``provenance`` and ``beside``. One pass."""
         for file in self.provenance:
-            yield from check_file(Path(folder) / PROVENANCE_NAME / file.name, file)
+            yield from check_file(path_at(folder) / PROVENANCE_NAME / file.name, file)
         for file in self.beside or ():
-            yield from check_file(Path(folder) / file.name, file)
+            yield from check_file(path_at(folder) / file.name, file)
 
     def _document_faults(self) -> Iterator[str]:
         kept = self.ledger.documents.kept
@@ -385,7 +395,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def entry_beside(
-    prefix: str | Path, layout: Format, vouched: OutputShard | None
+    prefix: str | AnyPath, layout: Format, vouched: OutputShard | None
 ) -> tuple[OutputShard | None, list[Problem]]:
     """Return the entry of a shard in the manifest beside it, unless one is known, and what is wrong with the manifest.
 
@@ -394,7 +404,7 @@ def entry_beside(
         layout: the format that the entry must have.
         vouched: the entry, if it is known.
     """
-    folder, name = Path(prefix).parent, Path(prefix).name
+    folder, name = path_at(prefix).parent, path_at(prefix).name
     if vouched is not None or not (folder / MANIFEST_NAME).exists():
         return vouched, []
     try:
@@ -419,15 +429,15 @@ def save_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> Manifes
     return complete
 
 
-def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
+def load_manifest(folder: str | os.PathLike[str] | AnyPath) -> Manifest:
     """Read and verify the ``headrace.json`` of a folder.
 
     Raises:
         StoreError: the file is missing, is not a manifest of a known version, was changed (even by one bit), or
             contradicts itself.
     """
-    check_local(folder)
-    path = Path(folder) / MANIFEST_NAME
+    check_readable(folder)
+    path = path_at(folder) / MANIFEST_NAME
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -450,7 +460,17 @@ def _with_hash(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, xxh3_128=hash_bytes(json_bytes(blank, order="sorted")))
 
 
-def find_manifest(path: str | os.PathLike[str]) -> tuple[Path, Manifest] | None:
+def manifest_of(store: AnyStore) -> tuple[AnyPath, Manifest] | None:
+    """Find the manifest that lists an open store, as `find_manifest` does; an object store is reached as the store is.
+
+    Raises:
+        StoreError: there is a manifest, but it is damaged.
+    """
+    file = next(iter(store.files), None)
+    return find_manifest(store.path if file is None or isinstance(file, Path) else file.at(store.path))
+
+
+def find_manifest(path: str | os.PathLike[str]) -> tuple[AnyPath, Manifest] | None:
     """Find the manifest that lists the store at a path, which is a folder of shards or one shard.
 
     Returns:
@@ -459,15 +479,15 @@ def find_manifest(path: str | os.PathLike[str]) -> tuple[Path, Manifest] | None:
     Raises:
         StoreError: there is a manifest, but it is damaged.
     """
-    place = Path(path)
-    if place.is_dir() and (place / MANIFEST_NAME).exists():
-        return place, load_manifest(place)
-    if place.name == META_NAME:
-        place = place.parent
-    if not (place.parent / MANIFEST_NAME).exists():
+    found = path_at(path)
+    if found.is_dir() and (found / MANIFEST_NAME).exists():
+        return found, load_manifest(found)
+    if found.name == META_NAME:
+        found = found.parent
+    if not (found.parent / MANIFEST_NAME).exists():
         return None
-    manifest = load_manifest(place.parent)
-    prefix = place.stem if place.suffix in (".bin", ".idx", ".h5", ".hdf5", ".jsonl") else place.name
+    manifest = load_manifest(found.parent)
+    prefix = found.stem if found.suffix in (".bin", ".idx", ".h5", ".hdf5", ".jsonl") else found.name
     entry = manifest.shard(prefix)
-    is_listed = entry is not None and (entry.format == "keyed") == place.is_dir()
-    return (place.parent, manifest) if is_listed else None
+    is_listed = entry is not None and (entry.format == "keyed") == found.is_dir()
+    return (found.parent, manifest) if is_listed else None

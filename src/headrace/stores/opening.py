@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Final, Literal, overload
+from typing import TYPE_CHECKING, Final, Literal, overload
 
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Reader, check_local, reader
+from headrace.io import Reader, is_url, path_at, reader, reader_at, walk
 from headrace.stores import energon
 from headrace.stores.arguments import check_name
 from headrace.stores.energon.config_file import folder_kind
@@ -37,6 +36,9 @@ from headrace.stores.tar.members import SUFFIXES as COMPRESSED
 from headrace.stores.tar.store import TarStore
 from headrace.stores.token_layouts import Opening, listed_keys, token_store
 from headrace.stores.written import META_NAME
+
+if TYPE_CHECKING:
+    from headrace.io import Storage
 
 SampleFormat = Literal["energon", "files", "tar", "jsonl samples"]
 
@@ -58,9 +60,14 @@ class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _holds_tars(name: str, using: str | Reader) -> bool:
-    if not Path(name).is_dir():
+    if is_url(name) and name.endswith(_TARS):
+        return True
+    folder = path_at(name, using)
+    if not folder.is_dir():
         return name.endswith(_TARS)
-    for at, (_, folders, files) in enumerate(os.walk(name)):
+    if is_url(name) and (folder / MANIFEST_NAME).is_file():
+        return False  # an HTTP server could not list the folder
+    for at, (_, folders, files) in enumerate(walk(folder)):
         folders[:] = [sub for sub in folders if not sub.startswith(".")]
         if any(file in (MANIFEST_NAME, META_NAME) or file.endswith(HDF5_SUFFIXES) for file in files):
             return False
@@ -72,21 +79,21 @@ def _holds_tars(name: str, using: str | Reader) -> bool:
 
 
 def _holds_records(name: str, using: str | Reader) -> bool:
-    if not name.endswith(".jsonl") or not Path(name).is_file():
+    if not name.endswith(".jsonl") or not path_at(name, using).is_file():
         return False
     using = reader(using)
-    return index_place(name).is_file() or (not is_object(name, using) and is_records_of_text(name, using))
+    return index_place(name, using).is_file() or (not is_object(name, using) and is_records_of_text(name, using))
 
 
 SAMPLE_LAYOUTS: Final[dict[SampleFormat, SampleLayout]] = {
     "energon": SampleLayout(
         words="an Energon dataset, a folder with .nv-meta",
-        is_at=lambda name, using: folder_kind(Path(name)) == "webdataset",
+        is_at=lambda name, using: folder_kind(path_at(name, using)) == "webdataset",
         open=lambda path, part, using: energon.EnergonStore(path, split_part=part, using=using),
     ),
     "files": SampleLayout(
         words="a folder of files with media metadata in .nv-meta",
-        is_at=lambda name, using: folder_kind(Path(name)) == "filesystem",
+        is_at=lambda name, using: folder_kind(path_at(name, using)) == "filesystem",
         open=lambda path, part, using: energon.FilesystemStore(path, using=using),
     ),
     "tar": SampleLayout(
@@ -109,6 +116,7 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
         return "tar"
     name = os.fspath(path)
     check_name(name)
+    using = reader_at(name, using)
     return next((found for found, layout in SAMPLE_LAYOUTS.items() if layout.is_at(name, using)), None)
 
 
@@ -132,7 +140,7 @@ _DEFAULTS: Final = {"key": None, "dialect": None, "documents": "indices", "datas
 
 @overload
 def open(  # noqa: A001 - headrace.open
-    path: str | os.PathLike[str], *, reader: str | Reader = "mmap", split_part: str
+    path: str | os.PathLike[str], *, reader: str | Reader = "mmap", split_part: str, storage: Storage | None = None
 ) -> SampleStore: ...
 @overload
 def open(  # noqa: A001
@@ -143,6 +151,7 @@ def open(  # noqa: A001
     dialect: Dialect | None = None,
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
+    storage: Storage | None = None,
 ) -> Store: ...
 @overload
 def open(  # noqa: A001
@@ -154,6 +163,7 @@ def open(  # noqa: A001
     dialect: Dialect | None = None,
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
+    storage: Storage | None = None,
 ) -> Store | SampleStore: ...
 def open(  # noqa: A001
     path: TarPaths,
@@ -164,6 +174,7 @@ def open(  # noqa: A001
     dialect: Dialect | None = None,
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
+    storage: Storage | None = None,
 ) -> Store | SampleStore:
     """Open the store at a path: a `Store` of documents of tokens, or a `SampleStore` of samples with named parts.
 
@@ -176,6 +187,8 @@ def open(  # noqa: A001
             - a folder with a ``.nv-meta``: an Energon dataset, or a folder of files;
             - a ``.tar``, a pattern ``shards-{000..127}.tar``, a list of these, or a folder with tars below: tar shards;
             - a ``.jsonl`` with a ``.jsonl.idx`` beside it, or whose first record does not consist of lists of numbers.
+
+            Each may be the URL of an object or of a folder of them: ``s3://``, ``gs://``, ``az://`` or ``http://``.
         reader: ``"mmap"`` or ``"pread"``, or a `Reader` of your own.
         split_part: the part of an Energon dataset to open, such as ``"train"``; None opens all shards. For the other
             options of such datasets use `EnergonStore`.
@@ -183,6 +196,7 @@ def open(  # noqa: A001
         dialect: for tokens, as in `open_tokens`.
         documents: for tokens, as in `open_tokens`.
         dataset_order: for tokens, as in `open_tokens`.
+        storage: for a URL, how the object store is reached; None goes by the environment.
 
     Raises:
         StoreError: as in `open_tokens`.
@@ -195,7 +209,7 @@ def open(  # noqa: A001
         >>> bool(len(tokens) == store.lengths[0])
         True
     """
-    check_local(path)
+    reader = reader_at(path, reader, storage)
     layout = sample_layout(path, reader)
     if layout is not None:
         given = {"key": key, "dialect": dialect, "documents": documents, "dataset_order": dataset_order}
@@ -218,6 +232,7 @@ def open_tokens(
     dialect: Dialect | None = None,
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
+    storage: Storage | None = None,
 ) -> Store:
     """Open a store of documents of tokens.
 
@@ -237,6 +252,8 @@ def open_tokens(
             - any other folder: every folder with a ``meta.json`` below it, or else every ``.h5`` and ``.hdf5`` below
               it, in the same order, without hidden ones;
             - or else every ``.jsonl`` in the folder, or every ``.json``.
+
+            Each may be a URL: ``s3://``, ``gs://``, ``az://`` or ``http://``.
         key: the main key, if there are several. If each key has shards of its own, in the indexed format, only this
             key is opened.
         reader: ``"mmap"`` or ``"pread"``, or a `Reader` of your own.
@@ -244,6 +261,7 @@ def open_tokens(
             ``"deepspeed"``, ``"neox"`` or ``"fairseq"``.
         documents: for pairs, ``"sequences"`` makes each sequence a document, whatever the index says.
         dataset_order: for HDF5, ``"number"``, or ``"name"`` for AstrAI's order, with data_10 before data_2.
+        storage: for a URL, how the object store is reached; None goes by the environment.
 
     Raises:
         StoreError: nothing is there, a file is missing, or the data are malformed, of an unknown format or of two
@@ -251,7 +269,7 @@ def open_tokens(
         ConfigError: there is no such key; an option is unknown, or is for pairs and there are none.
         MissingExtraError: the data are HDF5, and h5py is not installed.
     """
-    check_local(path)
+    reader = reader_at(path, reader, storage)
     name = os.fspath(path)
     # A .jsonl of samples gets a message of its own when it is opened.
     layout = None if name.endswith(JSON_SUFFIXES) else sample_layout(name, reader)
@@ -280,14 +298,14 @@ def open_keys(
         StoreError: as in `open_tokens`.
         ConfigError: as in `open_tokens`.
     """
-    check_local(path)
+    reader = reader_at(path, reader)
 
     def opened(key: str | None) -> Store:
         return open_tokens(
             path, key=key, reader=reader, dialect=dialect, documents=documents, dataset_order=dataset_order
         )
 
-    keys = listed_keys(Path(path))
+    keys = listed_keys(path_at(path, reader))
     if len(keys) > 1:
         return {key: opened(key) for key in keys}
     store = opened(None)

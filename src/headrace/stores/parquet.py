@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import StoreError
-from headrace.io import Reader, reader
+from headrace.io import AnyPath, Reader, local_file, reader, reader_at
 from headrace.stores.arguments import IntArray, read_only
 from headrace.stores.kept_arrays import Kept, kept_index
 from headrace.stores.saved_dataset import MAIN_NAMES, dtype_of, is_of_numbers, lengths_in, load_pyarrow, values_in
@@ -59,7 +58,8 @@ class ParquetStore(SegmentedStore):
 
     def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> None:
         self.file = os.fspath(path)
-        self._reader = reader(using)
+        self._reader = reader(reader_at(path, using))
+        self._reader.keep(self.file)
         self._opened: Any = None
         self._lock = Lock()
         self._recent: dict[tuple[int, str], Any] = {}
@@ -70,9 +70,9 @@ class ParquetStore(SegmentedStore):
         super().__init__(self.file, bounds, dict(zip(meta.keys, map(np.dtype, meta.dtypes), strict=True)), key)
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The ``.parquet`` file."""
-        return (Path(self.file),)
+        return (self._reader.path_at(self.file),)
 
     @property
     def fingerprint(self) -> str:
@@ -134,7 +134,9 @@ class ParquetStore(SegmentedStore):
         pyarrow = load_pyarrow(self.file)
         try:
             if self._opened is None:
-                self._opened = importlib.import_module("pyarrow.parquet").ParquetFile(self.file, memory_map=True)
+                self._opened = importlib.import_module("pyarrow.parquet").ParquetFile(
+                    local_file(self._reader.path_at(self.file)), memory_map=True
+                )
             yield self._opened
         except (OSError, pyarrow.ArrowException) as error:
             raise StoreError(f"{self.file}: the file cannot be read as Parquet: {error}") from error
@@ -164,6 +166,6 @@ class ParquetStore(SegmentedStore):
         return arrays, msgspec.json.encode(_Meta(tuple(keys), tuple(dtypes)))
 
 
-def parquet_files(folder: Path) -> list[Path]:
+def parquet_files(folder: AnyPath) -> list[AnyPath]:
     """Return the Parquet files in a folder."""
     return [file for file in folder.iterdir() if file.suffix == PARQUET_SUFFIX and not file.name.startswith(".")]

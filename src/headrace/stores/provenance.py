@@ -34,7 +34,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.io import FileSum, file_sum, map_npy, output_errors, partial_path, sync_folder, write_all, write_json_file
+from headrace.io import (
+    FileSum,
+    file_sum,
+    local_file,
+    map_npy,
+    output_errors,
+    partial_path,
+    path_at,
+    sync_folder,
+    write_all,
+    write_json_file,
+)
 from headrace.stores.arguments import positions
 from headrace.stores.store import IntArray, TokenArray
 
@@ -188,7 +199,7 @@ class Provenance:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = path_at(folder)
         info = self._load_info()
         self.num_documents = info.num_documents
         self.reasons = info.reasons
@@ -382,7 +393,7 @@ class Provenance:
     def _load(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> TokenArray:
         path = self.folder / name
         try:
-            array: TokenArray = map_npy(path)
+            array: TokenArray = map_npy(local_file(path))
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
         except ValueError as error:

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import write_json_file
+from headrace.io import AnyPath, local_path, write_json_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
@@ -71,7 +71,7 @@ class QuarantinedStore(SampleStore):
         return self._numbering.bounds
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The files of the inner store."""
         return self.inner.files
 
@@ -221,7 +221,9 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
             )
         file = files[sample.shard]
         index = _index(listing, sample)
-        added.setdefault(file.parent, []).append(msgspec.structs.replace(sample, shard=file.name, index=index))
+        added.setdefault(local_path(file.parent), []).append(
+            msgspec.structs.replace(sample, shard=file.name, index=index)
+        )
     return sum(_write(folder, {_identity(sample): sample for sample in reversed(new)}) for folder, new in added.items())
 
 
@@ -237,11 +239,11 @@ def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
         changes = {
             _identity(sample): None for sample in _read(folder) if (folder / sample.shard, sample.key) in removed
         }
-        number += _write(folder, changes) if changes else 0
+        number += _write(local_path(folder), changes) if changes else 0
     return number
 
 
-def shard_files(store: SampleStore) -> tuple[Path, ...]:
+def shard_files(store: SampleStore) -> tuple[AnyPath, ...]:
     """Return the file of each shard of a tar store or of a store of a ``.jsonl``."""
     return store.shard_files if isinstance(store, TarStore) else store.files[:1]
 
@@ -279,7 +281,7 @@ def _identity(bad: BadSample) -> tuple[str, int, str]:
     return bad.shard, bad.index, bad.key
 
 
-def _read(folder: Path) -> tuple[BadSample, ...]:
+def _read(folder: AnyPath) -> tuple[BadSample, ...]:
     path = folder / QUARANTINE_NAME
     try:
         data = path.read_bytes()

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, MissingExtraError, StoreError
-from headrace.io import Reader
+from headrace.io import Reader, check_whole, path_at
 from headrace.stores.arguments import IntArray, read_only
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds
 from headrace.stores.store import MAIN, Problem, Store, TokenArray
@@ -49,9 +49,9 @@ class _Column(NamedTuple):
     begins: IntArray
 
 
-def is_saved_dataset(name: str) -> bool:
+def is_saved_dataset(name: str, using: str | Reader = "mmap") -> bool:
     """Return whether a path is a folder of ``Dataset.save_to_disk``, or of ``DatasetDict.save_to_disk``."""
-    folder = Path(name)
+    folder = path_at(name, using)
     if (folder / DICT_NAME).is_file():
         return True
     # Others write a state.json too.
@@ -87,7 +87,7 @@ class SavedDatasetStore(SegmentedStore):
     _main_names = MAIN_NAMES
 
     def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> None:
-        self.folder = Path(path)
+        self.folder = check_whole(path_at(path, using), "a saved dataset")
         if using != "mmap":
             raise StoreError(f"{self.folder}: a saved dataset can only be mapped: leave reader out")
         if (self.folder / DICT_NAME).is_file():

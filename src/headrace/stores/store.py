@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, overload
 
 import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, StoreError
+from headrace.io import AnyPath
 from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, sample_numbers
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "SampleStore", "Store", "TokenArray"]
@@ -133,7 +133,7 @@ class AnyStore(ABC):
 
     @property
     @abstractmethod
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """All files of the store."""
 
     @property

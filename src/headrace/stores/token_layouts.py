@@ -24,7 +24,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Reader, natural_key
+from headrace.io import AnyPath, Reader, natural_key, path_at, walk
 from headrace.stores.arguments import check_name
 from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
@@ -62,18 +62,18 @@ class TokenLayout(ABC):
     format: ClassVar[Format]
 
     @abstractmethod
-    def at(self, name: str) -> Place | None:
+    def at(self, name: str, using: str | Reader) -> Place | None:
         """Return the shard of this layout that a path names; None if the path is not of this layout."""
 
     @abstractmethod
-    def find(self, folder: Path) -> list[Path]:
+    def find(self, folder: AnyPath) -> list[AnyPath]:
         """Return the shards of this layout in a folder without a manifest, in the natural order of their names."""
 
     @abstractmethod
-    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+    def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
         """Open a shard that `at` or `find` has returned, or that a manifest vouches for."""
 
-    def open_listed(self, folder: Path, entry: OutputShard, how: Opening) -> Store:
+    def open_listed(self, folder: AnyPath, entry: OutputShard, how: Opening) -> Store:
         """Open a shard that the manifest of a folder lists."""
         file = (folder / entry.prefix).with_name(entry.files[0].name)
         _check_there(file, folder)
@@ -83,25 +83,25 @@ class TokenLayout(ABC):
 class _Pairs(TokenLayout):
     format = "indexed"
 
-    def at(self, name: str) -> Place | None:
-        prefix = _prefix(name)
-        found = [suffix for suffix in SUFFIXES if Path(prefix + suffix).is_file()]
-        if found == [".idx"] and name.endswith(JSON_SUFFIXES) and Path(name).is_file():
+    def at(self, name: str, using: str | Reader) -> Place | None:
+        prefix = _prefix(name, using)
+        found = [suffix for suffix in SUFFIXES if path_at(prefix + suffix, using).is_file()]
+        if found == [".idx"] and name.endswith(JSON_SUFFIXES) and path_at(name, using).is_file():
             return None  # x.jsonl.idx is an index of the lines of x.jsonl
         return prefix if found else None
 
-    def find(self, folder: Path) -> list[Path]:
+    def find(self, folder: AnyPath) -> list[AnyPath]:
         files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")]
         return [folder / stem for stem in sorted({file.stem for file in files}, key=natural_key)]
 
-    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+    def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
         if vouched is not None:
-            return IndexedStore(place, using=how.reader, vouched=vouched, options=how.options)
-        store = open_pair(place, using=how.reader, options=how.options)
-        check_only_key(str(place), how.key)
+            return IndexedStore(where, using=how.reader, vouched=vouched, options=how.options)
+        store = open_pair(where, using=how.reader, options=how.options)
+        check_only_key(str(where), how.key)
         return store
 
-    def open_listed(self, folder: Path, entry: OutputShard, how: Opening) -> Store:
+    def open_listed(self, folder: AnyPath, entry: OutputShard, how: Opening) -> Store:
         prefix = folder / entry.prefix
         for suffix in SUFFIXES:
             _check_there(prefix.with_name(prefix.name + suffix), folder)
@@ -111,14 +111,14 @@ class _Pairs(TokenLayout):
 class _Keyed(TokenLayout):
     format = "keyed"
 
-    def at(self, name: str) -> Place | None:
-        return name if Path(name).name == META_NAME and Path(name).is_file() else None
+    def at(self, name: str, using: str | Reader) -> Place | None:
+        return name if Path(name).name == META_NAME and path_at(name, using).is_file() else None
 
-    def find(self, folder: Path) -> list[Path]:
-        return _in_order(place for place, files in _walk(folder) if META_NAME in files)
+    def find(self, folder: AnyPath) -> list[AnyPath]:
+        return _in_order(found for found, files in _walk(folder) if META_NAME in files)
 
-    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
-        folder = Path(place)
+    def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        folder = path_at(where, how.reader)
         if folder.is_file():
             folder = folder.parent
         elif any(file.suffix == ".idx" for file in folder.iterdir()):
@@ -128,7 +128,7 @@ class _Keyed(TokenLayout):
             )
         return KeyedStore(folder, key=how.key, using=how.reader, vouched=vouched)
 
-    def open_listed(self, folder: Path, entry: OutputShard, how: Opening) -> Store:
+    def open_listed(self, folder: AnyPath, entry: OutputShard, how: Opening) -> Store:
         _check_there(folder / entry.prefix / META_NAME, folder)
         return self.open(folder / entry.prefix, how, entry)
 
@@ -136,37 +136,37 @@ class _Keyed(TokenLayout):
 class _Hdf5(TokenLayout):
     format = "hdf5"
 
-    def at(self, name: str) -> Place | None:
-        return name if name.endswith(HDF5_SUFFIXES) and Path(name).is_file() else None
+    def at(self, name: str, using: str | Reader) -> Place | None:
+        return name if name.endswith(HDF5_SUFFIXES) and path_at(name, using).is_file() else None
 
-    def find(self, folder: Path) -> list[Path]:
+    def find(self, folder: AnyPath) -> list[AnyPath]:
         return _in_order(
-            place / file
-            for place, files in _walk(folder)
+            found / file
+            for found, files in _walk(folder)
             for file in files
             if file.endswith(HDF5_SUFFIXES) and not file.startswith(".")
         )
 
-    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
-        return Hdf5Store(place, key=how.key, using=how.reader, order=how.dataset_order, vouched=vouched)
+    def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        return Hdf5Store(where, key=how.key, using=how.reader, order=how.dataset_order, vouched=vouched)
 
 
 class _Json(TokenLayout):
     format = "jsonl"
 
-    def at(self, name: str) -> Place | None:
-        is_own = name.endswith(JSON_SUFFIXES) and Path(name).is_file() and Path(name).name != MANIFEST_NAME
+    def at(self, name: str, using: str | Reader) -> Place | None:
+        is_own = name.endswith(JSON_SUFFIXES) and path_at(name, using).is_file() and Path(name).name != MANIFEST_NAME
         return name if is_own else None
 
-    def find(self, folder: Path) -> list[Path]:
+    def find(self, folder: AnyPath) -> list[AnyPath]:
         files = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
         for suffix in JSON_SUFFIXES:
             if found := [file for file in files if file.suffix == suffix]:
                 return _in_order(found)
         return []
 
-    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
-        return open_json(place, key=how.key, using=how.reader, vouched=vouched)
+    def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        return open_json(where, key=how.key, using=how.reader, vouched=vouched)
 
 
 PAIRS: Final = _Pairs()
@@ -187,10 +187,10 @@ def token_store(name: str, how: Opening) -> Store:
     """
     check_name(name)
     store: Store
-    if is_saved_dataset(name):
+    if is_saved_dataset(name, how.reader):
         store = SavedDatasetStore(name, key=how.key, using=how.reader)
     else:
-        store = _open_folder(name, how) if _is_folder(name) else _open_shard(name, how)
+        store = _open_folder(name, how) if _is_folder(name, how) else _open_shard(name, how)
     if isinstance(store, SegmentedStore) and how.options != IndexedOptions():
         raise ConfigError(
             f"{name}: dialect and documents are for pairs of .bin and .idx; this is the {store.format} format"
@@ -198,7 +198,7 @@ def token_store(name: str, how: Opening) -> Store:
     return store.with_path(name)
 
 
-def listed_keys(folder: Path) -> tuple[str, ...]:
+def listed_keys(folder: AnyPath) -> tuple[str, ...]:
     """Return the keys that a folder's manifest lists for shards in the indexed format; empty if there are none."""
     if not (folder / MANIFEST_NAME).is_file():
         return ()
@@ -215,31 +215,32 @@ def check_only_key(name: str, key: str | None, *known: str) -> None:
 
 def _open_shard(name: str, how: Opening) -> Store:
     for layout in LAYOUTS:
-        if (place := layout.at(name)) is not None:
-            return layout.open(place, how)
-    if name.endswith(PARQUET_SUFFIX) and Path(name).is_file():
-        return _open_parquet(Path(name), how)
-    if Path(name).exists():
+        if (found := layout.at(name, how.reader)) is not None:
+            return layout.open(found, how)
+    path = path_at(name, how.reader)
+    if name.endswith(PARQUET_SUFFIX) and path.is_file():
+        return _open_parquet(path, how)
+    if path.exists():
         raise StoreError(
             f"{name}: the format is unknown; expected a pair of .bin and .idx, a {META_NAME}, a .h5 or .jsonl, or a"
             " folder of them"
         )
-    prefix = _prefix(name)
+    prefix = _prefix(name, how.reader)
     raise StoreError(f"{name}: nothing is there; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs")
 
 
-def _is_folder(name: str) -> bool:
+def _is_folder(name: str, how: Opening) -> bool:
     """Return whether a path means a folder of shards.
 
     Megatron keeps its cache in a folder named like the prefix; that folder holds no store, and the pair is meant.
     """
-    folder, pair = Path(name), PAIRS.at(name)
+    folder, pair = path_at(name, how.reader), PAIRS.at(name, how.reader)
     if not folder.is_dir():
         return False
     if pair is None or name.endswith("/"):
         return True
     if any(file.name in (MANIFEST_NAME, META_NAME) or file.suffix in SUFFIXES for file in folder.iterdir()):
-        file = next(suffix for suffix in SUFFIXES if Path(f"{pair}{suffix}").is_file())
+        file = next(suffix for suffix in SUFFIXES if path_at(f"{pair}{suffix}", how.reader).is_file())
         raise StoreError(
             f"{name}: this is both a folder of shards and the prefix of {name}{file}; write {name}/ for the folder, or"
             f" {name}.idx for the pair"
@@ -248,10 +249,10 @@ def _is_folder(name: str) -> bool:
 
 
 def _open_folder(name: str, how: Opening) -> Store:
-    folder = Path(name)
-    if (folder / MANIFEST_NAME).exists():
+    folder = path_at(name, how.reader)
+    if (folder / MANIFEST_NAME).is_file():
         return _open_manifest(folder, name, how)
-    if (folder / META_NAME).exists():
+    if (folder / META_NAME).is_file():
         return KEYED.open(folder, how)
     if pairs := PAIRS.find(folder):
         check_only_key(str(folder), how.key)
@@ -264,7 +265,7 @@ def _open_folder(name: str, how: Opening) -> Store:
         )
     layout: TokenLayout = KEYED if keyed else HDF5 if hdf5 else JSON
     if places := keyed or hdf5 or JSON.find(folder):
-        return _joined(_series([(str(place), partial(layout.open, place)) for place in places], how), name)
+        return _joined(_series([(str(found), partial(layout.open, found)) for found in places], how), name)
     if files := _in_order(parquet_files(folder)):
         return _joined(_series([(str(file), partial(_open_parquet, file)) for file in files], how), name)
     raise StoreError(
@@ -273,7 +274,7 @@ def _open_folder(name: str, how: Opening) -> Store:
     )
 
 
-def _open_manifest(folder: Path, name: str, how: Opening) -> Store:
+def _open_manifest(folder: AnyPath, name: str, how: Opening) -> Store:
     """Open the shards that the manifest of a folder lists; all of them have the same format."""
     manifest = load_manifest(folder)
     if not manifest.outputs:
@@ -289,7 +290,7 @@ def _open_manifest(folder: Path, name: str, how: Opening) -> Store:
     return _joined(_series(shards, how), name)
 
 
-def _open_keys(folder: Path, name: str, manifest: Manifest, how: Opening) -> Store:
+def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> Store:
     """Open the pairs that a manifest lists, of which each has one key."""
     keys = manifest.keys
     if len(keys) == 1:
@@ -305,7 +306,7 @@ def _open_keys(folder: Path, name: str, manifest: Manifest, how: Opening) -> Sto
     return stores[keys[0]] if len(keys) == 1 else CombinedStore(stores, name)
 
 
-def _open_parquet(file: Path, how: Opening) -> Store:
+def _open_parquet(file: AnyPath, how: Opening) -> Store:
     return ParquetStore(file, key=how.key, using=how.reader)
 
 
@@ -313,7 +314,7 @@ def _joined(shards: Sequence[Store], name: str) -> Store:
     return shards[0] if len(shards) == 1 else ShardedStore(shards, name)
 
 
-def _check_there(file: Path, folder: Path) -> None:
+def _check_there(file: AnyPath, folder: AnyPath) -> None:
     if not file.is_file():
         raise StoreError(f"{file}: missing, but {folder / MANIFEST_NAME} lists it")
 
@@ -349,27 +350,28 @@ def _agreed(shards: list[Store]) -> list[Store]:
     return [shard if dict(shard.dtypes) == dtypes else shard.with_dtypes(dtypes) for shard in segmented]
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+def _walk(folder: AnyPath) -> Iterator[tuple[AnyPath, list[str]]]:
     """Yield every folder in and below a folder, with the names of its files. Symbolic links are followed."""
     seen = set()
-    for name, folders, files in os.walk(folder, followlinks=True):
-        status = Path(name).stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link leads back to this folder
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
+    for found, folders, files in walk(folder, followlinks=True):
+        if isinstance(found, Path):
+            status = found.stat()
+            if (status.st_dev, status.st_ino) in seen:  # a link leads back to this folder
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
         folders[:] = [sub for sub in folders if not sub.startswith(".")]
-        yield Path(name), files
+        yield found, files
 
 
-def _in_order(found: Iterable[Path]) -> list[Path]:
-    return sorted(found, key=lambda place: natural_key(place.as_posix()))
+def _in_order(found: Iterable[AnyPath]) -> list[AnyPath]:
+    return sorted(found, key=lambda one: natural_key(one.as_posix()))
 
 
-def _prefix(name: str) -> str:
+def _prefix(name: str, using: str | Reader) -> str:
     """Return the path without the suffix of a file of a pair."""
     for suffix in SUFFIXES:
         if name.endswith(suffix):
             return name.removesuffix(suffix)
     stem = name.removesuffix(META_SUFFIX)
-    return stem if stem != name and Path(stem + ".idx").is_file() else name
+    return stem if stem != name and path_at(stem + ".idx", using).is_file() else name

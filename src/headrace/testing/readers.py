@@ -6,10 +6,9 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +23,10 @@ CONTENT = bytes(np.random.default_rng(7).integers(0, 256, 5000, dtype=np.uint8))
 
 
 class ReaderContract:
-    """Inherit it and define `make`."""
+    """Inherit it and define `make`; for files that are not local, also `folder`, `write` and `remove`."""
+
+    num_reads: ClassVar[int] = 1600
+    """How many reads several threads do together, and several processes."""
 
     def make(self, pool: FilePool) -> Reader:
         """Return a new reader that keeps its files in this pool."""
@@ -35,27 +37,43 @@ class ReaderContract:
         return self.make(FilePool(8))
 
     @pytest.fixture
-    def path(self, tmp_path: Path) -> str:
-        (tmp_path / "content").write_bytes(CONTENT)
-        return str(tmp_path / "content")
+    def folder(self, tmp_path: Path) -> str:
+        return str(tmp_path)
+
+    def write(self, path: str, data: bytes) -> str:
+        """Write a file, in the place of another if there is one, and return its path."""
+        Path(path).write_bytes(data)
+        return path
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        Path(path).unlink()
+
+    @pytest.fixture
+    def path(self, folder: str) -> str:
+        return self.write(f"{folder}/content", CONTENT)
 
     def test_size(self, reader: Reader, path: str) -> None:
         assert reader.size(path) == len(CONTENT)
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
-    @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=20), st.booleans())
-    def test_ranges_are_read_in_the_order_given(self, ends: list[tuple[int, int]], into: bool) -> None:
+    @settings(
+        max_examples=60,
+        deadline=None,
+        suppress_health_check=[HealthCheck.differing_executors, HealthCheck.function_scoped_fixture],
+    )
+    @given(
+        ends=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=20),
+        into=st.booleans(),
+    )
+    def test_ranges_are_read_in_the_order_given(self, path: str, ends: list[tuple[int, int]], into: bool) -> None:
         ranges = [(min(pair), max(pair)) for pair in ends]
         # A range that continues the one before, so that readers join the two.
         ranges += [(end, min(end + 10, 5000)) for _, end in ranges[-1:]]
         wanted = b"".join(CONTENT[begin:end] for begin, end in ranges)
         offsets = np.array([begin for begin, _ in ranges], np.int64)
         lengths = np.array([end - begin for begin, end in ranges], np.int64)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "content"
-            path.write_bytes(CONTENT)
-            out = np.zeros(len(wanted), np.uint8) if into else None
-            found = self.make(FilePool(8)).read_ranges(str(path), offsets, lengths, out)
+        out = np.zeros(len(wanted), np.uint8) if into else None
+        found = self.make(FilePool(8)).read_ranges(path, offsets, lengths, out)
         assert found.dtype == np.uint8
         assert found.tobytes() == wanted
         assert found.flags.writeable
@@ -77,8 +95,8 @@ class ReaderContract:
             with pytest.raises(ValueError, match="out must be"):
                 reader.read_ranges(path, np.array([0]), np.array([10]), out)
 
-    def test_a_missing_file_is_named(self, reader: Reader, tmp_path: Path) -> None:
-        path = str(tmp_path / "nothing")
+    def test_a_missing_file_is_named(self, reader: Reader, folder: str) -> None:
+        path = f"{folder}/nothing"
         for read in (reader.size, reader.view, lambda path: reader.read_ranges(path, np.array([0]), np.array([1]))):
             with pytest.raises(StoreError, match="nothing"):
                 read(path)
@@ -89,18 +107,17 @@ class ReaderContract:
             assert view.tobytes() == CONTENT
             assert not view.flags.writeable
 
-    def test_an_empty_file(self, reader: Reader, tmp_path: Path) -> None:
-        path = tmp_path / "empty"
-        path.touch()
-        view = reader.view(str(path))
+    def test_an_empty_file(self, reader: Reader, folder: str) -> None:
+        path = self.write(f"{folder}/empty", b"")
+        view = reader.view(path)
         assert view is None or view.shape == (0,)
-        assert reader.size(str(path)) == 0
-        assert reader.read_ranges(str(path), np.array([0]), np.array([0])).shape == (0,)
+        assert reader.size(path) == 0
+        assert reader.read_ranges(path, np.array([0]), np.array([0])).shape == (0,)
 
     def test_a_view_outlives_the_reader_and_the_file(self, reader: Reader, path: str) -> None:
         view = reader.view(path)
         reader.close()
-        Path(path).unlink()
+        self.remove(path)
         del reader
         gc.collect()
         assert view is None or view.tobytes() == CONTENT
@@ -116,23 +133,30 @@ class ReaderContract:
             assert reader.kept(path, key, make) in (CONTENT, None)
         assert len(made) == (0 if reader.view(path) is None else 2)
 
-    def test_the_bound_on_open_files_holds(self, tmp_path: Path) -> None:
-        before = _open_files(tmp_path)
+    def test_a_kept_file_is_mapped_by_readers_that_map(self, reader: Reader, path: str) -> None:
+        reader.keep(path)
+        reader.keep(path)  # twice is no error
+        view = reader.view(path)
+        assert view is None or view.tobytes() == CONTENT
+        assert reader.read(path, 10, 20).tobytes() == CONTENT[10:30]
+
+    def test_the_bound_on_open_files_holds(self, folder: str) -> None:
+        before = _open_files(folder)
         pool = FilePool(8)
         readers = [self.make(pool) for _ in range(20)]
         for round_ in range(2):
             for number, reader in enumerate(readers):
-                path = tmp_path / str(number)
+                path = f"{folder}/{number}"
                 if not round_:
-                    path.write_bytes(bytes([number]) * 10)
-                assert reader.read_ranges(str(path), np.array([5]), np.array([2])).tolist() == [number, number]
-                reader.kept(str(path), "key", lambda data: data[1:])
-                assert _open_files(tmp_path) - before <= 8
+                    self.write(path, bytes([number]) * 10)
+                assert reader.read_ranges(path, np.array([5]), np.array([2])).tolist() == [number, number]
+                reader.kept(path, "key", lambda data: data[1:])
+                assert _open_files(folder) - before <= 8
         assert len(pool) == 8
         for reader in readers:
             reader.close()
         assert len(pool) == 0
-        assert _open_files(tmp_path) == before
+        assert _open_files(folder) == before
 
     def test_a_forgotten_reader_lets_go_of_its_files(self, path: str) -> None:
         pool = FilePool(8)
@@ -155,12 +179,10 @@ class ReaderContract:
         pool = FilePool(1)
         reader = self.make(pool)
         reader.size(path)
-        other = Path(path + ".other")
-        other.write_bytes(b"x")
-        reader.size(str(other))  # takes the only slot of the pool
-        Path(path).write_bytes(CONTENT[:-1])
+        reader.size(self.write(path + ".other", b"x"))  # takes the only slot of the pool
+        self.write(path, CONTENT[:-1])
         with pytest.raises(StoreError, match="changed while it was in use"):
-            reader.size(path)
+            reader.read(path, 0, 1)
         reader.close()
         assert reader.size(path) == len(CONTENT) - 1
 
@@ -170,15 +192,13 @@ class ReaderContract:
         assert type(again) is type(reader)
         assert again.size(path) == len(CONTENT)
 
-    def test_threads(self, reader: Reader, tmp_path: Path) -> None:
-        paths = []
-        for number in range(30):  # more than the pool holds
-            (tmp_path / str(number)).write_bytes(CONTENT[number:])
-            paths.append(str(tmp_path / str(number)))
+    def test_threads(self, reader: Reader, folder: str) -> None:
+        # More than the pool holds.
+        paths = [self.write(f"{folder}/{number}", CONTENT[number:]) for number in range(30)]
 
         def read(seed: int) -> bool:
             rng = np.random.default_rng(seed)
-            for number in rng.integers(0, len(paths), 100).tolist():
+            for number in rng.integers(0, len(paths), self.num_reads // 16).tolist():
                 begin = int(rng.integers(0, 4000))
                 found = reader.read_ranges(paths[number], np.array([begin]), np.array([900]))
                 if found.tobytes() != CONTENT[number + begin : number + begin + 900]:
@@ -196,27 +216,27 @@ class ReaderContract:
             if child == 0:
                 status = 1
                 try:
-                    status = int(_reads_well(reader, path))
+                    status = int(_reads_well(reader, path, self.num_reads // 4))
                 finally:
                     os._exit(42 if status == 1 else 1)
             children.append(child)
-        assert _reads_well(reader, path)
+        assert _reads_well(reader, path, self.num_reads // 4)
         assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [42] * 4
 
 
-def _reads_well(reader: Reader, path: str) -> bool:
-    for begin in range(0, 4000, 7):
+def _reads_well(reader: Reader, path: str, num_reads: int) -> bool:
+    for begin in np.linspace(0, 4000, num_reads).astype(int).tolist():
         if reader.read_ranges(path, np.array([begin]), np.array([100])).tobytes() != CONTENT[begin : begin + 100]:
             return False
     return True
 
 
-def _open_files(folder: Path) -> int:
+def _open_files(folder: str) -> int:
     """Return the number of files in a folder that this process has open."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
-            found += str(link.readlink()).startswith(str(folder))
+            found += str(link.readlink()).startswith(folder)
         except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return found

@@ -21,6 +21,7 @@ from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, length_of, named_datasets
 from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy
 from headrace.errors import ConfigError
+from headrace.io import path_at
 from headrace.loader.ranks import Ranks
 from headrace.loader.restoring import restored
 from headrace.plan import BatchSchedule, Order
@@ -440,7 +441,7 @@ def _data(
         return metadataset.validation(split_part, options=opening)
     subset = options.pop("subset", None)
     # Plain shards and JSONL files have only one part, whatever it is called.
-    part = split_part if Path(given, ".nv-meta").is_dir() else None
+    part = split_part if (path_at(given) / ".nv-meta").is_dir() else None
     dataset = MediaDataset.open(given, part, **batching.opening(options))
     return batching.around(dataset if subset is None else Subset(dataset, subset))
 

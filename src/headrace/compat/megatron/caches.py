@@ -374,7 +374,9 @@ def export_cache(
         raise ConfigError(f"all datasets of a Megatron blend belong to one part, found {', '.join(sorted(parts))}")
     made: dict[Path, ExportedCache] = {}
     for (member, path, order), description in zip(members, descriptions, strict=True):
-        folder = Path(path_to_cache if path_to_cache is not None else f"{path}/cache/{class_name}_indices")
+        folder_name = path_to_cache if path_to_cache is not None else f"{path}/cache/{class_name}_indices"
+        check_local(folder_name)
+        folder = Path(folder_name)
         place = folder / description.file_name(DESCRIPTION)
         if place not in made:
             made[place] = ExportedCache(

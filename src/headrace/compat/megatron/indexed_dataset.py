@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import check_local
+from headrace.io import check_local, check_readable, path_at
 from headrace.stores.arguments import TokenArray
 from headrace.stores.indexed.layout import AS_FOUND, Dialect, Documents, IdxLayout, IndexedOptions, code_of
 from headrace.stores.indexed.pairs import SUFFIXES, open_pair
@@ -138,11 +138,11 @@ class IndexedDataset:
         dialect: Dialect | None = None,
         documents: Documents = "indices",
     ) -> None:
-        check_local(path_prefix)
+        check_readable(path_prefix)
         if object_storage_config is not None or s3_config is not None:
             raise ConfigError(
-                f"{path_prefix}: object_storage_config is for object stores, which IndexedDataset does not read: leave"
-                " it out, and copy or mount the data"
+                f"{path_prefix}: object_storage_config is for Megatron's own client of object stores: leave it out; the"
+                " URL is read as the environment says"
             )
         options = IndexedOptions(dialect=dialect, documents=documents)
         self.path_prefix = os.fspath(path_prefix)
@@ -191,8 +191,8 @@ class IndexedDataset:
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str]) -> bool:
         """Whether both files exist."""
-        check_local(path_prefix)
-        return all(Path(f"{os.fspath(path_prefix)}{suffix}").is_file() for suffix in SUFFIXES)
+        check_readable(path_prefix)
+        return all(path_at(f"{os.fspath(path_prefix)}{suffix}").is_file() for suffix in SUFFIXES)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Any:
         """(length,) tokens of one sequence from ``offset`` on, by default to its end; with its mode if multimodal.

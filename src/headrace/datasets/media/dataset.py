@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.datasets.dataset import SampleWatch, Traits
 from headrace.datasets.media.face import SampleDataset
@@ -24,6 +24,7 @@ from headrace.datasets.media.file_stores import (
     file_store,
 )
 from headrace.errors import ConfigError, HeadraceError, SampleError
+from headrace.io import AnyPath, is_url, reader_at
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
 from headrace.samples.media import (
@@ -48,11 +49,14 @@ from headrace.stores.store import Extents
 _OF_THE_RUN: Final = ("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs", "training")
 """Keys of Energon's file that concern the order, which the run decides here."""
 
+if TYPE_CHECKING:
+    from headrace.io import Storage
+
 
 class DatasetFunction:
     """A function of a Python file in ``.nv-meta``, which the user trusts. It is pickled as the place of that file."""
 
-    def __init__(self, root: Path, reference: str, default: str, *, trust_code: bool) -> None:
+    def __init__(self, root: AnyPath, reference: str, default: str, *, trust_code: bool) -> None:
         self.reference = reference
         self._root = root
         self._default = default
@@ -104,7 +108,7 @@ def _check_options(config: DatasetConfig) -> None:
             )
 
 
-def _function(named: Reference | str | tuple[str, ...] | None, root: Path, default: str, trust_code: bool) -> Any:
+def _function(named: Reference | str | tuple[str, ...] | None, root: AnyPath, default: str, trust_code: bool) -> Any:
     if named is None or isinstance(named, tuple):
         return named
     if isinstance(named, str):
@@ -150,7 +154,7 @@ def placed(error: SampleError, raw: RawSample, path: str, places: Places) -> Sam
         found = {}
     place = None if error.part is None else found.get(error.part)
     file = place or next(iter(found.values()), None)
-    shard = str(Path(path, raw.shard)) if file is None else file.file
+    shard = file.file if file is not None else f"{path}/{raw.shard}" if is_url(path) else str(Path(path, raw.shard))
     return error.at(shard=shard, key=raw.key, offset=None if place is None else place.offset)
 
 
@@ -258,6 +262,7 @@ class MediaDataset(SampleDataset):
         split_config: str | None = None,
         dataset_config: str | None = None,
         reader: str | Reader = "mmap",
+        storage: Storage | None = None,
         **options: Any,
     ) -> MediaDataset:
         """Open what lies at a path, and make samples as its ``dataset.yaml`` says.
@@ -268,12 +273,14 @@ class MediaDataset(SampleDataset):
             split_config: name of another split file in ``.nv-meta``.
             dataset_config: name of another ``dataset.yaml`` there.
             reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
+            storage: for a URL, how the object store is reached; None goes by the environment.
             options: those of `of`.
 
         Raises:
             StoreError: nothing is there, or it is malformed.
             ConfigError: as `of`; there is no such part; the path holds tokens.
         """
+        reader = reader_at(path, reader, storage)
         if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
             energon = EnergonStore(
                 path, split_part=split_part, split_config=split_config, dataset_config=dataset_config, using=reader

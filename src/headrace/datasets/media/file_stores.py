@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -186,7 +185,7 @@ class DecodeFileStore(_Wrapped):
         try:
             return self.decoder.decode(_extension(name), data), info
         except SampleError as error:
-            placed = error.at(shard=str(Path(info.dataset_path, info.shard_name)), key=name)
+            placed = error.at(shard=f"{info.dataset_path}/{info.shard_name}", key=name)
             raise placed from placed.__cause__
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -40,15 +40,18 @@ from headrace.datasets.metadataset.reading import (
 )
 from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import check_local
+from headrace.io import SCHEMES, AnyPath, Reader, check_local, check_readable, is_url, path_at, reader_of
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
 from headrace.stores.energon.config_file import read_config
 
+if TYPE_CHECKING:
+    from headrace.io import Storage
+
 _PROTOCOL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
-def place(text: str, base: Path, where: str) -> str:
+def place(text: str, base: AnyPath, where: str) -> str:
     """Return the path of a dataset; relative paths begin at the folder ``base``.
 
     Raises:
@@ -56,18 +59,21 @@ def place(text: str, base: Path, where: str) -> str:
     """
     found = _PROTOCOL.fullmatch(text)
     if found is None:
-        return os.path.normpath(base / text)
+        return os.path.normpath(base / text) if isinstance(base, Path) or text.startswith("/") else str(base / text)
+    if is_url(text):
+        return text
     protocol, rest = found[1].lower(), found[2]
     if protocol == "file":
         return os.path.normpath(rest.removeprefix("localhost"))
     if protocol == "filesystem":
         raise ConfigError(f"{where}: {text} is a folder of files, which only aux can name; give the path of a dataset")
     raise ConfigError(
-        f"{where}: {text} cannot be read: only file:// is known here; copy or mount it, and give its path"
+        f"{where}: {text} cannot be read: the protocols known here are file:// and {', '.join(SCHEMES)}; copy or mount"
+        " it, and give its path"
     )
 
 
-def aux_place(text: str, base: Path, where: str) -> str:
+def aux_place(text: str, base: AnyPath, where: str) -> str:
     """Return the path of auxiliary files; ``filesystem://FOLDER`` keeps its prefix, with an absolute folder.
 
     Raises:
@@ -89,12 +95,14 @@ class MetadatasetPlace(msgspec.Struct, frozen=True, kw_only=True):
         base: the folder that its relative paths begin at.
         file: its file; None if it was given as a dict.
         within: the files that led to it.
+        reader: reads it, if it is an object.
     """
 
     where: str
-    base: Path
-    file: Path | None = None
-    within: tuple[Path, ...] = ()
+    base: AnyPath
+    file: AnyPath | None = None
+    within: tuple[AnyPath, ...] = ()
+    reader: str | Reader = "mmap"
 
 
 class _Handed(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +127,7 @@ class _Handed(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_file(path: Path) -> Splits:
+def read_file(path: AnyPath) -> Splits:
     """Return the splits of a metadataset on disk.
 
     Raises:
@@ -180,7 +188,7 @@ def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:
 def _resolve_path(entry: PathEntry, handed: _Handed, origin: MetadatasetPlace) -> Tree:
     path = place(entry.path, origin.base, f"{entry.where}: path")
     if path.endswith(SUFFIX):
-        return _resolve_nested(entry, Path(path), handed, origin)
+        return _resolve_nested(entry, path_at(path, origin.reader), handed, origin)
     aux = {name: aux_place(text, origin.base, f"{entry.where}: aux.{name}") for name, text in (entry.aux or {}).items()}
     return NamedSource(
         where=entry.where,
@@ -194,7 +202,7 @@ def _resolve_path(entry: PathEntry, handed: _Handed, origin: MetadatasetPlace) -
     )
 
 
-def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: MetadatasetPlace) -> Tree:
+def _resolve_nested(entry: PathEntry, path: AnyPath, handed: _Handed, origin: MetadatasetPlace) -> Tree:
     for key in ("aux", "dataset_config", "split_config", "windows", "packs"):
         if getattr(entry, key) is not None:
             raise ConfigError(
@@ -211,7 +219,7 @@ def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: Metad
         raise ConfigError(f"{entry.where}: {entry.path} contains itself: {' -> '.join(map(str, (*chain, file)))}")
     if not path.exists():
         raise StoreError(f"{entry.where}: path: nothing is at {path}")
-    inner = MetadatasetPlace(where=str(path), base=path.parent, file=path, within=chain)
+    inner = MetadatasetPlace(where=str(path), base=path.parent, file=path, within=chain, reader=origin.reader)
     splits = read_file(path)
     if handed.split_part not in splits:
         missing = _no_split(splits, handed.split_part, inner)
@@ -439,16 +447,20 @@ class Metadataset:
             StoreError: as `tree`; a dataset is missing or malformed.
         """
         schedule = None if global_batch_size is None else BatchSchedule.of(global_batch_size)
-        opener = (options or SourceOptions()).dataset
-        return build(self.tree(split_part), opener, training=True, schedule=schedule)
+        return build(self.tree(split_part), self._opener(options), training=True, schedule=schedule)
 
     def validation(self, split_part: str = "val", *, options: SourceOptions | None = None) -> Dataset | Mix:
         """Return the data of a split to validate with, for `Run.validation`: all datasets one after another, in order.
 
         Weights, repetitions and schedules are ignored; subsets and limits apply. Raises as `train`.
         """
-        opener = (options or SourceOptions()).dataset
-        return build(self.tree(split_part), opener, training=False, schedule=None)
+        return build(self.tree(split_part), self._opener(options), training=False, schedule=None)
+
+    def _opener(self, options: SourceOptions | None) -> Opener:
+        options = options or SourceOptions()
+        if isinstance(options.reader, str) and not isinstance(self._origin.reader, str):
+            options = msgspec.structs.replace(options, reader=self._origin.reader)
+        return options.dataset
 
     def traverse(self, split_part: str) -> list[TraversedDatasetReference]:
         """Return the datasets that a split uses, depth first; raises as `tree`."""
@@ -485,7 +497,10 @@ class Metadataset:
 
 
 def load_dataset(
-    metadataset: str | os.PathLike[str] | Mapping[str, Any], *, path: str | os.PathLike[str] | None = None
+    metadataset: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    path: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
 ) -> Metadataset:
     """Open a metadataset: a ``.yaml``, the content of one as a dict, or a single dataset.
 
@@ -493,29 +508,32 @@ def load_dataset(
         metadataset: a path or a dict.
         path: for a dict, the file that it stands for: paths are relative to its folder, and join indices lie beside it.
             Without it, paths are relative to the working folder.
+        storage: how the object stores are reached in which the file or its datasets are; None goes by the environment.
 
     Raises:
         StoreError: the file is missing, or is not YAML.
         ConfigError: it has unknown keys, or values that make no sense; names the place.
     """
-    check_local(metadataset, path)
+    check_readable(metadataset, path)
+    reader = reader_of(storage)
     if isinstance(metadataset, Mapping):
         where = "metadataset" if path is None else os.fspath(path)
-        file = None if path is None else Path(path)
-        origin = MetadatasetPlace(where=where, base=Path() if file is None else file.parent, file=file)
+        file = None if path is None else path_at(path, reader)
+        base = Path() if file is None else file.parent
+        origin = MetadatasetPlace(where=where, base=base, file=file, reader=reader)
         return Metadataset(where, read_splits(dict(metadataset), where), origin)
     if path is not None:
         raise ConfigError("path is only for a metadataset that is given as a dict")
     name = os.fspath(metadataset)
-    file = Path(name)
+    file = path_at(name, reader)
     if name.endswith(SUFFIX):
-        return Metadataset(name, read_file(file), MetadatasetPlace(where=name, base=file.parent, file=file))
-    return Metadataset(name, None, MetadatasetPlace(where=name, base=file.parent))
+        origin = MetadatasetPlace(where=name, base=file.parent, file=file, reader=reader)
+        return Metadataset(name, read_file(file), origin)
+    return Metadataset(name, None, MetadatasetPlace(where=name, base=file.parent, reader=reader))
 
 
 def traverse_metadataset(path: str | os.PathLike[str], *, split_part: str) -> list[TraversedDatasetReference]:
     """Return the datasets that a split of a metadataset uses; see `Metadataset.traverse`."""
-    check_local(path)
     return load_dataset(path).traverse(split_part)
 
 
@@ -541,10 +559,11 @@ def _prepared(source: JoinedSource) -> Join:
             f"{source.where}: a join has an index beside the file of its metadataset, and this metadataset was given "
             "as a dict: pass load_dataset the path of the file that it stands for"
         )
+    check_local(source.folder)
     columns = []
     try:
         columns = join_columns(source)
-        return write_join(source.folder, columns)
+        return write_join(Path(source.folder), columns)
     except (ConfigError, StoreError, InputError) as error:
         kind = next(kind for kind in (ConfigError, StoreError, InputError) if isinstance(error, kind))
         raise kind(f"{source.where}: {error}") from error

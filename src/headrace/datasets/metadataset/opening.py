@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, Sou
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreError
+from headrace.io import Reader, path_at
 from headrace.plan.packing import Packing
 from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
 from headrace.stores import open_tokens
@@ -38,7 +38,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         cookers: cookers for crude samples; each dataset uses the first one that matches its subflavors.
         cache: for cookers that want one.
         trust_code: run code that the metadataset, or the ``dataset.yaml`` of a dataset, names: joiners, sample loaders.
-        reader: ``"mmap"`` or ``"pread"``.
+        reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
         open: a function that is called first for every dataset. The dataset it returns is used; if it returns None, the
             rest of the options apply. Use it for records, and for anything that a file cannot say.
     """
@@ -47,7 +47,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     cookers: Sequence[Cooker] = ()
     cache: CachePool | None = None
     trust_code: bool = False
-    reader: str = "mmap"
+    reader: str | Reader = "mmap"
     open: Open | None = None
 
     def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
@@ -74,7 +74,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             return self._tokens(source)
         layout = sample_layout(source.path, self.reader)
         if layout is None:
-            if not any(Path(source.path + suffix).exists() for suffix in ("", ".bin", ".idx")):
+            if not any(path_at(source.path + suffix, self.reader).exists() for suffix in ("", ".bin", ".idx")):
                 raise StoreError(f"{source.path}: nothing is there")
             raise ConfigError(
                 f"{source.path}: holds no samples; for tokens, say how they are cut: windows: {{window_tokens: 4096}} "
@@ -141,7 +141,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return JoinedMediaDataset(store, joiner, columns=columns)
 
 
-def join_store(source: JoinedSource, reader: str = "mmap") -> JoinedStore:
+def join_store(source: JoinedSource, reader: str | Reader = "mmap") -> JoinedStore:
     """Open the join of a metadataset by its index.
 
     Raises:
@@ -157,14 +157,14 @@ def join_store(source: JoinedSource, reader: str = "mmap") -> JoinedStore:
     return JoinedStore(join_columns(source, reader), source.folder, using=reader)
 
 
-def join_columns(source: JoinedSource, reader: str = "mmap") -> list[JoinColumn]:
+def join_columns(source: JoinedSource, reader: str | Reader = "mmap") -> list[JoinColumn]:
     """Open the datasets of a join."""
     return [
         JoinColumn(store=_column_store(one, reader), nonmatch=one.nonmatch, name=one.name) for one in source.columns
     ]
 
 
-def _column_store(column: SourceColumn, reader: str) -> EnergonStore:
+def _column_store(column: SourceColumn, reader: str | Reader) -> EnergonStore:
     if sample_layout(column.path, reader) != "energon":
         raise ConfigError(f"{column.where}: {column.path} is not a dataset with a .nv-meta; only these can be joined")
     return EnergonStore(

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from headrace.config import check_keys, convert, describe, nearest, nearest_or_known
 from headrace.errors import ConfigError
+from headrace.io import AnyPath
 from headrace.plan import SubsetRange
 from headrace.stores.energon import Nonmatch, Reference
 
@@ -187,7 +187,7 @@ class JoinedSource(_Place, frozen=True, kw_only=True):
 
     columns: tuple[SourceColumn, ...]
     joiner: Reference
-    folder: Path | None
+    folder: AnyPath | None
     shuffle_over_epochs: int | None = 1
     subset: SubsetRange | None = None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.config import describe
 from headrace.errors import ConfigError, StoreError
-from headrace.io import check_local, output_errors
+from headrace.io import check_local, local_path, output_errors
 from headrace.stores.energon.config_file import as_map, read_config
 from headrace.stores.energon.join_writer import Join, write_join
 from headrace.stores.energon.joined import JoinColumn, cache_folder
@@ -50,7 +50,9 @@ def _prepare(path: Path, joins: dict[str, Join], above: tuple[Path, ...], only: 
         for place, inner, split_part in _leaves(node, f"{path}: splits: {split}", str(split)):
             if "join" in inner:
                 try:
-                    join = write_join(cache_folder(path), _columns(inner["join"], path, split_part, f"{place}: join"))
+                    join = write_join(
+                        local_path(cache_folder(path)), _columns(inner["join"], path, split_part, f"{place}: join")
+                    )
                 except ConfigError as error:
                     raise StoreError(f"{place}: join: {error}") from error
                 joins[f"{place}: join"] = join
@@ -58,7 +60,7 @@ def _prepare(path: Path, joins: dict[str, Join], above: tuple[Path, ...], only: 
             elif str(inner.get("path", "")).endswith(".yaml"):
                 _prepare(_place(path, str(inner["path"])), joins, (*above, path.resolve()), split_part)
     if only is None:
-        _remove_others(cache_folder(path), made)
+        _remove_others(local_path(cache_folder(path)), made)
 
 
 def _leaves(node: Any, where: str, split_part: str) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -18,7 +18,7 @@ import xxhash
 
 from headrace.engine.serving import load, save
 from headrace.errors import InputError, OutputError
-from headrace.io import AtomicFile
+from headrace.io import AtomicFile, local_path
 from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder, walk_files
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
@@ -205,7 +205,7 @@ def write_tar_index(root: Path, scan: ShardScan) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    with AtomicFile(index_path(root / scan.tar.name), resumable=True) as file:
+    with AtomicFile(local_path(index_path(root / scan.tar.name)), resumable=True) as file:
         file.write(scan.offsets)
 
 

@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import FileSum, atomic_write, file_sum, hash_bytes
+from headrace.io import AnyPath, FileSum, atomic_write, file_sum, hash_bytes
 from headrace.preparing.energon.options import MediaFilter
 from headrace.stores import Problem, check_file
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
@@ -109,7 +109,7 @@ def read_state(root: Path) -> DatasetState:
     return state
 
 
-def load_state(root: Path) -> DatasetState | None:
+def load_state(root: AnyPath) -> DatasetState | None:
     """Read the state of a dataset; None if there is none, or it has another version.
 
     Raises:
@@ -131,7 +131,7 @@ def load_state(root: Path) -> DatasetState | None:
     return state
 
 
-def state_problems(root: Path) -> Iterator[Problem]:
+def state_problems(root: AnyPath) -> Iterator[Problem]:
     """Yield a problem for each file of a prepared dataset (state, index, info, tar indices) with another hash."""
     try:
         state = load_state(root)
@@ -175,7 +175,7 @@ def tar_index_hash(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def is_indexed(root: Path, name: str, shard: ShardState) -> bool:
+def is_indexed(root: AnyPath, name: str, shard: ShardState) -> bool:
     """Whether the ``.tar.idx`` of a shard is the one that was written for it; True for a shard without samples."""
     if not shard.count:
         return True

@@ -16,7 +16,6 @@ import errno
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
@@ -24,7 +23,7 @@ import yaml
 
 from headrace.config import describe, unknown_keys
 from headrace.errors import StoreError
-from headrace.io import atomic_write, safe_relative
+from headrace.io import AnyPath, atomic_write, local_path, safe_relative
 
 MAX_DEPTH: Final = 100
 _NULLS: Final = frozenset(("null", "~"))
@@ -32,7 +31,7 @@ _TRUTHS: Final = {"true": True, "yes": True, "false": False, "no": False}
 _LOADER: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
-def read_config(path: Path) -> Any:
+def read_config(path: AnyPath) -> Any:
     """Read a ``.yaml`` or ``.json`` file and return its content.
 
     Raises:
@@ -160,7 +159,7 @@ ENERGON_VERSION: Final = "7.4.1"
 Kind = Literal["webdataset", "filesystem"]
 
 
-def folder_kind(root: Path) -> Kind | None:
+def folder_kind(root: AnyPath) -> Kind | None:
     """Return which kind of dataset a folder holds by its ``.nv-meta``, as Energon decides it; None if it holds none."""
     meta = root / META_FOLDER
     try:
@@ -192,10 +191,10 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
     shard_counts: dict[str, int]
     energon_version: str | None = None
-    path: Path
+    path: AnyPath
 
 
-def read_info(root: Path, *, strict: bool = True) -> Info:
+def read_info(root: AnyPath, *, strict: bool = True) -> Info:
     """Read the info file of a dataset; a ``.info.json`` is preferred to a ``.info.yaml``.
 
     Args:
@@ -218,14 +217,14 @@ def read_info(root: Path, *, strict: bool = True) -> Info:
     )
 
 
-def write_info(root: Path, shard_counts: Mapping[str, int], energon_version: str | None) -> None:
+def write_info(root: AnyPath, shard_counts: Mapping[str, int], energon_version: str | None) -> None:
     """Write ``.nv-meta/.info.json``, byte for byte as Energon does.
 
     Raises:
         OutputError: the system reports an error.
     """
     content = {"energon_version": energon_version, "shard_counts": dict(shard_counts)}
-    atomic_write(root / META_FOLDER / INFO_NAME, json.dumps(content, indent=2).encode())
+    atomic_write(local_path(root / META_FOLDER / INFO_NAME), json.dumps(content, indent=2).encode())
 
 
 def refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], where: str, strict: bool) -> None:
@@ -240,7 +239,7 @@ def refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], where: str,
         _log.warning("%s; it is ignored", message)
 
 
-def _checked_info(found: dict[str, Any], path: Path, strict: bool) -> Info:
+def _checked_info(found: dict[str, Any], path: AnyPath, strict: bool) -> Info:
     where = str(path)
     refuse_unknown(found, _KEYS, where, strict)
     if "shard_counts" not in found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
@@ -11,6 +10,7 @@ import yaml
 
 from headrace.config import describe, unknown_keys
 from headrace.errors import StoreError
+from headrace.io import AnyPath
 from headrace.stores.energon.config_file import DATASET_NAME, as_map, as_strings, read_config
 from headrace.stores.energon.splits import config_path
 
@@ -88,10 +88,10 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     part_filter: Reference | str | tuple[str, ...] | None = None
     subflavors: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    path: Path
+    path: AnyPath
 
 
-def read_dataset(root: Path, dataset_config: str | None = None) -> DatasetConfig | None:
+def read_dataset(root: AnyPath, dataset_config: str | None = None) -> DatasetConfig | None:
     """Read the ``dataset.yaml`` of a dataset, or a file of another name; None if there is no ``dataset.yaml``.
 
     Raises:
@@ -109,7 +109,7 @@ def read_dataset(root: Path, dataset_config: str | None = None) -> DatasetConfig
     return _checked(as_map(found, str(path)), path)
 
 
-def _checked(found: dict[str, Any], path: Path) -> DatasetConfig:
+def _checked(found: dict[str, Any], path: AnyPath) -> DatasetConfig:
     where = str(path)
     rest = dict(found)
     named: dict[str, Any] = {key: rest.pop(key) for key in _NAMES if key in rest}

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import Reader, natural_key, reader, safe_relative
+from headrace.io import Reader, check_whole, natural_key, path_at, reader, safe_relative
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
@@ -59,13 +59,13 @@ class FilesystemStore(SampleStore):
     def __init__(self, path: str | os.PathLike[str], *, using: str | Reader = "pread") -> None:
         self.path = os.fspath(path)
         self._reader = reader(using)
-        self.root = Path(path)
+        self.root = check_whole(path_at(path, using), "a folder of files with media metadata")
         if not self.root.is_dir():
             raise StoreError(f"{self.path}: not a folder; expected a folder of files")
         self._real = os.path.realpath(self.root)
         self._listed: _Listing | None = None
-        place = self.root / META_FOLDER / INDEX_NAME
-        self.index = SqliteIndex(place) if place.is_file() else None
+        index = self.root / META_FOLDER / INDEX_NAME
+        self.index = SqliteIndex(index) if index.is_file() else None
 
     @property
     def shards(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import AtomicFile, output_errors
+from headrace.io import AtomicFile, local_path, output_errors
 from headrace.stores.energon.joined import MAGIC, JoinColumn, check_columns, join_name
 from headrace.stores.energon.sqlite_index import BATCH_ROWS, open_read_only, read_only_uri
 from headrace.stores.energon.store import EnergonStore
@@ -111,7 +111,7 @@ def _index(store: EnergonStore) -> Path:
         raise StoreError(
             f"{store.path}: has no index.sqlite with its samples, which a join needs; prepare the dataset again"
         )
-    return store.index.path
+    return local_path(store.index.path)
 
 
 def _select(base: sqlite3.Connection, number: int, store: EnergonStore) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
@@ -21,7 +20,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.io import Reader, reader
+from headrace.io import AnyPath, Reader, path_at, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.store import EnergonStore
@@ -57,9 +56,9 @@ class JoinColumn(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
-def cache_folder(metadataset: str | os.PathLike[str]) -> Path:
+def cache_folder(metadataset: str | os.PathLike[str]) -> AnyPath:
     """Return the folder of a metadataset's join indices: ``<name>.yaml.cache`` beside it."""
-    path = Path(metadataset)
+    path = path_at(metadataset)
     return path.with_name(f"{path.name}.cache")
 
 
@@ -105,12 +104,13 @@ def check_columns(columns: Sequence[JoinColumn]) -> None:
         raise ConfigError(f"the columns of a join need different names without a dot; found {', '.join(names)}")
 
 
-def read_rows(path: Path, using: Reader, num_columns: int) -> IntArray:
+def read_rows(path: AnyPath, using: Reader, num_columns: int) -> IntArray:
     """Read the rows of a join index, (rows, columns, 3) int64; they are mapped if the reader maps. O(1).
 
     Raises:
         StoreError: the index is missing or malformed, or has another number of columns.
     """
+    using.keep(str(path))
     data = using.whole(str(path))
     if data[: len(MAGIC)].tobytes() != MAGIC or len(data) < HEADER_BYTES:
         raise StoreError(
@@ -128,7 +128,7 @@ def read_rows(path: Path, using: Reader, num_columns: int) -> IntArray:
     return rows
 
 
-def find_join(folder: Path, columns: Sequence[JoinColumn], using: Reader) -> Path:
+def find_join(folder: AnyPath, columns: Sequence[JoinColumn], using: Reader) -> AnyPath:
     """Find the index of a join in a cache folder: Headrace's, or Energon's if its rows belong to this split.
 
     Only some of the rows are compared here; every row is compared when it is read.
@@ -172,7 +172,7 @@ def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 1
     return None
 
 
-def _uuid(root: Path) -> bytes:
+def _uuid(root: AnyPath) -> bytes:
     path = root / META_FOLDER / UUID_NAME
     try:
         return path.read_bytes()
@@ -214,12 +214,12 @@ class JoinedStore(SampleStore):
 
     format = "joined"
 
-    def __init__(self, columns: Sequence[JoinColumn], folder: str | Path, *, using: str | Reader = "mmap") -> None:
+    def __init__(self, columns: Sequence[JoinColumn], folder: str | AnyPath, *, using: str | Reader = "mmap") -> None:
         check_columns(columns)
         self.columns = tuple(columns)
         self.names = tuple(str(at) if column.name is None else column.name for at, column in enumerate(columns))
-        self._folder = Path(folder)
-        self._reader = reader(using)
+        self._reader = reader(reader_at(os.fspath(folder), using))
+        self._folder = path_at(folder, self._reader)
         self.index_path = find_join(self._folder, self.columns, self._reader)
         self.path = str(self.index_path)
         self._rows = read_rows(self.index_path, self._reader, len(self.columns))
@@ -235,7 +235,7 @@ class JoinedStore(SampleStore):
         return np.array([0, len(self._rows)])
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The index, and the files of all columns."""
         return (self.index_path, *(file for column in self.columns for file in column.store.files))
 

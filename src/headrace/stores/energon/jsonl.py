@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError, StoreError
-from headrace.io import Reader, hash_bytes, reader
+from headrace.io import AnyPath, Reader, hash_bytes, local_path, path_at, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.json.index import read_lines
 from headrace.stores.kept_arrays import kept_index, read_offsets, write_offsets
@@ -32,9 +32,9 @@ _NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
 _log = logging.getLogger("headrace")
 
 
-def index_place(path: str | Path) -> Path:
+def index_place(path: str | AnyPath, using: str | Reader = "mmap") -> AnyPath:
     """Return the path of the index beside a file."""
-    return Path(path).with_suffix(SUFFIX)
+    return path_at(path, using).with_suffix(SUFFIX)
 
 
 def indexed_lines(path: str, using: Reader, *, strict: bool = True) -> IntArray:
@@ -44,17 +44,18 @@ def indexed_lines(path: str, using: Reader, *, strict: bool = True) -> IntArray:
         StoreError: the file is missing; or its index belongs to another file, if ``strict``.
         InputError: a line is not a JSON object.
     """
-    place, size = index_place(path), using.size(path)
-    if place.is_file():
+    beside, size = index_place(path, using), using.size(path)
+    if beside.is_file():
         try:
-            offsets = read_offsets(str(place), using)
-            using.release(str(place))  # the array keeps the mapping alive
+            using.keep(str(beside))
+            offsets = read_offsets(str(beside), using)
+            using.release(str(beside))  # the array keeps the mapping alive
             if len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == size:
                 return offsets
             fault = f"goes from byte {offsets[0]} to {offsets[-1]}, but the file from 0 to {size}"
         except ValueError as error:
             fault = str(error)
-        message = f"{place}: {fault}; make it again with headrace prepare or energon prepare"
+        message = f"{beside}: {fault}; make it again with headrace prepare or energon prepare"
         if strict:
             raise StoreError(message + ", or open the file with strict=False")
         _log.warning("%s; the index is ignored", message)
@@ -73,7 +74,7 @@ def write_lines(path: str | Path, using: str | Reader = "pread") -> int:
         OutputError: the system reports an error.
     """
     offsets = scan_lines(str(path), reader(using).for_pass())
-    write_offsets(index_place(path), offsets)
+    write_offsets(local_path(index_place(path)), offsets)
     return len(offsets) - 1
 
 
@@ -158,7 +159,7 @@ class JsonlSamplesStore(SampleStore):
     def __init__(self, path: str | os.PathLike[str], *, using: str | Reader = "mmap", strict: bool = True) -> None:
         self.path = os.fspath(path)
         self._strict = strict
-        self._reader = reader(using)
+        self._reader = reader(reader_at(path, using))
         self._offsets = indexed_lines(self.path, self._reader, strict=strict)
         self._bounds: IntArray = np.array([0, len(self._offsets) - 1])
         self._bounds.flags.writeable = False
@@ -174,10 +175,10 @@ class JsonlSamplesStore(SampleStore):
         return self._bounds
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The file, and its index if that lies beside it."""
-        place = index_place(self.path)
-        return (Path(self.path), *([place] if place.is_file() else []))
+        beside = index_place(self.path, self._reader)
+        return (self._reader.path_at(self.path), *([beside] if beside.is_file() else []))
 
     @property
     def fingerprint(self) -> str:
@@ -268,7 +269,7 @@ def is_records_of_text(path: str, using: Reader) -> bool:
 
     A line of tokens is an object with a list of numbers for each key; AstrAI's oldest store has lists of such lists.
     """
-    if index_place(path).is_file():
+    if index_place(path, using).is_file():
         return True
     for _, _, line in read_lines(path, using):
         try:

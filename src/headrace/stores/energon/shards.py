@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import HeadraceError, StoreError
-from headrace.io import Reader
+from headrace.io import AnyPath, Reader, path_at
 from headrace.stores.arguments import IntArray, TokenArray
 from headrace.stores.energon.config_file import INFO_NAME
 from headrace.stores.store import PartPlace, Problem, RawSample, Store
@@ -33,8 +32,8 @@ class DocumentShards:
         using: ``"mmap"`` or ``"pread"``, or a `Reader`.
     """
 
-    def __init__(self, root: str | Path, names: Sequence[str], counts: IntArray, *, using: str | Reader) -> None:
-        self._root = Path(root)
+    def __init__(self, root: str | AnyPath, names: Sequence[str], counts: IntArray, *, using: str | Reader) -> None:
+        self._root = path_at(root)
         self._names = names
         self._counts = counts
         self._using = using
@@ -58,16 +57,16 @@ class DocumentShards:
         """
         store = self._stores.get(shard)
         if store is None:
-            place = self._root / self._names[shard]
+            where = self._root / self._names[shard]
             try:
-                store = token_store(str(place), Opening(reader=self._using))
+                store = token_store(str(where), Opening(reader=self._using))
             except StoreError as error:
                 raise StoreError(f"{error} ({INFO_NAME} lists this shard)") from None
             if len(store) != self._counts[shard]:
                 found = len(store)
                 store.close()
                 raise StoreError(
-                    f"{place}: has {found:,} documents, but the info file lists {self._counts[shard]:,}; prepare the"
+                    f"{where}: has {found:,} documents, but the info file lists {self._counts[shard]:,}; prepare the"
                     " dataset again"
                 )
             self._stores[shard] = store
@@ -111,7 +110,7 @@ class DatasetShards:
         InputError: a shard is compressed; the message says how to unpack it.
     """
 
-    def __init__(self, root: Path, names: Sequence[str], counts: IntArray, tars: TarShards) -> None:
+    def __init__(self, root: AnyPath, names: Sequence[str], counts: IntArray, tars: TarShards) -> None:
         for name in names:
             if name.endswith(SUFFIXES):  # Energon's prepare accepts such shards, but its reader does not
                 check_uncompressed(str(root / name))
@@ -124,9 +123,9 @@ class DatasetShards:
         self._documents = DocumentShards(root, names, counts, using=tars.reader)
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The files of all shards, in order; each tar is followed by its index."""
-        found: list[Path] = []
+        found: list[AnyPath] = []
         for shard, name in enumerate(self._names):
             if self.is_tar[shard]:
                 found += [self._root / name, index_path(self._root / name)]

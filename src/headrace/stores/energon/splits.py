@@ -21,7 +21,7 @@ import yaml
 
 from headrace.config import nearest_or_known
 from headrace.errors import ConfigError, StoreError
-from headrace.io import atomic_write
+from headrace.io import AnyPath, atomic_write, local_path
 from headrace.stores.energon.config_file import (
     JSON_SPLIT_NAME,
     META_FOLDER,
@@ -200,7 +200,7 @@ class Splits(msgspec.Struct, frozen=True, kw_only=True):
 
     parts: dict[str, tuple[str, ...]]
     exclude: frozenset[str]
-    path: Path
+    path: AnyPath
 
     def excluded_keys(self, shards: set[str]) -> dict[str, frozenset[str]]:
         """Return the keys that are excluded in each of some shards."""
@@ -231,7 +231,7 @@ class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
     exclude: frozenset[str] = frozenset()
 
 
-def read_splits(root: Path, split_config: str | None = None, *, strict: bool = True) -> Splits:
+def read_splits(root: AnyPath, split_config: str | None = None, *, strict: bool = True) -> Splits:
     """Read the split file of a dataset: ``split.yaml``, or else ``split.json``; or a file of another name.
 
     Raises:
@@ -249,7 +249,7 @@ def read_splits(root: Path, split_config: str | None = None, *, strict: bool = T
     return found
 
 
-def find_splits(root: Path, split_config: str | None = None, *, strict: bool = True) -> Splits | None:
+def find_splits(root: AnyPath, split_config: str | None = None, *, strict: bool = True) -> Splits | None:
     """Read the split file as `read_splits` does; None if it is missing."""
     names = (split_config,) if split_config else (SPLIT_NAME, JSON_SPLIT_NAME)
     for name in names:
@@ -262,7 +262,7 @@ def find_splits(root: Path, split_config: str | None = None, *, strict: bool = T
     return None
 
 
-def config_path(root: Path, name: str) -> Path:
+def config_path(root: AnyPath, name: str) -> AnyPath:
     """Return the path of a configuration of a dataset by its name, which comes from the user.
 
     Raises:
@@ -304,7 +304,7 @@ def whole(info: Info) -> SplitPart:
 
 
 def write_splits(
-    root: Path, parts: Mapping[str, Sequence[str]], *, exclude: Sequence[str] = (), split_config: str | None = None
+    root: AnyPath, parts: Mapping[str, Sequence[str]], *, exclude: Sequence[str] = (), split_config: str | None = None
 ) -> None:
     """Write a split file, byte for byte as Energon does, with runs of names as ranges.
 
@@ -323,7 +323,7 @@ def write_splits(
         data = yaml.dump(content, sort_keys=False)
     else:
         raise ConfigError(f"{path}: the name of a split file must end in .yaml or .json")
-    atomic_write(path, data.encode())
+    atomic_write(local_path(path), data.encode())
 
 
 def _escaped(name: str) -> str:
@@ -331,7 +331,7 @@ def _escaped(name: str) -> str:
     return "".join(f"\\{character}" if character in "\\{}" else character for character in name)
 
 
-def _checked(found: dict[str, object], path: Path, strict: bool) -> Splits:
+def _checked(found: dict[str, object], path: AnyPath, strict: bool) -> Splits:
     where = str(path)
     refuse_unknown(found, ("split_parts", "exclude"), where, strict)
     if "split_parts" not in found:

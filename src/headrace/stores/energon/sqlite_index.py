@@ -14,7 +14,6 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HeadraceError, InputError, StoreError
+from headrace.io import AnyPath, local_file
 from headrace.stores.arguments import IntArray
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
 from headrace.stores.energon.shards import DatasetShards
@@ -76,7 +76,7 @@ class SqliteIndex:
         (0, 0, 0)
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         self._local = _Connections()
         self._tables: dict[str, tuple[str, ...]] | None = None
@@ -185,7 +185,7 @@ class SqliteIndex:
         """Close the file. A later query opens it again."""
         self._local.close()
 
-    def __reduce__(self) -> tuple[type[SqliteIndex], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[SqliteIndex], tuple[AnyPath]]:
         return type(self), (self.path,)
 
     def _facts(self, row: MediaRow) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class _Connections(threading.local):
         self._connection: sqlite3.Connection | None = None
         self._process = 0
 
-    def get(self, path: Path) -> sqlite3.Connection:
+    def get(self, path: AnyPath) -> sqlite3.Connection:
         if self._connection is None or self._process != os.getpid():
             self._connection = open_read_only(path)
             self._process = os.getpid()
@@ -237,14 +237,14 @@ class _Connections(threading.local):
                 connection.close()
 
 
-def open_read_only(path: Path) -> sqlite3.Connection:
+def open_read_only(path: AnyPath) -> sqlite3.Connection:
     """Open a connection that neither locks nor writes, and does not check whether the file changes."""
     return sqlite3.connect(read_only_uri(path), uri=True)
 
 
-def read_only_uri(path: Path) -> str:
+def read_only_uri(path: AnyPath) -> str:
     """Return the URI by which SQLite opens or attaches a file as `open_read_only` does."""
-    return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    return f"file:{quote(str(local_file(path).absolute()))}?mode=ro&immutable=1"
 
 
 _SAMPLES: Final = "SELECT tar_file_id, sample_key, sample_index, byte_offset, byte_size FROM samples"
@@ -262,7 +262,7 @@ class KeyLookup:
     """
 
     def __init__(
-        self, root: Path, all_names: Sequence[str], names: Sequence[str], shards: DatasetShards, counts: IntArray
+        self, root: AnyPath, all_names: Sequence[str], names: Sequence[str], shards: DatasetShards, counts: IntArray
     ) -> None:
         path = root / META_FOLDER / INDEX_NAME
         self.path = path

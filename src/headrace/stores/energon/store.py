@@ -9,7 +9,6 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -17,7 +16,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.io import Reader, check_local, reader
+from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info, read_info
@@ -67,10 +66,10 @@ class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
 
     info: Info
     part: SplitPart
-    files: tuple[Path, ...]
+    files: tuple[AnyPath, ...]
 
 
-def open_dataset(root: Path, part: str | None, split_config: str | None, strict: bool) -> OpenedShards:
+def open_dataset(root: AnyPath, part: str | None, split_config: str | None, strict: bool) -> OpenedShards:
     """Read the info and split files of a dataset.
 
     Raises:
@@ -94,7 +93,7 @@ def open_dataset(root: Path, part: str | None, split_config: str | None, strict:
     return opened if strict else _as_indexed(root, opened)
 
 
-def _as_indexed(root: Path, opened: OpenedShards) -> OpenedShards:
+def _as_indexed(root: AnyPath, opened: OpenedShards) -> OpenedShards:
     """Replace the numbers of samples in the info file by those of the shards' indices, if they differ, and warn."""
     counts = dict(opened.info.shard_counts)
     differing = []
@@ -110,7 +109,7 @@ def _as_indexed(root: Path, opened: OpenedShards) -> OpenedShards:
     return msgspec.structs.replace(opened, info=msgspec.structs.replace(opened.info, shard_counts=counts))
 
 
-def indexed_count(tar: Path) -> int | None:
+def indexed_count(tar: AnyPath) -> int | None:
     """Return the number of samples in a tar by the size of its index; None if it has no index, or is not a tar.
 
     Raises:
@@ -169,9 +168,9 @@ class EnergonStore(SampleStore):
         strict: bool = True,
         hidden: bool = True,
     ) -> None:
-        check_local(path)
+        using = reader(reader_at(path, using))
         self.path = os.fspath(path)
-        self.root = Path(path)
+        self.root = using.path_at(os.fspath(path))
         self._options = {
             "split_part": split_part,
             "split_config": split_config,
@@ -187,7 +186,7 @@ class EnergonStore(SampleStore):
         self._distinct_places = {name: at for at, name in enumerate(self._distinct)}
         self._which: IntArray = np.array([self._distinct_places[name] for name in names], np.int64)
         counts = np.array([self._opened.info.shard_counts[name] for name in self._distinct], np.int64)
-        index = None if strict else MadeIndexes(self.root, self._distinct, hidden)
+        index = None if strict else MadeIndexes(self.root, self._distinct, hidden, using)
         tars = TarShards(self.root, self._distinct, counts, using=self._reader, hidden=hidden, index=index)
         self._shards = DatasetShards(self.root, self._distinct, counts, tars)
         self._lookup = KeyLookup(self.root, tuple(self._opened.info.shard_counts), self._distinct, self._shards, counts)
@@ -241,7 +240,7 @@ class EnergonStore(SampleStore):
         return len(self._numbering.left_out)
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The configuration files, the shards, and their indices."""
         index = () if self.index is None else (self.index.path,)
         dataset = () if self._dataset is None else (self._dataset.path,)

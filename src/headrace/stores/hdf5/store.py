@@ -26,13 +26,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError, MissingExtraError, StoreError
 from headrace.io import (
+    AnyPath,
     FileSum,
     Reader,
     check_local,
     file_sum,
+    local_file,
     natural_key,
     output_errors,
     reader,
+    reader_at,
     sync_folder,
     temporary_path,
     write_all,
@@ -90,7 +93,7 @@ def check_order(order: str) -> None:
         raise ConfigError(f"order={order!r} is unknown; the orders of datasets are {allowed}")
 
 
-def read_layout(path: str, file_bytes: int, order: DatasetOrder) -> dict[str, Segments]:
+def read_layout(path: str, using: Reader, order: DatasetOrder) -> dict[str, Segments]:
     """Return the segments of each key; keys are sorted by name, as HDF5 lists them. About 40 us a dataset.
 
     Raises:
@@ -99,8 +102,9 @@ def read_layout(path: str, file_bytes: int, order: DatasetOrder) -> dict[str, Se
         MissingExtraError: h5py is not installed.
     """
     h5py = load_h5py(path)
+    file_bytes = using.size(path)
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with h5py.File(local_file(using.path_at(path)), "r", locking=False) as file:
             root = file.id
             keys = [name.decode() for name in root]
             found = {key: _segments(h5py, path, _child(h5py, path, root, key, "/"), key, order) for key in keys}
@@ -217,13 +221,14 @@ class Hdf5Store(SegmentedStore):
         order: DatasetOrder = "number",
         vouched: OutputShard | None = None,
     ) -> None:
-        check_local(path)
+        using = reader_at(path, using)
         check_order(order)
         self.file = os.fspath(path)
         self._reader = reader(using)
         self._order: DatasetOrder = order
         self._vouched = vouched
-        self._segments = read_layout(self.file, self._reader.size(self.file), order)
+        self._reader.keep(self.file)
+        self._segments = read_layout(self.file, self._reader, order)
         super().__init__(
             self.file,
             {name: segments.bounds for name, segments in self._segments.items()},
@@ -238,9 +243,9 @@ class Hdf5Store(SegmentedStore):
             raise StoreError(f"{self.file}: not the shard that the manifest lists: {fault}")
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The HDF5 file."""
-        return (Path(self.file),)
+        return (self._reader.path_at(self.file),)
 
     @property
     def fingerprint(self) -> str:
@@ -281,7 +286,7 @@ class Hdf5Store(SegmentedStore):
         Ids are checked in the main key, or in all integer keys that hold ids according to the manifest. The file is
         opened again, so the state of this store does not matter.
         """
-        place = Path(self.file)
+        place = self._reader.path_at(self.file)
         vouched, problems = entry_beside(place.with_suffix(""), "hdf5", self._vouched)
         yield from problems
         if vouched is not None:

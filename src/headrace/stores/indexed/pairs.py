@@ -35,14 +35,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from headrace.errors import StoreError
-from headrace.io import Reader, reader
+from headrace.io import AnyPath, Reader, path_at, reader, reader_at
 from headrace.stores.indexed.index import CHUNK, ArrayPlace, Arrays, Index, IntegerColumn
 from headrace.stores.indexed.layout import AS_FOUND, FLOAT_CODES, MAGIC, IndexedOptions, known_dtype
 from headrace.stores.indexed.store import IndexedStore
@@ -189,9 +188,9 @@ class AlephAlphaStore(IndexedStore):
     format = "aleph-alpha"
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The ``.bin``, the ``.idx`` and the ``.meta.json``."""
-        return (*super().files, Path(self.prefix + META_SUFFIX))
+        return (*super().files, self._reader.path_at(self.prefix + META_SUFFIX))
 
     def _open_index(self, using: Reader) -> Index:
         path = self.prefix + ".idx"
@@ -246,7 +245,8 @@ def open_pair(
     Raises:
         StoreError: one of the two files is missing, or they are malformed.
     """
-    found = [suffix for suffix in SUFFIXES if Path(f"{prefix}{suffix}").is_file()]
+    using = reader(reader_at(prefix, using))
+    found = [suffix for suffix in SUFFIXES if path_at(f"{prefix}{suffix}", using).is_file()]
     if not found:
         raise StoreError(f"{prefix}: nothing is there; expected {prefix}.bin and {prefix}.idx")
     for suffix in SUFFIXES:
@@ -255,18 +255,15 @@ def open_pair(
                 f"{prefix}{suffix}: missing beside {prefix}{found[0]}; a store needs both files (an interrupted write"
                 " or copy leaves only one)"
             )
-    return _kind(str(prefix))(prefix, using=reader(using), options=options)
+    return _kind(str(prefix), using)(prefix, using=using, options=options)
 
 
-def _kind(prefix: str) -> type[IndexedStore]:
-    try:
-        with Path(prefix + ".idx").open("rb") as file:
-            magic = file.read(len(MAGIC))
-    except OSError as error:
-        raise StoreError(f"{prefix}.idx: cannot be opened: {error.strerror}") from error
+def _kind(prefix: str, using: Reader) -> type[IndexedStore]:
+    using.keep(f"{prefix}.idx")
+    magic = using.read(f"{prefix}.idx", 0, min(len(MAGIC), using.size(f"{prefix}.idx"))).tobytes()
     if magic.startswith(TNT_MAGIC):
         return TntStore
     # Aleph Alpha's index has no magic bytes: its first number is a start, 0.
-    if magic != MAGIC and Path(prefix + META_SUFFIX).is_file():
+    if magic != MAGIC and path_at(prefix + META_SUFFIX, using).is_file():
         return AlephAlphaStore
     return IndexedStore

@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import StoreError
-from headrace.io import Reader, check_local, reader
+from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import by_keys, check_range, check_ranges, document_number, positions, read_only
 from headrace.stores.checking import Faults, check_file, check_values
 from headrace.stores.indexed.index import CHUNK, ContiguousStream, Index, Stream, check_bounds, examine, token_ids
@@ -70,7 +70,7 @@ def check_indexed(
     checksums, if a manifest lists the shard; and ids, if ``vocab_size`` is set.
     """
     with contextlib.closing(copy.copy(using)) as using:  # a copy has no files open
-        vouched, problems = entry_beside(prefix, "indexed", vouched)
+        vouched, problems = entry_beside(using.path_at(prefix), "indexed", vouched)
         yield from problems
         path = prefix + ".bin"
         index, stream = None, None
@@ -176,18 +176,18 @@ def _sequence(index: Index, sequence: int) -> str:
     return f"document {index.documents_of(np.array([sequence]))[0]}, sequence {sequence}"
 
 
-def manifest_entry(prefix: str) -> OutputShard | None:
+def manifest_entry(prefix: str, using: Reader) -> OutputShard | None:
     """Return the entry of the manifest beside a shard; None if there is none or it is damaged, as `check` reports."""
-    path = Path(prefix).parent / MANIFEST_NAME
+    path = using.path_at(prefix).parent / MANIFEST_NAME
     try:
         status = path.stat()
-        return _manifest(path.parent, status.st_mtime_ns, status.st_size).shard(Path(prefix).name)
+        return _manifest(path.parent, status.st_mtime_ns, status.st_size).shard(using.path_at(prefix).name)
     except (OSError, StoreError):
         return None
 
 
 @functools.lru_cache(maxsize=4)
-def _manifest(folder: Path, modified_ns: int, size: int) -> Manifest:
+def _manifest(folder: AnyPath, modified_ns: int, size: int) -> Manifest:
     # Time and size are only part of the cache's key, so that a changed file is loaded again.
     return load_manifest(folder)
 
@@ -248,7 +248,7 @@ class IndexedStore(Store):
         vouched: OutputShard | None = None,
         options: IndexedOptions = AS_FOUND,
     ) -> None:
-        check_local(prefix)
+        using = reader_at(prefix, using)
         self.path = self.prefix = os.fspath(prefix)
         self.options = options
         self._reader = reader(using)
@@ -277,9 +277,9 @@ class IndexedStore(Store):
         return {"tokens": self._dtype}
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The ``.bin`` and the ``.idx``."""
-        return Path(self._bin), Path(self.index.path)
+        return self._reader.path_at(self._bin), self._reader.path_at(self.index.path)
 
     @property
     def data_files(self) -> tuple[str, ...]:
@@ -484,12 +484,13 @@ class IndexedStore(Store):
         return self._reduced(prefix=self.prefix, using=self._reader, vouched=self._vouched, options=self.options)
 
     def _open_index(self, using: Reader) -> Index:
+        using.keep(self.prefix + ".idx")
         return open_index(using, self.prefix + ".idx", using.size(self._bin), self.options)
 
     def _use_stream(self) -> Stream:
         # No lock is needed: if two threads both look, they find the same.
         if self._stream is None:
-            vouched = self._vouched or manifest_entry(self.prefix)
+            vouched = self._vouched or manifest_entry(self.prefix, self._reader)
             trusted = vouched is not None and vouched.contiguous and self._agrees(vouched)
             if trusted:
                 self._stream = ContiguousStream(self.index)

@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import AtomicFile, FileSum, Reader, reader
+from headrace.io import AnyPath, AtomicFile, FileSum, Reader, reader, reader_at
 from headrace.stores.arguments import read_only
 from headrace.stores.checking import check_file
 from headrace.stores.json.index import as_array, decode_record, json_can_be, line_index, make_index
@@ -67,7 +67,8 @@ class JsonlStore(SegmentedStore):
         vouched: OutputShard | None = None,
     ) -> None:
         self.file = os.fspath(path)
-        self._reader = reader(using)
+        self._reader = reader(reader_at(path, using))
+        self._reader.keep(self.file)
         self._index = line_index(self.file, self._reader)
         self._recent: dict[int, dict[str, TokenArray]] = {}
         self._vouched = vouched
@@ -79,9 +80,9 @@ class JsonlStore(SegmentedStore):
             self._dtypes.update(self._assumed)
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The ``.jsonl`` file."""
-        return (Path(self.file),)
+        return (self._reader.path_at(self.file),)
 
     @property
     def fingerprint(self) -> str:
@@ -103,7 +104,7 @@ class JsonlStore(SegmentedStore):
 
         Ids are checked in the main key, or in all integer keys that hold ids according to the manifest.
         """
-        place = Path(self.file)
+        place = self._reader.path_at(self.file)
         vouched, problems = entry_beside(place.with_suffix(""), "jsonl", self._vouched)
         yield from problems
         if vouched is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import Reader, check_local, reader
+from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import MAIN, check_ranges, known_key, not_parallel
 from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
@@ -32,7 +32,7 @@ def check_keyed(
     ``.bin``: checksums, if a manifest lists the shard; values of ``bool``; and ids, if ``vocab_size`` is set.
     """
     with contextlib.closing(copy.copy(using)) as using:  # a copy has no files open
-        place = Path(folder)
+        place = using.path_at(folder)
         vouched, problems = entry_beside(place, "keyed", vouched)
         yield from problems
         meta = str(place / META_NAME)
@@ -73,7 +73,7 @@ def _check_counts(folder: str, vouched: OutputShard, layouts: Mapping[str, KeyLa
 def _check_key(
     folder: str, using: Reader, layout: KeyLayout, bounds: IntArray | None, vocab_size: int | None
 ) -> Iterator[Problem]:
-    path = str(Path(folder) / f"{layout.key}.bin")
+    path = str(using.path_at(folder) / f"{layout.key}.bin")
     try:
         size = using.size(path)
     except StoreError as error:
@@ -141,18 +141,18 @@ class KeyedStore(SegmentedStore):
         using: str | Reader = "mmap",
         vouched: OutputShard | None = None,
     ) -> None:
-        check_local(folder)
+        using = reader_at(folder, using)
         self.folder = os.fspath(folder)
         self._reader = reader(using)
         self._vouched = vouched
-        self._meta = str(Path(self.folder) / META_NAME)
+        self._meta = self._file(META_NAME)
         self._meta_bytes = self._reader.size(self._meta)
         data = self._read_meta()
         self._meta_hash = xxhash.xxh3_128_hexdigest(data)
         self._layouts = parse_meta(self._meta, data)
         if vouched is not None:
             self._check_agrees(vouched)
-        self._bins = {name: str(Path(self.folder) / f"{name}.bin") for name in self._layouts}
+        self._bins = {name: self._file(f"{name}.bin") for name in self._layouts}
         self._sources = {name: self._bounds_source(layout) for name, layout in self._layouts.items()}
         # The bounds are parsed when they are first needed.
         super().__init__(self.folder, {}, {name: layout.dtype for name, layout in self._layouts.items()}, key)
@@ -164,7 +164,7 @@ class KeyedStore(SegmentedStore):
                     f" {layout.num_bytes} bytes, but the file has {size}"
                 )
         for file in vouched.files if vouched is not None else ():
-            size = self._reader.size(str(Path(self.folder) / file.name))
+            size = self._reader.size(self._file(file.name))
             if size != file.size:
                 raise StoreError(
                     f"{self.folder}: not the shard that the manifest lists: {file.name} has {size} bytes, but the"
@@ -172,9 +172,12 @@ class KeyedStore(SegmentedStore):
                 )
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The ``.bin`` of each key, and ``meta.json``."""
-        return (*(Path(self._bins[key]) for key in self._keys), Path(self._meta))
+        return tuple(map(self._reader.path_at, [*(self._bins[key] for key in self._keys), self._meta]))
+
+    def _file(self, name: str) -> str:
+        return str(self._reader.path_at(self.folder) / name)
 
     @property
     def data_files(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ block of zeros. Sample 0 is always read from byte 0.
 from __future__ import annotations
 
 import glob
+import itertools
 import logging
 import os
 import time
@@ -21,8 +22,19 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import Reader, cache_folder, expand_braces, natural_key, output_errors, reader
+from headrace.errors import ConfigError, InputError, OutputError, StoreError
+from headrace.io import (
+    AnyPath,
+    Reader,
+    cache_folder,
+    expand_braces,
+    is_url,
+    natural_key,
+    output_errors,
+    path_at,
+    reader,
+    walk,
+)
 from headrace.stores.arguments import IntArray
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, kept_name, read_offsets, write_offsets
 from headrace.stores.tar.members import BLOCK, SUFFIXES, check_uncompressed
@@ -37,7 +49,7 @@ IndexPlace = str | IntArray
 TarPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-def find_tars(path: TarPaths) -> list[str]:
+def find_tars(path: TarPaths, using: str | Reader = "mmap") -> list[str]:
     """Return the paths of the shards: in the order written, or for a folder or ``*`` by `headrace.io.natural_key`.
 
     Raises:
@@ -46,7 +58,7 @@ def find_tars(path: TarPaths) -> list[str]:
         ConfigError: a range in braces counts down.
     """
     names = [path] if isinstance(path, str | os.PathLike) else list(path)
-    tars = [tar for name in names for tar in _expanded(os.fspath(name))]
+    tars = [tar for name in names for tar in _expanded(os.fspath(name), using)]
     if not tars:
         raise StoreError(f"{path}: the list of tars is empty; name at least one")
     for tar in tars:
@@ -55,20 +67,38 @@ def find_tars(path: TarPaths) -> list[str]:
 
 
 def common_root(tars: Sequence[str]) -> str:
-    """Return the deepest folder that holds all of the tars."""
+    """Return the deepest folder that holds all of the tars.
+
+    Raises:
+        ConfigError: some are local, and some are objects, or they are in several buckets.
+    """
+    if any(map(is_url, tars)):
+        parts = [tar.split("/")[:-1] for tar in tars]
+        shared = [each[0] for each in itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))]
+        if len(shared) < 3:
+            raise ConfigError(f"{tars[0]} and others: tars of one store must lie in one bucket: open several stores")
+        return "/".join(shared)
     return os.path.commonpath([os.path.dirname(os.path.abspath(tar)) for tar in tars])  # noqa: PTH100, PTH120 - 10,000s
 
 
-def _expanded(name: str) -> list[str]:
-    if Path(name).is_dir():
-        return _below(name)
+def relative_names(tars: Sequence[str], root: str) -> list[str]:
+    """Return the names of tars relative to the folder that holds them all."""
+    if is_url(root):
+        return [tar[len(root) + 1 :] for tar in tars]
+    return [os.path.relpath(tar, root) for tar in tars]
+
+
+def _expanded(name: str, using: str | Reader) -> list[str]:
+    path = path_at(name, using)
     # A file may have braces or brackets in its name.
-    if Path(name).exists():
-        return [name]
+    if isinstance(path, Path) and path.is_dir():
+        return _below(name)
+    if path.exists():
+        return [name] if path.is_file() else _below(name, path)
     tars: list[str] = []
     for pattern in expand_braces(name):
         if glob.has_magic(pattern):
-            found = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - may be absolute
+            found = sorted(_matching(pattern, using), key=natural_key)
             if not found:
                 raise StoreError(f"{pattern}: no tar matches this pattern")
             tars += found
@@ -77,12 +107,23 @@ def _expanded(name: str) -> list[str]:
     return tars
 
 
-def _below(folder: str) -> list[str]:
+def _matching(pattern: str, using: str | Reader) -> list[str]:
+    if not is_url(pattern):
+        return glob.glob(pattern, recursive=True)  # noqa: PTH207 - may be absolute
+    fixed = "/".join(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1]))
+    return [str(path) for path in path_at(fixed, using).glob(pattern[len(fixed) + 1 :])]
+
+
+def _below(folder: str, path: AnyPath | None = None) -> list[str]:
     """Find all tars below a folder, without hidden files and folders."""
     found, compressed = [], []
-    for root, folders, files in os.walk(folder):
+    for root, folders, files in walk(path_at(folder) if path is None else path):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        below = [os.path.relpath(os.path.join(root, name), folder) for name in files if not name.startswith(".")]  # noqa: PTH118
+        names = [name for name in files if not name.startswith(".")]
+        if isinstance(root, Path):
+            below = [os.path.relpath(root / name, folder) for name in names]
+        else:
+            below = [str((root / name).relative_to(path or folder)) for name in names]
         found += [name for name in below if name.endswith(".tar")]
         compressed += [name for name in below if name.endswith(SUFFIXES)]
     if not found and compressed:
@@ -92,9 +133,10 @@ def _below(folder: str) -> list[str]:
     return [f"{folder.rstrip('/')}/{name}" for name in sorted(found, key=natural_key)]
 
 
-def index_path(tar: str | Path) -> Path:
+def index_path(tar: str | AnyPath) -> AnyPath:
     """Return the path of the index beside a shard: ``x.tar.idx`` for ``x.tar``."""
-    return Path(beside(str(tar)))
+    path = path_at(tar)
+    return path.with_name(beside(path.name))
 
 
 def beside(tar: str) -> str:
@@ -111,7 +153,9 @@ def read_index(path: str | Path, using: str | Reader = "mmap") -> IntArray:
         StoreError: the file is missing, or is not such an index.
     """
     try:
-        entries = read_offsets(str(path), reader(using))
+        using = reader(using)
+        using.keep(str(path))
+        entries = read_offsets(str(path), using)
     except ValueError as error:
         raise StoreError(f"{path}: {error}; make it again with headrace prepare") from error
     first, last = int(entries[0]), int(entries[-1])
@@ -127,13 +171,13 @@ def open_index(path: str, using: Reader, tar: str) -> IntArray:
     try:
         return read_index(path, using)
     except StoreError as error:
-        if not Path(tar).exists():
+        if not using.path_at(tar).is_file():
             raise StoreError(f"{tar}: there is no such shard") from error
-        if Path(path).exists():
+        if using.path_at(path).is_file():
             raise
         raise StoreError(
-            f"{path}: there is no such index; make it with headrace prepare {Path(tar).parent}, or open the tar by"
-            " itself with headrace.stores.TarStore"
+            f"{path}: there is no such index; make it with headrace prepare {using.path_at(tar).parent}, or open the"
+            " tar by itself with headrace.stores.TarStore"
         ) from error
 
 
@@ -151,6 +195,9 @@ def index_faults(offsets: IntArray) -> Iterator[tuple[int, str]]:
 IndexWhere = Literal["beside", "cache", "memory"]
 _VERSION: Final = 1
 _MAX_THREADS: Final = 8
+_MAX_REMOTE: Final = 32
+"""How many indexes of objects are looked up at once."""
+
 _log = logging.getLogger("headrace")
 
 
@@ -170,27 +217,39 @@ class ShardIndex(msgspec.Struct, frozen=True):
     faults: tuple[TarFault, ...] = ()
 
 
-def shard_indexes(tars: Sequence[str], *, where: IndexWhere, hidden: bool, skip: bool) -> list[ShardIndex]:
+def shard_indexes(
+    tars: Sequence[str], *, where: IndexWhere, hidden: bool, skip: bool, using: str | Reader = "mmap"
+) -> list[ShardIndex]:
     """Find or make the index of each tar. An existing one takes about 50 us, a new one a pass over the tar's headers.
 
-    An index beside a tar is used if it is at least as new as the tar.
+    An index beside a tar is used if it is at least as new as the tar. A new index of an object is never kept beside it.
 
     Args:
         tars: paths of the tars.
         where: whether new indexes are kept beside the tar, in the cache, or only in memory.
         hidden: whether ``dir/.hid`` is a sample. If not, indexes beside a tar are ignored, since they are Energon's.
         skip: whether to use the samples before the fault of a faulty tar.
+        using: reads the tars, if they are objects.
 
     Raises:
         StoreError: a tar is missing.
         InputError: a tar is faulty or compressed.
     """
     began = time.monotonic()
-    found: dict[str, ShardIndex | None] = {tar: _found(tar, where, hidden) for tar in tars}
+    using = reader(using)
+
+    def find(tar: str) -> ShardIndex | None:
+        return _found(tar, where, hidden, using)
+
+    if any(map(is_url, tars)):
+        with ThreadPoolExecutor(_MAX_REMOTE) as threads:
+            found = dict(zip(tars, threads.map(find, tars), strict=True))
+    else:
+        found = {tar: find(tar) for tar in tars}
     missing = [tar for tar, index in found.items() if index is None]
 
     def make(tar: str) -> ShardIndex:
-        return _make(tar, where, hidden=hidden, skip=skip)
+        return _make(tar, where, using, hidden=hidden, skip=skip)
 
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         new = dict(zip(missing, threads.map(make, missing), strict=True))
@@ -200,40 +259,47 @@ def shard_indexes(tars: Sequence[str], *, where: IndexWhere, hidden: bool, skip:
     return [found[tar] or new[tar] for tar in tars]
 
 
-def _found(tar: str, where: IndexWhere, hidden: bool) -> ShardIndex | None:
-    status = _status(tar)
+def _found(tar: str, where: IndexWhere, hidden: bool, using: Reader) -> ShardIndex | None:
+    status = _status(tar, using)
     places = [beside(tar)] if hidden else []
     if where != "memory" and (cache := cache_folder("tar")) is not None:
         places.append(str(cache / _name(tar, status, hidden)))
     for at, place in enumerate(places):
         try:
             # The name of an index in the cache depends on size and time of the tar, so it is always fresh.
-            index = Path(place).stat()
+            index = using.path_at(place).stat()
             is_fresh = not hidden or at > 0 or index.st_mtime_ns >= status.st_mtime_ns
-            if is_fresh and _ends_right(tar, status.st_size, place, index.st_size):
+            if is_fresh and _ends_right(tar, status.st_size, place, index.st_size, using):
                 return ShardIndex(place, index.st_size // ENTRY_BYTES - 1, status.st_size)
         except OSError:
             continue
     return None
 
 
-def _ends_right(tar: str, size: int, place: str, index_size: int) -> bool:
+def _ends_right(tar: str, size: int, place: str, index_size: int, using: Reader) -> bool:
     """Return whether the last entry of an index is where the tar ends: at a block of zeros, or at the file's end."""
     if not index_size or index_size % ENTRY_BYTES:
         return False
-    with Path(place).open("rb") as file:
-        last = int.from_bytes(os.pread(file.fileno(), ENTRY_BYTES, index_size - ENTRY_BYTES), "little", signed=True)
+    using.keep(place)
+    last = int.from_bytes(_bytes_at(place, index_size - ENTRY_BYTES, ENTRY_BYTES, using), "little", signed=True)
     if last == size > 0:
         return True
     if not 0 <= last <= size - BLOCK:
         return False
-    with Path(tar).open("rb") as file:
-        return os.pread(file.fileno(), BLOCK, last) == bytes(BLOCK)
+    return _bytes_at(tar, last, BLOCK, using) == bytes(BLOCK)
 
 
-def _make(tar: str, where: IndexWhere, *, hidden: bool, skip: bool) -> ShardIndex:
-    status = _status(tar)
-    found = scan_shard(tar, hidden=hidden, on_fault="keep")
+def _bytes_at(path: str, offset: int, length: int, using: Reader) -> bytes:
+    """Return some bytes of a file of which nothing else may be read, so that it is not kept open."""
+    if is_url(path):
+        return using.read(path, offset, length).tobytes()
+    with Path(path).open("rb") as file:
+        return os.pread(file.fileno(), length, offset)
+
+
+def _make(tar: str, where: IndexWhere, using: Reader, *, hidden: bool, skip: bool) -> ShardIndex:
+    status = _status(tar, using)
+    found = scan_shard(tar, hidden=hidden, on_fault="keep", using=using if is_url(tar) else None)
     if found.faults and not skip:
         fault = found.faults[0]
         raise InputError(
@@ -244,7 +310,8 @@ def _make(tar: str, where: IndexWhere, *, hidden: bool, skip: bool) -> ShardInde
     if found.faults:
         # Never kept, so that opening the tar without faulty="skip" still raises the error.
         return ShardIndex(found.offsets, count, size, found.faults)
-    places = [Path(beside(tar))] if where == "beside" and hidden and not Path(beside(tar)).exists() else []
+    is_local = where == "beside" and hidden and not is_url(tar)
+    places = [Path(beside(tar))] if is_local and not Path(beside(tar)).exists() else []
     if where != "memory" and (cache := cache_folder("tar")) is not None:
         places.append(cache / _name(tar, status, hidden))
     for place in places:
@@ -258,15 +325,15 @@ def _make(tar: str, where: IndexWhere, *, hidden: bool, skip: bool) -> ShardInde
     return ShardIndex(np.asarray(found.offsets), count, size)
 
 
-def _status(tar: str) -> os.stat_result:
+def _status(tar: str, using: Reader) -> Any:
     try:
-        return Path(tar).stat()
+        return using.path_at(tar).stat()
     except OSError as error:
         raise StoreError(f"{tar}: cannot be opened: {error.strerror}; expected a tar") from error
 
 
-def _name(tar: str, status: os.stat_result, hidden: bool) -> str:
-    facts: tuple[Any, ...] = (os.path.abspath(tar), status.st_size, status.st_mtime_ns, hidden)  # noqa: PTH100
+def _name(tar: str, status: Any, hidden: bool) -> str:
+    facts: tuple[Any, ...] = (tar if is_url(tar) else os.path.abspath(tar), status.st_size, status.st_mtime_ns, hidden)  # noqa: PTH100
     return kept_name("tar", _VERSION, *facts) + ".tar.idx"
 
 

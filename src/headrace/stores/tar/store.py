@@ -9,7 +9,6 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import repeat
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
 
 import numpy as np
@@ -17,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
-from headrace.io import Reader, reader
+from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY_BYTES
@@ -32,7 +31,9 @@ from headrace.stores.tar.index import (
     find_tars,
     index_entries,
     index_faults,
+    index_path,
     open_index,
+    relative_names,
     shard_indexes,
 )
 from headrace.stores.tar.members import (
@@ -150,7 +151,7 @@ class TarShards:
 
     def __init__(
         self,
-        root: str | Path,
+        root: str | AnyPath,
         names: Sequence[str],
         counts: IntArray,
         *,
@@ -168,13 +169,13 @@ class TarShards:
         keep_freed_memory()
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The shards, each followed by its index, unless that is kept in memory."""
         paths: dict[str, None] = {}
         for shard in range(len(self.names)):
             index = self._place(shard)
             paths |= dict.fromkeys([self.path(shard)] + ([index] if isinstance(index, str) else []))
-        return tuple(map(Path, paths))
+        return tuple(map(self.reader.path_at, paths))
 
     def path(self, shard: int) -> str:
         """Return the path of a shard."""
@@ -363,9 +364,11 @@ class MadeIndexes:
         root: the folder to which ``names`` are relative.
         names: names of the shards.
         hidden: as in `TarShards`.
+        using: the reader of the shards.
     """
 
-    def __init__(self, root: Path, names: Sequence[str], hidden: bool) -> None:
+    def __init__(self, root: AnyPath, names: Sequence[str], hidden: bool, using: str | Reader = "mmap") -> None:
+        self._using = using
         self._root = root
         self._names = names
         self._hidden = hidden
@@ -375,11 +378,12 @@ class MadeIndexes:
         """Return the path of the index of a shard, or the index itself if it cannot be kept."""
         if (index := self._made.get(shard)) is not None:
             return index
-        path = str(self._root / self._names[shard])
-        place = beside(path)
-        if Path(place).exists() or not Path(path).exists():
-            return place
-        self._made[shard] = shard_indexes([path], where="cache", hidden=self._hidden, skip=False)[0].place
+        path = self._root / self._names[shard]
+        place = index_path(path)
+        if place.exists() or not path.exists():
+            return str(place)
+        made = shard_indexes([str(path)], where="cache", hidden=self._hidden, skip=False, using=self._using)
+        self._made[shard] = made[0].place
         return self._made[shard]
 
 
@@ -452,13 +456,14 @@ class TarStore(SampleStore):
                 f"index={index!r}, faulty={faulty!r}: allowed are index='beside', 'cache' or 'memory', and"
                 " faulty='error' or 'skip'"
             )
+        using = reader(reader_at(path, using))
         self._tars = path if isinstance(path, str | os.PathLike) else tuple(path)
         self._options: dict[str, Any] = {"hidden": hidden, "index": index, "faulty": faulty}
-        tars = find_tars(path)
+        tars = find_tars(path, using)
         self.path = os.fspath(path) if isinstance(path, str | os.PathLike) else f"{tars[0]} and {len(tars) - 1} more"
         root = common_root(tars)
-        names = [os.path.relpath(tar, root) for tar in tars]
-        self._indexes = shard_indexes(tars, where=index, hidden=hidden, skip=faulty == "skip")
+        names = relative_names(tars, root)
+        self._indexes = shard_indexes(tars, where=index, hidden=hidden, skip=faulty == "skip", using=using)
         counts = np.array([shard.count for shard in self._indexes], np.int64)
         places = [shard.place for shard in self._indexes].__getitem__
         self._shards = TarShards(root, names, counts, using=using, hidden=hidden, index=places)
@@ -477,14 +482,14 @@ class TarStore(SampleStore):
         return self._bounds
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The tars and their indexes."""
         return self._shards.files
 
     @property
-    def shard_files(self) -> tuple[Path, ...]:
+    def shard_files(self) -> tuple[AnyPath, ...]:
         """The tar of each shard."""
-        return tuple(Path(self._shards.path(shard)) for shard in range(len(self.shards)))
+        return tuple(self._shards.reader.path_at(self._shards.path(shard)) for shard in range(len(self.shards)))
 
     @property
     def data_files(self) -> tuple[str, ...]:

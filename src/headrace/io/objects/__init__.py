@@ -1,0 +1,16 @@
+"""Object stores: S3, GCS, Azure and HTTP, through obstore. Loaded when the first URL comes.
+
+storage    Storage                     how a store is reached; credentials stay out of all words
+client     submit, FetchPolicy         requests by one asynchronous client a process, tried again, hedged, counted
+forked     ForkedClient                a process that makes the requests of a forked one
+paths      RemotePath, Objects         a URL with the methods of a path; what was looked up, and local copies
+reader     ObjectReader                ranges of objects, merged into few GETs
+"""
+
+from __future__ import annotations
+
+from headrace.io.objects.client import FetchPolicy, FetchStats
+from headrace.io.objects.lookups import remote_path
+from headrace.io.objects.reader import ObjectReader, reader_for
+
+__all__ = ["FetchPolicy", "FetchStats", "ObjectReader", "reader_for", "remote_path"]

@@ -1,0 +1,483 @@
+"""The asynchronous client of a process: requests to object stores, tried again, hedged, bounded and counted.
+
+`submit` sends a `FetchRequest` and returns a future of its `FetchReply`. One thread runs the loop in which all requests
+of a process are made, so that many are in flight at once whoever waits for them. A client does not survive a fork: a
+forked process sends its requests to a process of its own, see `headrace.io.objects.forked`.
+
+How a GET of one range goes:
+
+    attempt     at most ``attempt_s``; if it takes longer than 99 of 100 such GETs did, a second one is sent beside it
+                (a hedge), and the first answer counts
+    failure     429, 503, other server errors, lost connections, cut bodies and time-outs may pass: wait, twice as long
+                each time and at random between half of that and all of it, and try again
+    deadline    after ``deadline_s`` in all, the last failure is an error that names the object and the range
+    identity    an answer with another size or ETag than expected is an error at once: the object was changed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from datetime import datetime
+from importlib import import_module
+from pkgutil import resolve_name
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.io.remote import Status, bucket_of
+from headrace.io.storage import Secrets, Storage, connect
+
+MAX_IN_FLIGHT: Final = 128
+"""The most requests of a process that are under way at once."""
+
+_BIG_BYTES: Final = 1 << 18
+"""GETs from this size on are compared with each other, and smaller ones among themselves, for hedging."""
+
+_KNOWN: Final = 100
+"""The fewest GETs whose time must be known before any is hedged."""
+
+_REMEMBERED: Final = 512
+_LEAST_HEDGE_S: Final = 0.05
+_HEDGED_SHARE: Final = 0.05
+"""The most GETs that are hedged: if a whole store becomes slow, twice the requests would not help it."""
+
+_SAY_EVERY_S: Final = 1.0
+"""If a store is away, hundreds of ranges fail at the same time, of which one is named."""
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_PASSING_STATUS: Final = frozenset((408, 425, 429))
+_NO_CREDENTIALS: Final = re.compile(r"169\.254\.169\.254|metadata\.google|metadata/identity")
+_ENVIRONMENT: Final = ("AWS_", "AZURE_", "GOOGLE_")
+_log = logging.getLogger("headrace")
+T = TypeVar("T")
+
+
+class FetchPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long requests to object stores are tried.
+
+    Attributes:
+        deadline_s: how long one range is tried in all, with all attempts and waits. The default bridges a store that
+            is away for a minute.
+        attempt_s: how long one attempt may take.
+        first_delay_s: the wait before the second attempt; each later one is twice as long, and each is cut at random
+            to between half of it and all of it.
+        most_delay_s: the longest wait before any attempt.
+
+    Raises:
+        ConfigError: a value is not a number of seconds above 0.
+
+    Example:
+        >>> reader = headrace.io.ObjectReader(policy=headrace.io.FetchPolicy(deadline_s=600))
+        >>> reader.policy.attempt_s
+        30.0
+    """
+
+    deadline_s: float = 150.0
+    attempt_s: float = 30.0
+    first_delay_s: float = 0.1
+    most_delay_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless all values are positive and finite."""
+        for name in self.__struct_fields__:
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a number of seconds above 0")
+
+    def delay(self, attempt: int) -> float:
+        """Return how long to wait after attempt number ``attempt``, counted from 1; at random, so callers disperse."""
+        longest: float = min(self.most_delay_s, self.first_delay_s * 2.0 ** min(attempt - 1, 60))
+        return longest * (0.5 + random.random() / 2)
+
+
+class FetchStats(msgspec.Struct, kw_only=True):
+    """What was asked of object stores so far.
+
+    Attributes:
+        gets: GETs of ranges that were sent, with those that were sent again and those that were hedged.
+        heads: HEADs, which ask for size and identity of one object.
+        lists: LISTs, each of which may take several pages.
+        retries: requests of any kind that were sent again after a failure.
+        hedges: GETs that were sent beside one that took long.
+        bytes: bytes that GETs returned, without those of attempts that failed or were outrun.
+        waited_s: seconds between attempts, in all.
+    """
+
+    gets: int = 0
+    heads: int = 0
+    lists: int = 0
+    retries: int = 0
+    hedges: int = 0
+    bytes: int = 0
+    waited_s: float = 0.0
+
+    def add(self, other: FetchStats) -> None:
+        """Add the numbers of another."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Get(msgspec.Struct, frozen=True, tag=True):
+    """Ranges of one object, each fetched by a GET of its own.
+
+    Attributes:
+        url: the object.
+        ranges: begin and end of each range, which is not empty.
+        expected: what the object must be.
+    """
+
+    url: str
+    ranges: list[tuple[int, int]]
+    expected: Status
+
+
+class Head(msgspec.Struct, frozen=True, tag=True):
+    """Size and identity of one object."""
+
+    url: str
+
+
+class List(msgspec.Struct, frozen=True, tag=True):
+    """The objects whose URLs begin with ``url`` and a slash: those right below, or with ``deep`` all of them."""
+
+    url: str
+    deep: bool = False
+
+
+class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked, of which store, and how long it is tried."""
+
+    what: Get | Head | List
+    storage: Storage
+    policy: FetchPolicy
+
+
+class FetchReply(msgspec.Struct, kw_only=True):
+    """The answer to a request. One that failed has an error, and still says what it took.
+
+    Attributes:
+        stats: what it took.
+        data: the bytes of each range of a `Get`.
+        status: of the object of a `Head`; None if there is no such object.
+        objects: what a `List` found: URL and status of each object.
+        folders: URLs of the folders that a `List` found.
+        error: why the request failed; `FileNotFoundError`, or an error of Headrace.
+    """
+
+    stats: FetchStats
+    data: Sequence[Any] = ()
+    status: Status | None = None
+    objects: list[tuple[str, Status]] = msgspec.field(default_factory=list)
+    folders: list[str] = msgspec.field(default_factory=list)
+    error: Exception | None = None
+
+
+class _Passing(Exception):  # noqa: N818 -- it never leaves this module
+    """A failure that the next attempt may not meet."""
+
+
+class Client:
+    """Makes requests in a thread of its own. There is one a process; `submit` makes it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stores: dict[tuple[str, bytes], _Store] = {}
+        self._storages: dict[bytes, Storage] = {}
+        self._secrets = Secrets(self._storages.values())
+        self._said, self._num_silent = -_SAY_EVERY_S, 0
+        self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
+        Thread(target=self._loop.run_forever, name="headrace-fetch", daemon=True).start()
+
+    def submit(self, request: FetchRequest) -> Future[FetchReply]:
+        """Begin a request. Its future always has a reply; a failure is in it."""
+        return asyncio.run_coroutine_threadsafe(self._answered(request), self._loop)
+
+    async def _answered(self, request: FetchRequest) -> FetchReply:
+        reply = FetchReply(stats=FetchStats())
+        try:
+            await self._answer(request, reply)
+        except (HeadraceError, OSError) as error:
+            reply.error = error
+        except Exception as error:
+            # Never with the error as the cause: it could hold credentials.
+            reply.error = StoreError(f"{request.what.url}: {type(error).__name__}: {self._secrets.hidden(str(error))}")
+        return reply
+
+    async def _answer(self, request: FetchRequest, reply: FetchReply) -> None:
+        what, policy, stats = request.what, request.policy, reply.stats
+        bucket = bucket_of(what.url)
+        store = self._store(bucket.root, bucket.scheme, request.storage)
+        obstore = import_module("obstore")  # `connect` has checked that it is installed
+        if isinstance(what, Get):
+            tasks = [self._range(store, bucket.key, what, one, policy, stats) for one in what.ranges]
+            reply.data = await _all(tasks)
+            return
+        if isinstance(what, Head):
+
+            async def head() -> Status | None:
+                stats.heads += 1
+                try:
+                    return _status(await obstore.head_async(store.store, bucket.key))
+                except FileNotFoundError:
+                    return None
+
+            reply.status = await self._tried(head, what.url, "cannot be looked up", policy, stats)
+            return
+
+        async def listed() -> tuple[list[tuple[str, Status]], list[str]]:
+            stats.lists += 1
+            if what.deep:
+                objects = await obstore.list(store.store, bucket.key or None, chunk_size=1000).collect_async()
+                return [(f"{bucket.root}/{one['path']}", _status(one)) for one in objects], []
+            found = await obstore.list_with_delimiter_async(store.store, bucket.key or None)
+            objects = [(f"{bucket.root}/{one['path']}", _status(one)) for one in found["objects"]]
+            return objects, [f"{bucket.root}/{name}" for name in found["common_prefixes"]]
+
+        reply.objects, reply.folders = await self._tried(listed, what.url, "cannot be listed", policy, stats)
+
+    def _unsaid(self) -> int | None:
+        """Return how many warnings were left out since the last one; None if another one would come too soon."""
+        now = monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            self._num_silent += 1
+            return None
+        self._said, silent, self._num_silent = now, self._num_silent, 0
+        return silent
+
+    def _store(self, root: str, scheme: str, storage: Storage) -> _Store:
+        # What the environment says may change, as credentials do.
+        around = sorted((name, value) for name, value in os.environ.items() if name.startswith(_ENVIRONMENT))
+        known = msgspec.msgpack.encode((storage, around))
+        found = self._stores.get((root, known))
+        if found is None:
+            self._storages[known] = storage
+            found = self._stores[root, known] = _Store(connect(root, scheme, storage))
+        return found
+
+    async def _range(
+        self,
+        store: _Store,
+        key: str,
+        what: Get,
+        span: tuple[int, int],
+        policy: FetchPolicy,
+        stats: FetchStats,
+    ) -> Any:
+        obstore = import_module("obstore")
+        begin, end = span
+        times = store.big if end - begin >= _BIG_BYTES else store.small
+
+        async def get() -> Any:
+            stats.gets += 1
+            began = monotonic()
+            try:
+                result = await obstore.get_async(store.store, key, options={"range": span})
+            except FileNotFoundError:
+                raise StoreError(f"{what.url}: the object was removed while it was in use") from None
+            found = _status(result.meta)
+            if not what.expected.is_same(found):
+                raise changed(what.url, what.expected, found)
+            data = await result.bytes_async()
+            if len(data) != end - begin:
+                raise _Passing(f"{len(data):,} bytes came instead of {end - begin:,}")
+            times.add(monotonic() - began)
+            return data
+
+        async def hedged() -> Any:
+            return await _hedged(get, times, stats)
+
+        where = f"bytes {begin:,} to {end:,} of {what.expected.size:,} cannot be read"
+        data = await self._tried(hedged, what.url, where, policy, stats)
+        stats.bytes += len(data)
+        return data
+
+    async def _tried(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        url: str,
+        what: str,
+        policy: FetchPolicy,
+        stats: FetchStats,
+    ) -> T:
+        """Return the result of an attempt, or of the next ones if a failure may pass, until the deadline."""
+        began = 0.0
+        number = 0
+        while True:
+            number += 1
+            try:
+                async with self._in_flight:
+                    # The time for which it waited behind other requests does not count.
+                    began = began or monotonic()
+                    left = policy.deadline_s - (monotonic() - began)
+                    async with asyncio.timeout(max(0.001, min(policy.attempt_s, left))):
+                        return await attempt()
+            except (HeadraceError, FileNotFoundError):
+                raise
+            except TimeoutError:
+                words = f"no answer came within {min(policy.attempt_s, left):.3g} s"
+            except Exception as error:
+                words = self._secrets.hidden(str(error).partition("\n\nDebug source")[0])
+                if (final := _final(error, words)) is not None:
+                    raise StoreError(f"{url}: {what}: {words}{final}") from None
+            delay, waited = policy.delay(number), monotonic() - began
+            if waited + delay >= policy.deadline_s:
+                raise StoreError(
+                    f"{url}: {what}: {words} ({number} attempts in {waited:.0f} s; the deadline is"
+                    f" {policy.deadline_s:g} s)"
+                ) from None
+            if (silent := self._unsaid()) is not None:
+                more = f"; and {silent:,} others meanwhile" if silent else ""
+                _log.warning(
+                    "%s: %s: %s; trying again in %.3g s (attempt %d)%s", url, what, words, delay, number + 1, more
+                )
+            stats.retries += 1
+            stats.waited_s += delay
+            await asyncio.sleep(delay)
+
+
+class _Times:
+    """How long GETs took, and from when on one of them is hedged."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._num_gets = 0
+        self._num_hedges = 0
+        self._limit = float("inf")
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+        self._num_gets += 1
+        if len(self._seconds) >= _KNOWN and self._num_gets % 16 == 0:
+            ranked = sorted(self._seconds)
+            self._limit = max(_LEAST_HEDGE_S, ranked[len(ranked) * 99 // 100])
+
+    @property
+    def limit_s(self) -> float | None:
+        """How long to wait before a second GET is sent; None to send none."""
+        if self._num_hedges >= _HEDGED_SHARE * self._num_gets or self._limit == float("inf"):
+            return None
+        return self._limit
+
+    def hedge(self) -> None:
+        self._num_hedges += 1
+
+
+class _Store:
+    """A bucket, and how long GETs from it took."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.small, self.big = _Times(), _Times()
+
+
+async def _hedged(get: Callable[[], Awaitable[T]], times: _Times, stats: FetchStats) -> T:
+    """Return the result of ``get``, or of a second one that is sent if the first takes unusually long."""
+    limit_s = times.limit_s
+    if limit_s is None:
+        return await get()
+    tasks = {asyncio.ensure_future(get())}
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=limit_s)
+        if not done and times.limit_s is not None:
+            stats.hedges += 1
+            times.hedge()
+            tasks.add(asyncio.ensure_future(get()))
+        while True:
+            done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            best = next((task for task in done if task.exception() is None), None)
+            if best is not None or not waiting:
+                return (best or next(iter(done))).result()
+            tasks = waiting
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _all(attempts: Sequence[Awaitable[T]]) -> list[T]:
+    """Return all results in order; the first failure ends the others."""
+    if len(attempts) == 1:
+        return [await attempts[0]]
+    tasks = [asyncio.ensure_future(one) for one in attempts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def changed(url: str, expected: Status, found: Status) -> StoreError:
+    """Return the error for an object that is not what it was when its store was opened."""
+    return StoreError(
+        f"{url}: the object changed while it was in use: it had {expected.size:,} bytes and ETag {expected.etag!r} at"
+        f" first, and now has {found.size:,} bytes and ETag {found.etag!r}; open the store again"
+    )
+
+
+def _status(meta: Any) -> Status:
+    modified = meta["last_modified"]
+    nanoseconds = int(modified.timestamp() * 1e9) if isinstance(modified, datetime) else 0
+    return Status(int(meta["size"]), (meta["e_tag"] or "").removeprefix("W/").strip('"'), nanoseconds)
+
+
+def _final(error: Exception, words: str) -> str | None:
+    """Return advice, which may be empty, for a failure that does not pass; None for one that may."""
+    kind = type(error).__name__
+    if _NO_CREDENTIALS.search(words):
+        return (
+            "; no credentials were found: set them in the environment, such as AWS_ACCESS_KEY_ID and"
+            " AWS_SECRET_ACCESS_KEY, or pass Storage(profile=...) or Storage(anonymous=True)"
+        )
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return "; check the credentials, and what they are allowed to do"
+    if kind in ("NotSupportedError", "InvalidPathError", "AlreadyExistsError", "PreconditionError"):
+        return ""
+    status = _STATUS.search(words)
+    if status is not None and 400 <= int(status[1]) < 500 and int(status[1]) not in _PASSING_STATUS:
+        return ""
+    return None
+
+
+_FORKED: Final = "headrace.io.objects.forked:ForkedClient"
+
+
+class _Process:
+    """The client of this process, made when it is first needed, and a lock that is held for moments only."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.client: Any = None
+        self.is_copy = False
+
+    def forked(self) -> None:
+        """Called in a forked process: a client of the process before cannot be used here."""
+        self.is_copy = self.is_copy or self.client is not None
+        self.client = None
+        self.lock = Lock()
+
+
+_PROCESS: Final = _Process()
+os.register_at_fork(after_in_child=_PROCESS.forked)
+
+
+def process_lock() -> Lock:
+    """Return a lock of this process for what takes no time; a forked process has another one, which is not held."""
+    return _PROCESS.lock
+
+
+def submit(request: FetchRequest) -> Future[FetchReply]:
+    """Begin a request, from any thread and any process. The future always has a reply."""
+    with _PROCESS.lock:
+        if _PROCESS.client is None:
+            _PROCESS.client = resolve_name(_FORKED)() if _PROCESS.is_copy else Client()
+        client = _PROCESS.client
+    future: Future[FetchReply] = client.submit(request)
+    return future

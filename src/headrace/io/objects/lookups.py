@@ -1,0 +1,281 @@
+"""`Objects` answers what a `RemotePath` asks, and remembers the answers.
+
+What was asked once is not asked again: a store that is open sees the objects as they were when it was opened. If many
+objects of a folder are looked up, the folder is listed instead. Files that are read as a whole, such as indexes and
+manifests, are fetched once and kept as local files, by a hash of their identity, so that later runs and other processes
+find them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import itertools
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, TimeoutError
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from headrace.errors import OutputError, StoreError
+from headrace.io.atomic import AtomicFile, output_errors
+from headrace.io.objects.client import (
+    FetchPolicy,
+    FetchReply,
+    FetchRequest,
+    FetchStats,
+    Get,
+    Head,
+    List,
+    process_lock,
+    submit,
+)
+from headrace.io.once import unique_name
+from headrace.io.paths import cache_folder
+from headrace.io.readers import Reader
+from headrace.io.remote import RemotePath, Status, bucket_of, missing
+from headrace.io.storage import Storage
+
+BLOCK_BYTES: Final = 8 << 20
+"""The most bytes of one GET."""
+
+_FEW: Final = 4
+"""After this many look-ups of objects in one folder, the folder is listed."""
+
+_AT_ONCE: Final = 16
+"""Blocks of a file that is fetched whole which are in memory at once."""
+
+_PASS_BLOCKS: Final = 4
+"""Blocks that are under way during a pass."""
+
+_SAY_AFTER_S: Final = 30.0
+_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_log = logging.getLogger("headrace")
+
+
+class Objects:
+    """Objects of all stores that one `Storage` reaches, as they were when they were first looked up.
+
+    It is safe in threads and across a fork, and only its configuration is pickled.
+
+    Args:
+        storage: how the stores are reached.
+        policy: how long requests are tried.
+
+    Attributes:
+        stats: what was asked so far.
+    """
+
+    def __init__(self, storage: Storage | None = None, policy: FetchPolicy | None = None) -> None:
+        self.storage = storage or Storage()
+        self.policy = policy or FetchPolicy()
+        self.stats = FetchStats()
+        self._statuses: dict[str, Status | None] = {}
+        self._listings: dict[str, tuple[list[str], list[str]]] = {}
+        self._num_heads: Counter[str] = Counter()
+
+    def status(self, url: str) -> Status | None:
+        """Return the identity of an object; None if there is none."""
+        if url in self._statuses:
+            return self._statuses[url]
+        folder = url.rpartition("/")[0]
+        if folder in self._listings:
+            return None
+        if not url.lower().startswith("http") and bucket_of(url).key:
+            self._num_heads[folder] += 1
+            if self._num_heads[folder] > _FEW and "://" in folder[:-1]:
+                self.listing(folder)
+                return self._statuses.get(url)
+        elif not bucket_of(url).key:
+            return None
+        found = self._ask(Head(url)).status
+        return self._statuses.setdefault(url, found)
+
+    def known(self, url: str) -> Status:
+        """Return the identity of an object.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        found = self.status(url)
+        if found is None:
+            missing(url)
+        return found
+
+    def listing(self, url: str) -> tuple[list[str], list[str]]:
+        """Return the URLs of the folders and of the objects right below a folder.
+
+        Raises:
+            StoreError: the server cannot list.
+        """
+        if (found := self._listings.get(url)) is not None:
+            return found
+        if url.lower().startswith("http"):
+            raise StoreError(
+                f"{url}: an HTTP server does not list its files: name files, not a folder; or a folder that has a"
+                " headrace.json or a .nv-meta, with a slash at its end"
+            )
+        reply = self._ask(List(url))
+        for name, status in reply.objects:
+            self._statuses.setdefault(name, status)
+        return self._listings.setdefault(url, (sorted(reply.folders), sorted(name for name, _ in reply.objects)))
+
+    def below(self, url: str) -> list[str]:
+        """Return the URLs of all objects below a folder; raises as `listing` does."""
+        if url.lower().startswith("http"):
+            self.listing(url)
+        reply = self._ask(List(url, deep=True))
+        for name, status in reply.objects:
+            self._statuses.setdefault(name, status)
+        return sorted(name for name, _ in reply.objects)
+
+    def begin_ranges(self, url: str, ranges: list[tuple[int, int]]) -> Future[FetchReply]:
+        """Begin to fetch ranges of an object, which are not empty."""
+        what = Get(url, ranges, self.known(url))
+        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy))
+
+    def ranges(self, url: str, ranges: list[tuple[int, int]]) -> Sequence[Any]:
+        """Return the bytes of each range, which are not empty, each by a GET of its own.
+
+        Raises:
+            StoreError: the object changed, or cannot be read.
+        """
+        return self.finish(url, self.begin_ranges(url, ranges)).data if ranges else []
+
+    def finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
+        """Wait for a request, count what it took, and return its reply; raises its error."""
+        waited_s = 0.0
+        while True:
+            try:
+                reply = future.result(timeout=_SAY_AFTER_S)
+                break
+            except TimeoutError:
+                waited_s += _SAY_AFTER_S
+                _log.warning("%s: waiting for %.0f s for the object store", url, waited_s)
+        with process_lock():
+            self.stats.add(reply.stats)
+        if reply.error is not None:
+            raise reply.error
+        return reply
+
+    def local_file(self, url: str) -> Path:
+        """Return a local file with the bytes of an object, which is fetched unless that was done before.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            StoreError: it cannot be read, or changes meanwhile.
+        """
+        status = self.known(url)
+        name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
+        is_sure = bool(status.etag or status.modified_ns)
+        identity = repr((url, *status)) if is_sure else f"{url} {os.getpid()} {id(self)}"
+        name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
+        cache = cache_folder("objects") if is_sure else None
+        places = [*([] if cache is None else [cache]), _temporary_folder()]
+        for place in places:
+            file = place / name
+            if file.is_file() and file.stat().st_size == status.size:
+                return file
+        if cache is not None:
+            # If it cannot be kept, this process has it nevertheless.
+            with contextlib.suppress(OutputError):
+                return self._fetch_whole(url, status.size, cache / name)
+        return self._fetch_whole(url, status.size, places[-1] / name)
+
+    def open_pass(self, url: str) -> io.BufferedReader:
+        """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
+        return io.BufferedReader(_Pass(url, self))
+
+    def forget(self) -> None:
+        """Forget what was looked up; the next look-up asks again."""
+        self._statuses.clear()
+        self._listings.clear()
+        self._num_heads.clear()
+
+    def _fetch_whole(self, url: str, size: int, file: Path) -> Path:
+        with output_errors(file.parent, "create"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        blocks = [(begin, min(begin + BLOCK_BYTES, size)) for begin in range(0, size, BLOCK_BYTES)]
+        own = file.with_name(f".{unique_name()}-{file.name}")
+        with AtomicFile(own) as out:
+            for at in range(0, len(blocks), _AT_ONCE):
+                for data in self.ranges(url, blocks[at : at + _AT_ONCE]):
+                    out.write(memoryview(data))
+        # If another thread or process was first, its file stays, since it may be open already.
+        with output_errors(file, "create"):
+            try:
+                os.link(own, file)
+            except FileExistsError:
+                pass
+            except OSError:  # there are no hard links here
+                own.rename(file)
+            own.unlink(missing_ok=True)
+        return file
+
+    def _ask(self, what: Head | List) -> FetchReply:
+        return self.finish(what.url, submit(FetchRequest(what=what, storage=self.storage, policy=self.policy)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Objects, (self.storage, self.policy)
+
+    def __repr__(self) -> str:
+        return f"<objects of {self.storage!r}>"
+
+
+class _Temporary:
+    folder: Path | None = None
+    process = 0
+
+
+def _temporary_folder() -> Path:
+    """Return a folder of this process, which is removed at its end."""
+    if _Temporary.folder is None or _Temporary.process != os.getpid():
+        _Temporary.folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
+        _Temporary.process = os.getpid()
+        atexit.register(shutil.rmtree, _Temporary.folder, ignore_errors=True)
+    return _Temporary.folder
+
+
+class _Pass(io.RawIOBase):
+    """Reads an object from its beginning to its end, with some blocks under way."""
+
+    def __init__(self, url: str, objects: Objects) -> None:
+        self._url = url
+        self._objects = objects
+        size = objects.known(url).size
+        self._blocks = iter([(begin, min(begin + BLOCK_BYTES, size)) for begin in range(0, size, BLOCK_BYTES)])
+        self._ahead: deque[Future[FetchReply]] = deque()
+        self._data = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not len(self._data):
+            for block in itertools.islice(self._blocks, _PASS_BLOCKS - len(self._ahead)):
+                self._ahead.append(self._objects.begin_ranges(self._url, [block]))
+            if not self._ahead:
+                return 0
+            self._data = memoryview(self._objects.finish(self._url, self._ahead.popleft()).data[0])
+        count = min(len(buffer), len(self._data))
+        buffer[:count] = self._data[:count]
+        self._data = self._data[count:]
+        return count
+
+
+def remote_path(path: str | os.PathLike[str], using: str | Reader = "mmap") -> RemotePath:
+    """Return the path of a URL, which asks through a reader of objects, or else has look-ups of its own."""
+    if isinstance(path, RemotePath):
+        return path
+    url = os.fspath(path)
+    bucket_of(url)
+    found = None if isinstance(using, str) else using.path_at(url)
+    return found if isinstance(found, RemotePath) else RemotePath(url, Objects())

@@ -1,0 +1,204 @@
+"""`ObjectReader` reads ranges of objects by URL, behind the face of all readers.
+
+Ranges that lie close to each other are fetched by one GET, and long ones by several, all at the same time. For example,
+the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5 bytes of 400 are not wanted; a range of
+20 MiB takes three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from headrace.errors import StoreError
+from headrace.io.objects.client import FetchPolicy, FetchStats
+from headrace.io.objects.lookups import BLOCK_BYTES, Objects
+from headrace.io.places import AnyPath, is_url
+from headrace.io.readers import OPEN_FILES, ByteArray, FilePool, IntArray, MmapReader, OpenFile, Reader
+from headrace.io.remote import RemotePath, Status
+from headrace.io.storage import Storage
+
+_WASTE: Final = 20
+"""A GET may fetch at most one byte that nobody wants for this many that somebody does."""
+
+
+def merged(offsets: IntArray, lengths: IntArray) -> list[tuple[int, int]]:
+    """Return the ranges to fetch, which hold all ranges that are asked for: begin and end, sorted, disjoint, not empty.
+
+    What is not wanted is at most a twentieth of what is, and no range is longer than `BLOCK_BYTES`.
+    """
+    order = np.lexsort((lengths, offsets))
+    begins, ends = offsets[order].tolist(), (offsets + lengths)[order].tolist()
+    found: list[tuple[int, int]] = []
+    first = last = wanted = 0
+    for begin, end in zip(begins, ends, strict=True):
+        if begin == end:
+            continue
+        more = end - max(begin, last)
+        if wanted and (more <= 0 or (end - first) * _WASTE <= (wanted + more) * (_WASTE + 1)):
+            wanted, last = wanted + max(0, more), max(last, end)
+            continue
+        if wanted:
+            found += _pieces(first, last)
+        # What an earlier range has fetched is not fetched again.
+        first, last, wanted = max(begin, last), end, more
+    return [*found, *_pieces(first, last)] if wanted else found
+
+
+def _pieces(begin: int, end: int) -> list[tuple[int, int]]:
+    return [(at, min(at + BLOCK_BYTES, end)) for at in range(begin, end, BLOCK_BYTES)]
+
+
+def scatter(
+    pieces: list[tuple[int, int]], data: Iterable[Any], offsets: IntArray, lengths: IntArray, out: ByteArray
+) -> None:
+    """Copy the bytes of each range from the pieces, which `merged` has returned, to ``out``."""
+    arrays = [np.frombuffer(one, np.uint8) for one in data]
+    starts = np.array([begin for begin, _ in pieces], np.int64)
+    firsts = (np.searchsorted(starts, offsets, side="right") - 1).tolist()
+    at = 0
+    for offset, length, piece in zip(offsets.tolist(), lengths.tolist(), firsts, strict=True):
+        end = offset + length
+        while offset < end:
+            begin, last = pieces[piece]
+            count = min(end, last) - offset
+            out[at : at + count] = arrays[piece][offset - begin : offset - begin + count]
+            at, offset, piece = at + count, offset + count, piece + 1
+
+
+class ObjectReader(Reader):
+    """Reads objects by URL, and local files through a mapping, so that it can read whatever a dataset is made of.
+
+    An object that is read as a whole, such as an index, is fetched once and kept as a local file, see `keep`. All other
+    reads are GETs of ranges, which are tried again, hedged and counted, see `FetchPolicy` and `FetchStats`. An answer
+    must come from the object that was there first, by its size and ETag: an object that changes under a run is an
+    error.
+
+    Args:
+        storage: how the stores are reached; None goes by the environment.
+        policy: how long requests are tried.
+        pool: the pool of open files.
+
+    Example:
+        >>> storage = headrace.Storage(endpoint="http://127.0.0.1:8333", options={"key": "me", "secret": "hidden"})
+        >>> reader = headrace.io.ObjectReader(storage)
+        >>> reader.stats.gets
+        0
+    """
+
+    name = "object"
+    reads_urls = True
+
+    def __init__(
+        self, storage: Storage | None = None, *, policy: FetchPolicy | None = None, pool: FilePool = OPEN_FILES
+    ) -> None:
+        super().__init__(pool=pool)
+        self.objects = Objects(storage, policy)
+        self._files = MmapReader(pool=pool)
+        self._local: dict[str, str] = {}
+
+    @property
+    def policy(self) -> FetchPolicy:
+        """How long requests are tried."""
+        return self.objects.policy
+
+    @property
+    def stats(self) -> FetchStats:
+        """What was asked of object stores so far."""
+        return self.objects.stats
+
+    def path_at(self, path: str) -> AnyPath:
+        """See `Reader.path_at`."""
+        return RemotePath(path, self.objects) if is_url(path) else Path(path)
+
+    def identity(self, path: str) -> str:
+        """See `Reader.identity`: of an object, its URL, size, ETag and time."""
+        if not is_url(path):
+            return self._files.identity(path)
+        self._open(path)
+        return repr((_plain(path), *self.objects.known(_plain(path))))
+
+    def keep(self, path: str) -> None:
+        """See `Reader.keep`: fetch an object whole, unless a local file has it, and map that."""
+        if is_url(path) and path not in self._local:
+            try:
+                self._local[path] = str(self.objects.local_file(_plain(path)))
+            except FileNotFoundError as error:
+                raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
+
+    def view(self, path: str) -> ByteArray | None:
+        """Return the mapping of a local file or of an object that is kept; None for any other object."""
+        local = self._local_name(path)
+        if local is not None:
+            return self._files.view(local)
+        self._open(path)
+        return None
+
+    def release(self, path: str) -> None:
+        """See `Reader.release`."""
+        local = self._local_name(path)
+        if local is None:
+            super().release(path)
+        else:
+            self._files.release(local)
+
+    def close(self) -> None:
+        """See `Reader.close`. Objects are looked up again by the next read."""
+        super().close()
+        self._files.close()
+        self._local.clear()
+        self.objects.forget()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(ObjectReader, self.objects.storage, policy=self.objects.policy), ()
+
+    def _local_name(self, path: str) -> str | None:
+        return self._local.get(path) if is_url(path) else path
+
+    def _open(self, path: str) -> OpenFile:
+        local = self._local_name(path)
+        if local is not None:
+            return self._files._open(local)
+        file: OpenFile | None = self._pool.get((self._mark, path))
+        if file is None:
+            try:
+                status = self.objects.known(_plain(path))
+            except FileNotFoundError as error:
+                raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
+            file = self._opened_object(path, status)
+        return file
+
+    def _opened_object(self, path: str, status: Status) -> OpenFile:
+        self._pool.make_room()
+        self._seen[path] = (status.size, status.modified_ns)
+        file = OpenFile(status.size)
+        self._pool.put((self._mark, path), file)
+        return file
+
+    def _take(self, fd: int, size: int) -> OpenFile:
+        raise NotImplementedError("objects have no descriptors")
+
+    def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
+        if file.data is not None:
+            self._files._fill(file, path, offsets, lengths, out)
+            return
+        pieces = merged(offsets, lengths)
+        scatter(pieces, self.objects.ranges(_plain(path), pieces), offsets, lengths, out)
+
+
+def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:
+    """Return a reader for some paths: of a storage, or else of that by which the first `RemotePath` was found."""
+    known = next((path.objects for path in paths if isinstance(path, RemotePath)), None)
+    if storage is None and isinstance(known, Objects):
+        return ObjectReader(known.storage, policy=known.policy)
+    return ObjectReader(storage)
+
+
+def _plain(path: str) -> str:
+    """Return the URL as `RemotePath` writes it, so that all look-ups of an object share their answer."""
+    scheme, _, rest = path.partition("://")
+    return f"{scheme.lower()}://{'/'.join(part for part in rest.split('/') if part not in ('', '.'))}"

@@ -1,0 +1,181 @@
+"""Places: local paths, and URLs of objects in stores such as S3.
+
+A place travels as a string, or as whatever path the caller gave. Only where a file system is asked for something does
+it become a path: `pathlib.Path` for a local one, and for a URL a `RemotePath`, which has the same methods. The code
+that talks to object stores is in `headrace.io.objects`, and is loaded when the first URL comes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import ConfigError, StoreError
+from headrace.io.readers import Reader
+
+if TYPE_CHECKING:
+    from headrace.io.remote import RemotePath
+    from headrace.io.storage import Storage
+
+    AnyPath = Path | RemotePath
+else:
+    AnyPath = Path
+
+SCHEMES: Final = ("s3://", "gs://", "az://", "http://", "https://")
+"""What the URL of an object begins with."""
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_OBJECTS: Final = "headrace.io.objects"
+
+
+def is_url(path: object) -> bool:
+    """Return whether a path is the URL of an object that can be read; a path with any other scheme is none."""
+    if isinstance(path, os.PathLike) and not isinstance(path, PurePath):
+        path = os.fspath(path)
+    return isinstance(path, str) and "://" in path and path.lower().startswith(SCHEMES)
+
+
+def check_local(*paths: object) -> None:
+    """Refuse paths with a scheme, such as ``s3://bucket/data``, where only local files can be used: for all outputs.
+
+    Without this check, ``s3://bucket`` would mean a local folder called ``s3:``; write ``./s3:/bucket`` for such a
+    folder. Lists and tuples are searched; values of other types are ignored.
+
+    Raises:
+        ConfigError: a path has a scheme, including ``file://``.
+    """
+    for path in paths:
+        if isinstance(path, list | tuple):
+            check_local(*path)
+        elif is_url(path):
+            raise ConfigError(
+                f"{path}: the scheme {_scheme(str(path))} is not supported; paths must be local here: stores are read"
+                " from object stores, but what is written, and what it is made from, is local; copy or mount the data,"
+                f" or upload the output (write ./{path} for a path in a local folder called"
+                f" {_scheme(str(path)).removesuffix('//')})"
+            )
+        elif isinstance(path, str) and _SCHEME.match(path):
+            raise _refused(path)
+
+
+def check_readable(*paths: object) -> None:
+    """Refuse paths whose scheme cannot be read. Local paths and URLs of objects are allowed.
+
+    Raises:
+        ConfigError: a path has another scheme, including ``file://``.
+    """
+    for path in paths:
+        if isinstance(path, list | tuple):
+            check_readable(*path)
+        elif isinstance(path, str) and not is_url(path) and _SCHEME.match(path):
+            raise _refused(path)
+
+
+def _scheme(path: str) -> str:
+    found = _SCHEME.match(path)
+    return "" if found is None else found[0]
+
+
+def _refused(path: str) -> ConfigError:
+    scheme = _scheme(path)
+    if scheme.lower() == "file://":
+        return ConfigError(f"{path}: the scheme {scheme} is not supported; leave out file:// and write the path itself")
+    return ConfigError(
+        f"{path}: the scheme {scheme} is not supported; paths must be local, or URLs of {', '.join(SCHEMES)}: copy or"
+        f" mount the data, and give the path of the copy (write ./{path} for a path in a local folder called"
+        f" {scheme.removesuffix('//')})"
+    )
+
+
+def path_at(path: str | os.PathLike[str], using: str | Reader = "mmap") -> AnyPath:
+    """Return a path with methods: a `pathlib.Path`, or for a URL a `RemotePath`, which asks the store.
+
+    Args:
+        path: a local path, a URL, or a path that this function returned.
+        using: the reader with which the store is reached; by name, the environment says how.
+    """
+    if not is_url(path):
+        return path if isinstance(path, Path) else Path(path)
+    found: AnyPath = resolve_name(f"{_OBJECTS}:remote_path")(path, using)
+    return found
+
+
+def local_file(path: AnyPath) -> Path:
+    """Return a local file with the same content: the path itself, or a copy of the object, which is kept.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+        StoreError: the object cannot be read.
+    """
+    return path if isinstance(path, Path) else path.local_file()
+
+
+def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPath, list[str], list[str]]]:
+    """Yield every folder in and below a folder, with the names of its folders and files, as `os.walk` does."""
+    if isinstance(folder, Path):
+        for root, folders, files in os.walk(folder, followlinks=followlinks):
+            yield Path(root), folders, files
+    else:
+        yield from folder.walk()
+
+
+def reader_at(path: object, using: str | Reader, storage: Storage | None = None) -> str | Reader:
+    """Return the reader for a path: for a URL, or a list with one, a reader of objects; otherwise ``using``.
+
+    Raises:
+        ConfigError: ``using`` reads only local files, and the path is a URL; or ``storage`` is set, and the path is
+            local.
+    """
+    paths = path if isinstance(path, list | tuple) else [path]
+    check_readable(*paths)
+    if not any(map(is_url, paths)):
+        if storage is not None:
+            raise ConfigError(
+                f"{path}: storage says how to reach an object store, and this path is local: leave it out"
+            )
+        return using
+    if not isinstance(using, str):
+        if not using.reads_urls:
+            raise ConfigError(
+                f"{path}: {using!r} reads local files only; leave reader out, or pass a headrace.io.ObjectReader"
+            )
+        if storage is not None:
+            raise ConfigError(f"{path}: storage and a reader were given; the reader has a storage of its own")
+        return using
+    if using not in ("mmap", "pread"):
+        raise ConfigError(f"reader={using!r} is unknown; the readers are 'mmap', 'pread'")
+    made: Reader = resolve_name(f"{_OBJECTS}:reader_for")(paths, storage)
+    return made
+
+
+def reader_of(storage: Storage | None) -> str | Reader:
+    """Return a reader of objects of a storage, which reads local files too; ``"mmap"`` without a storage."""
+    if storage is None:
+        return "mmap"
+    made: Reader = resolve_name(f"{_OBJECTS}:ObjectReader")(storage)
+    return made
+
+
+def local_path(path: str | AnyPath) -> Path:
+    """Return a path as a local one, which it has to be: to write to it, say.
+
+    Raises:
+        ConfigError: it is a URL.
+    """
+    check_local(path)
+    return Path(path)
+
+
+def check_whole(path: AnyPath, what: str) -> Path:
+    """Return a path that has to be local, since a library opens it by itself.
+
+    Raises:
+        StoreError: it is a URL.
+    """
+    if isinstance(path, Path):
+        return path
+    raise StoreError(f"{path}: {what} cannot be read from object stores yet; copy it, or convert it with headrace")

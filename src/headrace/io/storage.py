@@ -1,0 +1,188 @@
+"""`Storage` says how an object store is reached, and `connect` makes obstore's store of a bucket.
+
+Credentials come from the environment, as each cloud's own tools find them, from a profile, or from ``options``. They
+never leave this process in words: `Secrets` removes them from every message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, Final
+
+import msgspec
+
+from headrace.errors import ConfigError, MissingExtraError
+
+FSSPEC_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "s3": {
+        "key": "access_key_id",
+        "secret": "secret_access_key",
+        "token": "session_token",
+        "endpoint_url": "endpoint",
+        "region_name": "region",
+        "anon": "skip_signature",
+        "requester_pays": "request_payer",
+    },
+    "gs": {"token": "service_account", "endpoint_url": "base_url", "anon": "skip_signature"},
+    "az": {"anon": "skip_signature", "sas_token": "sas_key"},
+    "http": {},
+}
+"""How users of fsspec spell options, and obstore's names of them. All other names are those of obstore."""
+
+_CLIENT_OPTIONS: Final = frozenset(
+    ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "user_agent", "default_headers")
+)
+_SECRET_NAMES: Final = re.compile(r"key|secret|token|password|credential|account|sas|connection", re.IGNORECASE)
+_SECRET_ENVIRONMENT: Final = re.compile(r"^(AWS|AZURE|GOOGLE|GCS)_\w*(KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL)")
+_QUERY: Final = re.compile(r"\?[^\s\"'<>)]+")
+_MOST_WORDS: Final = 300
+
+
+class Storage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an object store is reached. What is not set comes from the environment, as the cloud's own tools find it.
+
+    Those are ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, web identity and
+    instance roles for S3; ``GOOGLE_APPLICATION_CREDENTIALS`` for GCS; ``AZURE_STORAGE_ACCOUNT_NAME`` and
+    ``AZURE_STORAGE_ACCOUNT_KEY`` for Azure.
+
+    Attributes:
+        endpoint: URL of a server that is not the cloud's own, such as ``http://127.0.0.1:8333``.
+        region: region of the bucket.
+        profile: name of a profile of AWS; needs boto3.
+        anonymous: whether requests are not signed, for public buckets.
+        options: any other option, by the name that fsspec or obstore gives it, such as ``{"key": ..., "secret": ...}``.
+            Its values are never printed.
+
+    Raises:
+        ConfigError: a value is not allowed.
+
+    Example:
+        >>> headrace.Storage(endpoint="http://127.0.0.1:8333", options={"key": "me", "secret": "hidden"})
+        Storage(endpoint='http://127.0.0.1:8333', options=['key', 'secret'])
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    anonymous: bool = False
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an endpoint without a scheme, and for a profile of an anonymous user."""
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"endpoint is {self.endpoint!r}; it must begin with http:// or https://")
+        if self.profile is not None and self.anonymous:
+            raise ConfigError(f"profile is {self.profile!r}, but anonymous=True uses no credentials; leave one out")
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{name}={getattr(self, name)!r}"
+            for name in ("endpoint", "region", "profile", "anonymous")
+            if getattr(self, name)
+        ]
+        return f"Storage({', '.join([*shown, *([f'options={sorted(self.options)}'] if self.options else [])])})"
+
+
+class Secrets:
+    """Removes credentials from words: the values of options, those in the environment, and the queries of URLs."""
+
+    def __init__(self, storages: Iterable[Storage]) -> None:
+        self._storages = storages
+
+    def hidden(self, words: str) -> str:
+        """Return words on one line, of bounded length, without any credentials."""
+        words = " ".join(words.split())
+        for value in sorted(set(self._values()), key=len, reverse=True):
+            words = words.replace(value, "***")
+        words = _QUERY.sub("?...", words)
+        return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
+
+    def _values(self) -> Iterable[str]:
+        for storage in self._storages:
+            for name, value in storage.options.items():
+                if isinstance(value, str) and len(value) > 3 and _SECRET_NAMES.search(name):
+                    yield value
+        for name, value in os.environ.items():
+            if len(value) > 3 and _SECRET_ENVIRONMENT.match(name):
+                yield value
+
+
+def connect(root: str, scheme: str, storage: Storage) -> Any:
+    """Return obstore's store of a bucket. It tries nothing again, since that is done and counted here.
+
+    Raises:
+        ConfigError: an option is unknown, or the environment is incomplete.
+        MissingExtraError: obstore is not installed, or boto3, which profiles need.
+    """
+    try:
+        from obstore import exceptions, store
+    except ImportError as error:
+        raise MissingExtraError(f"{root}: object stores need obstore: pip install 'headrace[remote]'") from error
+    found, client = _options(root, scheme, storage)
+    config: Any = found  # each store has a type of its own for it
+    how: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
+    name = root.partition("://")[2]
+    try:
+        if scheme == "s3":
+            return store.S3Store(name, config=config, **_profile(root, storage), **how)
+        if scheme == "gs":
+            return store.GCSStore(name, config=config, **how)
+        if scheme == "az":
+            return store.AzureStore(name, config=config, **how)
+        return store.HTTPStore(root, **how)
+    except (exceptions.BaseError, ValueError, TypeError) as error:
+        words = Secrets([storage]).hidden(str(error))
+        raise ConfigError(f"{root}: cannot be reached as {storage!r} says: {words}") from None
+
+
+def _options(root: str, scheme: str, storage: Storage) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configuration of the store, and that of its HTTP client."""
+    names = FSSPEC_NAMES[scheme]
+    given = dict(storage.options)
+    given |= given.pop("client_kwargs", {})
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {"timeout": "600s", "connect_timeout": "10s"}
+    for name, value in given.items():
+        if name in _CLIENT_OPTIONS:
+            client[name] = value
+        else:
+            config[names.get(name, name)] = value
+    if storage.endpoint is not None:
+        config["base_url" if scheme == "gs" else "endpoint"] = storage.endpoint
+    if storage.region is not None:
+        if scheme != "s3":
+            raise ConfigError(f"{root}: region={storage.region!r} is for s3://; leave it out")
+        config["region"] = storage.region
+    if storage.anonymous:
+        config["skip_signature"] = True
+    if scheme == "http":
+        if unsuitable := sorted(config):
+            raise ConfigError(f"{root}: {', '.join(unsuitable)} is for object stores, not for http; leave it out")
+        client["allow_http"] = root.startswith("http://")
+        return config, client
+    endpoint = str(config.get("endpoint") or config.get("base_url") or _endpoint_around(scheme))
+    if endpoint.startswith("http://"):
+        client.setdefault("allow_http", True)
+    return config, client
+
+
+def _endpoint_around(scheme: str) -> str:
+    names = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "az": ("AZURE_STORAGE_ENDPOINT",)}
+    return next((os.environ[name] for name in names.get(scheme, ()) if os.environ.get(name)), "")
+
+
+def _profile(root: str, storage: Storage) -> dict[str, Any]:
+    if storage.profile is None:
+        return {}
+    try:
+        boto3 = import_module("boto3")
+        provider = import_module("obstore.auth.boto3").Boto3CredentialProvider
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{root}: profile={storage.profile!r} needs boto3: pip install boto3, or set the credentials in the"
+            " environment"
+        ) from error
+    return {"credential_provider": provider(session=boto3.Session(profile_name=storage.profile))}

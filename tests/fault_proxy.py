@@ -1,0 +1,165 @@
+"""A proxy between a client and an S3 server that makes faults, on purpose and at random, and counts what it was asked.
+
+It forwards each request as it is, so that signatures stay valid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+KINDS = ("429", "503", "500", "reset", "cut", "slow")
+"""Faults that pass; "etag" pretends that the object changed, and is no such fault."""
+
+
+class FaultProxy:
+    """What the proxy does, which may be changed at any time, and what it was asked.
+
+    Attributes:
+        share: the share of GETs of ranges that meet a fault.
+        kinds: the faults, of which one is drawn.
+        latency_s: how long every answer takes longer.
+        slow_s: how long a slow body pauses in its middle.
+        is_away: whether every connection is refused an answer.
+        all_requests: whether HEADs and LISTs meet faults, too.
+        gets: GETs of ranges that arrived.
+        made: faults that were made, by kind.
+        closing: set when the proxy ends.
+    """
+
+    def __init__(self, upstream: int, seed: int = 0) -> None:
+        self.upstream = upstream
+        self.share = 0.0
+        self.kinds: tuple[str, ...] = KINDS
+        self.latency_s = 0.0
+        self.slow_s = 0.05
+        self.is_away = False
+        self.all_requests = False
+        self.gets = 0
+        self.made: Counter[str] = Counter()
+        self.port = 0
+        self.closing = threading.Event()
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def fault(self, method: str, is_range: bool) -> str | None:
+        """Count a request, and return the fault that it meets."""
+        with self._lock:
+            self.gets += is_range
+            if self.is_away:
+                self.made["away"] += 1
+                return "reset"
+            if not (is_range or self.all_requests) or self._random.random() >= self.share:
+                return None
+            kind = self._random.choice([kind for kind in self.kinds if is_range or kind not in ("cut", "slow", "etag")])
+            self.made[kind] += 1
+            return kind
+
+
+@contextlib.contextmanager
+def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
+    """Run a proxy before the server of an endpoint."""
+    proxy = FaultProxy(int(endpoint.rpartition(":")[2]), seed)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = 1 << 16
+        upstream: http.client.HTTPConnection | None = None
+
+        def do_GET(self) -> None:
+            fault = proxy.fault(self.command, "Range" in self.headers)
+            if proxy.latency_s:
+                time.sleep(proxy.latency_s)
+            if fault == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.close_connection = True
+                self.connection.close()
+                return
+            if fault is not None and fault.isdigit():
+                self.answer(int(fault), {}, b"" if self.command == "HEAD" else b"a fault that was made", 0)
+                return
+            status, headers, data, length = self.forwarded()
+            if fault == "etag":
+                headers = {name: value for name, value in headers.items() if name.lower() != "etag"}
+                headers["ETag"] = '"another"'
+            if fault == "cut":
+                self.answer(status, headers, data[: len(data) // 2], len(data))
+                self.close_connection = True
+                return
+            if fault == "slow":
+                self.answer(status, headers, data[: len(data) // 2], len(data))
+                self.wfile.flush()
+                proxy.closing.wait(proxy.slow_s)
+                self.wfile.write(data[len(data) // 2 :])
+                return
+            self.answer(status, headers, data, length)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def forwarded(self) -> tuple[int, dict[str, str], bytes, int]:
+            if self.upstream is None:
+                self.upstream = http.client.HTTPConnection("127.0.0.1", proxy.upstream, timeout=30)
+            self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                self.upstream.putheader(name, value)
+            self.upstream.endheaders()
+            response = self.upstream.getresponse()
+            data = response.read()
+            headers = dict(response.getheaders())
+            length = int(headers.pop("Content-Length", len(data)))
+            headers.pop("Transfer-Encoding", None)
+            return response.status, headers, data, length if self.command == "HEAD" else len(data)
+
+        def answer(self, status: int, headers: dict[str, str], data: bytes, length: int) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(max(length, len(data))))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def handle_one_request(self) -> None:
+            with contextlib.suppress(OSError, ValueError):
+                super().handle_one_request()
+                return
+            self.close_connection = True
+
+        def finish(self) -> None:
+            if self.upstream is not None:
+                self.upstream.close()
+            with contextlib.suppress(OSError, ValueError):
+                super().finish()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        request_queue_size = 256
+
+        def handle_error(self, *args: Any) -> None:
+            """Clients that go away are no fault of the proxy."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    proxy.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.closing.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,198 @@
+"""A store that fails now and then, is slow, lies, or stays away: the same bytes, exact counts, and words that help."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import corpora
+import headrace
+import servers
+from fault_proxy import KINDS, FaultProxy, fault_proxy
+from headrace.errors import StoreError
+from headrace.io import FetchPolicy, ObjectReader
+from headrace.io.objects.reader import merged
+
+pytestmark = pytest.mark.remote
+
+CONTENT = np.random.default_rng(3).integers(0, 256, 300_000, dtype=np.uint8)
+QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
+
+
+@pytest.fixture
+def proxy(weed: servers.Bucket) -> Iterator[FaultProxy]:
+    with fault_proxy(str(weed.storage.endpoint)) as made:
+        yield made
+
+
+@pytest.fixture
+def storage(weed: servers.Bucket, proxy: FaultProxy) -> headrace.Storage:
+    """The same bucket, through the proxy."""
+    return msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
+
+
+@pytest.fixture
+def url(weed: servers.Bucket, tmp_path: Path) -> str:
+    weed.put(f"{tmp_path.name}/content", CONTENT.tobytes())
+    return f"{weed.url}/{tmp_path.name}/content"
+
+
+def read_all(reader: ObjectReader, url: str, seed: int, num_reads: int) -> int:
+    """Read ranges at random, compare them, and return the number of GETs that they are planned to take."""
+    rng = np.random.default_rng(seed)
+    planned = 0
+    for _ in range(num_reads):
+        begins = rng.integers(0, 290_000, 5)
+        lengths = rng.integers(0, 10_000, 5)
+        found = reader.read_ranges(url, begins, lengths)
+        assert found.tobytes() == b"".join(CONTENT[b : b + n].tobytes() for b, n in zip(begins, lengths, strict=True))
+        planned += len(merged(begins, lengths))
+    return planned
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_fault_is_met_again(kind: str, url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
+    proxy.share, proxy.kinds, proxy.slow_s = 0.3, (kind,), 0.02
+    reader = ObjectReader(storage, policy=QUICK)
+    planned = read_all(reader, url, 1, 10)
+    stats = reader.stats
+    assert proxy.made[kind] > 0
+    assert stats.retries == (0 if kind == "slow" else proxy.made[kind])
+    assert stats.gets == proxy.gets == planned + stats.retries + stats.hedges
+
+
+def test_counts_are_exact_with_all_faults(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
+    proxy.share, proxy.all_requests = 0.05, True
+    reader = ObjectReader(storage, policy=QUICK)
+    planned = read_all(reader, url, 2, 120)
+    stats = reader.stats
+    assert sum(proxy.made.values()) >= 10
+    again = stats.retries - (stats.heads - 1)  # all but those of HEADs
+    assert stats.gets == planned + again + stats.hedges
+    # A hedge may be outrun before it is sent.
+    assert stats.gets - stats.hedges <= proxy.gets <= stats.gets
+
+
+def test_a_slow_get_is_hedged(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
+    reader = ObjectReader(storage, policy=QUICK)
+    read_all(reader, url, 3, 60)  # from now on it is known how long GETs take
+    # Without the second GET the first would last until the attempt is given up, and be tried again.
+    proxy.share, proxy.kinds, proxy.slow_s = 0.02, ("slow",), 40.0
+    while not proxy.made["slow"]:
+        read_all(reader, url, 4, 1)
+    assert reader.stats.hedges >= 1
+    assert reader.stats.retries == 0
+
+
+def test_an_answer_that_takes_too_long_is_tried_again(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
+    proxy.share, proxy.kinds, proxy.slow_s = 1.0, ("slow",), 1.0
+    reader = ObjectReader(storage, policy=msgspec.structs.replace(QUICK, attempt_s=0.2, deadline_s=1.0))
+    with pytest.raises(
+        StoreError, match=r"bytes 7 to 17 of 300,000 cannot be read: no answer came within 0.*attempts in"
+    ):
+        reader.read(url, 7, 10)
+
+
+def test_an_object_that_changed_is_named_at_once(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
+    reader = ObjectReader(storage, policy=QUICK)
+    reader.read(url, 0, 10)
+    proxy.share, proxy.kinds = 1.0, ("etag",)
+    with pytest.raises(StoreError, match=r"content: the object changed while it was in use: .*ETag 'another'"):
+        reader.read(url, 0, 10)
+    assert reader.stats.retries == 0
+
+
+def test_an_object_that_was_removed_is_named_at_once(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
+    reader = ObjectReader(storage, policy=QUICK)
+    reader.read(url, 0, 10)
+    proxy.share, proxy.kinds = 1.0, ("404",)
+    with pytest.raises(StoreError, match=r"content: the object was removed while it was in use"):
+        reader.read(url, 0, 10)
+    assert reader.stats.retries == 0
+
+
+def test_a_store_that_is_away_for_a_while(
+    url: str, storage: headrace.Storage, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = FetchPolicy(deadline_s=30, first_delay_s=0.05, most_delay_s=0.3)
+    reader = ObjectReader(storage, policy=policy)
+    reader.size(url)
+    proxy.is_away = True
+    with caplog.at_level(logging.WARNING, "headrace"):
+        future = reader.objects.begin_ranges(url, [(0, 10)])
+        while proxy.made["away"] < 4 and not future.done():
+            time.sleep(0.01)
+        proxy.is_away = False
+        assert bytes(reader.objects.finish(url, future).data[0]) == CONTENT[:10].tobytes()
+    assert reader.stats.retries >= 4
+    assert f"{url}: bytes 0 to 10 of 300,000 cannot be read" in caplog.text
+    assert "trying again in" in caplog.text
+
+
+def test_a_run_with_faults_is_the_local_run(
+    weed: servers.Bucket, storage: headrace.Storage, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    local = corpora.make(tmp_path / "web", 5, 400, num_shards=2, max_length=900).store
+    url = weed.upload(tmp_path / "web", f"{tmp_path.name}/web")
+    proxy.share, proxy.all_requests = 0.05, True
+    store = headrace.open(url, reader=ObjectReader(storage, policy=QUICK))
+    assert isinstance(store, headrace.stores.Store)
+    assert store.fingerprint == local.fingerprint
+
+    def loader(of: headrace.stores.Store) -> headrace.Loader:
+        run = headrace.Run(headrace.WindowDataset(of, seq_len=64), global_batch_size=16, samples=800)
+        return headrace.Loader(run, micro_batch_size=8)
+
+    for ours, wanted in zip(loader(store), loader(local), strict=True):
+        assert all((ours[name] == wanted[name]).all() for name in wanted)
+    assert sum(proxy.made.values()) > 5
+
+
+def test_a_store_that_stays_away_ends_in_an_error_and_the_state_is_good(
+    weed: servers.Bucket, storage: headrace.Storage, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    local = corpora.make(tmp_path / "web", 6, 300, max_length=900).store
+    url = weed.upload(tmp_path / "web", f"{tmp_path.name}/web") + "/shard-0"
+    policy = FetchPolicy(deadline_s=4, first_delay_s=0.1, most_delay_s=0.5)
+
+    def loader(of: headrace.stores.Store) -> headrace.Loader:
+        run = headrace.Run(headrace.WindowDataset(of, seq_len=64), global_batch_size=8, samples=1600)
+        return headrace.Loader(run, micro_batch_size=8, reading=headrace.loader.Reading(num_threads=1))
+
+    wanted = [batch["input_ids"] for batch in loader(local)]
+    store = headrace.open(url, reader=ObjectReader(storage, policy=policy))
+    assert isinstance(store, headrace.stores.Store)
+    ours = loader(store)
+    count, error = 0, None
+    try:
+        for batch in ours:
+            assert (batch["input_ids"] == wanted[count]).all()
+            count += 1
+            proxy.is_away = count >= 5
+    except StoreError as raised:
+        error = raised
+    assert error is not None
+    assert 5 <= count < len(wanted)
+    words = str(error) + "\n".join(error.__notes__)
+    assert f"{url}.bin: bytes " in words
+    assert "attempts in" in words
+    assert "the deadline is 4 s" in words
+    assert "rank 0 of 1" in words
+    assert "of step" in words
+
+    proxy.is_away = False
+    state = ours.state_dict()
+    assert state["position"] == 8 * count
+    again = headrace.open(url, reader=ObjectReader(storage, policy=QUICK))
+    assert isinstance(again, headrace.stores.Store)
+    resumed = loader(again)
+    resumed.load_state_dict(state)
+    rest = [batch["input_ids"] for batch in resumed]
+    assert len(rest) == len(wanted) - count
+    assert all((one == other).all() for one, other in zip(rest, wanted[count:], strict=True))
