@@ -29,6 +29,9 @@ class Missing:
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"{self._name} has no equivalent in {OURS}")
 
+    def __getitem__(self, _: Any) -> Missing:
+        return self
+
     def __mro_entries__(self, _: Any) -> tuple[type, ...]:
         return (Lacking,)
 

@@ -45,7 +45,7 @@ def run(suite: Suite, variant: str, checkout: Path, chosen: str | None) -> dict[
             VARIANT: variant,
         }
         command = [
-            *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--rootdir={checkout}", "--tb=short"),
+            *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--continue-on-collection-errors", f"--rootdir={checkout}", "--tb=short"),
             *("-p", "no:cacheprovider", "-p", "suites.suite", "-p", f"suites.{suite.name}"),
             *(f"--ignore={checkout / path}" for path in suite.left_out),
             *(() if chosen is None else ("-k", chosen)),

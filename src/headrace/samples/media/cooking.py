@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import GenericAlias
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -69,6 +70,8 @@ class Cooker(msgspec.Struct, frozen=True):
 
     cook: Callable[..., Any]
     has_subflavors: dict[str, Any] | None = None
+
+    __class_getitem__ = classmethod(GenericAlias)
 
     @property
     def need_primary(self) -> bool:
