@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -43,6 +44,52 @@ class Lacking:
         raise NotImplementedError(f"{type(self).__name__} derives from a class that has no equivalent in {OURS}")
 
 
+class Command:
+    """A command of Headrace in place of one of Energon, for click's test runner."""
+
+    def __init__(self, name: str, *words: str) -> None:
+        self.name = name
+        self._words = words
+
+    def main(self, args: Any = (), **_: Any) -> None:
+        """Run the command, as click does: it ends with an exit code."""
+        sys.exit(importlib.import_module("headrace.cli").main([*self._words, *args]))
+
+
+COMMANDS = {
+    "tools.prepare.command": Command("prepare", "prepare", "energon"),
+    "cli.main.prepare_media_command": Command("prepare-media", "prepare", "energon", "--media-only"),
+    "tools.info.command": Command("info", "info"),
+    "tools.lint.command": Command("lint", "check", "--decode"),
+    "tools.preview.command": Command("preview", "preview"),
+}
+"""The commands as docs/migrate/energon.md names them."""
+
+
+def documented(name: str, ours: Any) -> Any:
+    """Return a name of ours as docs/migrate/energon.md says to use it."""
+    if name in ("get_train_dataset", "get_val_dataset"):
+        return functools.partial(in_its_order, ours)
+    if name == "get_dataset_from_config":
+        return functools.partial(ours, trust_code=True)
+    return ours
+
+
+def in_its_order(function: Any, *given: Any, **options: Any) -> Any:
+    """Open data in Energon's own order, where that exists, and run the code that the data name."""
+    from headrace.errors import ConfigError
+
+    options.setdefault("trust_code", True)
+    if options.get("shuffle_over_epochs_multiplier", 1) is None:
+        return function(*given, **options)
+    try:
+        return function(*given, order="energon", **options)
+    except ConfigError as error:
+        if "order='energon'" not in str(error):
+            raise
+        return function(*given, **options)
+
+
 class Renamed(ModuleType):
     """A module of Energon's whose names are those of Headrace's module."""
 
@@ -54,8 +101,12 @@ class Renamed(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        place = f"{self.__name__}.{name}".removeprefix(f"{PEER}.")
+        if place in COMMANDS:
+            return COMMANDS[place]
         try:
-            return getattr(importlib.import_module(OURS), name)
+            ours = getattr(importlib.import_module(OURS), name)
+            return documented(name, ours) if variant() == "documented" else ours
         except AttributeError:
             return Missing(f"{self.__name__}.{name}")
 

@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     )
     from headrace.compat.energon.streams import ShuffleBufferStream as ShuffleBufferDataset
     from headrace.compat.energon.streams import Wrapper as BaseWrapperDataset
+    from headrace.compat.energon.transforms import CustomTransform, MergeTransform
     from headrace.compat.energon.workers import WorkerConfig, log_exception, reraise_exception
     from headrace.datasets.media import (
         CachePool,
@@ -182,6 +183,7 @@ _HOMES = {
     "CrudeJsonlDatasetFactory": "headrace.compat.energon.factories",
     "CrudeSample": "headrace.encoders",
     "CrudeWebdataset": "headrace.compat.energon.named",
+    "CustomTransform": "headrace.compat.energon.transforms",
     "DEFAULT_PROFILE_NAME": "headrace.compat.energon.epath",
     "DatasetBlendMode": "headrace.compat.energon.metadatasets",
     "DatasetLoader": "headrace.compat.energon.metadatasets",
@@ -224,6 +226,7 @@ _HOMES = {
     "MapDataset": "headrace.compat.energon.streams:MapStream",
     "MediaFilterConfig": "headrace.compat.energon.factories",
     "MediaFilterStrategy": "headrace.compat.energon.other_names",
+    "MergeTransform": "headrace.compat.energon.transforms",
     "Metadataset": "headrace.datasets.metadataset",
     "MetadatasetV2": "headrace.datasets.metadataset:Metadataset",
     "MixBatchDataset": "headrace.compat.energon.streams:MixBatchStream",
@@ -316,6 +319,7 @@ __all__ = [
     "CrudeJsonlDatasetFactory",
     "CrudeSample",
     "CrudeWebdataset",
+    "CustomTransform",
     "DatasetBlendMode",
     "DatasetLoader",
     "DecodeFileStore",
@@ -354,6 +358,7 @@ __all__ = [
     "MapDataset",
     "MediaFilterConfig",
     "MediaFilterStrategy",
+    "MergeTransform",
     "Metadataset",
     "MetadatasetV2",
     "MixBatchDataset",

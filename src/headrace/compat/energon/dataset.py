@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,8 @@ from headrace.plan import BatchSchedule, Order
 from headrace.plan.energon import EnergonTopology
 from headrace.plan.framed import FramedForm, GroupBatches, Singles
 from headrace.samples.media import SampleDecoder
+
+_log = logging.getLogger("headrace")
 
 Tail = Literal["spread", "pad", "drop"]
 
@@ -155,8 +157,13 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     def restore_sample(self, key: Any) -> Any:
         """Make a delivered sample or batch again; see `EnergonLoader.restore_sample`."""
+        return self.restored(key, self.batch_of)
+
+    def restored(self, key: Any, form: Callable[[dict[str, Any]], Any]) -> Any:
+        """Make a sample again, or the columns of a batch, which are put into a ``form``."""
         found = restored(self.framed or self.stream, key, by_position=self.own_order is None)
-        return self.batch_of(found) if isinstance(found, dict) and not isinstance(key, tuple) else found
+        is_batch = not isinstance(key, tuple | int) and isinstance(found, dict)
+        return form(found) if is_batch else found
 
     @property
     def unrestorable(self) -> str | None:
@@ -299,9 +306,20 @@ class Batching:
         if task_encoder is not None:
             refuse_builders(task_encoder)
             give_cache(task_encoder, self.cache)
-        if batch_size is None and not (self.encoder is not None and EncoderPipeline(self.encoder).groups):
-            self.encoder = Unbatched(DefaultTaskEncoder() if self.encoder is None else self.encoder)
-            self.batch_size = 1
+
+    def settle(self, given: Any) -> None:
+        """Decide what ``batch_size=None`` means for what is given: a group says its size, or nothing is batched."""
+        if self.batch_size is not None or isinstance(given, Framed):
+            return
+        if self.encoder is not None and EncoderPipeline(self.encoder).groups:
+            return
+        if isinstance(given, Dataset | Mix):
+            # A measured dataset may already consist of batches of groups; tokens are batched in any case.
+            datasets = named_datasets(given).values()
+            if not all(isinstance(dataset, MediaDataset | JoinedMediaDataset) for dataset in datasets):
+                return
+        self.encoder = Unbatched(DefaultTaskEncoder() if self.encoder is None else self.encoder)
+        self.batch_size = 1
 
     @cached_property
     def is_framed(self) -> bool:
@@ -438,6 +456,7 @@ def opened(
     if isinstance(given, Framed):
         return OpenedUnits(given.data, batching.only_lanes(given, options))
     options = energon_options(options)
+    batching.settle(given)
     data = _data(given, split_part, batching, training=training, global_batch_size=global_batch_size, options=options)
     if batching.encoder is None and not is_of_one_type(data):
         data = encoded(data, DefaultTaskEncoder(), seed=batching.seed, kind=MadeDataset)
@@ -476,11 +495,11 @@ def warn_unused_cookers(encoder: Encoder | None, data: Dataset | Mix) -> None:
                 return
             found.append(f"{part.store.path} ({mapper.sample_type.__name__})")
     if found:
-        warnings.warn(
-            f"{type(encoder).__name__} has cookers, which are for crude samples, but every dataset says what its samples"
-            f" are, so that none is called: {', '.join(found)}; set __class__: CrudeWebdataset in dataset.yaml, or leave"
-            " the cookers out",
-            stacklevel=5,
+        _log.warning(
+            "%s has cookers, which are for crude samples, but every dataset says what its samples are, so that none is"
+            " called: %s; set __class__: CrudeWebdataset in dataset.yaml, or leave the cookers out",
+            type(encoder).__name__,
+            ", ".join(found),
         )
 
 
@@ -552,7 +571,7 @@ def _data(
                 f"{', '.join(options)}: says how to open a path, but the data are open already; leave it out"
             )
         return batching.around(given)
-    sample_type = options.pop("sample_type", None) if _says_types(given) else None
+    sample_type = options.pop("sample_type", None) if _says_types(given, options.get("dataset_config")) else None
     if Path(given).suffix in (".yaml", ".yml"):
         known = SourceOptions.__struct_fields__
         if unknown := [name for name in options if name not in known]:
@@ -606,9 +625,9 @@ class _DescribedSource:
         return _described(source.path, source.split_part, {**self._options, **files, "subflavors": source.subflavors})
 
 
-def _says_types(path: str | os.PathLike[str]) -> bool:
+def _says_types(path: str | os.PathLike[str], dataset_config: str | None) -> bool:
     """Whether a file says what the samples at a path are, so that ``sample_type`` only says what is expected."""
-    return Path(path).suffix in (".yaml", ".yml") or any(Path(path, ".nv-meta").glob("*.yaml"))
+    return Path(path).suffix in (".yaml", ".yml") or Path(path, ".nv-meta", dataset_config or "dataset.yaml").exists()
 
 
 def _check_type(data: Dataset | Mix, sample_type: type[Any] | None) -> None:

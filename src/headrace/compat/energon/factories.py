@@ -118,8 +118,7 @@ class BaseCoreDatasetFactory(Generic[T_co]):
         return f"<{type(self).__name__} {self.path}>"
 
 
-class MediaFilterConfig(MediaFilter, frozen=True, kw_only=True):
-    """Chooses the parts whose metadata `BaseWebdatasetFactory.prepare_dataset` gathers."""
+MediaFilterConfig = MediaFilter
 
 
 class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_co]):
@@ -216,7 +215,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_co]):
                 split=split,
                 dataset=DatasetChoice(skip=True),
                 exclude=f"^(?:{others})$" if others else None,
-                media=media_filter,
+                media=_media_filter(media_filter),
                 index_only=tar_index_only,
                 duplicates="keep" if fix_duplicates else "error",
                 workers=min(workers, len(os.sched_getaffinity(0)), max(1, len(wanted))),
@@ -224,6 +223,14 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_co]):
             ),
         )
         return set(report.parts), []
+
+
+def _media_filter(given: MediaFilter | None) -> MediaFilter | None:
+    """Return a filter whose strategy may be one of Energon's, with its patterns in a list."""
+    if given is None:
+        return None
+    strategy: Any = str(given.strategy)
+    return MediaFilter(strategy=strategy, patterns=tuple(given.patterns))
 
 
 def _ratio(shares: Sequence[tuple[str, float]] | None) -> tuple[float, ...]:

@@ -182,7 +182,7 @@ class EnergonLoader(ABC):
             ConfigError: the data have no such key, or several datasets have it; the data have changed; or a hook is not
                 ``@stateless``.
         """
-        return self.dataset.restore_sample(key)
+        return self.dataset.restored(key, self._given)
 
     def config(self) -> dict[str, Any]:
         """The recipe that a state must agree with; see `EnergonDataset.config`."""

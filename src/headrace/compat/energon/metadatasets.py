@@ -13,7 +13,7 @@ from headrace.compat.energon.epath import EPath
 from headrace.compat.energon.factories import BaseCoreDatasetFactory, get_dataset_from_config
 from headrace.compat.energon.workers import WorkerConfig
 from headrace.datasets.media.file_stores import FILESYSTEM, FileStore, file_store
-from headrace.datasets.metadataset import NamedSource, prepare_metadataset
+from headrace.datasets.metadataset import NamedSource
 from headrace.datasets.metadataset import load_dataset as load_metadataset
 from headrace.datasets.metadataset.metadataset import Metadataset
 from headrace.datasets.metadataset.reading import Mixed, Tree
@@ -130,8 +130,13 @@ class DatasetLoader:
         return found
 
     def prepare(self, split_part: str | None = None) -> list[Any]:
-        """Make the indices of all joins."""
-        return list(self.metadataset.prepare())
+        """Make the indices of all joins, and return their paths. Indices of joins that are gone are removed."""
+        made = [join.path for join in self.metadataset.prepare()]
+        for folder in {path.parent for path in made}:
+            for old in folder.glob("join_index_*"):
+                if old not in made:
+                    old.unlink()
+        return made
 
 
 def _mode(tree: Tree) -> DatasetBlendMode:
@@ -168,6 +173,11 @@ def load_dataset(path: str | os.PathLike[str], **options: Any) -> DatasetLoader:
         options: ``split_config`` and ``dataset_config``, for a single dataset.
     """
     return DatasetLoader(load_metadataset(path), options)
+
+
+def prepare_metadataset(path: str | os.PathLike[str]) -> None:
+    """Make the indices of all joins of a metadataset."""
+    load_dataset(path).prepare()
 
 
 def traverse_metadataset(path: str | os.PathLike[str], *, split_part: str) -> list[LeafReference]:
