@@ -23,7 +23,8 @@ from headrace._lazy import lazily
 if TYPE_CHECKING:
     from headrace.compat.energon.caching import DirectLazy, FileCacheLazy, FileStoreCachePool, MockLazy
     from headrace.compat.energon.dataset import EnergonDataset
-    from headrace.compat.energon.epath import DEFAULT_PROFILE_NAME, EPath
+    from headrace.compat.energon.details import AVProbeIndex, format_sample_detailed
+    from headrace.compat.energon.epath import DEFAULT_PROFILE_NAME, NVDATASET_CACHE_DIR, EPath
     from headrace.compat.energon.factories import (
         BaseCoreDatasetFactory,
         BaseWebdatasetFactory,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         MediaFilterConfig,
         StandardWebdatasetFactory,
         get_dataset_from_config,
+        prepare_filesystem_dataset,
     )
     from headrace.compat.energon.factories import CrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory
     from headrace.compat.energon.getting import (
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
         homogeneous_concat_mix,
     )
     from headrace.compat.energon.streams import ShuffleBufferStream as ShuffleBufferDataset
+    from headrace.compat.energon.streams import WatchdogStream as WatchdogDataset
     from headrace.compat.energon.streams import Wrapper as BaseWrapperDataset
     from headrace.compat.energon.transforms import CustomTransform, MergeTransform
     from headrace.compat.energon.workers import WorkerConfig, log_exception, reraise_exception
@@ -166,6 +169,7 @@ _HOMES = {
     "AVData": "headrace.samples.media",
     "AVDecoder": "headrace.samples.media",
     "AVMetadata": "headrace.samples.media",
+    "AVProbeIndex": "headrace.compat.energon.details",
     "AugmentTaskEncoder": "headrace.encoders",
     "BaseCoreDataset": "headrace.compat.energon.named",
     "BaseCoreDatasetFactory": "headrace.compat.energon.factories",
@@ -233,6 +237,7 @@ _HOMES = {
     "MockLazy": "headrace.compat.energon.caching",
     "MultiChoiceVQASample": "headrace.encoders",
     "MultiChoiceVQAWebdataset": "headrace.compat.energon.named",
+    "NVDATASET_CACHE_DIR": "headrace.compat.energon.epath",
     "NoCachePool": "headrace.datasets.media",
     "OCRSample": "headrace.encoders",
     "OCRWebdataset": "headrace.compat.energon.named",
@@ -264,6 +269,7 @@ _HOMES = {
     "VidQASample": "headrace.encoders",
     "VidQAWebdataset": "headrace.compat.energon.named",
     "VideoData": "headrace.samples.media:AVData",
+    "WatchdogDataset": "headrace.compat.energon.streams:WatchdogStream",
     "WebdatasetFileStore": "headrace.datasets.media",
     "WorkerConfig": "headrace.compat.energon.workers",
     "basic_sample_keys": "headrace.encoders",
@@ -273,6 +279,7 @@ _HOMES = {
     "concat_pad": "headrace.compat.energon.streams",
     "cooker": "headrace.encoders",
     "edataclass": "headrace.encoders",
+    "format_sample_detailed": "headrace.compat.energon.details",
     "generic_batch": "headrace.encoders",
     "generic_concat": "headrace.compat.energon.streams",
     "get_clips_uniform": "headrace.samples.media",
@@ -288,6 +295,7 @@ _HOMES = {
     "homogeneous_concat_mix": "headrace.compat.energon.streams",
     "load_dataset": "headrace.compat.energon.metadatasets",
     "log_exception": "headrace.compat.energon.workers",
+    "prepare_filesystem_dataset": "headrace.compat.energon.factories",
     "prepare_metadataset": "headrace.compat.energon.metadatasets",
     "reraise_exception": "headrace.compat.energon.workers",
     "stateless": "headrace.encoders",
@@ -299,9 +307,11 @@ __all__ = [
     "INDEX_SQLITE_FILENAME",
     "INFO_JSON_FILENAME",
     "MAIN_FOLDER_NAME",
+    "NVDATASET_CACHE_DIR",
     "AVData",
     "AVDecoder",
     "AVMetadata",
+    "AVProbeIndex",
     "AugmentTaskEncoder",
     "BaseCoreDataset",
     "BaseCoreDatasetFactory",
@@ -396,6 +406,7 @@ __all__ = [
     "VidQASample",
     "VidQAWebdataset",
     "VideoData",
+    "WatchdogDataset",
     "WebdatasetFileStore",
     "WorkerConfig",
     "basic_sample_keys",
@@ -405,6 +416,7 @@ __all__ = [
     "concat_pad",
     "cooker",
     "edataclass",
+    "format_sample_detailed",
     "generic_batch",
     "generic_concat",
     "get_clips_uniform",
@@ -420,6 +432,7 @@ __all__ = [
     "homogeneous_concat_mix",
     "load_dataset",
     "log_exception",
+    "prepare_filesystem_dataset",
     "prepare_metadataset",
     "reraise_exception",
     "stateless",

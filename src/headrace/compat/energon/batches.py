@@ -18,7 +18,7 @@ import numpy as np
 from headrace.datasets.encoded.dataset import EncodedDataset
 from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.samples import columns_of
-from headrace.encoders import AugmentTaskEncoder, stateless
+from headrace.encoders import AugmentTaskEncoder, TaskEncoder, stateless
 from headrace.errors import ConfigError
 from headrace.loader.spans import Batch as Columns
 from headrace.samples.media.batch import made
@@ -103,6 +103,13 @@ class MadeFramed(Framed):
     def columns_of(self, batch: Any) -> dict[str, Any]:
         """Return a batch in columns, with its form."""
         return columns_with_form(batch, type(self.encoder).__name__)
+
+
+class Unpacked(AugmentTaskEncoder[Any, Any, Any, Any]):
+    """An encoder without its packing hooks, for Energon's own order without ``packing_buffer_size``."""
+
+    select_samples_to_pack = TaskEncoder.select_samples_to_pack
+    pack_selected_samples = TaskEncoder.pack_selected_samples
 
 
 class Unbatched(AugmentTaskEncoder[Any, Any, Any, Any]):

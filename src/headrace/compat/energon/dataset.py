@@ -21,11 +21,13 @@ from headrace.compat.energon.batches import (
     MadeDataset,
     MadeFramed,
     Unbatched,
+    Unpacked,
     as_made,
     typed,
     without_form,
 )
 from headrace.compat.energon.caching import LoaderCache
+from headrace.compat.energon.epath import load_metadataset
 from headrace.compat.energon.factories import described
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
@@ -34,7 +36,7 @@ from headrace.datasets.encoded.dataset import EncodedSources, encoded, encoder_o
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.media import JoinedMediaDataset
-from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions, load_dataset
+from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix, length_of, named_datasets
 from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
 from headrace.errors import ConfigError
@@ -275,6 +277,7 @@ class Batching:
     Args:
         task_encoder, errors, packing_buffer_size, framed, num_lanes, batch_size: see `get_train_dataset`.
         seed: the seed of the random numbers in hooks.
+        own_order: whether the order is Energon's own.
 
     Raises:
         ConfigError: it is not a task encoder, or its hooks contradict each other.
@@ -290,6 +293,7 @@ class Batching:
         errors: ErrorPolicy | None,
         framed: bool,
         num_lanes: int | None,
+        own_order: bool = False,
     ) -> None:
         self.seed = seed
         self.batch_size = batch_size
@@ -303,6 +307,11 @@ class Batching:
         self.encoder = encoder_or_none(task_encoder)
         if self.encoder is None and (self._asked or errors is not None):
             self.encoder = DefaultTaskEncoder()
+        if self.encoder is not None and own_order and packing_buffer_size is None:
+            # Energon packs only with a buffer; here hooks that pack would need a framed source, which has its own order.
+            hooks = EncoderPipeline(self.encoder).hooks
+            if hooks["select_samples_to_pack"].is_overridden or hooks["pack_selected_samples"].is_overridden:
+                self.encoder = Unpacked(self.encoder)
         if task_encoder is not None:
             refuse_builders(task_encoder)
             give_cache(task_encoder, self.cache)
@@ -579,7 +588,7 @@ def _data(
                 f"{', '.join(unknown)}: cannot be set for a metadataset, whose file says it; allowed here are"
                 f" {', '.join(known)}"
             )
-        metadataset = load_dataset(given)
+        metadataset = load_metadataset(given)
         opening = batching.sources({**options, "open": _DescribedSource(options)})
         if training:
             data = metadataset.train(split_part, options=opening, global_batch_size=global_batch_size)

@@ -225,6 +225,34 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_co]):
         return set(report.parts), []
 
 
+def prepare_filesystem_dataset(
+    root_path: str | os.PathLike[str],
+    media_filter: MediaFilter,
+    *,
+    progress: bool = True,
+    workers: int = 16,
+    index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+) -> int:
+    """Gather the metadata of the media in a folder of plain files, as `prepare_energon` does.
+
+    Args:
+        root_path: the folder.
+        media_filter: which files are media.
+        progress, index_sqlite_tmp_path: Energon's; not used.
+        workers: at most so many processes.
+
+    Returns:
+        The number of media whose metadata were gathered.
+    """
+    options = EnergonOptions(
+        media=_media_filter(media_filter),
+        media_only=True,
+        workers=min(workers, len(os.sched_getaffinity(0))),
+        overwrite=True,
+    )
+    return prepare_energon(Path(root_path), options=options).media or 0
+
+
 def _media_filter(given: MediaFilter | None) -> MediaFilter | None:
     """Return a filter whose strategy may be one of Energon's, with its patterns in a list."""
     if given is None:

@@ -366,6 +366,7 @@ def get_train_dataset(
         errors=worker_config.policy(errors),
         framed=framed,
         num_lanes=num_lanes,
+        own_order=order == "energon",
     )
     return prepared(path, split_part, passes, batching, worker_config, options)
 
@@ -530,6 +531,7 @@ def get_val_dataset(
         errors=worker_config.policy(errors),
         framed=framed,
         num_lanes=num_lanes,
+        own_order=order == "energon",
     )
     return prepared(path, split_part, passes, batching, worker_config, options)
 
@@ -565,6 +567,7 @@ def get_val_datasets(
         errors=worker_config.policy(errors),
         framed=framed,
         num_lanes=num_lanes,
+        own_order=order == "energon",
     )
     data, units = opened(path, split_part, batching, training=False, global_batch_size=None, options=options)
     found = []

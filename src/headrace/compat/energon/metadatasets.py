@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.compat.energon.epath import EPath
+from headrace.compat.energon.epath import EPath, load_metadataset
 from headrace.compat.energon.factories import BaseCoreDatasetFactory, get_dataset_from_config
 from headrace.compat.energon.workers import WorkerConfig
 from headrace.datasets.media.file_stores import FILESYSTEM, FileStore, file_store
 from headrace.datasets.metadataset import NamedSource
-from headrace.datasets.metadataset import load_dataset as load_metadataset
 from headrace.datasets.metadataset.metadataset import Metadataset
 from headrace.datasets.metadataset.reading import Mixed, Tree
 from headrace.errors import ConfigError

@@ -12,7 +12,11 @@ whose order does not depend on ranks.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
+import sys
+import threading
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -31,6 +35,8 @@ from headrace.encoders import get_stateless
 from headrace.errors import ConfigError, SkipSample, StateError
 
 T_co = TypeVar("T_co", covariant=True)
+
+_log = logging.getLogger("headrace")
 
 MakeLoader = Callable[[EnergonDataset], EnergonLoader]
 
@@ -874,6 +880,51 @@ class LogSampleStream(Wrapper):
 
     def __init__(self, dataset: Any, mode: str = "train", worker_config: WorkerConfig | None = None, **_: Any) -> None:
         super().__init__(dataset, worker_config=worker_config)
+
+
+class WatchdogStream(Wrapper):
+    """The same samples; if one takes longer than ``timeout_seconds``, the stacks of all threads are logged once.
+
+    This is for what runs in this process. In worker processes, a loader replaces a worker that hangs.
+
+    Args:
+        dataset: the samples.
+        worker_config: that of the dataset.
+        timeout_seconds: how long a sample may take; None for ever.
+        initial_timeout_seconds, fail_on_timeout: Energon's; not used.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        worker_config: WorkerConfig | None = None,
+        timeout_seconds: float | None = 60,
+        initial_timeout_seconds: float | None = None,
+        fail_on_timeout: bool = False,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self.timeout_seconds = timeout_seconds
+
+    def _watchdog_trigger(self) -> None:
+        stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
+        _log.warning("a sample takes more than %s s; all threads are at:\n%s", self.timeout_seconds, stacks)
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.dataset)
+        while True:
+            timer = None
+            if self.timeout_seconds is not None:
+                timer = threading.Timer(self.timeout_seconds, self._watchdog_trigger)
+                timer.daemon = True
+                timer.start()
+            try:
+                sample = next(samples)
+            except StopIteration:
+                return
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            yield sample
 
 
 class GcStream(Wrapper):
