@@ -310,7 +310,7 @@ class SampleMapper:
             for part, data in raw_parts.items():
                 if self.wants(part):
                     crude[part] = self._decode(part, data)
-        return self._from_decoded(crude, known)
+        return self._from_decoded(crude, known, raw_parts)
 
     def _from_whole(self, raw_parts: Mapping[str, bytes], meta: tuple[Any, ...]) -> Any:
         """Make a sample of what a decoder of the user's makes of all parts."""
@@ -324,7 +324,7 @@ class SampleMapper:
             reason = f"{type(self.decoder).__name__} fails: {type(error).__name__}: {error}"
             raise SampleError(None, reason) from error
         if self._loader is not None or self.is_crude:
-            return self._from_decoded(decoded, known)
+            return self._from_decoded(decoded, known, raw_parts)
 
         def part_value(part: str) -> Any:
             if part not in decoded:
@@ -334,7 +334,7 @@ class SampleMapper:
         values = {field: first_that_works(options, field, part_value) for field, options in self.field_map.items()}
         return self.sample_type(**{**{name: known[name] for name in BASE_FIELDS}, **values})
 
-    def _from_decoded(self, crude: CrudeSample, known: dict[str, Any]) -> Any:
+    def _from_decoded(self, crude: CrudeSample, known: dict[str, Any], raw_parts: Mapping[str, bytes]) -> Any:
         if self._loader is None:
             return crude if self.sample_type is CrudeSample else self.sample_type(crude)
         try:
@@ -342,7 +342,7 @@ class SampleMapper:
         except HeadraceError:
             raise
         except (LookupError, ValueError, TypeError) as error:
-            parts = ", ".join(part for part in crude if part not in known) or "none"
+            parts = ", ".join(raw_parts) or "none"
             reason = f"the sample loader fails: {type(error).__name__}: {error}; the sample has the parts {parts}"
             raise SampleError(None, reason) from error
         if self.is_crude:
