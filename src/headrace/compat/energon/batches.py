@@ -18,7 +18,7 @@ import numpy as np
 from headrace.datasets.encoded.dataset import EncodedDataset
 from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.samples import columns_of
-from headrace.encoders import AugmentTaskEncoder, TaskEncoder, stateless
+from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder, stateless
 from headrace.errors import ConfigError
 from headrace.loader.spans import Batch as Columns
 from headrace.samples.media.batch import made
@@ -48,13 +48,17 @@ class BatchForm:
     extra: Mapping[str, Any] | None = None
 
 
-def columns_with_form(batch: Any, encoder: str) -> dict[str, Any]:
-    """Return any batch in columns, with its form."""
+def columns_with_form(batch: Any, encoder: Any) -> dict[str, Any]:
+    """Return any batch in columns, with its form.
+
+    Arrays in a dataclass that the user's own ``encoder`` makes stay arrays; all others become tensors.
+    """
     is_dataclass = dataclasses.is_dataclass(batch) and not isinstance(batch, type)
     if not (isinstance(batch, Mapping) or is_dataclass or (isinstance(batch, tuple) and hasattr(batch, "_fields"))):
         return {VALUE: batch, FORM: BatchForm(None)}
-    columns = columns_of(batch, encoder)
-    fields = {name: getattr(batch, name) for name in columns} if is_dataclass else {}
+    columns = columns_of(batch, type(encoder).__name__)
+    is_own = is_dataclass and type(encoder) is not DefaultTaskEncoder
+    fields = {name: getattr(batch, name) for name in columns} if is_own else {}
     arrays = frozenset(name for name, value in fields.items() if isinstance(value, np.ndarray))
     extra = {name: value for name, value in getattr(batch, "__dict__", {}).items() if name not in columns}
     return {**columns, FORM: BatchForm(type(batch), arrays, extra if is_dataclass and extra else None)}
@@ -94,7 +98,7 @@ class MadeDataset(EncodedDataset):
 
     def columns_of(self, batch: Any) -> dict[str, Any]:
         """Return a batch in columns, with its form."""
-        return columns_with_form(batch, type(self.encoder).__name__)
+        return columns_with_form(batch, self.encoder)
 
 
 class MadeFramed(Framed):
@@ -102,7 +106,7 @@ class MadeFramed(Framed):
 
     def columns_of(self, batch: Any) -> dict[str, Any]:
         """Return a batch in columns, with its form."""
-        return columns_with_form(batch, type(self.encoder).__name__)
+        return columns_with_form(batch, self.encoder)
 
 
 class Unpacked(AugmentTaskEncoder[Any, Any, Any, Any]):

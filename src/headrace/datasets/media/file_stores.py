@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from types import GenericAlias
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class FileStore(ABC):
     ``FileStore[bytes]`` is the same class; the type of the files is for readers of an annotation.
     """
 
-    __class_getitem__ = classmethod(GenericAlias)
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     @abstractmethod
     def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
@@ -262,7 +262,7 @@ class Lazy:
     """
 
     __slots__ = ("_found", "_read", "fname", "source")
-    __class_getitem__ = classmethod(GenericAlias)
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     def __init__(self, read: Callable[[], tuple[Any, SourceInfo | None]], fname: str, source: object) -> None:
         self._read = read
