@@ -2,8 +2,8 @@
 
     HEADRACE_SUITES=/folder python tests/interop/suites/public_files.py     # reads /folder/public/REPOSITORY/**/*.py
 
-Files are read as syntax trees and never run. A file counts as served if each name that it imports from Energon exists in
-``headrace.compat.energon``, and each keyword argument that it passes to such a name is accepted.
+Files are read as syntax trees and never run. A file counts as served if each name that it imports from Energon exists
+in ``headrace.compat.energon``, and each keyword argument that it passes to such a name is accepted.
 """
 
 from __future__ import annotations
@@ -43,17 +43,33 @@ def attributes(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
+OPENING = (
+    *(
+        "split_config",
+        "dataset_config",
+        "subflavors",
+        "subset",
+        "sample_type",
+        "field_map",
+        "part_filter",
+        "sample_loader",
+    ),
+    *("decoder", "auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content", "handler"),
+    *("ignore_decoder_errors", "cookers", "cache", "aux", "trust_code", "reader"),
+)
+"""What ``get_train_dataset`` and its like pass on to what opens the data, which a signature does not show."""
+
+
 def refused(ours: Any, call: ast.Call) -> Iterator[str]:
     """Yield the keyword arguments of a call that a name of ours does not accept."""
     try:
-        parameters = inspect.signature(ours).parameters
+        parameters = set(inspect.signature(ours).parameters)
     except (TypeError, ValueError):
         return
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        accepted = getattr(ours, "ACCEPTED", None)
-        if accepted is None:
-            return
-        parameters = {**parameters, **dict.fromkeys(accepted)}
+    if "options" in parameters and not isinstance(ours, type):
+        parameters |= set(OPENING)
+    elif any(one.kind is inspect.Parameter.VAR_KEYWORD for one in inspect.signature(ours).parameters.values()):
+        return
     for keyword in call.keywords:
         if keyword.arg is not None and keyword.arg not in parameters:
             yield keyword.arg

@@ -104,8 +104,8 @@ class FileStoreCachePool(CachePool):
     read. While the cache is full the threads wait, and a file that is used before its turn is read directly.
 
     Args:
-        parent_cache_dir: a folder on local disk; each process has one of its own in it. None is the folder for temporary
-            files.
+        parent_cache_dir: a folder on local disk; each process has one of its own in it. None is the folder for
+            temporary files.
         num_workers: the threads of a process.
         max_cache_size_gbytes, max_cache_count: the most that a process keeps.
         method: ``"raw"`` keeps the bytes of a file and decodes it when it is used; ``"pickle"`` keeps the value.

@@ -308,7 +308,7 @@ class Batching:
         if self.encoder is None and (self._asked or errors is not None):
             self.encoder = DefaultTaskEncoder()
         if self.encoder is not None and own_order and packing_buffer_size is None:
-            # Energon packs only with a buffer; here hooks that pack would need a framed source, which has its own order.
+            # Energon packs only with a buffer; here hooks that pack need a framed source, which has its own order.
             hooks = EncoderPipeline(self.encoder).hooks
             if hooks["select_samples_to_pack"].is_overridden or hooks["pack_selected_samples"].is_overridden:
                 self.encoder = Unpacked(self.encoder)
@@ -525,9 +525,9 @@ def refuse_builders(encoder: Encoder) -> None:
     """Raise ConfigError for an encoder that overrides how Energon assembles its iterators, which nothing here calls."""
     if found := [name for name in _BUILDERS if hasattr(encoder, name)]:
         raise ConfigError(
-            f"{type(encoder).__name__} overrides {', '.join(found)}, by which Energon assembles its iterators; there are"
-            " none here, so it would not be called: override the hooks instead (encode_sample, select_samples_to_pack,"
-            " batch, ...), and mix datasets in a metadataset or with BlendDataset"
+            f"{type(encoder).__name__} overrides {', '.join(found)}, by which Energon assembles its iterators; there"
+            " are none here, so it would not be called: override the hooks instead (encode_sample, batch,"
+            " select_samples_to_pack, ...), and mix datasets in a metadataset or with BlendDataset"
         )
 
 

@@ -128,7 +128,7 @@ class EPath(os.PathLike[str]):
     def open(
         self, mode: str = "r", block_size: int | None = None, prefetch_file: bool = False, **options: Any
     ) -> IO[Any]:
-        """Open the file; to write, its folder is made first. ``block_size`` and ``prefetch_file`` are for object stores.
+        """Open the file; to write, its folder is made first. ``block_size`` and ``prefetch_file`` are Energon's.
 
         ``options`` are those of the built-in ``open``.
         """

@@ -193,8 +193,8 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_co]):
         """
         if split_config != "split.yaml" or shuffle_seed not in (42, None):
             raise ConfigError(
-                f"split_config is {split_config!r} and shuffle_seed is {shuffle_seed}: only 'split.yaml', and 42 or None,"
-                " are known here; copy split.yaml under another name afterwards"
+                f"split_config is {split_config!r} and shuffle_seed is {shuffle_seed}: only 'split.yaml', and 42 or"
+                " None, are known here; copy split.yaml under another name afterwards"
             )
         root = Path(parent_path)
         wanted = {name for path in paths for name in expand_braces(path)}

@@ -305,8 +305,8 @@ def get_train_dataset(
             already: a dataset, a blend, or a `Framed` source.
         split_part: the part of the dataset or metadataset.
         worker_config: rank, workers and seed.
-        batch_size: samples of a batch on this rank. None: ``batch_group_criterion`` returns the size, or without that hook
-            nothing is batched, and the loader gives single samples.
+        batch_size: samples of a batch on this rank. None: ``batch_group_criterion`` returns the size, or without that
+            hook nothing is batched, and the loader gives single samples.
         batch_drop_last: without ``repeat``, leave out a last batch that not all ranks can fill.
         shuffle_buffer_size: the least number of samples to shuffle among; ``order="shards"`` opens enough slices.
         max_samples_per_sequence: the number of neighbouring samples of a shard that are read together. None means 100,

@@ -149,7 +149,7 @@ def _mode(tree: Tree) -> DatasetBlendMode:
 
 
 def _leaves(tree: Tree, number: float, *, is_repeated: bool) -> Iterator[tuple[NamedSource, float]]:
-    """Yield the datasets of a tree with their share: the products of weights, divided by their sums, or of repetitions."""
+    """Yield the datasets of a tree with their share: the product of the weights, as fractions, or of repetitions."""
     if isinstance(tree, NamedSource):
         yield tree, number
         return

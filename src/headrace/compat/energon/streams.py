@@ -5,7 +5,7 @@
 A wrapper runs in the process that trains; the datasets at the leaves read in their own workers. The state of a tree is
 the state of each leaf's loader and a few numbers a node. Nodes that hold samples save their restore keys.
 
-A wrapper around a dataset of Headrace (`MediaDataset`, a mix, `Framed`) is the one of `headrace.compat.energon.wrappers`,
+A wrapper around a dataset of Headrace (`MediaDataset`, a mix, `Framed`) is that of `headrace.compat.energon.wrappers`,
 whose order does not depend on ranks.
 """
 
@@ -304,7 +304,7 @@ _UNUSED: Final = (
     "reset_after_epoch",
     "restart",
 )
-"""Arguments of Energon's that a wrapper over samples does not need: functions say what they promise by ``@stateless``."""
+"""Arguments of Energon's that a wrapper over samples does not need: functions are marked ``@stateless``."""
 
 
 def _results(function: Callable[[Any], Any], sample: Any) -> Iterator[Any]:
@@ -703,7 +703,7 @@ class MixBatchStream(Wrapper):
 
 
 class HoldingStream(Wrapper):
-    """The base of wrappers that hold samples. Their state has the samples' restore keys, so that they can be made again.
+    """The base of wrappers that hold samples. Their state has the restore keys, so that the samples can be made again.
 
     ``held`` is a dict, name -> list of samples, and ``source`` makes samples again.
     """

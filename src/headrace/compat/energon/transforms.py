@@ -4,7 +4,7 @@
       each transform draws its parameters as torchvision does, and becomes a matrix, source -> result
       the product of the matrices is applied in one resampling
 
-Pillow images only. Matrices map (x, y, 1) in continuous coordinates, in which pixel (0, 0) has its centre at (0.5, 0.5).
+Pillow images only. Matrices map (x, y, 1) in continuous coordinates, where pixel (0, 0) has its centre at (0.5, 0.5).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class MergeTransform(torch.nn.Module):
     """Several geometric transforms of torchvision, or `CustomTransform` s, as one resampling.
 
     Known are ``Resize``, ``CenterCrop``, ``RandomCrop``, ``RandomResizedCrop``, ``RandomHorizontalFlip``,
-    ``RandomVerticalFlip``, ``RandomRotation`` and ``RandomPerspective``. Parameters are drawn as torchvision draws them.
+    ``RandomVerticalFlip``, ``RandomRotation`` and ``RandomPerspective``. Parameters are drawn as by torchvision.
     Pixels outside the image are black. The result is bilinear if any transform is not nearest.
 
     Args:
@@ -87,8 +87,8 @@ class MergeTransform(torch.nn.Module):
             if not isinstance(one, CustomTransform) and not hasattr(self, f"_{type(one).__name__}"):
                 raise ConfigError(
                     f"MergeTransform: {type(one).__name__} is not one of Resize, CenterCrop, RandomCrop,"
-                    " RandomResizedCrop, RandomHorizontalFlip, RandomVerticalFlip, RandomRotation, RandomPerspective; apply"
-                    " it by itself, or derive a CustomTransform"
+                    " RandomResizedCrop, RandomHorizontalFlip, RandomVerticalFlip, RandomRotation, RandomPerspective;"
+                    " apply it by itself, or derive a CustomTransform"
                 )
 
     def forward(self, image: Any) -> Any:

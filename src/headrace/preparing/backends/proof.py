@@ -104,7 +104,7 @@ WORDS = ("word", "Word", "WORD", "wordWord", "1", "12", "123", "1234", "12345678
 CODE = '''def f(x, *args):\n    """Doc."""\n    return {"a": x[0], 'b': lambda y: y**2}  # note\n\n\nclass A:\n\tpass\n
 for (int i = 0; i < n; ++i) { s += a[i]->b.c("%d\\n", 0xFFul); }\n<div class="x">&amp;</div>\nSELECT * FROM t WHERE a<>'b';
 https://example.org/a/b?c=d&e=%20f#g  me@example.org  2024-01-31T12:00:00Z  1,234.56  $x^{2}_{i}$  \\begin{align}\n
-|a|b|\n|--|--|\n\n- [ ] item\n  * item\n\t1. item\n```\ncode\n```\n-----\n=====\n~~~~\n////\n\\\\\\\\\n'''
+|a|b|\n|--|--|\n\n- [ ] item\n  * item\n\t1. item\n```\ncode\n```\n-----\n=====\n~~~~\n////\n\\\\\\\\\n'''  # noqa: E501
 
 
 def probe_texts(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:

@@ -163,7 +163,7 @@ class SampleDecoder:
             reraise(part, error)
 
     def decode_file(self, name: str, data: bytes) -> Any:
-        """Return the content of a file, decoded by its extension, ``jpg`` or ``json.gz``; a file without one by its name.
+        """Return the content of a file, decoded by its extension, ``jpg`` or ``json.gz``; else by its name.
 
         A class that overrides `decode` gets the whole name, as in Energon. Raises as `decode`.
         """
