@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -73,11 +73,11 @@ def as_made(columns: Columns) -> Any:
     if form.kind is None:
         return fields[VALUE]
     if issubclass(form.kind, Mapping):
-        return fields if form.kind is dict else form.kind(fields)  # type: ignore[call-arg]
+        return fields if form.kind is dict else form.kind(fields)
     if not dataclasses.is_dataclass(form.kind):
         return form.kind(**fields)
     # The constructor may check or change fields, and it did so once already.
-    batch = object.__new__(form.kind)
+    batch = object.__new__(cast("type[Any]", form.kind))
     for name, value in {**fields, **(form.extra or {})}.items():
         object.__setattr__(batch, name, value.numpy() if name in form.arrays else value)
     return batch

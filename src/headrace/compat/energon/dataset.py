@@ -344,8 +344,9 @@ class Batching:
         """The opening options for the datasets of a metadataset, each wrapped by the encoder unless it is framed."""
         if self.encoder is None or self.is_framed:
             return SourceOptions(**self.opening(options))
-        made = {"encoder": self.encoder, "seed": self.seed, "errors": self.errors, "kind": MadeDataset}
-        return EncodedSources(**self.opening(options), **made)
+        return EncodedSources(
+            encoder=self.encoder, seed=self.seed, errors=self.errors, kind=MadeDataset, **self.opening(options)
+        )
 
     def around(self, data: Dataset | Mix) -> Dataset | Mix:
         """The same mix with each dataset wrapped by the encoder, unless the encoder is framed."""
@@ -497,7 +498,7 @@ def warn_unused_cookers(encoder: Encoder | None, data: Dataset | Mix) -> None:
         return
     found = []
     for dataset in named_datasets(data).values():
-        inner = getattr(dataset, "dataset", dataset)
+        inner: Any = getattr(dataset, "dataset", dataset)
         for part in getattr(inner, "parts", (inner,)):
             mapper = getattr(part, "mapper", None)
             if mapper is None or mapper.is_crude:
@@ -589,11 +590,11 @@ def _data(
                 f" {', '.join(known)}"
             )
         metadataset = load_metadataset(given)
-        opening = batching.sources({**options, "open": _DescribedSource(options)})
+        sources = batching.sources({**options, "open": _DescribedSource(options)})
         if training:
-            data = metadataset.train(split_part, options=opening, global_batch_size=global_batch_size)
+            data = metadataset.train(split_part, options=sources, global_batch_size=global_batch_size)
         else:
-            data = metadataset.validation(split_part, options=opening)
+            data = metadataset.validation(split_part, options=sources)
         _check_type(data, sample_type)
         return data
     subset = options.pop("subset", None)
@@ -642,7 +643,7 @@ def _says_types(path: str | os.PathLike[str], dataset_config: str | None) -> boo
 def _check_type(data: Dataset | Mix, sample_type: type[Any] | None) -> None:
     """Raise ConfigError if samples are of another type than expected."""
     for name, dataset in named_datasets(data).items() if sample_type is not None else ():
-        inner = getattr(dataset, "dataset", dataset)
+        inner: Any = getattr(dataset, "dataset", dataset)
         kind = inner.mapper.sample_type if isinstance(inner, MediaDataset) else None
         if kind is not None and sample_type is not None and not issubclass(kind, sample_type):
             raise ConfigError(

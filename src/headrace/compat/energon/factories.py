@@ -460,7 +460,9 @@ def get_dataset_from_config(
         **opening,
     )
     if opened is None:
-        files = {"split_config": split_config, "dataset_config": dataset_config} if is_energon else {}
+        files: dict[str, Any] = {}
+        if is_energon:
+            files = {"split_config": split_config, "dataset_config": dataset_config}
         opened = MediaDataset.open(path, part, subflavors=subflavors, trust_code=trust_code, **files, **opening)
     found = ConfiguredDataset(path, opened, training=training, worker_config=worker_config, **options)
     if sample_type is not None and not issubclass(opened.mapper.sample_type, sample_type):

@@ -379,7 +379,7 @@ def get_savable_loader(dataset: EnergonDataset, **options: Any) -> EnergonLoader
 def get_savable_loader(dataset: SavableDataset[Any], **options: Any) -> StreamsLoader: ...
 
 
-def get_savable_loader(
+def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options to this one
     dataset: EnergonDataset | SavableDataset[Any],
     *,
     worker_config: WorkerConfig | None = None,
@@ -588,7 +588,8 @@ def built(factory: BaseCoreDatasetFactory[Any]) -> EnergonDataset:
     if factory.worker_config is None:
         raise ConfigError(f"{factory!r} has no worker_config")
     if factory.training:
+        order: dict[str, Any] = factory.order
         return get_train_dataset(
-            factory.dataset, worker_config=factory.worker_config, batch_size=None, repeat=False, **factory.order
+            factory.dataset, worker_config=factory.worker_config, batch_size=None, repeat=False, **order
         )
     return get_val_dataset(factory.dataset, worker_config=factory.worker_config, batch_size=None)

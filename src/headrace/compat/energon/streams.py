@@ -708,7 +708,7 @@ class HoldingStream(Wrapper):
     ``held`` is a dict, name -> list of samples, and ``source`` makes samples again.
     """
 
-    _savable_fields = ("_keys",)
+    _savable_fields: ClassVar[tuple[str, ...]] = ("_keys",)
 
     def __init__(self, dataset: Any, *, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(dataset, worker_config=worker_config)
