@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import pickle
+import sys
 import tarfile
+import threading
 from collections import UserDict
 from io import BytesIO
 from pathlib import Path
@@ -535,3 +538,51 @@ def test_files_wait_on_disk_until_they_are_used(tmp_path: Path, crude: Path) -> 
 def test_all_names_exist() -> None:
     assert len(set(energon.__all__)) == len(energon.__all__)
     assert all(getattr(energon, name) is not None for name in energon.__all__ if name != "NVDATASET_CACHE_DIR")
+
+
+def test_a_batch_that_takes_long_is_told_without_workers(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+    trigger = energon.WatchdogDataset._watchdog_trigger
+    monkeypatch.setattr(energon.WatchdogDataset, "_watchdog_trigger", lambda limit: (trigger(limit), told.set()))
+
+    class Waiting(DefaultTaskEncoder):
+        @stateless
+        def encode_sample(self, sample: TextSample) -> TextSample:
+            told.wait(60)
+            return sample
+
+    loader = get_loader(
+        get_train_dataset(root, worker_config=ALONE, batch_size=1, task_encoder=Waiting()),
+        watchdog_timeout_seconds=0.01,
+    )
+    next(iter(loader))
+    assert told.is_set()
+    assert "in encode_sample" in caplog.text
+
+
+def test_methods_are_called_around_a_fork_until_their_object_is_gone() -> None:
+    calls = []
+
+    class Connected(energon.ForkMixin):
+        def __before_fork__(self) -> None:
+            calls.append("before")
+
+        def __after_in_parent_fork__(self) -> None:
+            calls.append("parent")
+
+        def __after_in_child_fork__(self) -> None:
+            calls.append("child")
+
+    def forked() -> list[str]:
+        calls.clear()
+        child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit("child" not in calls))
+        child.start()
+        child.join()
+        return [*calls, child.exitcode]
+
+    connected = Connected()
+    assert forked() == ["before", "parent", 0]
+    del connected
+    assert forked() == [1]

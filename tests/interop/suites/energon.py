@@ -71,10 +71,16 @@ class Command:
         """Print the words that scripts look for in Energon's output, and would take from exit code and ``--json``."""
         print("Done")
         if self.name in ("info", "prepare") and args:
-            with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-                importlib.import_module("headrace.cli").main(["info", "--json", args[0]], prog_name="headrace")
-            found = json.loads(printed.getvalue())
+            found = self._as_json("info", args[0])
             print(f"Found {found['samples']} samples, {found['shards']} shards")
+        if self.name == "preview":
+            for sample in self._as_json("preview", *args)["samples"]:
+                print(f"__key__ ({str}): {sample['key']!r}")
+
+    def _as_json(self, *words: str) -> Any:
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+            importlib.import_module("headrace.cli").main([*words, "--json"], prog_name="headrace")
+        return json.loads(printed.getvalue())
 
 
 COMMANDS = {
@@ -118,7 +124,7 @@ def in_its_order(function: Any, *given: Any, **options: Any) -> Any:
 
     options.setdefault("trust_code", True)
     in_ours = any(test in os.environ.get("PYTEST_CURRENT_TEST", "") for test in IN_OUR_ORDER)
-    if in_ours or options.get("shuffle_over_epochs_multiplier", 1) is None:
+    if in_ours:
         return function(*given, **options)
     try:
         return function(*given, order="energon", **options)

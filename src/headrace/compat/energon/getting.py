@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, overload
 
 import msgspec
@@ -26,7 +27,7 @@ from headrace.compat.energon.dataset import (
 )
 from headrace.compat.energon.factories import BaseCoreDatasetFactory
 from headrace.compat.energon.loader import EnergonLoader, framed_dataset, loader_of
-from headrace.compat.energon.streams import SavableDataset, StreamsLoader, stream_of
+from headrace.compat.energon.streams import SavableDataset, StreamsLoader, WatchdogStream, stream_of
 from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
 from headrace.datasets import Dataset, Framed, Run
 from headrace.datasets.encoded.samples import Encoder
@@ -413,7 +414,8 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
             watchdog_initial_timeout_seconds, fail_on_timeout: Energon's; without effect here, as a warning says.
         prefetch_factor: the number of batches that each worker keeps ready.
         pin_memory, persistent_workers, start_method, worker_init, differing_globals: see `headrace.loader.Reading`.
-        watchdog_timeout_seconds: how long a batch may take; after that its worker is replaced. None: an hour.
+        watchdog_timeout_seconds: how long a batch may take; after that its worker is replaced. None: an hour. Without
+            workers, the stacks of all threads are logged.
         fault_report, journal: see `headrace.Loader`. Only a framed source can have a journal.
 
     Raises:
@@ -456,7 +458,10 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
         if cache_pool is not None and one.cache is not None:
             one.cache.pool = cache_pool
         report, file = (None if path is None else os.fspath(path) for path in (fault_report, journal))
-        return loader_of(one, reading(one.worker_config.num_workers), report, file, as_columns=as_columns)
+        made = loader_of(one, reading(one.worker_config.num_workers), report, file, as_columns=as_columns)
+        if not one.worker_config.num_workers and watchdog_timeout_seconds is not None:
+            made.watch = partial(WatchdogStream.watched, timeout_seconds=watchdog_timeout_seconds)
+        return made
 
     if isinstance(dataset, EnergonDataset):
         return loader(dataset)

@@ -7,7 +7,7 @@ during the run.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import index
 from typing import Any
 
@@ -48,6 +48,8 @@ class EnergonLoader(ABC):
         self.dataset = dataset
         self._given = dataset.columns_of if as_columns else dataset.batch_of
         self._iteration = 0
+        self.watch: Callable[[Iterator[Any]], Iterator[Any]] | None = None
+        """What watches that a batch does not take too long, if batches are read in this process."""
 
     @property
     def worker_config(self) -> WorkerConfig:
@@ -95,7 +97,8 @@ class EnergonLoader(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
-        return self._batches(self._iteration)
+        batches = self._batches(self._iteration)
+        return batches if self.watch is None else self.watch(batches)
 
     def _batches(self, iteration: int) -> Iterator[Any]:
         epoch: Iterator[Batch] | None = None

@@ -885,7 +885,8 @@ class LogSampleStream(Wrapper):
 class WatchdogStream(Wrapper):
     """The same samples; if one takes longer than ``timeout_seconds``, the stacks of all threads are logged once.
 
-    This is for what runs in this process. In worker processes, a loader replaces a worker that hangs.
+    This is for wrappers, which run in this process. A loader without worker processes watches its batches itself, and
+    one with worker processes replaces a worker that hangs.
 
     Args:
         dataset: the samples.
@@ -905,26 +906,30 @@ class WatchdogStream(Wrapper):
         super().__init__(dataset, worker_config=worker_config)
         self.timeout_seconds = timeout_seconds
 
-    def _watchdog_trigger(self) -> None:
+    @classmethod
+    def _watchdog_trigger(cls, timeout_seconds: float) -> None:
         stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
-        _log.warning("a sample takes more than %s s; all threads are at:\n%s", self.timeout_seconds, stacks)
+        _log.warning("a sample takes more than %s s; all threads are at:\n%s", timeout_seconds, stacks)
 
-    def __iter__(self) -> Iterator[Any]:
-        samples = iter(self.dataset)
+    @classmethod
+    def watched(cls, samples: Iterator[Any], timeout_seconds: float) -> Iterator[Any]:
+        """The same samples, watched."""
         while True:
-            timer = None
-            if self.timeout_seconds is not None:
-                timer = threading.Timer(self.timeout_seconds, self._watchdog_trigger)
-                timer.daemon = True
-                timer.start()
+            # A thread for each sample takes some 50 us, and leaves none that the fork of a worker would have to avoid.
+            timer = threading.Timer(timeout_seconds, cls._watchdog_trigger, (timeout_seconds,))
+            timer.daemon = True
+            timer.start()
             try:
                 sample = next(samples)
             except StopIteration:
                 return
             finally:
-                if timer is not None:
-                    timer.cancel()
+                timer.cancel()
             yield sample
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.dataset)
+        return samples if self.timeout_seconds is None else self.watched(samples, self.timeout_seconds)
 
 
 class GcStream(Wrapper):
