@@ -21,16 +21,19 @@ class WeakCallbacks:
 
     def add_hook(self, function: Callable[..., Any], make_persistent: bool = False) -> None:
         """Add a function or a method; with ``make_persistent`` it is kept alive."""
-        if isinstance(function, MethodType):
-            key, kind = (id(function.__self__), id(function.__func__)), weakref.WeakMethod
-        else:
-            key, kind = (id(function), 0), weakref.ref
+        method = function if isinstance(function, MethodType) else None
+        key = (id(function), 0) if method is None else (id(method.__self__), id(method.__func__))
         hooks = self._hooks
 
         def forget(_: Any) -> None:
             hooks.pop(key, None)
 
-        hooks[key] = (lambda: function) if make_persistent else kind(function, forget)
+        if make_persistent:
+            hooks[key] = lambda: function
+        elif method is not None:
+            hooks[key] = weakref.WeakMethod(method, forget)
+        else:
+            hooks[key] = weakref.ref(function, forget)
 
     def run(self, *args: Any, **options: Any) -> None:
         """Call them all."""
