@@ -93,7 +93,7 @@ def ours(folder: Path, kind: str, form: str, workers: int) -> Any:
         max_samples_per_sequence=SLICE,
         **options,
     )
-    return get_savable_loader(dataset)
+    return get_savable_loader(dataset, as_columns=True)
 
 
 def theirs(folder: Path, kind: str, form: str, workers: int) -> Any:

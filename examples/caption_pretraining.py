@@ -41,8 +41,8 @@ if __name__ == "__main__":  # worker processes may import this file
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     loader = opened(folder, WorkerConfig(0, 1, num_workers=2), batch_size=16)
     for batch in loader:
-        labels = torch.tensor([list(WORDS).index(caption) for caption in batch["caption"]])
-        loss = torch.nn.functional.cross_entropy(model(batch["image"]), labels)
+        labels = torch.tensor([list(WORDS).index(caption) for caption in batch.caption])
+        loss = torch.nn.functional.cross_entropy(model(batch.image), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -46,7 +46,7 @@ with TarWriter(folder / "texts.tar") as tar:
         tar.add(f"{number:04d}", {"txt": f"{number * number}, ".encode() * (1 + number % 5)})
 model, loader = torch.nn.Sequential(torch.nn.Embedding(128, 32), torch.nn.Linear(32, 128)), opened(folder, 0, 1)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-for tokens in (batch["tokens"] for batch in islice(loader, 40)):
+for tokens in (batch.tokens for batch in islice(loader, 40)):
     loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).mT, tokens[:, 1:], ignore_index=0)
     loss.backward()
     optimizer.step()

@@ -53,5 +53,5 @@ if __name__ == "__main__":  # worker processes may import this file
         cookers=[Cooker(cook_text, {"kind": "text"}), Cooker(cook_picture, {"kind": "picture"})],
     )
     for step, batch in zip(range(3), get_savable_loader(dataset), strict=False):
-        pictures = sum(caption.startswith("<image>") for caption in batch["caption"])
-        print(f"step {step}: {pictures} pictures of 8, {tuple(batch['image'].shape)}, {batch['caption'][:3]}")
+        pictures = sum(caption.startswith("<image>") for caption in batch.caption)
+        print(f"step {step}: {pictures} pictures of 8, {tuple(batch.image.shape)}, {batch.caption[:3]}")

@@ -14,8 +14,9 @@ import xxhash
 
 import headrace
 import media_texts
+from columned import get_savable_loader
 from headrace.compat.astrai import DatasetFactory, ResumableDistributedSampler
-from headrace.compat.energon import EnergonLoader, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from headrace.compat.energon import EnergonLoader, WorkerConfig, get_train_dataset, get_val_dataset
 from headrace.encoders import DefaultTaskEncoder
 from headrace.stores import KeyedWriter
 

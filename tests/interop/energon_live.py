@@ -10,8 +10,9 @@ from typing import Any
 
 import torch.utils.data._utils as data_workers
 
+from columned import get_savable_loader
 from energon_made import write_shards
-from headrace.compat.energon import EnergonLoader, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from headrace.compat.energon import EnergonLoader, WorkerConfig, get_train_dataset, get_val_dataset
 from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
 from interop import energon_peer
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from columned import get_savable_loader
 from counts import cases
 from headrace import StateError
-from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.compat.energon import WorkerConfig, get_train_dataset
 from interop import energon_peer
 from interop.energon_live import metadataset, our_loader, steps, take, texts, their_loader
 

@@ -14,7 +14,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import framed_encoders
-from headrace.compat.energon import EnergonLoader, WorkerConfig, get_loader, get_train_dataset
+from columned import get_loader
+from headrace.compat.energon import EnergonLoader, WorkerConfig, get_train_dataset
 
 
 def loader_of(root: str, rank: int, batch_size: int) -> EnergonLoader:

@@ -17,9 +17,10 @@ import corpora
 import framed_made
 import media_texts
 import runs_made
+from columned import get_savable_loader
 from counts import cases
 from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StateError
-from headrace.compat.energon import BlendDataset, WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.compat.energon import BlendDataset, WorkerConfig, get_train_dataset
 from headrace.datasets import Framed, FramedRun, WindowDataset
 from headrace.encoders import TaskEncoder, stateless
 from headrace.loader import Balance, Ranks, Reading, merge_state_dicts

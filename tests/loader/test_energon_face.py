@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import media_texts
 import warm
+from columned import get_loader, get_savable_loader
 from counts import PATIENCE_S, cases
 from headrace import Blend, ConfigError, MediaDataset, StateError
 from headrace.compat.energon import (
@@ -25,8 +26,6 @@ from headrace.compat.energon import (
     EnergonDataset,
     EnergonLoader,
     WorkerConfig,
-    get_loader,
-    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
@@ -288,7 +287,8 @@ def test_limits_and_single_datasets_of_validation(root: Path, sources: dict[str,
     both = Concat({"a": sources["two"], "rest": Concat({"b": Subset(sources["one"], [3, 9])})})
     found = get_val_datasets(both, worker_config=alone(), batch_size=4, tail="pad")
     assert [part for _, part in found] == [sources["two"], both.children["rest"].children["b"]]  # type: ignore[union-attr]
-    assert [len(dataset) for dataset, _ in found] == [13, 6]
+    assert [len(dataset) for dataset, _ in found] == [4, 2], "batches of this rank"
+    assert [dataset.num_samples for dataset, _ in found] == [13, 6]
     assert [[text for batch in get_loader(dataset) for text in batch["text"]] for dataset, _ in found][1] == [
         *map(str, range(3, 9)), "3", "4"
     ]  # fmt: skip
@@ -349,7 +349,7 @@ from headrace.samples.media import TextSample
 root, log, workers = sys.argv[1:]
 dataset = get_train_dataset(root, worker_config=WorkerConfig(0, 1, int(workers)), batch_size=3,
     max_samples_per_sequence=4, parallel_shard_iters=3, sample_type=TextSample, field_map={"text": "txt"})
-loader = get_savable_loader(dataset)
+loader = get_savable_loader(dataset, as_columns=True)
 with open(log, "a") as file:
     for batch in loader:
         print(json.dumps([batch["text"], loader.save_state_rank()]), file=file, flush=True)

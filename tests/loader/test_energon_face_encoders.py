@@ -12,13 +12,12 @@ import pytest
 import torch
 
 import media_texts
+from columned import get_loader, get_savable_loader
 from headrace import Blend, ConfigError, MediaDataset
 from headrace.compat.energon import (
     EnergonDataset,
     EnergonLoader,
     WorkerConfig,
-    get_loader,
-    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,

@@ -13,8 +13,9 @@ import torch
 import framed_encoders
 import measured_made
 import media_texts
+from columned import get_loader
 from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run
-from headrace.compat.energon import WorkerConfig, get_loader, get_train_dataset
+from headrace.compat.energon import WorkerConfig, get_train_dataset
 from headrace.datasets import EncodedDataset, FramedRun, MeasuredDataset, measure
 from headrace.encoders import DefaultTaskEncoder, stateless
 from headrace.loader import Reading

@@ -69,7 +69,11 @@ def dialect_options(command: F) -> F:
 def part_options(command: F) -> F:
     """Add ``--split-part`` and `config_options`, which choose the samples of an Energon dataset."""
     return click.option(
-        "--split-part", metavar="NAME", help="Part of an Energon dataset: train, val, ... (default: all shards)."
+        "--split-part",
+        "--split-parts",
+        "split_part",
+        metavar="NAME",
+        help="Part of an Energon dataset: train, val, ... (default: all shards).",
     )(config_options(command))
 
 

@@ -31,6 +31,7 @@ _SHARDS = (
         type=click.Choice(["error", "drop", "keep"]),
         help="What happens to a sample whose key came before (default: error).",
     ),
+    Option(["--fix-duplicates"], is_flag=True, hidden=True, help="Energon's name of --duplicates keep."),
     Option(["--tar-index-only"], is_flag=True, help="Write only .tar.idx and .info.json."),
 )
 _SPLIT = (
@@ -86,7 +87,8 @@ _MEDIA = (
             common.OVERWRITE,
             common.RESTART,
             Option(["--non-interactive"], is_flag=True, help="Ask no questions, even on a terminal."),
-            Option(["--no-progress"], is_flag=True, hidden=True),
+            Option(["--progress/--no-progress"], default=True, hidden=True),
+            Option(["--tmp-path"], hidden=True, help="Energon's, for object stores; not used."),
             common.QUIET,
         ),
     },
@@ -111,7 +113,7 @@ def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
             plan_energon(path, options=options, on_notice=common.notes(bar, quiet=quiet))
         hand_over(path, workers=options.workers, quiet=quiet, as_json=as_json)
         return
-    with ProgressBar(quiet=quiet or given["no_progress"]) as bar:
+    with ProgressBar(quiet=quiet or not given["progress"]) as bar:
         note = common.notes(bar, quiet=quiet)
         report = prepare_energon(path, options=options, on_progress=partial(show, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
@@ -188,6 +190,10 @@ def _left_out(report: EnergonReport) -> list[str]:
 def _options(given: dict[str, Any]) -> EnergonOptions:
     from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice
 
+    if given["fix_duplicates"]:
+        if given["duplicates"] not in (None, "keep"):
+            raise ConfigError(f"--fix-duplicates means --duplicates keep; found --duplicates {given['duplicates']} too")
+        given["duplicates"] = "keep"
     dataset = common.chosen(given, "sample_type")
     if given["dataset_yaml_name"]:
         dataset["name"] = given["dataset_yaml_name"]

@@ -108,7 +108,12 @@ _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_mu
     help="With --decode: leave samples that cannot be decoded out of the dataset from now on.",
 )
 @click.option(
-    "--workers", metavar="N", type=int, help="With --decode: number of processes (default: one per usable core)."
+    "--workers",
+    "--parallel",
+    "workers",
+    metavar="N",
+    type=int,
+    help="With --decode: number of processes (default: one per usable core).",
 )
 @part_options
 @click.option("--quiet", "-q", is_flag=True, help="Show only faults, no progress or summary.")

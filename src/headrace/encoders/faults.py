@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -45,6 +45,8 @@ class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         on_error: ``"raise"`` ends the run at the first fault; ``"substitute"`` uses another sample of the same source.
         tolerance: how many samples in a row may fail at one position before the fault is raised. It is counted for
             each position and hook, so that it does not depend on workers. ``failure_tolerance`` of a hook overrides it.
+        on_fault: called with the error of each sample that another one is to replace, and its fault, before it is
+            replaced. What it raises ends the run. None calls nothing.
         attempts: how often a sample is tried in all if a hook meets a time-out, a lost connection or the like, with a
             pause in between, before the error is raised. A hook that is not ``@stateless`` is not tried again.
 
@@ -63,6 +65,7 @@ class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_error: Literal["raise", "substitute"] = "raise"
     tolerance: int = 100
     attempts: int = 5
+    on_fault: Callable[[Exception, Fault], None] | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for another policy, or a tolerance or number of attempts below 1."""

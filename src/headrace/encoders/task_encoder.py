@@ -207,6 +207,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         decoder: decodes the parts of a sample; None passes bytes.
         version: the version of your hooks. The code of hooks is not compared, so change the version whenever their
             results change.
+        cache: where large values wait until a later hook uses them, if the loader has one; None without.
 
     Example:
         >>> from headrace.encoders import TaskEncoder, stateless
@@ -225,6 +226,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     cookers: Sequence[Cooker] = ()
     decoder: SampleDecoder | None = SampleDecoder()
     version: str = ""
+    cache: Any = None
     __default_failure_tolerance__: ClassVar[int] = 100
 
     @stateless(restore_seeds=())

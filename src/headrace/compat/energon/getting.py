@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, overload
 
 import msgspec
 
@@ -18,15 +19,19 @@ from headrace.compat.energon.dataset import (
     OpenedUnits,
     PathOrData,
     Tail,
-    WorkerConfig,
+    common_type,
     in_own_order,
     opened,
     over,
     parts,
 )
-from headrace.compat.energon.loader import EnergonLoader, FramedLoader, OwnOrderLoader, StreamLoader, framed_dataset
+from headrace.compat.energon.factories import BaseCoreDatasetFactory
+from headrace.compat.energon.loader import EnergonLoader, framed_dataset, loader_of
+from headrace.compat.energon.streams import SavableDataset, StreamsLoader, WatchdogStream, stream_of
+from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
 from headrace.datasets import Dataset, Framed, Run
 from headrace.datasets.encoded.samples import Encoder
+from headrace.datasets.media import CachePool
 from headrace.datasets.mix import Mix, length_of
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError
@@ -248,6 +253,13 @@ def over_passes(
     found: OpenedUnits, passes: Training | Validation, batching: Batching, worker_config: WorkerConfig
 ) -> EnergonDataset:
     """Make an `EnergonDataset` of data that are open already; see `prepared`."""
+    made = _over_passes(found, passes, batching, worker_config)
+    return msgspec.structs.replace(made, sample_type=common_type(found.data), cache=batching.cache)
+
+
+def _over_passes(
+    found: OpenedUnits, passes: Training | Validation, batching: Batching, worker_config: WorkerConfig
+) -> EnergonDataset:
     data, units = found
     if passes.order == "energon":
         if units is not None:
@@ -294,7 +306,8 @@ def get_train_dataset(
             already: a dataset, a blend, or a `Framed` source.
         split_part: the part of the dataset or metadataset.
         worker_config: rank, workers and seed.
-        batch_size: samples of a batch on this rank; None if ``batch_group_criterion`` returns the size.
+        batch_size: samples of a batch on this rank. None: ``batch_group_criterion`` returns the size, or without that
+            hook nothing is batched, and the loader gives single samples.
         batch_drop_last: without ``repeat``, leave out a last batch that not all ranks can fill.
         shuffle_buffer_size: the least number of samples to shuffle among; ``order="shards"`` opens enough slices.
         max_samples_per_sequence: the number of neighbouring samples of a shard that are read together. None means 100,
@@ -332,7 +345,7 @@ def get_train_dataset(
         >>> config = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
         >>> dataset = energon.get_train_dataset("shards", worker_config=config, batch_size=4)
         >>> batch = next(iter(energon.get_savable_loader(dataset)))
-        >>> len(batch["caption"])
+        >>> len(batch.caption)
         4
     """
     passes = Training(
@@ -351,59 +364,119 @@ def get_train_dataset(
         seed=worker_config.seed_offset,
         batch_size=batch_size,
         packing_buffer_size=packing_buffer_size,
-        errors=errors,
+        errors=worker_config.policy(errors),
         framed=framed,
         num_lanes=num_lanes,
+        own_order=order == "energon",
     )
     return prepared(path, split_part, passes, batching, worker_config, options)
 
 
-def get_savable_loader(
-    dataset: EnergonDataset,
+@overload
+def get_savable_loader(dataset: EnergonDataset, **options: Any) -> EnergonLoader: ...
+
+
+@overload
+def get_savable_loader(dataset: SavableDataset[Any], **options: Any) -> StreamsLoader: ...
+
+
+def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options to this one
+    dataset: EnergonDataset | SavableDataset[Any],
     *,
+    worker_config: WorkerConfig | None = None,
+    cache_pool: CachePool | None = None,
+    as_columns: bool = False,
+    checkpoint_every_sec: float | None = None,
+    checkpoint_every_min_n_samples: int | None = None,
+    n_checkpoints: int | None = None,
+    gc_collect_every_n_steps: int | None = None,
+    watchdog_initial_timeout_seconds: float | None = None,
+    fail_on_timeout: bool | None = None,
     prefetch_factor: int = 2,
     pin_memory: bool | None = None,
     persistent_workers: bool = True,
     start_method: Literal["fork", "spawn", "forkserver"] | None = None,
     worker_init: Callable[[], Any] | str | None = None,
     differing_globals: Sequence[str] = (),
-    watchdog_timeout_seconds: float = 300.0,
+    watchdog_timeout_seconds: float | None = 300.0,
     fault_report: str | os.PathLike[str] | None = None,
     journal: str | os.PathLike[str] | None = None,
-) -> EnergonLoader:
+) -> EnergonLoader | StreamsLoader:
     """Make the loader of this rank, with the number of worker processes in the ``worker_config`` of the dataset.
 
     Args:
-        dataset: what `get_train_dataset` or `get_val_dataset` returned.
+        dataset: what `get_train_dataset` or `get_val_dataset` returned, or a wrapper around it.
+        worker_config: that of the dataset, or None.
+        cache_pool: the cache of cookers and hooks, such as a `FileStoreCachePool`; None keeps nothing.
+        as_columns: batches are dicts, name -> tensor or list, with the positions of their samples in
+            ``sample_positions`` (or of their units in ``unit_numbers``), whatever the task encoder makes.
+        checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, gc_collect_every_n_steps,
+            watchdog_initial_timeout_seconds, fail_on_timeout: Energon's; without effect here, as a warning says.
         prefetch_factor: the number of batches that each worker keeps ready.
         pin_memory, persistent_workers, start_method, worker_init, differing_globals: see `headrace.loader.Reading`.
-        watchdog_timeout_seconds: how long a batch may take; after that its worker is replaced.
+        watchdog_timeout_seconds: how long a batch may take; after that its worker is replaced. None: an hour. Without
+            workers, the stacks of all threads are logged.
         fault_report, journal: see `headrace.Loader`. Only a framed source can have a journal.
 
     Raises:
-        ConfigError: a journal is asked for and the source is not framed, or several ranks share one file.
+        ConfigError: a journal is asked for and the source is not framed, or several ranks share one file; the
+            ``worker_config`` is another one than that of the dataset; or padding is asked for, which only columns mark.
     """
-    reading = Reading(
-        num_threads=0,
-        num_workers=dataset.worker_config.num_workers,
-        prefetch=prefetch_factor,
-        pin_memory=pin_memory,
-        persistent_workers=persistent_workers,
-        start_method=start_method,
-        worker_init=worker_init,
-        differing_globals=tuple(differing_globals),
-        timeout_s=watchdog_timeout_seconds,
+    warn_no_effect(
+        "get_savable_loader",
+        {
+            "checkpoint_every_sec": checkpoint_every_sec,
+            "checkpoint_every_min_n_samples": checkpoint_every_min_n_samples,
+            "n_checkpoints": n_checkpoints,
+            "gc_collect_every_n_steps": gc_collect_every_n_steps,
+            "watchdog_initial_timeout_seconds": watchdog_initial_timeout_seconds,
+            "fail_on_timeout": fail_on_timeout,
+        },
     )
-    report = None if fault_report is None else os.fspath(fault_report)
-    if journal is not None and dataset.framed is None:
-        raise ConfigError(
-            "a journal records the frames of a framed source, but here every sample has one output; leave journal out"
+    check_worker_config(dataset.worker_config, worker_config)
+    timeout_s = _HOUR if watchdog_timeout_seconds is None else watchdog_timeout_seconds
+
+    def reading(num_workers: int) -> Reading:
+        return Reading(
+            num_threads=0,
+            num_workers=num_workers,
+            prefetch=prefetch_factor,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            start_method=start_method,
+            worker_init=worker_init,
+            differing_globals=tuple(differing_globals),
+            timeout_s=timeout_s,
         )
-    if dataset.own_order is not None:
-        return OwnOrderLoader(dataset, dataset.own_order, reading, report)
-    if dataset.framed is not None:
-        return FramedLoader(dataset, dataset.framed, reading, report, None if journal is None else os.fspath(journal))
-    return StreamLoader(dataset, reading, report)
+
+    def loader(one: EnergonDataset) -> EnergonLoader:
+        if one.tail == "pad" and not as_columns:
+            raise ConfigError(
+                "tail='pad' fills up the last batch, and only columns say which samples fill it, in sample_mask: pass"
+                " as_columns=True, or choose another tail"
+            )
+        if cache_pool is not None and one.cache is not None:
+            one.cache.pool = cache_pool
+        report, file = (None if path is None else os.fspath(path) for path in (fault_report, journal))
+        made = loader_of(one, reading(one.worker_config.num_workers), report, file, as_columns=as_columns)
+        if not one.worker_config.num_workers and watchdog_timeout_seconds is not None:
+            made.watch = partial(WatchdogStream.watched, timeout_seconds=watchdog_timeout_seconds)
+        return made
+
+    if isinstance(dataset, EnergonDataset):
+        return loader(dataset)
+    return StreamsLoader(stream_of(dataset), loader)
+
+
+_HOUR = 3600.0
+
+
+def check_worker_config(own: WorkerConfig, given: WorkerConfig | None) -> None:
+    """Raise ConfigError if a loader is given another worker configuration than that of its dataset."""
+    if given is not None and given != own:
+        raise ConfigError(
+            f"worker_config is {given!r}, but the dataset was made with {own!r}, which decides: leave worker_config out"
+        )
 
 
 get_loader = get_savable_loader
@@ -451,7 +524,7 @@ def get_val_dataset(
         >>> config = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
         >>> dataset = energon.get_val_dataset("shards", split_part="train", worker_config=config, batch_size=4)
         >>> loader = energon.get_savable_loader(dataset)
-        >>> sum(len(batch["caption"]) for batch in loader) == len(dataset)
+        >>> sum(1 for batch in loader) == len(dataset)
         True
     """
     passes = _validation(order, limit, tail, batch_drop_last)
@@ -460,9 +533,10 @@ def get_val_dataset(
         seed=worker_config.seed_offset,
         batch_size=batch_size,
         packing_buffer_size=packing_buffer_size,
-        errors=errors,
+        errors=worker_config.policy(errors),
         framed=framed,
         num_lanes=num_lanes,
+        own_order=order == "energon",
     )
     return prepared(path, split_part, passes, batching, worker_config, options)
 
@@ -495,9 +569,10 @@ def get_val_datasets(
         seed=worker_config.seed_offset,
         batch_size=batch_size,
         packing_buffer_size=packing_buffer_size,
-        errors=errors,
+        errors=worker_config.policy(errors),
         framed=framed,
         num_lanes=num_lanes,
+        own_order=order == "energon",
     )
     data, units = opened(path, split_part, batching, training=False, global_batch_size=None, options=options)
     found = []
@@ -511,3 +586,15 @@ def _validation(order: Literal["stride", "energon"], limit: int | None, tail: Ta
     if drop_last and tail == "pad":
         raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
     return Validation(order=order, limit=limit, tail="drop" if drop_last else tail)
+
+
+def built(factory: BaseCoreDatasetFactory[Any]) -> EnergonDataset:
+    """Return the samples of a factory one by one, see `BaseCoreDatasetFactory.build`."""
+    if factory.worker_config is None:
+        raise ConfigError(f"{factory!r} has no worker_config")
+    if factory.training:
+        order: dict[str, Any] = factory.order
+        return get_train_dataset(
+            factory.dataset, worker_config=factory.worker_config, batch_size=None, repeat=False, **order
+        )
+    return get_val_dataset(factory.dataset, worker_config=factory.worker_config, batch_size=None)

@@ -7,7 +7,7 @@ during the run.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import index
 from typing import Any
 
@@ -15,8 +15,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from headrace.compat.energon.dataset import FOR_EVER, EnergonDataset, WorkerConfig
+from headrace.compat.energon.dataset import FOR_EVER, EnergonDataset
 from headrace.compat.energon.own_order import OwnOrder
+from headrace.compat.energon.workers import WorkerConfig
 from headrace.datasets import Framed, FramedRun
 from headrace.datasets.mix import Mix, length_of
 from headrace.encoders import FaultLog
@@ -35,16 +36,33 @@ class EnergonLoader(ABC):
     """Iterates over this rank's batches, and continues where the last iteration stopped.
 
     `get_savable_loader` makes it. An iteration is ``virtual_epoch_length`` batches long, or one pass, or endless.
-    Batches are dicts, as those of `headrace.Loader`. With ``tail="pad"`` they also have ``sample_mask``, (batch,) bool,
-    which is False for samples that were delivered before and only fill up the last batch.
+    Batches are what the task encoder made. With ``as_columns`` they are dicts, as those of `headrace.Loader`; with
+    ``tail="pad"`` these also have ``sample_mask``, (batch,) bool, which is False for samples that were delivered before
+    and only fill up the last batch.
 
     The state can be saved and restored at any time and on any rank. It is the same on all ranks, unless the dataset is
     framed.
     """
 
-    def __init__(self, dataset: EnergonDataset) -> None:
+    def __init__(self, dataset: EnergonDataset, *, as_columns: bool) -> None:
         self.dataset = dataset
+        self._given = dataset.columns_of if as_columns else dataset.batch_of
         self._iteration = 0
+        self.watch: Callable[[Iterator[Any]], Iterator[Any]] | None = None
+        """What watches that a batch does not take too long, if batches are read in this process."""
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """The configuration of the dataset."""
+        return self.dataset.worker_config
+
+    def can_restore_sample(self) -> bool:
+        """Whether `restore_sample` can make samples again: all hooks are marked ``@stateless``."""
+        return self.dataset.can_restore_sample()
+
+    def __len__(self) -> int:
+        """The batches of this rank in an iteration; see `EnergonDataset.__len__`."""
+        return len(self.dataset)
 
     @property
     @abstractmethod
@@ -77,11 +95,12 @@ class EnergonLoader(ABC):
     def _identity(self) -> tuple[RunRecipe, BatchSchedule]:
         """The recipe and schedule that a state is compared with."""
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
-        return self._batches(self._iteration)
+        batches = self._batches(self._iteration)
+        return batches if self.watch is None else self.watch(batches)
 
-    def _batches(self, iteration: int) -> Iterator[Batch]:
+    def _batches(self, iteration: int) -> Iterator[Any]:
         epoch: Iterator[Batch] | None = None
         while True:
             if iteration != self._iteration:
@@ -93,7 +112,7 @@ class EnergonLoader(ABC):
             batch = next(epoch, None)
             if batch is None:
                 return
-            yield batch
+            yield self._given(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The state: under 1 KB, JSON-safe, and the same on every rank.
@@ -166,7 +185,7 @@ class EnergonLoader(ABC):
             ConfigError: the data have no such key, or several datasets have it; the data have changed; or a hook is not
                 ``@stateless``.
         """
-        return self.dataset.restore_sample(key)
+        return self.dataset.restored(key, self._given)
 
     def config(self) -> dict[str, Any]:
         """The recipe that a state must agree with; see `EnergonDataset.config`."""
@@ -182,8 +201,10 @@ class EnergonLoader(ABC):
 class StreamLoader(EnergonLoader):
     """The loader of Headrace's order, whose positions do not depend on ranks."""
 
-    def __init__(self, dataset: EnergonDataset, reading: Reading, fault_report: str | None) -> None:
-        super().__init__(dataset)
+    def __init__(
+        self, dataset: EnergonDataset, reading: Reading, fault_report: str | None, *, as_columns: bool = False
+    ) -> None:
+        super().__init__(dataset, as_columns=as_columns)
         self._reading = reading
         self._fault_report = fault_report
         self._faults = FaultLog()
@@ -271,18 +292,6 @@ class StreamLoader(EnergonLoader):
         self._inner = None
         self._loader.close()
 
-    def __len__(self) -> int:
-        """The batches of an iteration on this rank; raises TypeError if it is endless."""
-        if self.dataset.virtual_epoch_length:
-            return self.dataset.virtual_epoch_length
-        if self.dataset.pass_samples is None:
-            raise TypeError("endless training has no length; give it a virtual_epoch_length")
-        run = self._loader.run
-        if run.length is None or self.dataset.global_batch_size is not None:
-            return len(self._loader)
-        first = self._begun - self._begun % self.dataset.pass_samples
-        return -(-(run.length - first) // self.dataset.together)
-
 
 def _gone_on(loader: Loader, position: int, drawn_to: tuple[int, ...]) -> Loader:
     """Move the loader to a position and return it; raises StateError if that is not possible."""
@@ -308,11 +317,19 @@ def _broadcast(state: Mapping[str, Any] | None, src_rank: int, group: Any) -> di
 class OwnOrderLoader(EnergonLoader):
     """The loader of Energon's own order."""
 
-    def __init__(self, dataset: EnergonDataset, own: OwnOrder, reading: Reading, fault_report: str | None) -> None:
-        super().__init__(dataset)
+    def __init__(
+        self,
+        dataset: EnergonDataset,
+        own: OwnOrder,
+        reading: Reading,
+        fault_report: str | None,
+        *,
+        as_columns: bool = False,
+    ) -> None:
+        super().__init__(dataset, as_columns=as_columns)
         self._own = own
         self._reader = StreamReader(own.run, ReadingChoice(reading, reading, own.run.traits))
-        self._given = 0
+        self._delivered = 0
         self._through = False
         self._inner: Iterator[tuple[Batch, FaultLog | None]] | None = None
         ranks = dataset.worker_config.ranks
@@ -321,7 +338,7 @@ class OwnOrderLoader(EnergonLoader):
     @property
     def position(self) -> int:
         """The number of batches delivered to this rank."""
-        return self._given
+        return self._delivered
 
     @property
     def faults(self) -> FaultLog:
@@ -333,25 +350,25 @@ class OwnOrderLoader(EnergonLoader):
         return self._own.recipe, BatchSchedule.of(1)
 
     def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
-        self._inner, self._through, self._given = None, False, position
+        self._inner, self._through, self._delivered = None, False, position
 
     def _next_epoch(self) -> Iterator[Batch]:
         if self._through:
             self._restore(0)
         if self._inner is None:
-            spans = self._own.spans(self.dataset.worker_config.rank, self._given)
+            spans = self._own.spans(self.dataset.worker_config.rank, self._delivered)
             self._inner = _read(self._own, self._reader, spans)
-        begin = self._given
+        begin = self._delivered
         length = self.dataset.virtual_epoch_length
-        end = (self._given // length + 1) * length if length else None
+        end = (self._delivered // length + 1) * length if length else None
         for batch, faults in self._inner:
-            self._counting.add(len(batch["sample_positions"]), faults, self._given)
-            self._given += 1
+            self._counting.add(len(batch["sample_positions"]), faults, self._delivered)
+            self._delivered += 1
             yield batch
-            if self._given == end:
+            if self._delivered == end:
                 return
         self._inner, self._through = None, True
-        if begin and self._given == begin:  # the iteration began after the last batch of a pass
+        if begin and self._delivered == begin:  # the iteration began after the last batch of a pass
             yield from self._next_epoch()
 
     def close(self) -> None:
@@ -431,9 +448,16 @@ class FramedLoader(EnergonLoader):
     """
 
     def __init__(
-        self, dataset: EnergonDataset, run: FramedRun, reading: Reading, fault_report: str | None, journal: str | None
+        self,
+        dataset: EnergonDataset,
+        run: FramedRun,
+        reading: Reading,
+        fault_report: str | None,
+        journal: str | None,
+        *,
+        as_columns: bool = False,
     ) -> None:
-        super().__init__(dataset)
+        super().__init__(dataset, as_columns=as_columns)
         self._run = run
         self._loader = Loader(
             run,
@@ -530,11 +554,27 @@ class FramedLoader(EnergonLoader):
         self._inner = None
         self._loader.close()
 
-    def __len__(self) -> int:
-        """The batches of an iteration on this rank; raises TypeError if that number is infinite or not known yet."""
-        if self.dataset.virtual_epoch_length and self._run.lanes.num_positions in (None, FOR_EVER):
-            return self.dataset.virtual_epoch_length
-        raise TypeError(
-            "the number of units that a task encoder makes is known only after the pass, so a pass has no length; "
-            "count the batches, or give endless training a virtual_epoch_length"
+
+def loader_here(dataset: EnergonDataset) -> EnergonLoader:
+    """Make a loader that reads in this process, without workers."""
+    return loader_of(dataset, Reading(num_threads=0))
+
+
+def loader_of(
+    dataset: EnergonDataset,
+    reading: Reading,
+    fault_report: str | None = None,
+    journal: str | None = None,
+    *,
+    as_columns: bool = False,
+) -> EnergonLoader:
+    """Make the loader of a dataset. Raises ConfigError for a journal of a dataset that is not framed."""
+    if journal is not None and dataset.framed is None:
+        raise ConfigError(
+            "a journal records the frames of a framed source, but here every sample has one output; leave journal out"
         )
+    if dataset.own_order is not None:
+        return OwnOrderLoader(dataset, dataset.own_order, reading, fault_report, as_columns=as_columns)
+    if dataset.framed is not None:
+        return FramedLoader(dataset, dataset.framed, reading, fault_report, journal, as_columns=as_columns)
+    return StreamLoader(dataset, reading, fault_report, as_columns=as_columns)

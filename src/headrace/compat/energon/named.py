@@ -32,9 +32,16 @@ from headrace.samples.media import (
     CaptioningSample,
     Cooker,
     CrudeSample,
+    ImageClassificationSample,
     ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
     OCRSample,
     SampleDecoder,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
     VQASample,
 )
 from headrace.stores import EnergonStore, SampleStore
@@ -256,6 +263,48 @@ class VQAWebdataset(_OfOneType):
     """Samples of type `VQASample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = VQASample
+
+
+class ImageClassificationWebdataset(_OfOneType):
+    """Samples of type `ImageClassificationSample`; arguments as for `DefaultDecoderWebdataset`."""
+
+    sample_type = ImageClassificationSample
+
+
+class InterleavedWebdataset(_OfOneType):
+    """Samples of type `InterleavedSample`; arguments as for `DefaultDecoderWebdataset`."""
+
+    sample_type = InterleavedSample
+
+
+class MultiChoiceVQAWebdataset(_OfOneType):
+    """Samples of type `MultiChoiceVQASample`; arguments as for `DefaultDecoderWebdataset`."""
+
+    sample_type = MultiChoiceVQASample
+
+
+class SimilarityInterleavedWebdataset(_OfOneType):
+    """Samples of type `SimilarityInterleavedSample`; arguments as for `DefaultDecoderWebdataset`."""
+
+    sample_type = SimilarityInterleavedSample
+
+
+class TextWebdataset(_OfOneType):
+    """Samples of type `TextSample`; arguments as for `DefaultDecoderWebdataset`."""
+
+    sample_type = TextSample
+
+
+class VidQAWebdataset(_OfOneType):
+    """Samples of type `VidQASample`; arguments as for `DefaultDecoderWebdataset`."""
+
+    sample_type = VidQASample
+
+
+class VQAOCRWebdataset(_OfOneType):
+    """Samples of type `VQAOCRSample`; arguments as for `DefaultDecoderWebdataset`."""
+
+    sample_type = VQAOCRSample
 
 
 class CrudeWebdataset(BaseWebdataset):

@@ -51,7 +51,7 @@ class OwnOrder:
         shuffle_over_epochs: int = 1,
     ) -> None:
         self.run = run
-        self._batching = {"batch_size": batch_size, "drop_last": drop_last, "limit": limit}
+        self._batching: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last, "limit": limit}
         blend, found = _sources(run.data, training=mixing is not None)
         if mixing is not None:
             mixing = msgspec.structs.replace(mixing, blend=blend)
@@ -70,9 +70,20 @@ class OwnOrder:
         }
         return msgspec.structs.replace(self.run.recipe, order=order, batch=dict(self._batching))
 
+    def num_batches(self, rank: int) -> int:
+        """Return how many batches a rank has in a pass, as Energon counts them."""
+        size, workers = self._batching["batch_size"], self.order.topology.workers_a_rank
+        limit = self._batching["limit"]
+        total = 0
+        for worker in range(workers):
+            samples = self.order.num_samples(rank, worker)
+            batches = samples // size if self._batching["drop_last"] else -(-samples // size)
+            total += batches if limit is None else min(batches, limit // workers + (worker < limit % workers))
+        return total
+
     def spans(self, rank: int, first: int) -> Iterator[BatchSpan]:
         """Yield the batches of a rank from number ``first`` on, one batch in each span."""
-        batches = self.order.batches(rank, **self._batching)  # type: ignore[arg-type]
+        batches = self.order.batches(rank, **self._batching)
         before = sum(len(batch) for batch in islice(batches, first))
         for number, batch in enumerate(batches, start=first):
             positions = np.arange(before, before + len(batch), dtype=np.int64)

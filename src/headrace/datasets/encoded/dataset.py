@@ -158,7 +158,7 @@ class EncodedDataset(EncoderDataset):
         return f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(EncodedDataset, seed=self.seed, errors=self.errors), (self.dataset, self.encoder)
+        return partial(type(self), seed=self.seed, errors=self.errors), (self.dataset, self.encoder)
 
 
 def encoder_or_none(encoder: object) -> Encoder | None:
@@ -184,30 +184,39 @@ class EncodedSources(SourceOptions, frozen=True, kw_only=True):
         encoder: the encoder for all datasets.
         seed: seed of the random numbers in hooks.
         errors: what happens when samples cannot be made.
+        kind: the class of the datasets.
     """
 
     encoder: Encoder
     seed: int
     errors: ErrorPolicy | None = None
+    kind: type[EncodedDataset] = EncodedDataset
 
     def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
         """Open a dataset, see `SourceOptions.dataset`; a ConfigError of `EncodedDataset` also names the place."""
         found = super().dataset(source)
         try:
-            return EncodedDataset(_media(found), self.encoder, seed=self.seed, errors=self.errors)
+            return self.kind(_media(found), self.encoder, seed=self.seed, errors=self.errors)
         except ConfigError as error:
             raise ConfigError(f"{source.where}: {error}") from error
 
 
-def encoded(data: Dataset | Mix, encoder: Encoder, *, seed: int, errors: ErrorPolicy | None = None) -> Dataset | Mix:
-    """Return the same mix with an `EncodedDataset` around each dataset.
+def encoded(
+    data: Dataset | Mix,
+    encoder: Encoder,
+    *,
+    seed: int,
+    errors: ErrorPolicy | None = None,
+    kind: type[EncodedDataset] = EncodedDataset,
+) -> Dataset | Mix:
+    """Return the same mix with an `EncodedDataset`, or a ``kind`` of it, around each dataset.
 
     Raises:
         ConfigError: what `EncodedDataset` refuses.
     """
 
     def with_encoder(dataset: Dataset) -> Dataset:
-        return EncodedDataset(_media(dataset), encoder, seed=seed, errors=errors)
+        return kind(_media(dataset), encoder, seed=seed, errors=errors)
 
     return data.around(with_encoder) if isinstance(data, Mix) else with_encoder(data)
 

@@ -28,6 +28,7 @@ from headrace.datasets.encoded.samples import (
     Media,
     RestoreKey,
     SampleEncoder,
+    columns_of,
     cooked,
     framed_keys,
     keyed,
@@ -410,6 +411,10 @@ class Framed:
         # Cooked datasets hold the cookers themselves, which need not be functions that can be pickled.
         datasets = [(path, cooked(dataset, self.encoder)) for path, dataset in named]
         return FramedSources(datasets, self.pipeline(), seed=self.seed, errors=self.errors)
+
+    def columns_of(self, batch: Any) -> dict[str, Any]:
+        """Return a batch that the hooks made in columns, see `samples.columns_of`."""
+        return columns_of(batch, type(self.encoder).__name__)
 
     @cached_property
     def recipe(self) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from time import sleep
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias
@@ -127,7 +127,7 @@ def keyed(sample: Any, key: RestoreKey, encoder: str) -> Any:
         ConfigError: the sample has no place for a restore key.
     """
     written = key.written()
-    if isinstance(sample, dict):
+    if isinstance(sample, MutableMapping):
         sample["__restore_key__"] = written
         return sample
     if isinstance(sample, tuple) and "__restore_key__" in getattr(sample, "_fields", ()):
@@ -315,6 +315,8 @@ class SampleEncoder:
         failed = Counter(one.hook for one in met)
         bound = self.errors.bound(self._blamed(failure).failure_tolerance)
         if self.errors.on_error == "substitute" and failed[fault.hook] < bound:
+            if self.errors.on_fault is not None:
+                self.errors.on_fault(error, fault)
             return
         watch.fatal = tuple(met)
         if self.errors.on_error == "substitute":
@@ -412,13 +414,13 @@ def columns_of(batch: Any, encoder: str) -> dict[str, Any]:
 
 def one_batch(
     pipeline: EncoderPipeline, samples: Sequence[Any], place: CallKey, key: Any, kind: str, instead: str
-) -> dict[str, Any]:
-    """Return the columns of a batch that begins with a sample at ``place``, with the restore ``key``.
+) -> Any:
+    """Return the batch that begins with a sample at ``place``, with the restore ``key``, as the hooks make it.
 
     ``kind``, the kind of source, and ``instead``, what to do instead of leaving a batch out, are for messages.
 
     Raises:
-        ConfigError: `SkipSample`; another number of batches than one; a batch without fields.
+        ConfigError: `SkipSample`; another number of batches than one.
     """
     pipeline.check_thread()
     encoder = type(pipeline.encoder).__name__
@@ -432,7 +434,7 @@ def one_batch(
             f"{encoder}.encode_batch returned {len(batches)} batches; {kind} needs exactly one: return one, or yield"
             " several outputs of a sample in encode_sample"
         )
-    return columns_of(batches[0], encoder)
+    return batches[0]
 
 
 def packed(
@@ -540,7 +542,12 @@ class EncoderDataset(SampleDataset):
             raise ConfigError(
                 f"{members[0]!r:.80} has no restore key of {type(self).__name__}; collate what `samples` returns"
             )
-        return one_batch(self.pipeline, members, self.outputs.place(found.address), key, *self.batch_words)
+        batch = one_batch(self.pipeline, members, self.outputs.place(found.address), key, *self.batch_words)
+        return self.columns_of(batch)
+
+    def columns_of(self, batch: Any) -> dict[str, Any]:
+        """Return a batch that the hooks made in columns, see `columns_of`."""
+        return columns_of(batch, type(self.encoder).__name__)
 
     def address_of(self, restore_key: Any) -> int | None:
         """Return the address in a restore key of this dataset; None for other keys."""

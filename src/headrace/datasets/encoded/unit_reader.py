@@ -276,7 +276,8 @@ class UnitReader:
             return {name: [] for name in BASE_FIELDS}
         key = restore_key_of(members[0])
         instead = "leave samples out in encode_sample, before they are in a batch"
-        return one_batch(self._pipeline, members, self._place(key), key, "a framed source", instead)
+        batch = one_batch(self._pipeline, members, self._place(key), key, "a framed source", instead)
+        return self._data.columns_of(batch)
 
     def marks(self) -> list[LaneState]:
         """Return the lane states at frames planned since the last call, and at the frame after each.

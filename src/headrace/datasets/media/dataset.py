@@ -102,7 +102,7 @@ def configured(config: DatasetConfig, *, trust_code: bool) -> dict[str, Any]:
 
 def _check_options(config: DatasetConfig) -> None:
     for name in config.options:
-        if name not in (*_OF_THE_RUN, "decoder"):
+        if name not in (*_OF_THE_RUN, "decoder", "split_config"):
             raise ConfigError(
                 f"{config.path}: {name} says which samples are read; remove it, and set it where you open the dataset"
             )
@@ -285,6 +285,11 @@ class MediaDataset(SampleDataset):
             energon = EnergonStore(
                 path, split_part=split_part, split_config=split_config, dataset_config=dataset_config, using=reader
             )
+            # As in Energon, what the dataset.yaml says about the split wins.
+            if energon.dataset is not None and (said := energon.dataset.options.get("split_config")) is not None:
+                energon = EnergonStore(
+                    path, split_part=split_part, split_config=str(said), dataset_config=dataset_config, using=reader
+                )
             return cls.of(energon, **options)
         if split_part not in (None, "train") or split_config is not None or dataset_config is not None:
             raise ConfigError(
@@ -312,7 +317,7 @@ class MediaDataset(SampleDataset):
         Args:
             store: an open store of samples.
             subflavors: set on every sample, over those of the file.
-            trust_code: import modules and run files that the ``dataset.yaml`` names.
+            trust_code: import modules and run files that the ``dataset.yaml`` names, and read pickles.
             options: those of the class.
 
         Raises:
@@ -320,11 +325,14 @@ class MediaDataset(SampleDataset):
                 Energon's that has no meaning here.
         """
         config = store.dataset if isinstance(store, EnergonStore) else None
-        if config is None:
-            return cls(store, subflavors=subflavors, **options)
-        found = configured(config, trust_code=trust_code)
         defaults = {"decoder": DEFAULT_DECODER}
+        found = {} if config is None else configured(config, trust_code=trust_code)
         double = [name for name in found if options.get(name, defaults.get(name)) is not defaults.get(name)]
+        if trust_code:
+            decoder = found.get("decoder", options.get("decoder", DEFAULT_DECODER))
+            found["decoder"] = None if decoder is None else decoder.trusting()
+        if config is None:
+            return cls(store, subflavors=subflavors, **{**options, **found})
         if double:
             raise ConfigError(
                 f"{config.path}: sets {', '.join(double)} too, and as with Energon the file decides; leave the argument"
@@ -438,6 +446,8 @@ class MediaDataset(SampleDataset):
         """What decides the samples; functions and folders of plain files are recorded by name, not read."""
         decoder = self.mapper.decoder
         options = None if decoder is None else {k: v for k, v in decoder.config().items() if k not in _BOUNDS}
+        if options is not None and type(decoder) is not SampleDecoder:
+            options["class"] = _name(type(decoder))
         part_filter = self._functions["part_filter"]
         return {
             "kind": type(self).__name__,

@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from types import GenericAlias
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from headrace.errors import ConfigError, SampleError
-from headrace.samples.media import SampleDecoder, SourceInfo, add_sources
+from headrace.samples.media import MediaFacts, SampleDecoder, SourceInfo, add_sources, media_facts
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
 from headrace.stores import open as open_store
 from headrace.stores.quarantine import QuarantinedStore
@@ -28,7 +29,12 @@ FILESYSTEM: Final = "filesystem://"
 
 
 class FileStore(ABC):
-    """Files by name. Safe in threads and across a fork; can be pickled."""
+    """Files by name. Safe in threads and across a fork; can be pickled.
+
+    ``FileStore[bytes]`` is the same class; the type of the files is for readers of an annotation.
+    """
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     @abstractmethod
     def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
@@ -51,14 +57,14 @@ class FileStore(ABC):
     def get_path(self) -> str:
         """Return the path of the dataset that holds the files."""
 
-    @abstractmethod
-    def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """Return facts about a media file without reading it: ``{"type": "image", "width": 640, ...}``.
+    def get_media_metadata(self, name: str) -> MediaFacts:
+        """Return facts about a media file without reading it: ``facts.width``, or ``facts["width"]``.
 
         Raises:
-            KeyError: there are none for this file.
+            KeyError: there are none for this file, or this store has none at all.
             StoreError: none were gathered for this dataset.
         """
+        raise KeyError(f"{self!r} has no media metadata of {name!r}; {type(self).__name__} has no get_media_metadata")
 
     @property
     def fingerprint(self) -> str | None:
@@ -79,7 +85,7 @@ class _StoreFiles(FileStore):
         """Return the path of the dataset."""
         return self.store.path
 
-    def get_media_metadata(self, name: str) -> dict[str, Any]:
+    def get_media_metadata(self, name: str) -> MediaFacts:
         """Return the facts that Energon gathered; other datasets have none."""
         return _metadata(self.store, name)
 
@@ -163,7 +169,7 @@ class _Wrapped(FileStore):
         """Return the path of the inner store's dataset."""
         return self.inner.get_path()
 
-    def get_media_metadata(self, name: str) -> dict[str, Any]:
+    def get_media_metadata(self, name: str) -> MediaFacts:
         """Return the inner store's facts about a file."""
         return self.inner.get_media_metadata(name)
 
@@ -182,10 +188,15 @@ class DecodeFileStore(_Wrapped):
 
     def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
         data, info = self.inner[name]
+        return self.decoded(name, data, info), info
+
+    def decoded(self, name: str, data: bytes, info: SourceInfo | None) -> Any:
+        """Return the content of a file that was read. Raises SampleError if it cannot be decoded."""
         try:
-            return self.decoder.decode(_extension(name), data), info
+            return self.decoder.decode_file(name, data)
         except SampleError as error:
-            placed = error.at(shard=f"{info.dataset_path}/{info.shard_name}", key=name)
+            shard = None if info is None else f"{info.dataset_path}/{info.shard_name or ''}".rstrip("/")
+            placed = error.at(shard=shard, key=name)
             raise placed from placed.__cause__
 
 
@@ -199,7 +210,7 @@ class PrimaryFileStore(_Wrapped):
     def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
         return self.inner[self._full(name)]
 
-    def get_media_metadata(self, name: str) -> dict[str, Any]:
+    def get_media_metadata(self, name: str) -> MediaFacts:
         """Return the inner store's facts about a file, or a part of the sample."""
         return self.inner.get_media_metadata(self._full(name))
 
@@ -234,26 +245,23 @@ def file_store(place: FileStore | SampleStore | str | os.PathLike[str]) -> FileS
     return WebdatasetFileStore(store)
 
 
-def _metadata(store: SampleStore, name: str) -> dict[str, Any]:
+def _metadata(store: SampleStore, name: str) -> MediaFacts:
     if not isinstance(store, EnergonStore | FilesystemStore):
         raise KeyError(f"{store.path}: has no media metadata; the format {store.format} has none")
     found = store.media_metadata(name)
     if found is None:
         raise KeyError(f"{store.path}: no media metadata of {name!r}; energon prepare-media gathers it")
-    return found
-
-
-def _extension(name: str) -> str:
-    """Return the extension that a decoder goes by: ``jpg``, ``json.gz``; the whole file name if it has none."""
-    stem, _, last = name.rpartition("/")[2].rpartition(".")
-    inner = stem.rpartition(".")[2] if last == "gz" and "." in stem else ""
-    return f"{inner}.{last}" if inner else last
+    return media_facts(found)
 
 
 class Lazy:
-    """A file that is read when it is first asked for; equal to any other with the same store and name."""
+    """A file that is read when it is first asked for; equal to any other with the same store and name.
+
+    ``Lazy[str]`` is the same class; the type of the content is for readers of an annotation.
+    """
 
     __slots__ = ("_found", "_read", "fname", "source")
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     def __init__(self, read: Callable[[], tuple[Any, SourceInfo | None]], fname: str, source: object) -> None:
         self._read = read

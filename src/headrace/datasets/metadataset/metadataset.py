@@ -210,8 +210,8 @@ def _resolve_nested(entry: PathEntry, path: AnyPath, handed: _Handed, origin: Me
             )
     if entry.subset is not None and entry.subset.absolute is not None:
         raise ConfigError(
-            f"{entry.where}: subset: a range in samples goes with a dataset, and {entry.path} is a metadataset: use"
-            " percentages"
+            f"{entry.where}: subset: a range in samples is only allowed for a leaf dataset, and {entry.path} is a"
+            " metadataset: use percentages"
         )
     file = path.resolve()
     chain = (*origin.within, *(() if origin.file is None else (origin.file.resolve(),)))

@@ -361,7 +361,8 @@ def _common(found: _Map, where: str, kind: str) -> _Map:
         subset = values["subset"] = _subset(found["subset"], f"{where}.subset")
         if subset.absolute is not None and kind not in ("path", "join"):
             raise ConfigError(
-                f"{where}.subset: a range in samples goes with a dataset; for a {kind} use percentages, [25%, 75%]"
+                f"{where}.subset: a range in samples is only allowed for a leaf dataset; for a {kind} use percentages,"
+                " [25%, 75%]"
             )
     if found.get("subflavor") is not None:
         own = convert(found.get("subflavors") or {}, _Map, f"{where}.subflavors")

@@ -384,6 +384,16 @@ class EnergonOrder:
         size = self.mixing.shuffle_buffer_size
         return _buffered(stream, size, WorkerRng(seed)) if size > 1 else stream
 
+    def num_samples(self, rank: int, worker: int = 0) -> int:
+        """Return how many samples one worker of a rank reads in a pass, as Energon counts them."""
+        total = 0
+        for number, source in enumerate(self.sources):
+            offsets = self.slices(number, rank, worker)
+            once = self.mixing is None or (self.mixing.repeat and self.mixing.blend != "repetitions")
+            repetitions = 1 if once or source.repetitions is None else source.repetitions
+            total += int((offsets[-1] - offsets[0]) * repetitions)
+        return total
+
     def rank_samples(self, rank: int) -> Iterator[EnergonSample]:
         """Yield the samples that a rank gets without batches: those of its workers in turn."""
         return _in_turn([self.samples(rank, worker) for worker in range(self.topology.workers_a_rank)])

@@ -18,11 +18,11 @@ from headrace.samples.media.decoding import SampleDecoder
 from headrace.samples.media.decoding.av_decoder import (
     AVData,
     AVDecoder,
-    AVMetadata,
     get_clips_uniform,
     get_single_frames_uniform,
 )
 from headrace.samples.media.mapper import SampleMapper, parse_field_map, parts_of, sources_of
+from headrace.samples.media.metadata import AVMetadata, ImageMetadata, MediaFacts, media_facts
 from headrace.samples.media.registry import SAMPLE_TYPES, load_function, resolve_sample_type
 from headrace.samples.media.sample import CrudeSample, Sample, SourceInfo, add_sources, sample_type
 from headrace.samples.media.types import (
@@ -49,8 +49,10 @@ __all__ = [
     "Cooker",
     "CrudeSample",
     "ImageClassificationSample",
+    "ImageMetadata",
     "ImageSample",
     "InterleavedSample",
+    "MediaFacts",
     "MultiChoiceVQASample",
     "OCRSample",
     "Sample",
@@ -70,6 +72,7 @@ __all__ = [
     "get_clips_uniform",
     "get_single_frames_uniform",
     "load_function",
+    "media_facts",
     "pad_stack",
     "parse_field_map",
     "parts_of",

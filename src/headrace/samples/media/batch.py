@@ -289,8 +289,8 @@ def made(kind: type[Any], fields: Mapping[str, Any], hook: str) -> Any:
     Raises:
         ConfigError: the type needs fields that are missing, or is neither a dataclass, a named tuple nor a dict.
     """
-    if issubclass(kind, dict):
-        return kind(fields)
+    if issubclass(kind, Mapping):  # also a ``UserDict``, such as Hugging Face's BatchFeature
+        return kind(fields)  # type: ignore[call-arg]
     is_needed = _arguments_of(kind)
     if is_needed is None:
         raise ConfigError(f"{hook}: {kind.__name__} is neither a dataclass, a named tuple nor a dict")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from types import GenericAlias
+from typing import Any, ClassVar, TypeVar, overload
 
 import msgspec
 
@@ -69,6 +70,8 @@ class Cooker(msgspec.Struct, frozen=True):
 
     cook: Callable[..., Any]
     has_subflavors: dict[str, Any] | None = None
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     @property
     def need_primary(self) -> bool:

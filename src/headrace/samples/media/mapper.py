@@ -208,6 +208,7 @@ class SampleMapper:
         """
         self.sample_type = sample_type
         self.decoder = decoder
+        self._is_whole = decoder is not None and decoder.is_overridden
         self.is_crude = isinstance(sample_type, type) and issubclass(sample_type, CrudeSample)
         self._loader = sample_loader
         self._wanted = part_filter
@@ -266,6 +267,8 @@ class SampleMapper:
             SampleError: If the sample loader fails.
         """
         meta = (key, shard, restore_key, subflavors, sources)
+        if self._is_whole:
+            return self._from_whole(raw_parts, meta)
         if self._loader is not None or self.is_crude:
             return self._from_all(raw_parts, meta)
         values: dict[str, Any] = {}
@@ -307,6 +310,31 @@ class SampleMapper:
             for part, data in raw_parts.items():
                 if self.wants(part):
                     crude[part] = self._decode(part, data)
+        return self._from_decoded(crude, known, raw_parts)
+
+    def _from_whole(self, raw_parts: Mapping[str, bytes], meta: tuple[Any, ...]) -> Any:
+        """Make a sample of what a decoder of the user's makes of all parts."""
+        known = dict(zip(META_PARTS, meta, strict=True))
+        given = {**known, **{part: data for part, data in raw_parts.items() if self.wants(part)}}
+        try:
+            decoded = CrudeSample({**known, **(self.decoder(given) if self.decoder is not None else given)})
+        except HeadraceError:
+            raise
+        except (LookupError, ValueError, TypeError) as error:
+            reason = f"{type(self.decoder).__name__} fails: {type(error).__name__}: {error}"
+            raise SampleError(None, reason) from error
+        if self._loader is not None or self.is_crude:
+            return self._from_decoded(decoded, known, raw_parts)
+
+        def part_value(part: str) -> Any:
+            if part not in decoded:
+                raise KeyError(part, raw_parts)
+            return decoded[part]
+
+        values = {field: first_that_works(options, field, part_value) for field, options in self.field_map.items()}
+        return self.sample_type(**{**{name: known[name] for name in BASE_FIELDS}, **values})
+
+    def _from_decoded(self, crude: CrudeSample, known: dict[str, Any], raw_parts: Mapping[str, bytes]) -> Any:
         if self._loader is None:
             return crude if self.sample_type is CrudeSample else self.sample_type(crude)
         try:

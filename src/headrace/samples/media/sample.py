@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import MutableMapping
 from typing import Any, Self, TypeVar, dataclass_transform
 
 from headrace.errors import ConfigError
@@ -158,7 +159,7 @@ class CrudeSample(dict[str, Any]):
 
 def add_sources(sample: Any, *sources: SourceInfo) -> None:
     """Append sources to a sample or a crude sample, in place."""
-    if isinstance(sample, dict):
+    if isinstance(sample, MutableMapping):
         sample["__sources__"] = (*(sample.get("__sources__") or ()), *sources)
     else:
         sample.__sources__ = (*(sample.__sources__ or ()), *sources)

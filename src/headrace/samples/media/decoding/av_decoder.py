@@ -15,7 +15,6 @@ import numpy as np
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media.decoding.av_streams import (
     AVData,
-    AVMetadata,
     Clips,
     FrameReader,
     FrameTimes,
@@ -31,6 +30,7 @@ from headrace.samples.media.decoding.av_streams import (
     video_stream,
 )
 from headrace.samples.media.decoding.basic import MAX_PIXELS, is_out_of_memory
+from headrace.samples.media.metadata import AVMetadata
 
 Range = tuple[float, float]
 
@@ -391,7 +391,7 @@ def get_single_frames_uniform(
     return (frames, [begin for begin, _ in found.video_timestamps]) if return_timestamps else frames
 
 
-__all__ = ["AVData", "AVDecoder", "AVMetadata", "get_clips_uniform", "get_single_frames_uniform"]
+__all__ = ["AVData", "AVDecoder", "get_clips_uniform", "get_single_frames_uniform"]
 
 AV_EXTENSIONS = frozenset(("mp4", "m4v", "avi", "mov", "webm", "mkv", "flv", "mpg", "mpeg", "flac", "mp3", "wav"))
 """The extensions of video and sound, by the last component of a part's name, in any case."""

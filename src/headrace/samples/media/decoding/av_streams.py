@@ -19,6 +19,7 @@ import numpy as np
 
 from headrace.errors import DecodeError, MissingExtraError
 from headrace.samples.media.decoding.basic import check_pixels
+from headrace.samples.media.metadata import AVMetadata
 from headrace.samples.media.sample import sample_type
 
 AUDIO_FORMATS = frozenset(("mp3", "flac", "wav", "aac", "ogg", "aiff", "w64"))
@@ -333,33 +334,6 @@ class AVData:
     video_timestamps: Times | None
     audio_clips: Clips | None
     audio_timestamps: Times | None
-
-
-@sample_type
-class AVMetadata:
-    """Facts about a video or a sound; None for those that do not exist or were not requested.
-
-    Attributes:
-        video_duration: In seconds.
-        video_num_frames: The number of frames.
-        video_fps: The average number of frames per second.
-        video_width: In pixels.
-        video_height: In pixels.
-        audio_duration: In seconds.
-        audio_channels: The number of channels.
-        audio_sample_rate: Samples per second.
-        audio_num_samples: The number of samples of one channel.
-    """
-
-    video_duration: float | None = None
-    video_num_frames: int | None = None
-    video_fps: float | None = None
-    video_width: int | None = None
-    video_height: int | None = None
-    audio_duration: float | None = None
-    audio_channels: int | None = None
-    audio_sample_rate: int | None = None
-    audio_num_samples: int | None = None
 
 
 def add_video_facts(container: Any, metadata: AVMetadata, *, duration: bool, count: bool, size: bool) -> None:

@@ -127,6 +127,18 @@ class SampleDecoder:
         }
         self._decoders: dict[str, Decode] = {}
         self._blocks: BatchBlocks | None = None
+        self._trusts = trust_code
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether a class of the user's decodes whole samples in a way of its own, so that it has to be called."""
+        return type(self).__call__ is not SampleDecoder.__call__
+
+    def trusting(self) -> Self:
+        """Return the same decoder, which also reads pickles. Its `config` is the same."""
+        found = copy.copy(self)
+        found._decoders, found._trusts = {}, True
+        return found
 
     def into(self, blocks: BatchBlocks) -> Self:
         """Return the same decoder, which decodes images into rows of ``blocks``."""
@@ -149,6 +161,13 @@ class SampleDecoder:
             return self.decoder_of(part)(data)
         except Exception as error:
             reraise(part, error)
+
+    def decode_file(self, name: str, data: bytes) -> Any:
+        """Return the content of a file, decoded by its extension, ``jpg`` or ``json.gz``; else by its name.
+
+        A class that overrides `decode` gets the whole name, as in Energon. Raises as `decode`.
+        """
+        return self.decode(_extension(name) if type(self).decode is SampleDecoder.decode else name, data)
 
     def __call__(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Decode all parts of a sample; names that begin with two underscores, and values that are not bytes, stay."""
@@ -175,7 +194,7 @@ class SampleDecoder:
     def _inflated(self, name: str) -> Decode:
         extension = name.rpartition(".")[2]
         by_name = self._media(extension.lower())
-        basic = basic_decoder(extension, trust_code=self._options["trust_code"], max_bytes=self._options["max_bytes"])
+        basic = basic_decoder(extension, trust_code=self._trusts, max_bytes=self._options["max_bytes"])
         if not self._options["guess_content"]:
             return by_name or basic or bytes
         by_content: dict[str, Decode | None] = {}
@@ -209,8 +228,9 @@ class SampleDecoder:
             )
         return None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _make_decoder, (self._options,)
+    def __getstate__(self) -> dict[str, Any]:
+        # Decoding functions cannot be pickled; they are made again. Attributes of a class of the user's stay.
+        return {**self.__dict__, "_decoders": {}, "_blocks": None}
 
     def __repr__(self) -> str:
         defaults = SampleDecoder.__init__.__kwdefaults__ or {}
@@ -233,5 +253,8 @@ class _Lazily:
         return self._decode(data)
 
 
-def _make_decoder(options: dict[str, Any]) -> SampleDecoder:
-    return SampleDecoder(**options)
+def _extension(name: str) -> str:
+    """Return the extension that a decoder goes by: ``jpg``, ``json.gz``; the whole file name if it has none."""
+    stem, _, last = name.rpartition("/")[2].rpartition(".")
+    inner = stem.rpartition(".")[2] if last == "gz" and "." in stem else ""
+    return f"{inner}.{last}" if inner else last
