@@ -55,4 +55,4 @@ if __name__ == "__main__":  # worker processes may import this file
     for rank in range(2):
         resumed = opened(folder, WorkerConfig(rank, 2, num_workers=0), batch_size=8)
         resumed.restore_state_rank(json.loads(state))
-        print(f"rank {rank} of 2 continues with the samples {next(iter(resumed))['sample_positions'].tolist()}")
+        print(f"rank {rank} of 2 continues with the samples {next(iter(resumed)).__key__}")

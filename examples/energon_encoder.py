@@ -34,10 +34,10 @@ class Packing(DefaultTaskEncoder):
         return Tokens.derive_from(samples[0], tokens=torch.cat([sample.tokens for sample in samples]))
 
 
-def opened(folder: Path, rank: int, world_size: int) -> EnergonLoader:
+def opened(folder: Path, rank: int, world_size: int, *, as_columns: bool = False) -> EnergonLoader:
     given = {"task_encoder": Packing(), "packing_buffer_size": 50, "num_lanes": 4, "batch_size": 4 // world_size}
     given |= {"worker_config": WorkerConfig(rank, world_size, 0), "sample_type": TextSample}
-    return get_savable_loader(get_train_dataset(folder, field_map={"text": "txt"}, **given))
+    return get_savable_loader(get_train_dataset(folder, field_map={"text": "txt"}, **given), as_columns=as_columns)
 
 
 folder = Path(tempfile.mkdtemp(prefix="headrace-example-"))
@@ -53,6 +53,6 @@ for tokens in (batch.tokens for batch in islice(loader, 40)):
     optimizer.zero_grad()
 print(f"loss {loss.item():.3f}, {(tokens > 0).float().mean():.0%} of the last batch filled")
 for rank in range(2):
-    resumed = opened(folder, rank, 2)
+    resumed = opened(folder, rank, 2, as_columns=True)
     resumed.restore_state_rank(loader.save_state_rank())
     print(f"rank {rank} of 2 continues with the packs {next(iter(resumed))['unit_numbers'].tolist()}")

@@ -76,13 +76,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def cores_of_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+def cores_of_loaders() -> Iterator[None]:
     """Loaders that are not told how to read have one core, and so no workers, which take a tenth of a second to start.
 
-    A module of tests that is about the choice has a fixture of this name.
+    A module of tests that is about the choice has a fixture of this name. This one does not take `monkeypatch`, which
+    would then begin before all other fixtures, and restore what they had replaced.
     """
-    if "headrace.loader.choosing" in sys.modules:
-        monkeypatch.setattr(sys.modules["headrace.loader.choosing"], "num_cores", lambda _: 1)
+    with pytest.MonkeyPatch.context() as patch:
+        if "headrace.loader.choosing" in sys.modules:
+            patch.setattr(sys.modules["headrace.loader.choosing"], "num_cores", lambda _: 1)
+        yield
 
 
 @pytest.fixture(scope="session")

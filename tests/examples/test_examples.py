@@ -24,7 +24,7 @@ SAYS = {
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
     "caption_pretraining.py": [
         "loss after 320 samples 0.",
-        "rank 1 of 2 continues with the samples [328, 329",
+        "rank 1 of 2 continues with the samples ['0066', '0114', '0090', '0037', '0116', '0058', '0083', '0065']",
     ],
     "caption_tars.py": ["0000, (3, 24, 32), a red picture", "40 samples were seen, 40 different ones"],
     "change_the_mix.py": [

@@ -218,9 +218,11 @@ class SpanFeed:
                 yield given
 
     def _filled(self, work: Iterator[BatchSpan]) -> Filled:
+        # A loop that was left ends this generator when the program does, and by then the globals may be gone.
+        expected: type[StoreError] = StoreError
         try:
             yield from self._reader.filled(work)
-        except StoreError as error:
+        except expected as error:
             error.add_note(f"on rank {self._share.rank} of {self._share.world_size}")
             raise
 

@@ -127,6 +127,7 @@ class _Thread(Generic[T, M]):
         self._sent: SimpleQueue[tuple[T] | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[M | None, BaseException | None]] = SimpleQueue()
         self._is_lost = False
+        self._is_finalizing = sys.is_finalizing
         self._thread = Thread(target=self._work, args=(read,), name="headrace-read", daemon=True)
         self._thread.start()
 
@@ -173,15 +174,18 @@ class _Thread(Generic[T, M]):
 
     def stop(self) -> None:
         """Make the thread end after its current task. One that hangs ends when the task does, or with the process."""
-        with contextlib.suppress(Empty):
-            while True:
+        while self._sent.qsize():
+            # A loop that was left gets here when the program ends, and by then the names of modules may be gone.
+            try:  # noqa: SIM105
                 self._sent.get_nowait()
+            except Exception:  # the thread was faster
+                pass
         self._sent.put(None)
 
     def join(self) -> None:
         """Wait some seconds at most for the thread to end."""
         # While the interpreter ends, other threads no longer run.
-        if not self._is_lost and not sys.is_finalizing():
+        if not self._is_lost and not self._is_finalizing():
             self._thread.join(_STOP_S)
 
     def _work(self, read: Callable[[T], M]) -> None:

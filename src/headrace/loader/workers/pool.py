@@ -481,10 +481,12 @@ class WorkerPool(Generic[T]):
         self._stream += 1
         mine = self._stream
         due = _Due(tasks)
+        # A loop that was left ends this generator when the program does, and by then the globals may be gone.
+        expected: type[Unusable] = Unusable
         try:
             yield from self._from_workers(due, mine)
             return
-        except Unusable as unusable:
+        except expected as unusable:
             self.close(kill=True)
             instead, obstacle = self._instead, unusable.obstacle
         if instead is not None:

@@ -1,0 +1,34 @@
+"""A program that ends while a loop over a loader is not through says nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import corpora
+
+PROGRAM = """
+import sys
+import headrace
+from headrace.loader import Reading
+
+if __name__ == "__main__":
+    run = headrace.Run(headrace.WindowDataset(headrace.open(sys.argv[1]), seq_len=4), global_batch_size=2)
+    batches = iter(headrace.Loader(run, micro_batch_size=2, reading=eval(sys.argv[2])))
+    for _ in range(5):
+        next(batches)
+"""
+
+
+@pytest.mark.parametrize(
+    "reading", ["None", "Reading(num_threads=0)", "Reading(num_threads=3)", "Reading(num_workers=2)"]
+)
+def test_nothing_is_said_when_the_program_ends(reading: str, tmp_path: Path) -> None:
+    corpora.make(tmp_path / "store", 1, 40, max_length=20)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "store"), reading]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
