@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -144,8 +145,8 @@ def test_workers_read_through_the_cache(prefix: str, tmp_path: Path) -> None:
     assert headrace.cache.check_cache(cache.folder) == []
 
 
-def _trained(prefix: str, folder: str, seed: int, kill: int, found: multiprocessing.SimpleQueue) -> None:
-    """Feed a run through the cache; before write number ``kill`` is done, the process is killed."""
+def _trained(prefix: str, folder: str, seed: int, kill: int, fed_to: str) -> None:
+    """Feed a run through the cache, each batch a line of a file; the process is killed before write ``kill`` is done."""
     cache = Cache(folder, limit=40 * BLOCK, block=BLOCK)
     whole, num_writes = block_store.write_all, 0
 
@@ -159,30 +160,29 @@ def _trained(prefix: str, folder: str, seed: int, kill: int, found: multiprocess
 
     block_store.write_all = write_all
     run = run_over(headrace.open(prefix, reader=cache.reader("pread")), order=headrace.Order(seed=seed), epochs=2)
-    for batch in headrace.Loader(run, micro_batch_size=16, cache=cache):
-        found.put((seed, batch["input_ids"].flatten().tolist()))
+    with Path(fed_to).open("w", buffering=1) as file:
+        for batch in headrace.Loader(run, micro_batch_size=16, cache=cache):
+            file.write(json.dumps(batch["input_ids"].flatten().tolist()) + "\n")
 
 
 def test_two_runs_share_a_cache_and_one_is_killed_in_the_middle_of_a_write(prefix: str, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     context = multiprocessing.get_context("fork")
-    queues = [context.SimpleQueue() for _ in range(2)]
-    lives = [
-        (prefix, str(folder), seed, kill, queue) for seed, kill, queue in zip((1, 2), (0, 30), queues, strict=True)
+    files = [tmp_path / "first", tmp_path / "second"]
+    lives = zip((1, 2), (0, 30), files, strict=True)
+    runs = [
+        context.Process(target=_trained, args=(prefix, str(folder), seed, kill, str(file)))
+        for seed, kill, file in lives
     ]
-    runs = [context.Process(target=_trained, args=life) for life in lives]
     for one in runs:
         one.start()
     plain = [run_over(headrace.open(prefix), order=headrace.Order(seed=seed), epochs=2) for seed in (1, 2)]
-    expected = fed(plain[0])
-    assert [queues[0].get()[1] for _ in expected] == expected
     for one in runs:
         one.join()
     assert [one.exitcode for one in runs] == [0, -signal.SIGKILL]
-    came = []
-    while not queues[1].empty():
-        came.append(queues[1].get()[1])
-    assert came == fed(plain[1])[: len(came)]
+    first, second = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
+    assert first == fed(plain[0])
+    assert second == fed(plain[1])[: len(second)]
     content = headrace.cache.describe_cache(folder)
     assert 0 < content.num_bytes <= 40 * BLOCK
     assert content.fetching == content.runs == 0

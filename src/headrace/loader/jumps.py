@@ -21,7 +21,7 @@ def check_jump(run: Run | FramedRun, fed: int | None, position: int, *, is_order
     """
     if fed is not None and fed != position:
         back = position < fed
-        counts = "" if isinstance(run, FramedRun) else f" ({_counted(run, *sorted((position, fed)))})"
+        counts = "" if isinstance(run, FramedRun) else _counted(run, *sorted((position, fed)))
         what = "units" if isinstance(run, FramedRun) else "samples"
         raise ConfigError(
             f"this loader has fed up to position {fed:,}, and start_at({position}) would go "
@@ -48,5 +48,7 @@ def fed_between(run: Run, begin: int, end: int) -> dict[str, int]:
 
 
 def _counted(run: Run, begin: int, end: int) -> str:
+    """Return the samples of each source between two positions, in brackets; nothing if there is one source."""
     counts = fed_between(run, begin, end)
-    return ", ".join(f"{path or '.'} {number:,}" for path, number in counts.items() if number)
+    words = ", ".join(f"{path or '.'} {number:,}" for path, number in counts.items() if number)
+    return f" ({words})" if len(counts) > 1 else ""
