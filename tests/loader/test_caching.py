@@ -146,7 +146,7 @@ def test_workers_read_through_the_cache(prefix: str, tmp_path: Path) -> None:
 
 
 def _trained(prefix: str, folder: str, seed: int, kill: int, fed_to: str) -> None:
-    """Feed a run through the cache, each batch a line of a file; the process is killed before write ``kill`` is done."""
+    """Feed a run through the cache, a batch a line of a file; the process is killed before write ``kill`` is done."""
     cache = Cache(folder, limit=40 * BLOCK, block=BLOCK)
     whole, num_writes = block_store.write_all, 0
 
