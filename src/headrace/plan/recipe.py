@@ -102,12 +102,14 @@ FIRST_MODULES: Final[dict[str, dict[str, str]]] = {
     },
     f"{_DECODING}.av_streams": {
         "AVData": f"{_DECODING}.av.data",
-        "AVMetadata": f"{_DECODING}.av.data",
     },
     "headrace.samples.media.mapper": {
         "parse_field_map": "headrace.samples.media.field_map",
         "parts_of": "headrace.samples.media.field_map",
         "sources_of": "headrace.samples.media.field_map",
+    },
+    "headrace.samples.media.metadata": {
+        "AVMetadata": f"{_DECODING}.av.data",
     },
     "headrace.samples.media.registry": {
         "load_function": "headrace.samples.media.references",

@@ -44,7 +44,10 @@ def of(train: Any) -> Any:
         ({"path": "a", "subset": [0, 1]}, "subset is a list of 2; expected an object"),
         ({"path": "a", "subset": {"ranges": [0, 1]}}, "subset.ranges is unknown; did you mean 'range'"),
         ({"path": "a", "subset": {"range": [5, "50%"]}}, "subset.range: the subset .* has the end 5"),
-        ({"blend": TWO, "subset": {"range": [0, 5]}}, "a range in samples goes with a dataset; for a blend use perc"),
+        (
+            {"blend": TWO, "subset": {"range": [0, 5]}},
+            "a range in samples is only allowed for a leaf dataset; for a blend use perc",
+        ),
         ({"path": "a", "shuffle_over_epochs_multiplier": 0}, "multiplier is 0; it must be at least 1, or -1 or null"),
         ({"path": "a", "windows": {}, "packs": {}}, "cut into windows or into packs; found both"),
         ({"path": "a", "aux": {"x": 1}}, "aux.x is the number 1; expected a string"),

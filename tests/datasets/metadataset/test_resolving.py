@@ -116,7 +116,10 @@ def test_paths(write: Any, tmp_path: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"path": "msc://profile/a"}, r"splits.train: path: msc://profile/a cannot be read: only file:// is known"),
+        (
+            {"path": "msc://profile/a"},
+            r"splits.train: path: msc://profile/a cannot be read: the protocols known here are file://",
+        ),
         ({"path": "dss://a@1/b"}, "dss://a@1/b cannot be read"),
         ({"path": "filesystem://a"}, "a folder of files, which only aux can name"),
         ({"path": "a", "aux": {"x": "filesystem+msc://a"}}, r"aux.x: filesystem\+msc://a cannot be read"),
