@@ -410,8 +410,8 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
         cache_pool: the cache of cookers and hooks, such as a `FileStoreCachePool`; None keeps nothing.
         as_columns: batches are dicts, name -> tensor or list, with the positions of their samples in
             ``sample_positions`` (or of their units in ``unit_numbers``), whatever the task encoder makes.
-        checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints, gc_collect_every_n_steps,
-            watchdog_initial_timeout_seconds, fail_on_timeout: Energon's; without effect here, as a warning says.
+        checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints: Energon's; without effect, with a warning.
+        gc_collect_every_n_steps, watchdog_initial_timeout_seconds, fail_on_timeout: the same.
         prefetch_factor: the number of batches that each worker keeps ready.
         pin_memory, persistent_workers, start_method, worker_init, differing_globals: see `headrace.loader.Reading`.
         watchdog_timeout_seconds: how long a batch may take; after that its worker is replaced. None: an hour. Without
