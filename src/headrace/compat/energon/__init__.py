@@ -91,29 +91,25 @@ if TYPE_CHECKING:
         SavableDataLoaderState,
         SystemRng,
     )
-    from headrace.compat.energon.streams import BatchStream as BatchDataset
+    from headrace.compat.energon.stream_batches import BatchStream as BatchDataset
+    from headrace.compat.energon.stream_batches import GroupBatchStream as GroupBatchDataset
+    from headrace.compat.energon.stream_batches import MixBatchStream as MixBatchDataset
+    from headrace.compat.energon.stream_batches import PackingStream as PackingDataset
+    from headrace.compat.energon.stream_batches import ShuffleBufferStream as ShuffleBufferDataset
+    from headrace.compat.energon.stream_batches import concat_pad, generic_concat, homogeneous_concat_mix
+    from headrace.compat.energon.stream_loader import GcStream as GcDataset
+    from headrace.compat.energon.stream_loader import LogSampleStream as LogSampleDataset
+    from headrace.compat.energon.stream_loader import StreamsLoader
+    from headrace.compat.energon.stream_loader import WatchdogStream as WatchdogDataset
     from headrace.compat.energon.streams import BlendStream as BlendDataset
     from headrace.compat.energon.streams import ConcatStream as ConcatDataset
     from headrace.compat.energon.streams import EpochizeStream as EpochizeDataset
     from headrace.compat.energon.streams import FilterStream as FilterDataset
-    from headrace.compat.energon.streams import GcStream as GcDataset
-    from headrace.compat.energon.streams import GroupBatchStream as GroupBatchDataset
     from headrace.compat.energon.streams import IterMapStream as IterMapDataset
     from headrace.compat.energon.streams import LimitStream as LimitDataset
-    from headrace.compat.energon.streams import LogSampleStream as LogSampleDataset
     from headrace.compat.energon.streams import MapStream as MapDataset
-    from headrace.compat.energon.streams import MixBatchStream as MixBatchDataset
-    from headrace.compat.energon.streams import PackingStream as PackingDataset
     from headrace.compat.energon.streams import RepeatStream as RepeatDataset
-    from headrace.compat.energon.streams import (
-        SavableDataset,
-        StreamsLoader,
-        concat_pad,
-        generic_concat,
-        homogeneous_concat_mix,
-    )
-    from headrace.compat.energon.streams import ShuffleBufferStream as ShuffleBufferDataset
-    from headrace.compat.energon.streams import WatchdogStream as WatchdogDataset
+    from headrace.compat.energon.streams import SavableDataset
     from headrace.compat.energon.streams import Wrapper as BaseWrapperDataset
     from headrace.compat.energon.transforms import CustomTransform, MergeTransform
     from headrace.compat.energon.workers import WorkerConfig, log_exception, reraise_exception
@@ -185,7 +181,7 @@ _HOMES = {
     "BaseWebdatasetFactory": "headrace.compat.energon.factories",
     "BaseWrapperDataset": "headrace.compat.energon.streams:Wrapper",
     "Batch": "headrace.encoders",
-    "BatchDataset": "headrace.compat.energon.streams:BatchStream",
+    "BatchDataset": "headrace.compat.energon.stream_batches:BatchStream",
     "BlendDataset": "headrace.compat.energon.streams:BlendStream",
     "CachePool": "headrace.datasets.media",
     "CaptioningSample": "headrace.encoders",
@@ -219,8 +215,8 @@ _HOMES = {
     "FilterDataset": "headrace.compat.energon.streams:FilterStream",
     "FlexState": "headrace.compat.energon.other_names",
     "ForkMixin": "headrace.compat.energon.forks",
-    "GcDataset": "headrace.compat.energon.streams:GcStream",
-    "GroupBatchDataset": "headrace.compat.energon.streams:GroupBatchStream",
+    "GcDataset": "headrace.compat.energon.stream_loader:GcStream",
+    "GroupBatchDataset": "headrace.compat.energon.stream_batches:GroupBatchStream",
     "INDEX_SQLITE_FILENAME": "headrace.compat.energon.other_names",
     "INFO_JSON_FILENAME": "headrace.compat.energon.other_names",
     "ImageClassificationSample": "headrace.encoders",
@@ -235,7 +231,7 @@ _HOMES = {
     "LimitDataset": "headrace.compat.energon.streams:LimitStream",
     "LoadedDataset": "headrace.compat.energon.metadatasets",
     "LoadedDatasetList": "headrace.compat.energon.metadatasets",
-    "LogSampleDataset": "headrace.compat.energon.streams:LogSampleStream",
+    "LogSampleDataset": "headrace.compat.energon.stream_loader:LogSampleStream",
     "MAIN_FOLDER_NAME": "headrace.compat.energon.other_names",
     "MapDataset": "headrace.compat.energon.streams:MapStream",
     "MediaFilterConfig": "headrace.compat.energon.factories",
@@ -243,7 +239,7 @@ _HOMES = {
     "MergeTransform": "headrace.compat.energon.transforms",
     "Metadataset": "headrace.datasets.metadataset",
     "MetadatasetV2": "headrace.datasets.metadataset:Metadataset",
-    "MixBatchDataset": "headrace.compat.energon.streams:MixBatchStream",
+    "MixBatchDataset": "headrace.compat.energon.stream_batches:MixBatchStream",
     "MockLazy": "headrace.compat.energon.caching",
     "MultiChoiceVQASample": "headrace.encoders",
     "MultiChoiceVQAWebdataset": "headrace.compat.energon.named",
@@ -251,7 +247,7 @@ _HOMES = {
     "NoCachePool": "headrace.datasets.media",
     "OCRSample": "headrace.encoders",
     "OCRWebdataset": "headrace.compat.energon.named",
-    "PackingDataset": "headrace.compat.energon.streams:PackingStream",
+    "PackingDataset": "headrace.compat.energon.stream_batches:PackingStream",
     "PinMemoryMixin": "headrace.compat.energon.other_names",
     "PrimaryFileStore": "headrace.datasets.media",
     "RepeatDataset": "headrace.compat.energon.streams:RepeatStream",
@@ -260,13 +256,13 @@ _HOMES = {
     "SavableDataLoader": "headrace.compat.energon.loader:EnergonLoader",
     "SavableDataLoaderState": "headrace.compat.energon.other_names",
     "SavableDataset": "headrace.compat.energon.streams",
-    "ShuffleBufferDataset": "headrace.compat.energon.streams:ShuffleBufferStream",
+    "ShuffleBufferDataset": "headrace.compat.energon.stream_batches:ShuffleBufferStream",
     "SimilarityInterleavedSample": "headrace.encoders",
     "SimilarityInterleavedWebdataset": "headrace.compat.energon.named",
     "SkipSample": "headrace.encoders",
     "SourceInfo": "headrace.encoders",
     "StandardWebdatasetFactory": "headrace.compat.energon.factories",
-    "StreamsLoader": "headrace.compat.energon.streams",
+    "StreamsLoader": "headrace.compat.energon.stream_loader",
     "SystemFileStore": "headrace.datasets.media",
     "SystemRng": "headrace.compat.energon.other_names",
     "TaskEncoder": "headrace.encoders",
@@ -279,7 +275,7 @@ _HOMES = {
     "VidQASample": "headrace.encoders",
     "VidQAWebdataset": "headrace.compat.energon.named",
     "VideoData": "headrace.samples.media:AVData",
-    "WatchdogDataset": "headrace.compat.energon.streams:WatchdogStream",
+    "WatchdogDataset": "headrace.compat.energon.stream_loader:WatchdogStream",
     "WeakCallbacks": "headrace.compat.energon.forks",
     "WebdatasetFileStore": "headrace.datasets.media",
     "WorkerConfig": "headrace.compat.energon.workers",
@@ -290,12 +286,12 @@ _HOMES = {
     "batch_pad_stack": "headrace.encoders",
     "batch_stack": "headrace.encoders",
     "before_fork_hook": "headrace.compat.energon.forks",
-    "concat_pad": "headrace.compat.energon.streams",
+    "concat_pad": "headrace.compat.energon.stream_batches",
     "cooker": "headrace.encoders",
     "edataclass": "headrace.encoders",
     "format_sample_detailed": "headrace.compat.energon.details",
     "generic_batch": "headrace.encoders",
-    "generic_concat": "headrace.compat.energon.streams",
+    "generic_concat": "headrace.compat.energon.stream_batches",
     "get_clips_uniform": "headrace.samples.media",
     "get_dataset_from_config": "headrace.compat.energon.factories",
     "get_failure_tolerance": "headrace.encoders",
@@ -306,7 +302,7 @@ _HOMES = {
     "get_train_dataset": "headrace.compat.energon.getting",
     "get_val_dataset": "headrace.compat.energon.getting",
     "get_val_datasets": "headrace.compat.energon.getting",
-    "homogeneous_concat_mix": "headrace.compat.energon.streams",
+    "homogeneous_concat_mix": "headrace.compat.energon.stream_batches",
     "load_dataset": "headrace.compat.energon.metadatasets",
     "log_exception": "headrace.compat.energon.workers",
     "prepare_filesystem_dataset": "headrace.compat.energon.factories",

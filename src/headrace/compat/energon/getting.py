@@ -27,7 +27,8 @@ from headrace.compat.energon.dataset import (
 )
 from headrace.compat.energon.factories import BaseCoreDatasetFactory
 from headrace.compat.energon.loader import EnergonLoader, framed_dataset, loader_of
-from headrace.compat.energon.streams import SavableDataset, StreamsLoader, WatchdogStream, stream_of
+from headrace.compat.energon.stream_loader import StreamsLoader, WatchdogStream
+from headrace.compat.energon.streams import SavableDataset, stream_of
 from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
 from headrace.datasets import Dataset, Framed, Run
 from headrace.datasets.encoded.samples import Encoder
