@@ -44,6 +44,7 @@ from headrace.compat.energon import (
     get_val_dataset,
     stateless,
 )
+from headrace.datasets import MediaDataset
 from headrace.errors import ConfigError, DecodeError, StateError
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -323,6 +324,19 @@ def test_arguments_without_effect_are_told_once(root: Path, recwarn: pytest.Warn
         get_loader(dataset, worker_config=ALONE)
     with pytest.warns(UserWarning, match="handler: as in Energon, which ignores it"):
         train(root, handler=print, image_decode="pil")
+
+
+def test_arguments_of_wrappers_that_say_something_are_named(root: Path) -> None:
+    batches = train(root)
+    samples = MediaDataset.open(root, "train")
+    with pytest.warns(UserWarning, match=r"MapDataset: accepted.*failure_tolerance: use WorkerConfig") as told:
+        energon.MapDataset(batches, str, failure_tolerance=3, map_fn_config=None)
+    assert "map_fn_config" not in str(told[0].message)
+    with pytest.warns(UserWarning, match=r"LimitDataset: accepted.*reset_after_epoch: each pass has the samples"):
+        energon.LimitDataset(samples, 3, reset_after_epoch=True)
+    with pytest.warns(UserWarning, match=r"BatchDataset: accepted.*batcher_conf: there is no use for it here"):
+        energon.BatchDataset(batches, 2, list, batcher_conf="x")
+    energon.RepeatDataset(samples, repeats=2, restart=True, worker_config=ALONE)  # nothing to say
 
 
 def test_an_error_handler_is_called_and_may_end_the_run(root: Path) -> None:

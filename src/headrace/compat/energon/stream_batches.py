@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.compat.energon import wrappers
 from headrace.compat.energon.streams import BlendStream, Wrapper, key_of, results_of
-from headrace.compat.energon.workers import WorkerConfig
+from headrace.compat.energon.workers import WorkerConfig, warn_unused
 from headrace.encoders import get_stateless
 from headrace.errors import ConfigError
 
@@ -28,7 +28,7 @@ class BatchStream(Wrapper):
         batcher: a function of a list of samples.
         batcher_stateless: the same as marking it ``@stateless``.
         drop_last: leave out a last batch that is short.
-        options: other arguments of Energon's.
+        options: other arguments of Energon's; those that say something are named in a warning.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class BatchStream(Wrapper):
         **options: Any,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        warn_unused("BatchDataset", options)
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; it must be at least 1")
         self.batch_size = batch_size
@@ -181,6 +182,7 @@ class GroupBatchStream(HoldingStream):
         **options: Any,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        warn_unused("GroupBatchDataset", options)
         self.batch_size = fixed_batch_size
         self.sample_group_key = sample_group_key
         self.batcher = batcher
@@ -218,7 +220,7 @@ class PackingStream(HoldingStream):
         pre_packer: a function of a list of samples that returns lists of them.
         final_packer: makes a pack of the samples of a list.
         sample_encoder: applied to each selected sample before.
-        options: other arguments of Energon's.
+        options: other arguments of Energon's; those that say something are named in a warning.
     """
 
     of_samples = wrappers.PackingDataset
@@ -235,6 +237,7 @@ class PackingStream(HoldingStream):
         **options: Any,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        warn_unused("PackingDataset", options)
         self.buffer_size = buffer_size
         self.pre_packer = pre_packer
         self.final_packer = final_packer

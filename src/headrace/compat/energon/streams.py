@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset
 from headrace.compat.energon import wrappers
 from headrace.compat.energon.dataset import EnergonDataset
 from headrace.compat.energon.loader import EnergonLoader
-from headrace.compat.energon.workers import WorkerConfig
+from headrace.compat.energon.workers import WorkerConfig, warn_unused
 from headrace.datasets import Concat, Dataset, Framed, Limit, MapDataset, Repeat
 from headrace.datasets.mix import Mix
 from headrace.encoders import get_stateless
@@ -238,6 +238,10 @@ class Wrapper(SavableDataset[Any]):
         """Return the wrapper over samples, if the datasets are those of Headrace."""
         first = given[0] if given else options.get("dataset")
         if cls.of_samples is not None and isinstance(first, (*_OF_SAMPLES, Mapping)):
+            warn_unused(
+                cls.__name__.replace("Stream", "Dataset"),
+                {name: value for name, value in options.items() if name in _UNUSED},
+            )
             return cls.of_samples(*given, **{name: value for name, value in options.items() if name not in _UNUSED})
         return super().__new__(cls)
 
@@ -300,7 +304,7 @@ _UNUSED: Final = (
     "reset_after_epoch",
     "restart",
 )
-"""Arguments of Energon's that a wrapper over samples does not need: functions are marked ``@stateless``."""
+"""Arguments of Energon's that a wrapper over samples does not have; those that say something are named in a warning."""
 
 
 def results_of(function: Callable[[Any], Any], sample: Any) -> Iterator[Any]:
@@ -327,7 +331,7 @@ class MapStream(Wrapper):
         dataset: the samples.
         map_fn: the function; mark it ``@stateless`` if its result depends on the sample alone.
         stateless_map_fn: the same as the mark.
-        options: other arguments of Energon's.
+        options: other arguments of Energon's; those that say something are named in a warning.
     """
 
     _savable_fields = ("_open",)
@@ -337,6 +341,7 @@ class MapStream(Wrapper):
         self, dataset: Any, map_fn: Callable[[Any], Any], *, stateless_map_fn: bool = False, **options: Any
     ) -> None:
         super().__init__(dataset, worker_config=options.get("worker_config"))
+        warn_unused("MapDataset", options)
         self.map_fn = map_fn
         self._is_stateless = stateless_map_fn or get_stateless(map_fn)
         self._open: tuple[Any, int] | None = None
@@ -419,6 +424,7 @@ class IterMapStream(Wrapper):
         **options: Any,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        warn_unused("IterMapDataset", options)
         self.iter_map_fn = iter_map_fn
         self.len_map_fn = len_map_fn
 

@@ -31,7 +31,9 @@ from headrace.loader.memory import SPARE, Block, nobody
 LARGE_BYTES: Final = 64 << 10
 """Arrays of at least this size lie in blocks; smaller ones are copied faster through the pipe."""
 
-_ALIGNED: Final = 64
+ALIGNED: Final = 64
+"""Every array in a block begins at a multiple of so many bytes."""
+
 _MADV_POPULATE_WRITE: Final = 23
 
 
@@ -108,7 +110,7 @@ class MessageMemory:
 
     def _room(self, num_bytes: int) -> tuple[int, int]:
         """Return a block and where in it there is room for so many bytes."""
-        self._num_bytes += -(-num_bytes // _ALIGNED) * _ALIGNED
+        self._num_bytes += -(-num_bytes // ALIGNED) * ALIGNED
         self._kept.usual_bytes = max(self._kept.usual_bytes, self._num_bytes)
         number, begin = self._open, self._end
         if number is None or begin + num_bytes > self._kept.blocks[number].nbytes:
@@ -119,7 +121,7 @@ class MessageMemory:
             self.made[number] = self._kept.blocks[number]
         if number not in self._used:
             self._used.append(number)
-        self._open, self._end = number, -(-(begin + num_bytes) // _ALIGNED) * _ALIGNED
+        self._open, self._end = number, -(-(begin + num_bytes) // ALIGNED) * ALIGNED
         return number, begin
 
 

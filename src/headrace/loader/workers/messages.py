@@ -25,7 +25,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from headrace.datasets import Fields, Run, Sample
 from headrace.datasets.dataset import Tell
 from headrace.loader.spans import BatchSpan, ReadRows, SpanRows
-from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, BlockView, MessageMemory
+from headrace.loader.workers.blocks import ALIGNED, LARGE_BYTES, BlockTable, BlockView, MessageMemory
 
 
 def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell, memory: MessageMemory) -> SpanMessage:
@@ -37,7 +37,7 @@ def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell, memory: 
 
 def _arrays(fields: Fields, num_rows: int, memory: MessageMemory) -> Sample:
     """Return uninitialised (num_rows, ...) arrays of the fields, next to each other."""
-    sizes = [-(-num_rows * prod(shape) * dtype.itemsize // 64) * 64 for shape, dtype in fields.values()]
+    sizes = [-(-num_rows * prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED for shape, dtype in fields.values()]
     whole = memory.allocate(sum(sizes))
     arrays = {}
     for (name, (shape, dtype)), size, begin in zip(fields.items(), sizes, accumulate(sizes, initial=0), strict=False):
