@@ -93,6 +93,12 @@ class Tab:
         return self.page
 
 
+def follow(page: Any, selector: str) -> None:
+    """Clicks what leads to another page, and waits for it: a click alone does not."""
+    with page.expect_navigation():
+        page.click(selector)
+
+
 @pytest.fixture
 def tab(browser: Any, url: str) -> Iterator[Tab]:
     context = browser.new_context(viewport={"width": 1180, "height": 800})
@@ -135,7 +141,7 @@ def test_search_and_cancel(tab: Tab) -> None:
     page.wait_for_selector("#search[data-done]")
     assert "everything was searched" in page.text_content("[data-said]")
     assert {text.casefold() for text in page.locator(".hits mark").all_text_contents()} == {"permutation"}
-    page.click(".hits a >> nth=0")
+    follow(page, ".hits a >> nth=0")
     assert page.text_content("h1").startswith("Document")
 
 
@@ -214,7 +220,7 @@ def test_a_store_that_grows(browser: Any, tmp_path: Path) -> None:
             shutil.copy(tmp_path / "more" / f"shard-0{suffix}", tmp_path / "one" / f"shard-1{suffix}")
         page.reload()
         assert "of 42 documents" in page.text_content(".pager")
-        page.click("a[rel=next] >> nth=0")
+        follow(page, "a[rel=next] >> nth=0")
         assert "document 30" in page.text_content("main")
         page.wait_for_timeout(2100)
         page.keyboard.press("g")
@@ -283,17 +289,17 @@ def test_borders_and_fading(tab: Tab) -> None:
 
 def test_a_step_is_clicked_through(tab: Tab) -> None:
     page = tab.open("run?path=chats.json&step=3")
-    page.click("text=look into step 3")
+    follow(page, "text=look into step 3")
     page.fill("input[name=ranks]", "2")
     page.fill("input[name=micro]", "2")
-    page.click("form button")
+    follow(page, "form button")
     assert page.locator("svg a").count() == 4
-    page.click("svg a >> nth=3")
+    follow(page, "svg a >> nth=3")
     assert "Rank 1, micro-step 1" in page.text_content("main")
-    page.click("main table td a >> nth=0")
+    follow(page, "main table td a >> nth=0")
     assert page.text_content("h1").startswith("Position")
     assert "As the model sees it" in page.text_content("main")
-    page.click("tr:not(.here) td a >> nth=0")
+    follow(page, "tr:not(.here) td a >> nth=0")
     assert page.text_content("h1").startswith("Step")
 
 
@@ -359,10 +365,10 @@ def test_behind_a_prefix_and_without_scripts(browser: Any, url: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(url)
-    page.click("text=run.json >> nth=-1")
+    follow(page, "text=run.json >> nth=-1")
     assert "The mix over the steps" in page.text_content("main")
     page.fill("input[name=step]", "7")
-    page.click("text=Show")
+    follow(page, "text=Show")
     assert "step=7" in page.url
     assert "look into step 7" in page.text_content("main")
     context.close()
