@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, Order, Run, StateError, WindowDataset
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
-from headrace.loader.reading import in_threads
+from headrace.loader.reading import Ahead, in_threads
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
 
@@ -325,3 +325,53 @@ def test_tasks_are_sent_ahead_of_their_answers() -> None:
     assert len(begun) <= 17
     rest = list(stream)
     assert rest == [(number, 2 * number) for number in range(1, 100)]
+
+
+class CountedEvent(threading.Event):
+    waits: ClassVar[list[bool]] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(super().wait(timeout))
+        return self.waits[-1]
+
+
+def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on when the thread has read what it was sent."""
+    monkeypatch.setattr("headrace.loader.reading._GIVES_WAY_S", 60.0)
+    ahead: Ahead[int] = Ahead()
+    stream = in_threads([str], ((number, number) for number in range(9)), Reading(prefetch=2), str, ahead)
+    for _ in range(4):
+        next(stream)
+        # The answers are there when the loop asks for the next one.
+        while ahead.queue.num_ready < len(ahead.sent):
+            time.sleep(0.001)
+    for _ in range(3):
+        next(stream)
+        assert ahead.queue.num_ready == len(ahead.sent) == 2, "all was read meanwhile"
+
+
+def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop looks at it again after eight reads."""
+    monkeypatch.setattr("headrace.loader.reading._GIVES_WAY_S", 0.0)
+    monkeypatch.setattr("headrace.loader.reading.Event", CountedEvent)
+    monkeypatch.setattr(CountedEvent, "waits", [])
+    disk = threading.Event()
+    disk.set()
+
+    def read(number: int) -> int:
+        disk.wait()
+        return number
+
+    ahead: Ahead[int] = Ahead()
+    stream = in_threads([read], ((number, number) for number in range(100)), Reading(prefetch=40), str, ahead)
+    taken = [next(stream)]
+    while len(ahead.sent) < 40:
+        taken.append(next(stream))
+    while ahead.queue.num_ready < 40:
+        time.sleep(0.001)
+    disk.clear()
+    CountedEvent.waits.clear()
+    taken += [next(stream) for _ in range(27)]
+    assert CountedEvent.waits == [False] * 3, "of 27 reads that hang, three were waited for"
+    disk.set()
+    assert [*taken, *stream] == [(number, number) for number in range(100)]

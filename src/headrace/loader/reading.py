@@ -16,7 +16,7 @@ from itertools import cycle
 from multiprocessing import get_all_start_methods
 from pkgutil import resolve_name
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -35,6 +35,8 @@ METRICS_THREAD: Final = "headrace-metrics"
 """The name of the thread that serves metrics. It holds no lock that matters in a fork."""
 
 _SENT_AT_ONCE: Final = 4
+_GIVES_WAY_S: Final = 0.005
+_NOT_AGAIN_FOR: Final = 8
 _STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
 """How long the description of a sample may take, which may have to be read from a disk."""
@@ -98,6 +100,7 @@ def in_threads(
         turns = cycle(threads)
         is_over = False
         while not is_over or sent:
+            thread = None
             for _ in range(_SENT_AT_ONCE):
                 if is_over or len(sent) > most:
                     break
@@ -111,6 +114,8 @@ def in_threads(
             is_full = is_over or len(sent) > most
             if sent and (is_full or (len(sent) > len(threads) and sent[0][1].num_done)):
                 label, first = sent.popleft()
+                if thread is not None and first.num_done and reading.ahead is None:
+                    thread.give_way()
                 yield label, first.receive(label, reading, describe)
     finally:
         for thread in threads:
@@ -126,6 +131,8 @@ class _Thread(Generic[T, M]):
     def __init__(self, read: Callable[[T], M]) -> None:
         self._sent: SimpleQueue[tuple[T] | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[M | None, BaseException | None]] = SimpleQueue()
+        self._has_read = Event()
+        self._num_skipped = 0
         self._is_lost = False
         self._is_finalizing = sys.is_finalizing
         self._thread = Thread(target=self._work, args=(read,), name="headrace-read", daemon=True)
@@ -137,7 +144,20 @@ class _Thread(Generic[T, M]):
         return self._done.qsize()
 
     def send(self, task: T) -> None:
+        self._has_read.clear()
         self._sent.put((task,))
+
+    def give_way(self) -> None:
+        """Let the thread read what it was sent, for some ms, before the training loop goes on with a batch in hand.
+
+        A thread that wants the interpreter lock does not get it from a loop that launches kernels: the loop takes it
+        back before the thread wakes. Until the thread does get it, each launch wakes it in vain, and takes half as long
+        again. That lasts far longer than the read itself. A thread that waits for its disk is left alone for a while.
+        """
+        if self._num_skipped:
+            self._num_skipped -= 1
+        elif not self._has_read.wait(_GIVES_WAY_S):
+            self._num_skipped = _NOT_AGAIN_FOR
 
     def receive(self, label: Any, reading: Reading, describe: Callable[[Any], str]) -> M:
         found, error = self._next(label, reading, describe)
@@ -196,6 +216,8 @@ class _Thread(Generic[T, M]):
                 self._done.put((None, error))
             # A task that lived on in this thread would keep its memory from being reused.
             del task
+            if self._sent.empty():
+                self._has_read.set()
 
 
 def _say(waited_s: float, describe: Callable[[Any], str], label: Any) -> None:
