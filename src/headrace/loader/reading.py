@@ -36,6 +36,7 @@ METRICS_THREAD: Final = "headrace-metrics"
 
 _SENT_AT_ONCE: Final = 4
 _GIVES_WAY_S: Final = 0.005
+_LEAST_STEP_S: Final = 0.005
 _NOT_AGAIN_FOR: Final = 8
 _STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
@@ -98,7 +99,7 @@ def in_threads(
         # the next answer is yielded, so that the threads read while the training loop uses that. As long as fewer are
         # under way than there may be, several are sent for each answer, and no answer waits for all of them.
         turns = cycle(threads)
-        is_over = False
+        is_over, step_s = False, 0.0
         while not is_over or sent:
             thread = None
             for _ in range(_SENT_AT_ONCE):
@@ -114,9 +115,13 @@ def in_threads(
             is_full = is_over or len(sent) > most
             if sent and (is_full or (len(sent) > len(threads) and sent[0][1].num_done)):
                 label, first = sent.popleft()
-                if thread is not None and first.num_done and reading.ahead is None:
+                is_there = first.num_done > 0
+                # A loop that only takes batches had better go on while the thread reads.
+                if is_there and thread is not None and step_s > _LEAST_STEP_S and reading.ahead is None:
                     thread.give_way()
+                since = monotonic()
                 yield label, first.receive(label, reading, describe)
+                step_s = monotonic() - since if is_there else 0.0
     finally:
         for thread in threads:
             thread.stop()
