@@ -89,7 +89,8 @@ def test_any_history_gives_the_bytes_of_a_local_run(case: str, tmp_path: Path) -
             open_job(root)
 
 
-@pytest.mark.parametrize("seed", range(cases(3, 200)))
+# In case 12 the last process is killed while it writes the index.
+@pytest.mark.parametrize("seed", sorted({*range(cases(2, 200)), 12}))
 def test_a_folder_of_media(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.preparing.energon.media.FILES_A_TASK", 3)
     options = EnergonOptions(media=MediaFilter(strategy="EXTENSION"), media_only=True)

@@ -420,6 +420,8 @@ def run_media(
             report()
         rows = [row for task in tasks for row in load_media(work.scans, task.task_index) or ()]
         chosen = [] if plan.media is None else [(plan.media.strategy, ",".join(plan.media.patterns))]
+        for left in (root / META_FOLDER).glob(f".{INDEX_NAME}.*.tmp"):  # of a process that was killed at this point
+            left.unlink()
         update_media(root, rows, chosen)
         tell_of_new_index(root)
         work.finish()
