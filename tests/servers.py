@@ -68,12 +68,25 @@ def program(pattern: str) -> str:
     return str(found[0])
 
 
+_ENDS_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, which stays over the exec
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""A program that becomes another one, which the kernel kills when its parent ends, however that ends."""
+
+
 @contextlib.contextmanager
 def running(command: Sequence[str], folder: Path, is_up: Callable[[], Any]) -> Iterator[None]:
-    """Run a server until the end of the block, which begins when ``is_up`` raises no error any more."""
+    """Run a server until the end of the block, which begins when ``is_up`` raises no error any more.
+
+    It does not outlive tests that are killed.
+    """
     log = folder / "server.log"
+    started = [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *command]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(started, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         until = time.monotonic() + 60
         while True:

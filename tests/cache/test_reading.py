@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import headrace
-from headrace.cache import Cache, CachedReader, check_cache, clear_cache, describe_cache
+from children import results_of
+from headrace.cache import Cache, CachedReader, CacheStats, check_cache, clear_cache, describe_cache
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.io import FilePool, MmapReader, PreadReader, Reader
@@ -89,23 +89,16 @@ def test_stores_read_the_same_through_a_cache(tmp_path: Path) -> None:
     assert copy.document(5).tolist() == plain.document(5).tolist()
 
 
-def _read_all(folder: str, order: list[int], found: multiprocessing.SimpleQueue) -> None:
+def _read_all(folder: str, order: list[int]) -> tuple[bytes, CacheStats]:
     cache = Cache(Path(folder) / "cache", limit="1MB", block=100)
     reader = cache.reader("pread")
     values = np.concatenate([reader.read(f"{folder}/data.bin", at * 50, 50) for at in order])
-    found.put((values.tobytes(), cache.stats))
+    return values.tobytes(), cache.stats
 
 
 def test_processes_that_read_at_once_fetch_each_block_once(tmp_path: Path, data: np.ndarray) -> None:
-    context = multiprocessing.get_context("fork")
-    found = context.SimpleQueue()
     orders = [np.random.default_rng(seed).permutation(200).tolist() for seed in range(4)]
-    workers = [context.Process(target=_read_all, args=(str(tmp_path), order, found)) for order in orders]
-    for worker in workers:
-        worker.start()
-    results = [found.get() for _ in workers]
-    for worker in workers:
-        worker.join()
+    results = results_of(_read_all, [(str(tmp_path), order) for order in orders])
     expected = {b"".join(data[at * 50 : at * 50 + 50].tobytes() for at in order) for order in orders}
     assert {values for values, _ in results} == expected
     assert sum(stats.fetched_blocks for _, stats in results) == 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 import corpora
 import headrace
+from children import results_of
 from headrace.cache import Cache
 from headrace.cache.block_store import block_name
 from headrace.datasets.block_uses import BlockUses
@@ -195,25 +195,18 @@ class Counted(PreadReader):
         super()._fill(file, path, offsets, lengths, out)
 
 
-def _node(prefix: str, folder: str, node: int, found: multiprocessing.SimpleQueue) -> None:
+def _node(prefix: str, folder: str, node: int) -> tuple[Any, ...]:
     cache = Cache(Path(folder) / str(node), limit="1MB", block=BLOCK)
     run = windows(prefix, reader=cache.reader(Counted()), global_batch_size=64, epochs=3)
     ranks = Ranks(node, 4, per_node=1)
     loader = Loader(run, micro_batch_size=4, ranks=ranks, dealing=DEALING, cache=cache, reading=Reading(num_threads=0))
     sums = [(batch["sample_positions"].tolist(), batch["input_ids"].sum(1).tolist()) for batch in loader]
     stats = cache.stats
-    found.put((node, sums, (stats.fetched_blocks, stats.bypassed_blocks, stats.evicted_blocks), stats.fetched_bytes))
+    return node, sums, (stats.fetched_blocks, stats.bypassed_blocks, stats.evicted_blocks), stats.fetched_bytes
 
 
 def test_four_nodes_fetch_each_home_block_once(prefix: str, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    found = context.SimpleQueue()
-    nodes = [context.Process(target=_node, args=(prefix, str(tmp_path), node, found)) for node in range(4)]
-    for node in nodes:
-        node.start()
-    results = sorted(found.get() for _ in nodes)
-    for node in nodes:
-        node.join()
+    results = results_of(_node, [(prefix, str(tmp_path), node) for node in range(4)])
     run = windows(prefix, global_batch_size=64, epochs=3)
     fed = {}
     for _, sums, _, _ in results:
