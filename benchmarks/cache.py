@@ -49,7 +49,7 @@ def hit_rates(folder: Path, kind: str, part: float) -> dict[str, Any]:
     run = run_over(headrace.open(folder / "web", reader=cache.reader("pread")))
     before = cache.stats.fetched_blocks + cache.stats.bypassed_blocks
     reading = headrace.loader.Reading(num_threads=0)
-    for _ in headrace.Loader(run, micro_batch_size=STEP, cache=cache, reading=reading):
+    for _ in headrace.Loader(run, micro_batch_size=STEP, reading=reading):
         pass
     missed = cache.stats.fetched_blocks + cache.stats.bypassed_blocks - before
     row = {"order": kind, "cache": f"{part:.0%}", "reads": len(seen.blocks), "loader": 1 - missed / len(seen.blocks)}

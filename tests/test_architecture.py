@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).parent.parent
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
+    "environment": {"errors"},
     "_lazy": set(),
     "_version": set(),
     "__main__": {"cli"},
@@ -32,9 +33,9 @@ MAY_IMPORT = {
     "preparing": {"engine", "stores", "samples", "plan", "io", "config", "errors"},
     "copying": {"engine", "stores", "plan", "io", "config", "errors"},
     "encoders": {"samples", "plan", "config", "errors"},
-    "datasets": {"engine", "stores", "samples", "plan", "encoders", "io", "config", "errors"},
+    "datasets": {"cache", "engine", "stores", "samples", "plan", "encoders", "io", "config", "errors"},
     "tracing": {"datasets", "encoders", "stores", "samples", "plan", "io", "config", "errors"},
-    "loader": {"cache", "datasets", "encoders", "plan", "io", "config", "errors"},
+    "loader": {"cache", "environment", "datasets", "encoders", "plan", "io", "config", "errors"},
     "compat": {
         *("loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io"),
         *("config", "errors"),
@@ -59,8 +60,8 @@ MAY_IMPORT = {
     },
     "kinds": {"inspect", "datasets", "preparing", "copying", "engine", "stores", "io", "errors"},
     "integrations": {
-        *("compat", "engine", "inspect", "kinds", "loader", "tracing", "datasets", "encoders", "preparing", "copying"),
-        *("stores", "samples", "plan", "io", "config", "errors"),
+        *("cache", "environment", "compat", "engine", "inspect", "kinds", "loader", "tracing", "datasets", "encoders"),
+        *("preparing", "copying", "stores", "samples", "plan", "io", "config", "errors"),
     },
     "ui": {"inspect", "tracing", "io", "errors", "_version"},
     "cli": {

@@ -179,12 +179,13 @@ def test_what_is_refused(corpus: list[corpora.Corpus]) -> None:
     assert (loader.position, packed.position) == (0, 0)
 
 
-def test_torch_need_not_be_there(corpus: list[corpora.Corpus]) -> None:
+def test_torch_need_not_be_there(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.modules["torch"] = None
 import headrace
-data = headrace.WindowDataset(headrace.open({str(corpus[0].store.path)!r}), seq_len=8)
+cache = headrace.Cache({str(tmp_path)!r}, limit="1MB", block="4KiB")
+data = headrace.WindowDataset(headrace.open({str(corpus[0].store.path)!r}, cache=cache), seq_len=8)
 packs = headrace.PackedSequenceDataset(data.store, headrace.Packing(seq_len=32, strategy="best_fit_split"))
 for one in (data, packs):
     loader = headrace.NumpyLoader(headrace.Run(one, global_batch_size=4, samples=8), micro_batch_size=2)

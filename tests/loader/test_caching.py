@@ -17,10 +17,10 @@ import headrace
 from headrace.cache import Cache, block_store
 from headrace.cache.block_store import NEVER
 from headrace.datasets.block_uses import BlockUses
+from headrace.datasets.cache_planner import CachePlanner
+from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError
 from headrace.loader import spans
-from headrace.loader.balancing import ranks_on_each_node
-from headrace.loader.caching import CachePlanner
 from headrace.loader.ranks import Ranks
 from headrace.plan import Share
 from headrace.plan.caching import Accesses, simulate
@@ -45,9 +45,8 @@ def run_over(store: headrace.stores.Store, kind: str = "full", **options: object
     return headrace.Run(dataset, **{"global_batch_size": 16, "order": order, "epochs": 3, **options})  # type: ignore[arg-type]
 
 
-def fed(run: headrace.Run, cache: Cache | None = None, **options: object) -> list[list[int]]:
-    reading = headrace.loader.Reading(num_threads=0)
-    loader = headrace.Loader(run, micro_batch_size=16, cache=cache, reading=reading, **options)  # type: ignore[arg-type]
+def fed(run: headrace.Run) -> list[list[int]]:
+    loader = headrace.Loader(run, micro_batch_size=16, reading=headrace.loader.Reading(num_threads=0))
     return [batch["input_ids"].flatten().tolist() for batch in loader]
 
 
@@ -64,9 +63,9 @@ def test_the_hit_rate_is_belady_s(
     capacity = uses.table.num_blocks // part
     # What is read to open the store is kept as well while there is room, and goes first.
     cache = Cache(tmp_path / "cache", limit=capacity * BLOCK, block=BLOCK)
-    run = run_over(headrace.open(prefix, reader=cache.reader("pread")), kind)
+    run = run_over(headrace.open(prefix, cache=cache), kind)
     before = cache.stats.fetched_blocks + cache.stats.bypassed_blocks
-    assert fed(run, cache) == fed(plain)
+    assert fed(run) == fed(plain)
     missed = cache.stats.fetched_blocks + cache.stats.bypassed_blocks - before
     best = int((~simulate(seen.blocks, capacity, "plan").is_hit).sum())
     assert missed / len(seen.blocks) <= best / len(seen.blocks) + 0.01
@@ -75,18 +74,17 @@ def test_the_hit_rate_is_belady_s(
 def test_a_node_counts_the_reads_of_its_own_ranks(prefix: str, tmp_path: Path) -> None:
     run = run_over(headrace.open(prefix), global_batch_size=12, epochs=None, samples=600)
     cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
-    ranks = [Ranks(rank, 4, per_node=2) for rank in range(4)]
     uses = BlockUses.of_run(run, block_bytes=BLOCK)
     reads = uses.reads(np.arange(600))
     # Micro-batches of 3: in each step, rank r takes the slots 3 r to 3 r + 2.
     steps, nodes = reads.rows // 12, reads.rows % 12 // 6
     blocks = np.arange(0, uses.table.num_blocks, 7, dtype=np.int64)
-    for rank in ranks:
-        planner = CachePlanner(run, rank, Share(rank.rank, 4, 3), cache)
+    for rank in range(4):
+        planner = CachePlanner(run, Share(rank, 4, 3), cache, per_node=2)
         for step in (0, 13, 49):
             found = planner.next_uses(blocks, np.full_like(blocks, step))
             for block, use in zip(blocks.tolist(), found.tolist(), strict=True):
-                mine = (reads.blocks == block) & (nodes == rank.rank // 2) & (steps > step)
+                mine = (reads.blocks == block) & (nodes == rank // 2) & (steps > step)
                 assert use == (int(steps[mine].min()) if mine.any() else NEVER)
 
 
@@ -96,7 +94,7 @@ def test_an_endless_run_has_a_next_use_for_every_block(prefix: str, tmp_path: Pa
         name: headrace.WindowDataset(store, seq_len=50, stride=stride) for name, stride in (("a", 50), ("b", 31))
     }
     run = headrace.Run(headrace.Blend(sources, weights={"a": 999, "b": 1}), global_batch_size=16)
-    planner = CachePlanner(run, Ranks(), Share(0, 1, 16), Cache(tmp_path / "c", limit="1MB", block=BLOCK))
+    planner = CachePlanner(run, Share(0, 1, 16), Cache(tmp_path / "c", limit="1MB", block=BLOCK), per_node=1)
     found = planner.next_uses(np.arange(20, dtype=np.int64), np.full(20, 5, dtype=np.int64))
     assert ((found > 5) & (found < NEVER)).all()
 
@@ -109,36 +107,47 @@ def test_ranks_of_slots() -> None:
 
 
 def test_ranks_on_a_node_follow_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ranks_on_each_node(Ranks(0, 8, per_node=2)) == 2
+    assert ranks_on_each_node(8, 2) == 2
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert ranks_on_each_node(Ranks(0, 8)) == 8
+    assert ranks_on_each_node(8, None) == 8
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setenv("WORLD_SIZE", "32")
-    assert ranks_on_each_node(Ranks(0, 32)) == 8
-    assert ranks_on_each_node(Ranks(0, 16)) == 4, "each rank has two processes"
+    assert ranks_on_each_node(32, None) == 8
+    assert ranks_on_each_node(16, None) == 4, "each rank has two processes"
     with pytest.raises(ConfigError, match="not a whole number of the 2 data-parallel ranks"):
-        ranks_on_each_node(Ranks(0, 2))
+        ranks_on_each_node(2, None)
     with pytest.raises(ConfigError, match="per_node is 3; it must divide"):
         Ranks(0, 8, per_node=3)
 
 
 def test_what_a_loader_refuses(prefix: str, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
-    store = headrace.open(prefix)
     packing = headrace.Packing(seq_len=256, strategy="best_fit_split", repack=True)
-    run = headrace.Run(headrace.PackedSequenceDataset(store, packing), global_batch_size=4, epochs=1)
-    with pytest.raises(ConfigError, match="made of others in each epoch"):
-        headrace.Loader(run, micro_batch_size=4, cache=cache)
+
+    def packed(through: Cache) -> headrace.Run:
+        store = headrace.open(prefix, cache=through)
+        return headrace.Run(headrace.PackedSequenceDataset(store, packing), global_batch_size=4, epochs=1)
+
+    with pytest.raises(ConfigError, match=r"made of others in each epoch.* cache .*make it with policy='pin'"):
+        headrace.Loader(packed(cache), micro_batch_size=4)
+    pinned = Cache(tmp_path / "pinned", limit="1MB", block=BLOCK, policy="pin")
+    assert len(list(headrace.Loader(packed(pinned), micro_batch_size=4))) > 2
     with pytest.raises(ConfigError, match="expected a Cache"):
-        headrace.Loader(run_over(store), micro_batch_size=4, cache="/nvme")  # type: ignore[arg-type]
+        headrace.open(prefix, cache="/nvme")  # type: ignore[call-overload]
+    stores = [headrace.open(prefix, cache=one) for one in (cache, pinned)]
+    blend = headrace.Blend(
+        {str(at): headrace.WindowDataset(one, seq_len=50) for at, one in enumerate(stores)}, repeats={"0": 1, "1": 1}
+    )
+    with pytest.raises(ConfigError, match=r"read through 2 caches, .*cache, .*pinned"):
+        headrace.Loader(headrace.Run(blend, global_batch_size=4), micro_batch_size=4)
 
 
 def test_workers_read_through_the_cache(prefix: str, tmp_path: Path) -> None:
     plain = fed(run_over(headrace.open(prefix), epochs=1))
     cache = Cache(tmp_path / "cache", limit=30 * BLOCK, block=BLOCK)
-    run = run_over(headrace.open(prefix, reader=cache.reader("pread")), epochs=1)
+    run = run_over(headrace.open(prefix, cache=cache), epochs=1)
     reading = headrace.loader.Reading(num_workers=2, start_method="fork")
-    loader = headrace.Loader(run, micro_batch_size=16, cache=cache, reading=reading)
+    loader = headrace.Loader(run, micro_batch_size=16, reading=reading)
     assert [batch["input_ids"].flatten().tolist() for batch in loader] == plain
     loader.close()
     assert headrace.cache.describe_cache(cache.folder).blocks >= 29
@@ -159,9 +168,9 @@ def _trained(prefix: str, folder: str, seed: int, kill: int, fed_to: str) -> Non
         whole(write, data)
 
     block_store.write_all = write_all
-    run = run_over(headrace.open(prefix, reader=cache.reader("pread")), order=headrace.Order(seed=seed), epochs=2)
+    run = run_over(headrace.open(prefix, cache=cache), order=headrace.Order(seed=seed), epochs=2)
     with Path(fed_to).open("w", buffering=1) as file:
-        for batch in headrace.Loader(run, micro_batch_size=16, cache=cache):
+        for batch in headrace.Loader(run, micro_batch_size=16):
             file.write(json.dumps(batch["input_ids"].flatten().tolist()) + "\n")
 
 

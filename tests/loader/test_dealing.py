@@ -180,7 +180,7 @@ def test_what_is_refused(prefix: str, tmp_path: Path) -> None:
         Loader(run, micro_batch_size=4, dealing="blocks")  # type: ignore[arg-type]
     cache = Cache(tmp_path / "cache", limit="1MB", block=512)
     with pytest.raises(ConfigError, match=r"pass Dealing\(block=512\)"):
-        Loader(run, micro_batch_size=4, dealing=DEALING, cache=cache)
+        Loader(windows(prefix, reader=cache.reader("pread")), micro_batch_size=4, dealing=DEALING)
     with pytest.raises(ConfigError, match=r"within step 0, .* with dealing"):
         loaders(run, (2, 1, 3))[0].start_at(5)
 
@@ -199,7 +199,7 @@ def _node(prefix: str, folder: str, node: int) -> tuple[Any, ...]:
     cache = Cache(Path(folder) / str(node), limit="1MB", block=BLOCK)
     run = windows(prefix, reader=cache.reader(Counted()), global_batch_size=64, epochs=3)
     ranks = Ranks(node, 4, per_node=1)
-    loader = Loader(run, micro_batch_size=4, ranks=ranks, dealing=DEALING, cache=cache, reading=Reading(num_threads=0))
+    loader = Loader(run, micro_batch_size=4, ranks=ranks, dealing=DEALING, reading=Reading(num_threads=0))
     sums = [(batch["sample_positions"].tolist(), batch["input_ids"].sum(1).tolist()) for batch in loader]
     stats = cache.stats
     return node, sums, (stats.fetched_blocks, stats.bypassed_blocks, stats.evicted_blocks), stats.fetched_bytes

@@ -27,7 +27,7 @@ def test_each_block_is_one_get_and_a_second_epoch_needs_none(
     run = headrace.Run(headrace.WindowDataset(store, seq_len=64), global_batch_size=16, epochs=2)
     uses = BlockUses.of_run(run, block_bytes=4096)
     half = (run.length or 0) // 2
-    loader = headrace.Loader(run, micro_batch_size=16, cache=cache)
+    loader = headrace.Loader(run, micro_batch_size=16)
     plain = headrace.Run(headrace.WindowDataset(corpus.store, seq_len=64), global_batch_size=16, epochs=2)
     gets = None
     for batch, expected in zip(loader, headrace.Loader(plain, micro_batch_size=16), strict=True):

@@ -42,15 +42,15 @@ _log = logging.getLogger("headrace")
 class Cache:
     """Blocks of files that are far away, on a local disk: one cache for all processes of a node, and for many runs.
 
-    Give the stores its reader, and the loader the cache:
+    Open the data through it:
 
         cache = headrace.Cache("/nvme/headrace", limit="2TB")
-        store = headrace.open("/lustre/web", reader=cache.reader("pread"))
-        loader = headrace.Loader(run, micro_batch_size=4, cache=cache)
+        store = headrace.open("s3://bucket/web", cache=cache)
 
-    The loader then says when each block is used next on this node. A block is kept if it is used again before the last
-    one of those that are there; that one goes. Blocks of which no loader has told are kept while there is room, and go
-    first. With ``policy="pin"`` the first blocks that come stay, and no others are kept; no loader is needed.
+    A loader of these data then says when each block is used next on this node. A block is kept if it is used again
+    before the last one of those that are there; that one goes. Blocks of which no loader has told are kept while there
+    is room, and go first. With ``policy="pin"`` the first blocks that come stay, and no others are kept; no loader is
+    needed.
 
     Blocks are named by a hash of the identity of their file: its path or URL, its size, and its time of change or ETag.
     A file that changes is another file. A block that is not kept is not fetched whole: only what is read of it is. A
@@ -67,7 +67,7 @@ class Cache:
 
     Example:
         >>> cache = headrace.Cache("cache", limit="100MB", block="64KiB")
-        >>> store = headrace.open("stores/web", reader=cache.reader("pread"))
+        >>> store = headrace.open("stores/web", cache=cache)
         >>> first, again = store.document(0), store.document(0)
         >>> cache.stats.fetched_blocks, cache.stats.hits >= 1
         (2, True)

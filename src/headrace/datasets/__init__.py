@@ -5,7 +5,7 @@
     Store --> SFTDataset, PreferenceDataset, GroupDataset, PromptDataset: records, padded batch by batch --> the same
     SampleStore --> MediaDataset: images, video, text, decoded and cooked --> the same
 
-May import: stores, plan, samples, encoders, errors.
+May import: stores, cache, plan, samples, encoders, errors.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:
     known: dict[str, TokenizerInfo | None] = {}
     first: tuple[str, Store, TokenizerInfo] | None = None
     for name, dataset in sources:
-        for store in _stores(dataset):
+        for store in stores_of(dataset):
+            if not isinstance(store, Store):
+                continue
             if store.path not in known:
                 known[store.path] = tokenizer_of(store)
             info = known[store.path]
@@ -45,14 +47,31 @@ def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:
                 )
 
 
-def _stores(dataset: Dataset) -> Iterator[Store]:
+def stores_of(dataset: Dataset) -> Iterator[Store | SampleStore]:
     """Yield the stores that a dataset reads, including those of datasets within it."""
     for store in (getattr(dataset, "store", None), *getattr(dataset, "stores", ())):
-        if isinstance(store, Store):
+        if isinstance(store, Store | SampleStore):
             yield store
     for inner in (getattr(dataset, "dataset", None), *getattr(dataset, "datasets", ())):
         if isinstance(inner, Dataset):
-            yield from _stores(inner)
+            yield from stores_of(inner)
+
+
+def cache_of(datasets: Iterable[Dataset]) -> Any:
+    """Return the `headrace.Cache` through which datasets are read; None without one. O(stores).
+
+    Raises:
+        ConfigError: they are read through several, none of which could be told of all that comes.
+    """
+    stores = (store for dataset in datasets for store in stores_of(dataset))
+    readers = dict.fromkeys(reader for store in stores for reader in store.readers)
+    found = {one.cache.folder.absolute(): one.cache for one in readers if one.cache is not None}
+    if len(found) > 1:
+        raise ConfigError(
+            f"these data are read through {len(found)} caches, {', '.join(map(str, sorted(found)))}: open all of them"
+            " through the same one, which then knows all blocks that this node uses next"
+        )
+    return next(iter(found.values()), None)
 
 
 def store_of(dataset: Dataset) -> Store | SampleStore | None:

@@ -6,7 +6,7 @@ from functools import cached_property
 from operator import index
 from os import PathLike
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import Store
 from headrace.stores.store import Extents
+
+if TYPE_CHECKING:
+    from headrace.io import ReadCache, Storage
 
 _INT64 = np.dtype(np.int64)
 
@@ -110,13 +113,26 @@ class WindowDataset(FixedDataset, CountedDataset):
         self._positions = np.arange(seq_len, dtype=np.int64)
 
     @classmethod
-    def open(cls, path: str | PathLike[str], *, seq_len: int, **options: Any) -> WindowDataset:
-        """Open the store at a path, and cut it into windows; ``options`` are those of the class.
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        seq_len: int,
+        storage: Storage | None = None,
+        cache: ReadCache | None = None,
+        **options: Any,
+    ) -> WindowDataset:
+        """Open the store at a path, and cut it into windows.
+
+        Args:
+            path, storage, cache: see `headrace.open`.
+            seq_len, options: see the class.
 
         Raises:
             StoreError: the store cannot be opened.
         """
-        return cls(resolve_name("headrace.stores:open")(path), seq_len=seq_len, **options)
+        store = resolve_name("headrace.stores:open")(path, storage=storage, cache=cache)
+        return cls(store, seq_len=seq_len, **options)
 
     def __len__(self) -> int:
         return self._num_samples

@@ -7,21 +7,30 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from operator import index
-from typing import Any, NamedTuple
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from headrace.datasets import Run, check_supervised
 from headrace.datasets.accounts import StepTotals
 from headrace.datasets.dataset import repeated
+from headrace.datasets.mix import cache_of
 from headrace.datasets.run import Located
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
+from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, Share, micro_batches
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
 from headrace.plan.slots import num_micro_batches
 
+if TYPE_CHECKING:
+    from headrace.cache import Cache
+    from headrace.datasets.cache_planner import CachePlanner
+
 __all__ = ["NumpyLoader"]
+
+_PLANNER: Final = "headrace.datasets.cache_planner:CachePlanner"
 
 _AHEAD = 2
 """Batches that are read ahead."""
@@ -50,6 +59,8 @@ class NumpyLoader:
         micro_batch_size: samples in a batch of this process.
         rank: the data-parallel rank of this process, such as ``jax.process_index()``.
         world_size: the number of these ranks, such as ``jax.process_count()``.
+        per_node: the number of ranks on each node, for data that are read through a `headrace.Cache`, such as 1 for
+            JAX. None goes by the variables of ``torchrun``; without these all ranks are on one node.
 
     Raises:
         ConfigError: an argument is not allowed, or does not suit the run.
@@ -66,7 +77,9 @@ class NumpyLoader:
         ((4, 128), [12, 13, 14, 15], 16)
     """
 
-    def __init__(self, run: Run, *, micro_batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, run: Run, *, micro_batch_size: int, rank: int = 0, world_size: int = 1, per_node: int | None = None
+    ) -> None:
         if not isinstance(run, Run):
             raise ConfigError(f"run is {run!r:.80}; expected a Run. The units of a FramedRun need headrace.Loader")
         if not run.traits.has_tokens:
@@ -79,10 +92,22 @@ class NumpyLoader:
         self._share = Share(rank, world_size, micro_batch_size)
         check_group_batches(run.traits.is_group_batches, self._share)
         check_blocks(run, self._share, 0)
+        self._planner = self._planner_for(cache_of(run.datasets), per_node)
         self._draw = run.draw
         self._position = 0
         self._iteration = 0
         self._ended = False
+
+    def _planner_for(self, cache: Cache | None, per_node: int | None) -> CachePlanner | None:
+        world_size = self._share.world_size
+        if per_node is not None and (per_node < 1 or world_size % per_node):
+            raise ConfigError(f"per_node is {per_node}; it must divide the number of ranks, {world_size}")
+        if cache is None:
+            return None
+        planner: CachePlanner = resolve_name(_PLANNER)(
+            self.run, self._share, cache, per_node=ranks_on_each_node(world_size, per_node)
+        )
+        return planner
 
     @property
     def position(self) -> int:
@@ -149,7 +174,10 @@ class NumpyLoader:
             located = run.locate(slots if draw is None else draw.positions(slots))
             row = 0
             for size, step, after in zip(plan.sizes.tolist(), plan.steps.tolist(), plan.afters.tolist(), strict=True):
-                yield _Planned(located.rows(row, row + size), step, after)
+                one = _Planned(located.rows(row, row + size), step, after)
+                if self._planner is not None:
+                    self._planner.tell(one.located.positions, np.full(size, step, dtype=np.int64))
+                yield one
                 row += size
             position, wanted = int(plan.afters[-1]), _PLANNED
 

@@ -42,6 +42,7 @@ from headrace.io.paths import cache_folder, expand_braces, natural_key, safe_rel
 from headrace.io.places import (
     SCHEMES,
     AnyPath,
+    ReadCache,
     check_local,
     check_readable,
     check_whole,
@@ -100,6 +101,7 @@ __all__ = [
     "MmapReader",
     "ObjectReader",
     "PreadReader",
+    "ReadCache",
     "ReadFailure",
     "Reader",
     "RemotePath",

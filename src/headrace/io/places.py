@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io.readers import Reader
@@ -123,13 +123,34 @@ def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPat
         yield from folder.walk()
 
 
-def reader_at(path: object, using: str | Reader, storage: Storage | None = None) -> str | Reader:
+@runtime_checkable
+class ReadCache(Protocol):
+    """What files are read through, as `headrace.Cache`."""
+
+    def reader(self, inner: str | Reader) -> Reader:
+        """Return a reader that keeps what another one reads."""
+
+
+def reader_at(
+    path: object, using: str | Reader, storage: Storage | None = None, cache: ReadCache | None = None
+) -> str | Reader:
     """Return the reader for a path: for a URL, or a list with one, a reader of objects; otherwise ``using``.
+
+    With a cache it is one that reads through it. Local files are then read by ``"pread"`` and not ``"mmap"``.
 
     Raises:
         ConfigError: ``using`` reads only local files, and the path is a URL; or ``storage`` is set, and the path is
-            local.
+            local; or ``cache`` is none, or ``using`` maps files.
     """
+    found = _reader_at(path, using, storage)
+    if cache is None:
+        return found
+    if not isinstance(cache, ReadCache):
+        raise ConfigError(f"cache is {cache!r:.80}; expected a Cache, as headrace.Cache('/nvme/data', limit='1TB')")
+    return cache.reader("pread" if found == "mmap" else found)
+
+
+def _reader_at(path: object, using: str | Reader, storage: Storage | None) -> str | Reader:
     paths = path if isinstance(path, list | tuple) else [path]
     check_readable(*paths)
     if not any(map(is_url, paths)):

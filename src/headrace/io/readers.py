@@ -204,6 +204,8 @@ class Reader(ABC):
     name: ClassVar[str]
     reads_urls: bool = False
     """Whether it reads objects by URL, as well as local files."""
+    cache: Any = None
+    """The `headrace.Cache` that it reads through; None for a reader without one. This room knows no more of it."""
 
     def __init__(self, *, pool: FilePool = OPEN_FILES, retries: RetryPolicy | None = None) -> None:
         self._pool = pool

@@ -5,7 +5,6 @@ Costs follow from lengths that are known before any sample is read, and blocks f
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -18,9 +17,10 @@ from headrace.config import check_choice
 from headrace.datasets import Dataset, PackedSequenceDataset, RaggedDataset, Run
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.dataset import counted
+from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError
 from headrace.io.sizes import parse_size
-from headrace.loader.ranks import Ranks, number_in
+from headrace.loader.ranks import Ranks
 from headrace.loader.spans import UNTOLD, begun_samples, check_between_steps
 from headrace.plan import (
     Assignment,
@@ -286,29 +286,8 @@ class BlockDealing(NamedTuple):
         """
         if not isinstance(dealing, Dealing):
             raise ConfigError(f"dealing is {dealing!r:.80}; expected a Dealing, as headrace.Dealing(by='blocks')")
-        return cls(BlockUses.of_run(run, block_bytes=dealing.block_bytes), ranks_on_each_node(ranks))
-
-
-def ranks_on_each_node(ranks: Ranks) -> int:
-    """Return ``per_node``, or what follows from the variables of torchrun; without them all ranks are on one node.
-
-    Raises:
-        ConfigError: the variables do not give every node the same whole number of ranks.
-    """
-    if ranks.per_node is not None:
-        return ranks.per_node
-    names = ("LOCAL_WORLD_SIZE", "WORLD_SIZE")
-    if ranks.world_size == 1 or not all(name in os.environ for name in names):
-        return ranks.world_size
-    local, processes = (number_in(name, os.environ[name]) for name in names)
-    # A rank has as many processes as model parallelism needs.
-    found, rest = divmod(local * ranks.world_size, processes)
-    if rest or not found or ranks.world_size % found:
-        raise ConfigError(
-            f"LOCAL_WORLD_SIZE={local} of WORLD_SIZE={processes} processes are not a whole number of the"
-            f" {ranks.world_size} data-parallel ranks: pass ranks=Ranks(rank, world_size, per_node=...)"
-        )
-    return found
+        per_node = ranks_on_each_node(ranks.world_size, ranks.per_node)
+        return cls(BlockUses.of_run(run, block_bytes=dealing.block_bytes), per_node)
 
 
 class _Resumed(NamedTuple):

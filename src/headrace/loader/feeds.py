@@ -16,10 +16,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 from weakref import proxy
 
+import numpy as np
 import xxhash
 
 from headrace.datasets import Run
+from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
+from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError, StoreError
 from headrace.loader import workers
 from headrace.loader.choosing import ReadingChoice
@@ -46,6 +49,7 @@ from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
 if TYPE_CHECKING:
     from headrace.cache import Cache
     from headrace.datasets import FramedRun
+    from headrace.datasets.cache_planner import CachePlanner
     from headrace.loader.balancing import Balance, BlockDealing, Dealing, StepAssignment
 
 
@@ -59,7 +63,7 @@ READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
-PLANNER: Final = "headrace.loader.caching:CachePlanner"
+PLANNER: Final = "headrace.datasets.cache_planner:CachePlanner"
 COUNTS: Final = "headrace.loader.collating:BatchCounts"
 
 
@@ -72,7 +76,6 @@ class FeedOptions(NamedTuple):
     balance: Balance | None = None
     debug: bool = False
     journal: str | None = None
-    cache: Cache | None = None
     dealing: Dealing | None = None
 
 
@@ -104,6 +107,10 @@ class Feed(Protocol):
     @property
     def assignment(self) -> StepAssignment | None:
         """The assignment of the samples of each step; None without balance and dealing."""
+
+    @property
+    def cache(self) -> Cache | None:
+        """The cache through which the data are read; None without one."""
 
     def batches(self, position: int) -> Iterator[Given]:
         """Yield each micro-batch from a position on. A new stream ends the one before."""
@@ -181,10 +188,16 @@ class SpanFeed:
             dealing = resolve_name(DEALING)(run, options.dealing, options.ranks)
         if options.balance is not None or dealing is not None:
             self.assignment = resolve_name(ASSIGNMENT)(run, options.share, balance=options.balance, dealing=dealing)
-        self._planner = None
-        if options.cache is not None:
+        self.cache: Cache | None = cache_of(run.datasets)
+        self._planner: CachePlanner | None = None
+        if self.cache is not None:
             self._planner = resolve_name(PLANNER)(
-                run, options.ranks, options.share, options.cache, dealing, is_balanced=options.balance is not None
+                run,
+                options.share,
+                self.cache,
+                per_node=ranks_on_each_node(options.ranks.world_size, options.ranks.per_node),
+                dealt=None if dealing is None else dealing.uses,
+                is_balanced=options.balance is not None,
             )
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
@@ -203,7 +216,7 @@ class SpanFeed:
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
         if self._planner is not None:
-            work = self._planner.told(work)
+            work = _told(self._planner, work)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
         for span, rows in self._filled(work):
             pace.learn(len(span.sizes), rows.cost)
@@ -369,6 +382,13 @@ class StreamReader:
         """End worker processes. Threads end with their stream."""
         if self._workers is not None:
             self._workers.close()
+
+
+def _told(planner: CachePlanner, spans: Iterator[BatchSpan]) -> Iterator[BatchSpan]:
+    """Yield spans, each after the cache was told when the blocks in it are used after that."""
+    for span in spans:
+        planner.tell(span.located.positions, np.repeat(np.array(span.steps, dtype=np.int64), span.sizes))
+        yield span
 
 
 def _read(read: ReadRows, run: Run, pin: bool, task: tuple[BatchSpan, Any]) -> SpanRows:

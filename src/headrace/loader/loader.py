@@ -24,7 +24,6 @@ from headrace.plan import Cursor, RunRecipe, Share
 from headrace.plan.slots import num_micro_batches
 
 if TYPE_CHECKING:
-    from headrace.cache import Cache
     from headrace.datasets import FramedRun
     from headrace.loader.balancing import Balance, Dealing, StepBalance, StepDealing
     from headrace.loader.metrics import Meter, Metrics
@@ -85,8 +84,6 @@ class Loader:
         journal: for a `FramedRun`, a file to which the loader appends each frame that this rank begins: 16 bytes, and
             what the frame carries on. ``headrace trace`` finds units with it. ``{rank}`` is replaced by the rank.
         metrics: where to tell what is measured: waits, rates, fill, mix and epochs.
-        cache: the cache of this node, through whose reader the stores of the run are read. The loader tells it which
-            blocks the ranks of this node use next.
         dealing: deals the samples of each step to the nodes whose caches hold them. A step keeps its samples.
 
     Raises:
@@ -127,7 +124,6 @@ class Loader:
         fault_report: str | os.PathLike[str] | None = None,
         journal: str | os.PathLike[str] | None = None,
         metrics: Metrics | None = None,
-        cache: Cache | None = None,
         dealing: Dealing | None = None,
     ) -> None:
         micro_batch_size = index(micro_batch_size)
@@ -137,9 +133,7 @@ class Loader:
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
         rank, world_size = self.ranks.rank, self.ranks.world_size
         journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
-        self._feed = feed_of(
-            run, FeedOptions(self.ranks, self._share, reading, balance, debug, journal, cache, dealing)
-        )
+        self._feed = feed_of(run, FeedOptions(self.ranks, self._share, reading, balance, debug, journal, dealing))
         check_uneven(uneven, run.schedule, run.length, self._share)
         self._counting = FaultCounter(report_path(fault_report, rank, world_size))
         self._meter: Meter | None = (

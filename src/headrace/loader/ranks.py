@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.datasets import Run
+from headrace.environment import number_in
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Share
 
@@ -159,17 +160,6 @@ class Ranks(msgspec.Struct, frozen=True):
                 "pass ranks=Ranks(rank, world_size)"
             )
         return from_variables
-
-
-def number_in(variable: str, value: str) -> int:
-    """Return the number in a variable of the environment; raises ConfigError if it is none."""
-    try:
-        return int(value)
-    except ValueError:
-        raise ConfigError(
-            f"the environment variable {variable} is {value!r}; expected a whole number, as torchrun sets it: correct "
-            "or unset RANK and WORLD_SIZE, or pass ranks=Ranks(rank, world_size)"
-        ) from None
 
 
 def _distributed() -> bool:

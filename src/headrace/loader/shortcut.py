@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.datasets import Blend, Run, WindowDataset
 from headrace.errors import ConfigError
 from headrace.loader.loader import Loader
 from headrace.loader.ranks import Ranks
 from headrace.plan import Order
+
+if TYPE_CHECKING:
+    from headrace.cache import Cache
 
 StorePath = str | PathLike[str]
 
@@ -22,6 +26,7 @@ def loader_for(
     batch_size: int,
     seed: int = 0,
     weights: Mapping[str, float] | Sequence[float] | None = None,
+    cache: Cache | None = None,
 ) -> Loader:
     """Return a loader of shuffled windows from one or several stores, without an end. Each batch is a whole step.
 
@@ -35,6 +40,7 @@ def loader_for(
         seed: seed of the order.
         weights: shares of the samples, for each path or by name; by default every store is read equally often. The
             name of a path is that of its folder.
+        cache: the cache through which all stores are read.
 
     Raises:
         StoreError: a store cannot be opened.
@@ -46,7 +52,7 @@ def loader_for(
         >>> next(iter(loader))["input_ids"].shape
         torch.Size([16, 128])
     """
-    datasets = {name: WindowDataset.open(path, seq_len=seq_len) for name, path in _named(paths).items()}
+    datasets = {name: WindowDataset.open(path, seq_len=seq_len, cache=cache) for name, path in _named(paths).items()}
     if weights is not None and not isinstance(weights, Mapping):
         if len(weights) != len(datasets):
             raise ConfigError(f"there are {len(weights)} weights for {len(datasets)} paths: pass one for each path")

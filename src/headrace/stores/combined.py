@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import AnyPath
+from headrace.io import AnyPath, Reader
 from headrace.stores.arguments import (
     by_keys,
     check_range,
@@ -80,6 +80,11 @@ class CombinedStore(Store):
     def files(self) -> tuple[AnyPath, ...]:
         """The files of all keys, each once."""
         return tuple(dict.fromkeys(file for store in self.stores.values() for file in store.files))
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        """Those of the stores of all keys, each once."""
+        return tuple(dict.fromkeys(one for store in self.stores.values() for one in store.readers))
 
     @property
     def data_files(self) -> tuple[str, ...]:
@@ -250,6 +255,11 @@ class ShardedStore(Store):
     def files(self) -> tuple[AnyPath, ...]:
         """The files of all shards, in order."""
         return tuple(file for shard in self.shards for file in shard.files)
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        """Those of the shards, each once."""
+        return tuple(dict.fromkeys(one for shard in self.shards for one in shard.readers))
 
     @property
     def data_files(self) -> tuple[str, ...]:

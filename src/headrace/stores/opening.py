@@ -38,7 +38,7 @@ from headrace.stores.token_layouts import Opening, listed_keys, token_store
 from headrace.stores.written import META_NAME
 
 if TYPE_CHECKING:
-    from headrace.io import Storage
+    from headrace.io import ReadCache, Storage
 
 SampleFormat = Literal["energon", "files", "tar", "jsonl samples"]
 
@@ -140,7 +140,12 @@ _DEFAULTS: Final = {"key": None, "dialect": None, "documents": "indices", "datas
 
 @overload
 def open(  # noqa: A001 - headrace.open
-    path: str | os.PathLike[str], *, reader: str | Reader = "mmap", split_part: str, storage: Storage | None = None
+    path: str | os.PathLike[str],
+    *,
+    reader: str | Reader = "mmap",
+    split_part: str,
+    storage: Storage | None = None,
+    cache: ReadCache | None = None,
 ) -> SampleStore: ...
 @overload
 def open(  # noqa: A001
@@ -152,6 +157,7 @@ def open(  # noqa: A001
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
     storage: Storage | None = None,
+    cache: ReadCache | None = None,
 ) -> Store: ...
 @overload
 def open(  # noqa: A001
@@ -164,6 +170,7 @@ def open(  # noqa: A001
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
     storage: Storage | None = None,
+    cache: ReadCache | None = None,
 ) -> Store | SampleStore: ...
 def open(  # noqa: A001
     path: TarPaths,
@@ -175,6 +182,7 @@ def open(  # noqa: A001
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
     storage: Storage | None = None,
+    cache: ReadCache | None = None,
 ) -> Store | SampleStore:
     """Open the store at a path: a `Store` of documents of tokens, or a `SampleStore` of samples with named parts.
 
@@ -197,6 +205,8 @@ def open(  # noqa: A001
         documents: for tokens, as in `open_tokens`.
         dataset_order: for tokens, as in `open_tokens`.
         storage: for a URL, how the object store is reached; None goes by the environment.
+        cache: a `headrace.Cache` on a local disk, through which the data are read. A loader of these data tells it what
+            comes next, so that it need not be given again.
 
     Raises:
         StoreError: as in `open_tokens`.
@@ -209,7 +219,7 @@ def open(  # noqa: A001
         >>> bool(len(tokens) == store.lengths[0])
         True
     """
-    reader = reader_at(path, reader, storage)
+    reader = reader_at(path, reader, storage, cache)
     layout = sample_layout(path, reader)
     if layout is not None:
         given = {"key": key, "dialect": dialect, "documents": documents, "dataset_order": dataset_order}
@@ -233,6 +243,7 @@ def open_tokens(
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
     storage: Storage | None = None,
+    cache: ReadCache | None = None,
 ) -> Store:
     """Open a store of documents of tokens.
 
@@ -262,6 +273,8 @@ def open_tokens(
         documents: for pairs, ``"sequences"`` makes each sequence a document, whatever the index says.
         dataset_order: for HDF5, ``"number"``, or ``"name"`` for AstrAI's order, with data_10 before data_2.
         storage: for a URL, how the object store is reached; None goes by the environment.
+        cache: a `headrace.Cache` on a local disk, through which the data are read. A loader of these data tells it what
+            comes next, so that it need not be given again.
 
     Raises:
         StoreError: nothing is there, a file is missing, or the data are malformed, of an unknown format or of two
@@ -269,7 +282,7 @@ def open_tokens(
         ConfigError: there is no such key; an option is unknown, or is for pairs and there are none.
         MissingExtraError: the data are HDF5, and h5py is not installed.
     """
-    reader = reader_at(path, reader, storage)
+    reader = reader_at(path, reader, storage, cache)
     name = os.fspath(path)
     # A .jsonl of samples gets a message of its own when it is opened.
     layout = None if name.endswith(JSON_SUFFIXES) else sample_layout(name, reader)

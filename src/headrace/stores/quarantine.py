@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, local_path, write_json_file
+from headrace.io import AnyPath, Reader, local_path, write_json_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
@@ -74,6 +74,11 @@ class QuarantinedStore(SampleStore):
     def files(self) -> tuple[AnyPath, ...]:
         """The files of the inner store."""
         return self.inner.files
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        """The readers of the inner store."""
+        return self.inner.readers
 
     @property
     def fingerprint(self) -> str:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath
+from headrace.io import AnyPath, Reader
 from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, sample_numbers
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "SampleStore", "Store", "TokenArray"]
@@ -140,6 +140,12 @@ class AnyStore(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        """What reads the files; none if a library maps them."""
+        found = getattr(self, "_reader", None)
+        return () if found is None else (found,)
 
     @property
     def data_files(self) -> tuple[str, ...]:

@@ -338,7 +338,7 @@ class Batching:
 
     def opening(self, options: dict[str, Any]) -> dict[str, Any]:
         """The opening options with the encoder's decoder and cookers added; the given options take precedence."""
-        options = {"cache": self.cache, **options}
+        options = {"cache_pool": self.cache, **options}
         return options if self.encoder is None else opening_options(self.encoder, options)
 
     def sources(self, options: dict[str, Any]) -> SourceOptions:

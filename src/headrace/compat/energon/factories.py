@@ -414,7 +414,7 @@ class ConfiguredDataset(BaseCoreDatasetFactory[Any]):
         return self._opened
 
 
-_OF_OPENING = ("decoder", "cookers", "cache", "aux", "reader")
+_OF_OPENING = ("decoder", "cookers", "cache_pool", "aux", "reader", "cache")
 
 
 def get_dataset_from_config(

@@ -19,7 +19,7 @@ from headrace.compat.energon.dataset import FOR_EVER, EnergonDataset
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig
 from headrace.datasets import Framed, FramedRun
-from headrace.datasets.mix import Mix, length_of
+from headrace.datasets.mix import Mix, cache_of, length_of
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.loader.choosing import ReadingChoice
@@ -327,6 +327,12 @@ class OwnOrderLoader(EnergonLoader):
         as_columns: bool = False,
     ) -> None:
         super().__init__(dataset, as_columns=as_columns)
+        cache = cache_of(own.run.datasets)
+        if cache is not None and cache.policy != "pin":
+            raise ConfigError(
+                f"these data are read through the cache {cache.folder}, which plans what it keeps, and this is not"
+                " known for Energon's own order: choose another order, or make the cache with policy='pin'"
+            )
         self._own = own
         self._reader = StreamReader(own.run, ReadingChoice(reading, reading, own.run.traits))
         self._delivered = 0

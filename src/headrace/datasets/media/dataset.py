@@ -50,7 +50,7 @@ _OF_THE_RUN: Final = ("max_samples_per_sequence", "parallel_shard_iters", "shuff
 """Keys of Energon's file that concern the order, which the run decides here."""
 
 if TYPE_CHECKING:
-    from headrace.io import Storage
+    from headrace.io import ReadCache, Storage
 
 
 class DatasetFunction:
@@ -190,7 +190,7 @@ class MediaDataset(SampleDataset):
             are an error.
         subflavors: set on every sample.
         aux: for cookers, name -> files beside the dataset: a path, ``filesystem://FOLDER``, or a store.
-        cache: for cookers that want one.
+        cache_pool: for cookers that want a cache.
 
     Raises:
         ConfigError: not a store of samples, or a store without samples; what `SampleMapper` and `choose_cooker` refuse;
@@ -216,7 +216,7 @@ class MediaDataset(SampleDataset):
         cookers: Sequence[Cooker] = (),
         subflavors: Mapping[str, Any] | None = None,
         aux: Aux | None = None,
-        cache: CachePool | None = None,
+        cache_pool: CachePool | None = None,
     ) -> None:
         self.store = _with_samples(store)
         self.subflavors = None if subflavors is None else dict(subflavors)
@@ -226,8 +226,8 @@ class MediaDataset(SampleDataset):
         used = self._cookers_for_crude(cookers)
         self.cooker = choose_cooker(used, self.subflavors, store.path) if used else None
         self.aux = self._opened(aux or {})
-        cache_pool = NoCachePool() if cache is None else cache
-        self._cook = None if self.cooker is None else self.cooker.bound(cache=cache_pool, aux=self.aux)
+        kept = NoCachePool() if cache_pool is None else cache_pool
+        self._cook = None if self.cooker is None else self.cooker.bound(cache=kept, aux=self.aux)
         self._primary = self._decoded(file_store(store)) if self.cooker and self.cooker.need_primary else None
         self._field_map = None if field_map is None else dict(field_map)
         self._functions = {"sample_loader": sample_loader, "part_filter": part_filter}
@@ -237,7 +237,7 @@ class MediaDataset(SampleDataset):
             "cookers": used,
             "subflavors": self.subflavors,
             "aux": aux,
-            "cache": cache,
+            "cache_pool": cache_pool,
         }
 
     def _cookers_for_crude(self, cookers: Sequence[Cooker]) -> tuple[Cooker, ...]:
@@ -263,6 +263,7 @@ class MediaDataset(SampleDataset):
         dataset_config: str | None = None,
         reader: str | Reader = "mmap",
         storage: Storage | None = None,
+        cache: ReadCache | None = None,
         **options: Any,
     ) -> MediaDataset:
         """Open what lies at a path, and make samples as its ``dataset.yaml`` says.
@@ -274,13 +275,14 @@ class MediaDataset(SampleDataset):
             dataset_config: name of another ``dataset.yaml`` there.
             reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
             storage: for a URL, how the object store is reached; None goes by the environment.
+            cache: a `headrace.Cache` on a local disk, through which the data are read; see `headrace.open`.
             options: those of `of`.
 
         Raises:
             StoreError: nothing is there, or it is malformed.
             ConfigError: as `of`; there is no such part; the path holds tokens.
         """
-        reader = reader_at(path, reader, storage)
+        reader = reader_at(path, reader, storage, cache)
         if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
             energon = EnergonStore(
                 path, split_part=split_part, split_config=split_config, dataset_config=dataset_config, using=reader

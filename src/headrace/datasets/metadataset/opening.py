@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,12 +17,15 @@ from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, Sou
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Reader, path_at
+from headrace.io import Reader, path_at, reader_at
 from headrace.plan.packing import Packing
 from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
 from headrace.stores import open_tokens
 from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, Reference
 from headrace.stores.opening import sample_layout
+
+if TYPE_CHECKING:
+    from headrace.io import ReadCache
 
 Open = Callable[[NamedSource | JoinedSource], Dataset | None]
 
@@ -36,18 +39,20 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         decoder: decoder for media, see `MediaDataset`.
         cookers: cookers for crude samples; each dataset uses the first one that matches its subflavors.
-        cache: for cookers that want one.
+        cache_pool: for cookers that want a cache.
         trust_code: run code that the metadataset, or the ``dataset.yaml`` of a dataset, names: joiners, sample loaders.
         reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
+        cache: a `headrace.Cache` on a local disk, through which the data are read; see `headrace.open`.
         open: a function that is called first for every dataset. The dataset it returns is used; if it returns None, the
             rest of the options apply. Use it for records, and for anything that a file cannot say.
     """
 
     decoder: SampleDecoder | None = DEFAULT_DECODER
     cookers: Sequence[Cooker] = ()
-    cache: CachePool | None = None
+    cache_pool: CachePool | None = None
     trust_code: bool = False
     reader: str | Reader = "mmap"
+    cache: ReadCache | None = None
     open: Open | None = None
 
     def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
@@ -95,7 +100,12 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             if layout != "energon" and getattr(source, key) is not None:
                 raise ConfigError(f"{source.path}: {key} is for a dataset with a .nv-meta, and this one has none")
         return MediaDataset.open(
-            source.path, **energon, reader=self.reader, aux=source.aux or None, **self._media(source.subflavors)
+            source.path,
+            **energon,
+            reader=self.reader,
+            cache=self.cache,
+            aux=source.aux or None,
+            **self._media(source.subflavors),
         )
 
     def _media(self, subflavors: dict[str, Any] | None) -> dict[str, Any]:
@@ -103,14 +113,14 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             "subflavors": subflavors,
             "decoder": self.decoder,
             "cookers": OfCrude(self.cookers),
-            "cache": self.cache,
+            "cache_pool": self.cache_pool,
             "trust_code": self.trust_code,
         }
 
     def _tokens(self, source: NamedSource) -> Dataset:
         if source.aux or source.dataset_config is not None or source.split_config is not None:
             raise ConfigError(f"{source.path}: aux, dataset_config and split_config are for media, not for tokens")
-        store = open_tokens(source.path, reader=self.reader)
+        store = open_tokens(source.path, reader=self.reader, cache=self.cache)
         if source.windows is not None:
             check_keys(source.windows, _WINDOWS, "windows")
             if "window_tokens" not in source.windows:
@@ -126,14 +136,14 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return PackedSequenceDataset(store, convert(options, Packing, "packs"), **labels)
 
     def _joined(self, source: JoinedSource) -> Dataset:
-        store = join_store(source, self.reader)
+        store = join_store(source, self.reader, self.cache)
         joiner = _joiner(source.joiner, self.trust_code)
         columns = [
             MediaDataset.of(
                 column.store,
                 subflavors=one.subflavors,
                 decoder=self.decoder,
-                cache=self.cache,
+                cache_pool=self.cache_pool,
                 trust_code=self.trust_code,
             )
             for column, one in zip(store.columns, source.columns, strict=True)
@@ -141,7 +151,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return JoinedMediaDataset(store, joiner, columns=columns)
 
 
-def join_store(source: JoinedSource, reader: str | Reader = "mmap") -> JoinedStore:
+def join_store(source: JoinedSource, reader: str | Reader = "mmap", cache: ReadCache | None = None) -> JoinedStore:
     """Open the join of a metadataset by its index.
 
     Raises:
@@ -154,13 +164,18 @@ def join_store(source: JoinedSource, reader: str | Reader = "mmap") -> JoinedSto
             "a join has an index beside the file of its metadataset, and this metadataset was given as a dict: pass the"
             " path of the file that it stands for, load_dataset({...}, path='mix.yaml')"
         )
-    return JoinedStore(join_columns(source, reader), source.folder, using=reader)
+    return JoinedStore(join_columns(source, reader, cache), source.folder, using=reader)
 
 
-def join_columns(source: JoinedSource, reader: str | Reader = "mmap") -> list[JoinColumn]:
+def join_columns(
+    source: JoinedSource, reader: str | Reader = "mmap", cache: ReadCache | None = None
+) -> list[JoinColumn]:
     """Open the datasets of a join."""
     return [
-        JoinColumn(store=_column_store(one, reader), nonmatch=one.nonmatch, name=one.name) for one in source.columns
+        JoinColumn(
+            store=_column_store(one, reader_at(one.path, reader, None, cache)), nonmatch=one.nonmatch, name=one.name
+        )
+        for one in source.columns
     ]
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from headrace.datasets import FramedRun
 from headrace.datasets.dataset import StageTimes, Traits
 from headrace.datasets.encoded.framed_run import JournalFile, check_journal
+from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_group_batches
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
@@ -52,6 +53,7 @@ from headrace.plan.framed import (
 )
 
 if TYPE_CHECKING:
+    from headrace.cache import Cache
     from headrace.datasets.encoded import UnitReader
     from headrace.loader.balancing import StepAssignment
 
@@ -206,10 +208,11 @@ class FramedFeed:
                 "dealing needs to know where samples lie before they are read, and the samples of a step of a FramedRun"
                 " are only known when they are fed: leave dealing out"
             )
-        if options.cache is not None:
+        self.cache: Cache | None = cache_of(run.stream.datasets)
+        if self.cache is not None and self.cache.policy != "pin":
             raise ConfigError(
-                "a cache is told when its blocks are used next, and the step of a sample of a FramedRun is only known"
-                " when it is fed: leave cache out of the loader, and make it with policy='pin'"
+                f"the data of this run are read through the cache {self.cache.folder}, which plans what it keeps, and"
+                " when a sample of a FramedRun comes is only known when it is fed: make the cache with policy='pin'"
             )
         if options.balance is not None:
             raise ConfigError(

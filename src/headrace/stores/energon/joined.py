@@ -235,6 +235,11 @@ class JoinedStore(SampleStore):
         return np.array([0, len(self._rows)])
 
     @property
+    def readers(self) -> tuple[Reader, ...]:
+        """The one of the index, and those of all columns, each once."""
+        return tuple(dict.fromkeys([self._reader, *(one for column in self.columns for one in column.store.readers)]))
+
+    @property
     def files(self) -> tuple[AnyPath, ...]:
         """The index, and the files of all columns."""
         return (self.index_path, *(file for column in self.columns for file in column.store.files))

@@ -492,6 +492,11 @@ class TarStore(SampleStore):
         return tuple(self._shards.reader.path_at(self._shards.path(shard)) for shard in range(len(self.shards)))
 
     @property
+    def readers(self) -> tuple[Reader, ...]:
+        """What reads the tars."""
+        return (self._shards.reader,)
+
+    @property
     def data_files(self) -> tuple[str, ...]:
         """The tar of each shard."""
         return self._shards.data_files

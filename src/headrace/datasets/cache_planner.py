@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.cache import Cache
 from headrace.cache.block_store import NEVER, block_name
-from headrace.datasets import Run
 from headrace.datasets.block_uses import BlockUses
+from headrace.datasets.run import Run
 from headrace.errors import ConfigError
-from headrace.loader.balancing import ranks_on_each_node
-from headrace.loader.ranks import Ranks
-from headrace.loader.spans import BatchSpan
 from headrace.plan import IntArray, Share
 from headrace.plan.caching.dealing import home_nodes, ranks_of
 from headrace.plan.caching.policies import BoolArray
 from headrace.plan.tree import MAX_POSITIONS
-
-if TYPE_CHECKING:
-    from headrace.loader.balancing import BlockDealing
 
 MOST_KEPT = 1 << 14
 """Blocks whose next uses are kept; of more, all are looked up again."""
@@ -46,61 +39,83 @@ class CachePlanner:
 
     Args:
         run: the run.
-        ranks: the ranks, and how many are on a node.
         share: the part of this rank.
-        cache: the cache of the node.
-        dealing: how samples are dealt to nodes, if they are. A node then keeps the blocks that it is the home of.
+        cache: the cache of the node, through which the data of the run are read.
+        per_node: the number of ranks on each node.
+        dealt: the blocks by which samples are dealt to nodes, if they are. A node then keeps the blocks that it is the
+            home of.
         is_balanced: whether the samples of a step are assigned by cost. Without dealing it is then not known which node
             reads a sample, so that all uses count.
 
     Raises:
-        ConfigError: ``cache`` is none; it is not known where the samples of a dataset lie, or which of them use a block
-            in another epoch.
+        ConfigError: it is not known where the samples of a dataset lie, or which of them use a block in another epoch;
+            or samples are dealt by other blocks than those of the cache.
     """
 
     def __init__(
         self,
         run: Run,
-        ranks: Ranks,
         share: Share,
         cache: Cache,
-        dealing: BlockDealing | None = None,
         *,
+        per_node: int,
+        dealt: BlockUses | None = None,
         is_balanced: bool = False,
     ) -> None:
-        if not isinstance(cache, Cache):
-            raise ConfigError(f"cache is {cache!r:.80}; expected a Cache, as headrace.Cache('/nvme/data', limit='1TB')")
         self._run = run
         self._share = share
         self._cache = cache
-        if dealing is not None and dealing.uses.table.block_bytes != cache.block_bytes:
+        if dealt is not None and dealt.table.block_bytes != cache.block_bytes:
             raise ConfigError(
-                f"samples are dealt by blocks of {dealing.uses.table.block_bytes:,} bytes, and the cache has blocks of"
+                f"samples are dealt by blocks of {dealt.table.block_bytes:,} bytes, and the cache has blocks of"
                 f" {cache.block_bytes:,}: pass Dealing(block={cache.block_bytes})"
             )
-        self._uses = BlockUses.of_run(run, block_bytes=cache.block_bytes) if dealing is None else dealing.uses
-        self._per_node = ranks_on_each_node(ranks)
-        self._num_nodes = share.world_size // self._per_node
-        self._node = share.rank // self._per_node
-        self._is_dealt = dealing is not None
-        self._counts_all = self._num_nodes == 1 or (is_balanced and dealing is None)
+        self._per_node = per_node
+        self._num_nodes = share.world_size // per_node
+        self._node = share.rank // per_node
+        self._is_dealt = dealt is not None
+        self._counts_all = self._num_nodes == 1 or (is_balanced and dealt is None)
         self._name = run.recipe.digest().hex()[:32]
         self._end = MAX_POSITIONS if run.length is None else run.length
         self._first_look = sum(leaf.num_samples for leaf in run.plan.leaves)
         self._coming: dict[int, _Coming] = {}
         self._began: tuple[int, float] | None = None
-        if cache.policy == "plan":
+        if cache.policy != "plan":
+            return
+        try:
+            self._uses = BlockUses.of_run(run, block_bytes=cache.block_bytes) if dealt is None else dealt
             # What cannot be found is refused here, before anything is read.
             self._uses.positions(np.zeros(1, dtype=np.int64), begin=0, end=0)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}. These data are read through the cache {cache.folder}, which plans what it keeps: make it"
+                " with policy='pin', which keeps the first blocks that come"
+            ) from error
 
-    def told(self, spans: Iterator[BatchSpan]) -> Iterator[BatchSpan]:
-        """Yield spans, each after the cache was told when the blocks in it are used after that."""
-        if self._cache.policy != "plan":
-            yield from spans
+    def tell(self, positions: IntArray, steps: IntArray) -> None:
+        """Tell the cache when the blocks of samples are used after that.
+
+        Both arguments are (n,) int64: the positions of the samples that are read next, and their steps, which rise.
+        """
+        if not len(positions) or self._cache.policy != "plan":
             return
-        for span in spans:
-            self._tell(span)
-            yield span
+        reads = self._uses.reads(positions)
+        read_steps = steps[reads.rows]
+        # The last use of each block among these samples.
+        order = np.lexsort((read_steps, reads.blocks))
+        lasts = np.flatnonzero(np.diff(reads.blocks[order], append=-1))
+        blocks = reads.blocks[order[lasts]]
+        uses = self.next_uses(blocks, read_steps[order[lasts]])
+        table = self._uses.table
+        files = table.files(blocks)
+        numbers = (blocks - table.firsts[files]).tolist()
+        told = {}
+        for file, number, use in zip(files.tolist(), numbers, uses.tolist(), strict=True):
+            identity = self._cache.identity(self._uses.files[file])
+            if identity is not None:
+                told[block_name(identity, number)] = use
+        step = int(steps[-1])
+        self._cache.expect(self._name, step, self._step_s(step), told)
 
     def next_uses(self, blocks: IntArray, steps: IntArray) -> IntArray:
         """Return (n,) int64: the first step after each of (n,) steps in which this node uses the block, or ``NEVER``.
@@ -162,27 +177,6 @@ class CachePlanner:
         )
         is_here: BoolArray = ranks // self._per_node == self._node
         return is_here
-
-    def _tell(self, span: BatchSpan) -> None:
-        if not len(span.located.positions):
-            return
-        reads = self._uses.reads(span.located.positions)
-        steps = np.repeat(np.array(span.steps, dtype=np.int64), span.sizes)[reads.rows]
-        # The last use of each block in the span.
-        order = np.lexsort((steps, reads.blocks))
-        lasts = np.flatnonzero(np.diff(reads.blocks[order], append=-1))
-        blocks, steps = reads.blocks[order[lasts]], steps[order[lasts]]
-        uses = self.next_uses(blocks, steps)
-        table = self._uses.table
-        files = table.files(blocks)
-        numbers = (blocks - table.firsts[files]).tolist()
-        told = {}
-        for file, number, use in zip(files.tolist(), numbers, uses.tolist(), strict=True):
-            identity = self._cache.identity(self._uses.files[file])
-            if identity is not None:
-                told[block_name(identity, number)] = use
-        step = span.steps[-1]
-        self._cache.expect(self._name, step, self._step_s(step), told)
 
     def _step_s(self, step: int) -> float:
         """Return about how long a step takes, by the spans so far."""
