@@ -47,6 +47,7 @@ def test_each_block_is_fetched_once_and_counted(tmp_path: Path, data: np.ndarray
     stats = cache.stats
     assert (stats.fetched_blocks, stats.hits, stats.fetched_bytes, stats.read_bytes) == (4, 0, 4000, 1750)
     reader.read_ranges(path, offsets, lengths)
+    stats = cache.stats
     assert (stats.fetched_blocks, stats.hits, stats.fetched_bytes) == (4, 4, 4000)
     other = Cache(tmp_path / "cache", limit="1MB", block=1000)
     assert (other.reader("pread").read(path, 0, 10_000) == data).all()

@@ -218,7 +218,7 @@ def test_what_the_plan_raises_is_not_forgotten_when_workers_are_lost(texts: Path
         return task
 
     workers: WorkerPool[int] = WorkerPool(
-        lambda: read, Reading(num_workers=2, prefetch=4, start_method="fork"), pin=False, describe=str
+        lambda: read, Reading(num_workers=2, prefetch=4, start_method="fork"), pin=False, describe=str, words=str
     )
     found: list[tuple[int, int]] = []
     with pytest.raises(InputError, match="the plan ends here"):

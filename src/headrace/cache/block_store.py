@@ -75,7 +75,7 @@ _log = logging.getLogger("headrace")
 
 
 class CacheStats(msgspec.Struct, kw_only=True):
-    """What one process has read through a cache so far.
+    """What a process, and the workers of its loaders, have read through a cache so far.
 
     Attributes:
         hits: reads of a block that was there.
@@ -98,6 +98,21 @@ class CacheStats(msgspec.Struct, kw_only=True):
     read_bytes: int = 0
     torn_blocks: int = 0
     failed_writes: int = 0
+
+    @property
+    def misses(self) -> int:
+        """Reads of a block that was not there."""
+        return self.fetched_blocks + self.waited_blocks + self.bypassed_blocks
+
+    def describe(self) -> str:
+        """Return all of it that matters in a line."""
+        reads = self.hits + self.misses
+        share = f"{100 * self.hits / reads:.1f} % of " if reads else ""
+        failed = f", {self.failed_writes:,} blocks not written" if self.failed_writes else ""
+        return (
+            f"{share}{reads:,} reads of blocks were hits, {self.fetched_bytes:,} bytes fetched for"
+            f" {self.read_bytes:,} bytes read, {self.evicted_blocks:,} blocks evicted{failed}"
+        )
 
 
 class CacheContent(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,18 +185,24 @@ class BlockStore:
         self.limit_bytes = limit_bytes
         self.block_bytes = block_bytes
         self.policy = policy
-        self.stats = CacheStats()
+        self._stats = CacheStats()
         self._no_writes_until = 0.0
         # Connections of the process that forked this one stay here: they must not be closed.
         self._processes: dict[int, _Process] = {}
         self._locks: dict[int, Lock] = {}
         _make_folder(folder, block_bytes)
 
+    @property
+    def stats(self) -> CacheStats:
+        """What this process alone has read so far."""
+        self._process()
+        return self._stats
+
     def count(self, **more: int) -> None:
         """Add to some numbers of ``stats``."""
         with self._process().lock:
             for name, number in more.items():
-                setattr(self.stats, name, getattr(self.stats, name) + number)
+                setattr(self._stats, name, getattr(self._stats, name) + number)
 
     def read(self, name: str, size: int, begin: int, out: ByteArray) -> bool:
         """Read bytes of a block of ``size`` bytes into ``out``, and return whether it was there.
@@ -238,7 +259,7 @@ class BlockStore:
                 known = index.execute("SELECT 1 FROM uses WHERE name = ?", (name,)).fetchone()
                 if known is None:
                     index.execute("INSERT INTO uses VALUES (?, ?, ?)", (_NO_RUN, name, NEVER))
-            self.stats.evicted_blocks += len(victims)
+            self._stats.evicted_blocks += len(victims)
             process.claimed.add(name)
         return "ours"
 
@@ -361,7 +382,7 @@ class BlockStore:
     def _pause(self, reason: str) -> None:
         """Keep no new blocks for a while, since one could not be written."""
         self.count(failed_writes=1)
-        if self.stats.failed_writes == 1:
+        if self._stats.failed_writes == 1:
             _log.warning(
                 "%s: a block cannot be written: %s; what is not there is read without being kept", self.folder, reason
             )
@@ -379,7 +400,7 @@ class BlockStore:
         """Enter this process."""
         for other in self._processes.values():
             other.leave()
-            self.stats = CacheStats()
+            self._stats = CacheStats()
         process = _Process(self.folder)
         self._tidy(process)
         self._processes[os.getpid()] = process

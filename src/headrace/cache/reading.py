@@ -6,10 +6,11 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headrace.cache.block_store import (
@@ -24,7 +25,7 @@ from headrace.cache.block_store import (
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.io import MmapReader, Reader, parse_size, reader
-from headrace.io.readers import IntArray, OpenFile
+from headrace.io.readers import IntArray, OpenFile, read_for
 
 if TYPE_CHECKING:
     from headrace.io import RemotePath
@@ -36,6 +37,10 @@ WAIT_S: Final = 60.0
 """How long a read waits for a block that another process fetches, before it fetches what it needs itself."""
 
 _LOOK_S: Final = 0.005
+
+Counts = Callable[[], Sequence[int]]
+"""Returns numbers in the order of the fields of `CacheStats`."""
+
 _log = logging.getLogger("headrace")
 
 
@@ -91,6 +96,10 @@ class Cache:
         self._store: BlockStore | None = None
         self._identities: dict[str, str] = {}
         self._readers: list[CachedReader] = []
+        # Of the workers of this process: numbers of those that have ended, and functions that return those of others.
+        self._pid = os.getpid()
+        self._ended = _counts_of(CacheStats())
+        self._living: list[Counts] = []
 
     @property
     def store(self) -> BlockStore:
@@ -108,8 +117,31 @@ class Cache:
 
     @property
     def stats(self) -> CacheStats:
-        """What this process has read through the cache so far."""
-        return self.store.stats
+        """What this process, and the workers of its loaders, have read through the cache so far."""
+        others = [self._ended, *(counts() for counts in list(self._living))] if self._pid == os.getpid() else []
+        sums = map(sum, zip(self.own_counts(), *others, strict=True))
+        return CacheStats(**dict(zip(CacheStats.__struct_fields__, sums, strict=True)))
+
+    def own_counts(self) -> tuple[int, ...]:
+        """Return the fields of `CacheStats` of this process alone."""
+        return _counts_of(self.store.stats)
+
+    def follow(self, counts: Counts) -> Callable[[], None]:
+        """Add to ``stats`` what other processes have read, as ``counts`` returns it, until what this returns is called.
+
+        The numbers of that moment stay. A process that was forked does not follow those of its parent.
+        """
+        self._living.append(counts)
+
+        def ended() -> None:
+            self._living.remove(counts)
+            self._ended = tuple(map(sum, zip(self._ended, counts(), strict=True)))
+
+        return ended
+
+    def describe(self) -> str:
+        """Return folder, policy and ``stats`` in a line."""
+        return f"{self.folder}, {self.policy}, {self.limit_bytes:,} bytes: {self.stats.describe()}"
 
     def reader(self, inner: str | Reader) -> CachedReader:
         """Return a reader that reads files through the cache, and what is not there by another reader.
@@ -139,6 +171,10 @@ class Cache:
 
     def __repr__(self) -> str:
         return f"<Cache: {self.folder}, {self.limit_bytes:,} bytes, {self.policy}>"
+
+
+def _counts_of(stats: CacheStats) -> tuple[int, ...]:
+    return msgspec.structs.astuple(stats)
 
 
 def _cache(folder: str, options: dict[str, Any]) -> Cache:
@@ -304,10 +340,11 @@ class CachedReader(Reader):
                 return False
             if time.monotonic() > until:
                 _log.warning(
-                    "%s: byte %d: another process has fetched this block for %.0f s; reading it without the cache",
+                    "%s: byte %d: another process has fetched this block for %.0f s; reading it without the cache%s",
                     path,
                     number * self.cache.block_bytes,
                     WAIT_S,
+                    read_for(),
                 )
                 return False
             time.sleep(_LOOK_S)

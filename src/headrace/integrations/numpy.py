@@ -20,6 +20,7 @@ from headrace.datasets.run import Located
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
 from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError
+from headrace.io.readers import reading_for
 from headrace.plan import Cursor, Share, micro_batches
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
 from headrace.plan.slots import num_micro_batches
@@ -137,7 +138,7 @@ class NumpyLoader:
     def _batches(self, iteration: int) -> Iterator[NumpyBatch]:
         begin = self._position
         planned = self._planned(begin)
-        read = _Reading(self.run, begin)
+        read = _Reading(self.run, begin, self._share)
         with ThreadPoolExecutor(1, "headrace-read") as thread:
             ahead: deque[tuple[Future[NumpyBatch], int]] = deque()
             try:
@@ -233,15 +234,17 @@ class _Planned(NamedTuple):
 class _Reading:
     """Reads planned micro-batches, in order and in one thread, and counts what their loss is divided by."""
 
-    def __init__(self, run: Run, position: int) -> None:
+    def __init__(self, run: Run, position: int, share: Share) -> None:
         self._run = run
+        self._where = f"on rank {share.rank} of {share.world_size}"
         self._totals = StepTotals(run) if run.traits.is_counted else None
         if self._totals is not None:
             check_supervised(run, position)
 
     def __call__(self, planned: _Planned) -> NumpyBatch:
         run, located = self._run, planned.located
-        batch: NumpyBatch = dict(run.read(located))
+        with reading_for(lambda: f"{len(located.positions)} samples of step {planned.step:,} {self._where}"):
+            batch: NumpyBatch = dict(run.read(located))
         batch["sample_positions"] = located.positions.copy()
         batch |= repeated(run.constants, len(located.positions))
         if self._totals is None:

@@ -9,7 +9,7 @@ parts are named here, and imported when such a run comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, repeat
 from pkgutil import resolve_name
@@ -23,7 +23,8 @@ from headrace.datasets import Run
 from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
 from headrace.environment import ranks_on_each_node
-from headrace.errors import ConfigError, StateError, StoreError
+from headrace.errors import ConfigError, StateError
+from headrace.io.readers import reading_for
 from headrace.loader import workers
 from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
@@ -180,7 +181,8 @@ class SpanFeed:
         self._choice = ReadingChoice(options.reading, here, run.traits)
         self._agrees = options.ranks.agree
         self._share = options.share
-        self._reader = StreamReader(run, self._choice)
+        self.cache: Cache | None = cache_of(run.datasets)
+        self._reader = StreamReader(run, self._choice, options.ranks, self.cache)
         self._debug = options.debug
         self.assignment: StepAssignment | None = None
         dealing: BlockDealing | None = None
@@ -188,7 +190,6 @@ class SpanFeed:
             dealing = resolve_name(DEALING)(run, options.dealing, options.ranks)
         if options.balance is not None or dealing is not None:
             self.assignment = resolve_name(ASSIGNMENT)(run, options.share, balance=options.balance, dealing=dealing)
-        self.cache: Cache | None = cache_of(run.datasets)
         self._planner: CachePlanner | None = None
         if self.cache is not None:
             self._planner = resolve_name(PLANNER)(
@@ -218,7 +219,7 @@ class SpanFeed:
         if self._planner is not None:
             work = _told(self._planner, work)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
-        for span, rows in self._filled(work):
+        for span, rows in self._reader.filled(work):
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
             if counts is not None:
@@ -229,15 +230,6 @@ class SpanFeed:
                 if counts is not None and self._debug:
                     counts.verify(given.batch)
                 yield given
-
-    def _filled(self, work: Iterator[BatchSpan]) -> Filled:
-        # A loop that was left ends this generator when the program does, and by then the globals may be gone.
-        expected: type[StoreError] = StoreError
-        try:
-            yield from self._reader.filled(work)
-        except expected as error:
-            error.add_note(f"on rank {self._share.rank} of {self._share.world_size}")
-            raise
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""
@@ -321,9 +313,11 @@ Filled = Iterator[tuple[BatchSpan, SpanRows]]
 class StreamReader:
     """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
 
-    def __init__(self, run: Run, choice: ReadingChoice) -> None:
+    def __init__(self, run: Run, choice: ReadingChoice, ranks: Ranks, cache: Cache | None) -> None:
         self._run = run
         self._choice = choice
+        self._cache = cache
+        self._words = partial(span_words, ranks=ranks)
         self._pin = pins(choice.asked or Reading())
         self._read: ReadRows = read_rows
         if run.traits.is_ragged or run.traits.is_counted:
@@ -341,9 +335,11 @@ class StreamReader:
             # Spans are views of memory that is used again, so they are copied to pinned memory here.
             pin=False,
             describe=partial(describe_span, run),
+            words=self._words,
             describe_sample=partial(describe_sample, run),
             unrestorable=run.traits.unrestorable,
             instead=self._choice.instead(lambda spans, here: me._filled_here(spans, here)),
+            cache=self._cache,
         )
 
     def filled(self, spans: Iterator[BatchSpan]) -> Filled:
@@ -364,7 +360,7 @@ class StreamReader:
             (span, (span, buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))))
             for span in spans
         )
-        read = partial(_read, self._read, self._run, self._pin)
+        read = partial(_read, self._read, self._run, self._pin, self._words)
         if not reading.num_threads:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
@@ -391,13 +387,12 @@ def _told(planner: CachePlanner, spans: Iterator[BatchSpan]) -> Iterator[BatchSp
         yield span
 
 
-def _read(read: ReadRows, run: Run, pin: bool, task: tuple[BatchSpan, Any]) -> SpanRows:
+def _read(
+    read: ReadRows, run: Run, pin: bool, words: Callable[[BatchSpan], str], task: tuple[BatchSpan, Any]
+) -> SpanRows:
     span, memory = task
-    try:
+    with reading_for(partial(words, span)):
         rows = read(run, span, memory, None)
-    except StoreError as error:
-        error.add_note(f"while reading {span_words(span)}")
-        raise
     return _pinned(rows) if pin else rows
 
 

@@ -268,9 +268,14 @@ class Loader:
         return self._feed.gathered(self.state_dict())
 
     def describe(self) -> str:
-        """Describe the run, which rank this is, and where its samples are read and why, in a few lines."""
+        """Describe the run, which rank this is, and where its samples are read and why, in a few lines.
+
+        If the data are read through a cache, what was read through it so far is told too, by this process and its
+        workers.
+        """
         ranks = f"rank {self.ranks.rank} of {self.ranks.world_size}, micro-batches of {self.batch_size}"
-        return "\n".join([self.run.describe(), ranks, f"reading: {self._feed.describe_reading()}"])
+        cache = [] if self._feed.cache is None else [f"cache: {self._feed.cache.describe()}"]
+        return "\n".join([self.run.describe(), ranks, f"reading: {self._feed.describe_reading()}", *cache])
 
     def serving(self) -> str:
         """Describe in one line which share of the data each rank reads, and whether any is read more than once."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from socket import SHUT_RDWR
 from threading import Event, Thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
 import msgspec
@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     from headrace.loader.feeds import Feed
 
 _log = logging.getLogger("headrace")
+
+_CACHE: Final = "cache_"
+_CACHE_NAMES: Final = ("hits", "misses", "fetched_bytes", "read_bytes", "evicted_blocks")
+_ADDS_UP: Final = ("faults", "replaced_workers", _CACHE)
+"""What names begin with whose numbers are sums since the loader was made, or the cache was opened."""
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -281,6 +286,9 @@ class Meter:
             found["fill"] = contents.tokens / contents.places
             if contents.has_labels and contents.tokens:
                 found["supervised_share"] = contents.supervised / contents.tokens
+        if feed.cache is not None:
+            stats = feed.cache.stats
+            found.update({f"{_CACHE}{name}": getattr(stats, name) for name in _CACHE_NAMES})
         found.update({f"faults/{reason}": count for reason, count in self._counting.ledger().substituted.items()})
         if isinstance(run, Run):
             found.update({f"epochs/{path}": epochs for path, epochs in _epochs(run, given.after).items()})
@@ -423,7 +431,7 @@ class Page:
         for name, value in names.items():
             what, _, of = name.partition("/")
             label = "" if not of else f',{"reason" if what == "faults" else "source"}="{_escaped(of)}"'
-            kind = "counter" if name in sums or what in ("faults", "replaced_workers") else "gauge"
+            kind = "counter" if name in sums or what.startswith(_ADDS_UP) else "gauge"
             metric = f"headrace_{what}_total" if kind == "counter" else f"headrace_{what}"
             block = lines.setdefault(metric, [f"# TYPE {metric} {kind}"])
             block.append(f'{metric}{{rank="{self._rank}"{label}}} {sums.get(name, value)!r}')

@@ -25,6 +25,7 @@ from headrace.plan import IntArray, Share, micro_batches
 
 if TYPE_CHECKING:
     from headrace.encoders import Fault
+    from headrace.loader.ranks import Ranks
 
 SPAN_BYTES = 4 << 20
 """The most bytes of a span: enough to spread the cost of a hand-over, few enough to stay in the cache."""
@@ -246,12 +247,19 @@ def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]
     return tuple(row.expand(size, *value.shape) for row, size in zip(rows, sizes, strict=True))
 
 
-def span_words(span: BatchSpan) -> str:
-    """Return ``samples at positions 12 to 15 of step 3``; unlike `describe_span` it reads nothing."""
+def span_words(span: BatchSpan, ranks: Ranks | None = None) -> str:
+    """Return ``samples at positions 12 to 15 of step 3``, and the rank; unlike `describe_span` it reads nothing."""
     positions = span.located.positions
+    where = "" if ranks is None else f" on rank {ranks.rank} of {ranks.world_size}"
     if not len(positions):
-        return f"no samples of step {span.steps[0]:,}"
-    return f"samples at positions {int(positions.min()):,} to {int(positions.max()):,} of step {span.steps[0]:,}"
+        return f"no samples of step {span.steps[0]:,}{where}"
+    between = f"{int(positions.min()):,} to {int(positions.max()):,}"
+    return f"samples at positions {between} of {steps_words(span.steps)}{where}"
+
+
+def steps_words(steps: Sequence[int]) -> str:
+    """Return ``step 3``, or ``steps 3 to 5``."""
+    return f"step {steps[0]:,}" if steps[0] == steps[-1] else f"steps {steps[0]:,} to {steps[-1]:,}"
 
 
 def describe_span(run: Run, span: BatchSpan) -> str:

@@ -334,7 +334,9 @@ class OwnOrderLoader(EnergonLoader):
                 " known for Energon's own order: choose another order, or make the cache with policy='pin'"
             )
         self._own = own
-        self._reader = StreamReader(own.run, ReadingChoice(reading, reading, own.run.traits))
+        self._reader = StreamReader(
+            own.run, ReadingChoice(reading, reading, own.run.traits), dataset.worker_config.ranks, cache
+        )
         self._delivered = 0
         self._through = False
         self._inner: Iterator[tuple[Batch, FaultLog | None]] | None = None

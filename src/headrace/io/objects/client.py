@@ -154,11 +154,12 @@ class List(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of which store, and how long it is tried."""
+    """What is asked, of which store, how long it is tried, and for what, see `headrace.io.readers.reading_for`."""
 
     what: Get | Head | List
     storage: Storage
     policy: FetchPolicy
+    read_for: str = ""
 
 
 class FetchReply(msgspec.Struct, kw_only=True):
@@ -213,12 +214,12 @@ class Client:
         return reply
 
     async def _answer(self, request: FetchRequest, reply: FetchReply) -> None:
-        what, policy, stats = request.what, request.policy, reply.stats
+        what, stats = request.what, reply.stats
         bucket = bucket_of(what.url)
         store = self._store(bucket.root, bucket.scheme, request.storage)
         obstore = import_module("obstore")  # `connect` has checked that it is installed
         if isinstance(what, Get):
-            tasks = [self._range(store, bucket.key, what, one, policy, stats) for one in what.ranges]
+            tasks = [self._range(store, bucket.key, request, what.expected, one, stats) for one in what.ranges]
             reply.data = await _all(tasks)
             return
         if isinstance(what, Head):
@@ -230,7 +231,7 @@ class Client:
                 except FileNotFoundError:
                     return None
 
-            reply.status = await self._tried(head, what.url, "cannot be looked up", policy, stats)
+            reply.status = await self._tried(head, request, "cannot be looked up", stats)
             return
 
         async def listed() -> tuple[list[tuple[str, Status]], list[str]]:
@@ -242,7 +243,7 @@ class Client:
             objects = [(f"{bucket.root}/{one['path']}", _status(one)) for one in found["objects"]]
             return objects, [f"{bucket.root}/{name}" for name in found["common_prefixes"]]
 
-        reply.objects, reply.folders = await self._tried(listed, what.url, "cannot be listed", policy, stats)
+        reply.objects, reply.folders = await self._tried(listed, request, "cannot be listed", stats)
 
     def _unsaid(self) -> int | None:
         """Return how many warnings were left out since the last one; None if another one would come too soon."""
@@ -267,13 +268,14 @@ class Client:
         self,
         store: _Store,
         key: str,
-        what: Get,
+        request: FetchRequest,
+        expected: Status,
         span: tuple[int, int],
-        policy: FetchPolicy,
         stats: FetchStats,
     ) -> Any:
         obstore = import_module("obstore")
         begin, end = span
+        url = request.what.url
         times = store.big if end - begin >= _BIG_BYTES else store.small
 
         async def get() -> Any:
@@ -282,10 +284,10 @@ class Client:
             try:
                 result = await obstore.get_async(store.store, key, options={"range": span})
             except FileNotFoundError:
-                raise StoreError(f"{what.url}: the object was removed while it was in use") from None
+                raise StoreError(f"{url}: the object was removed while it was in use") from None
             found = _status(result.meta)
-            if not what.expected.is_same(found):
-                raise changed(what.url, what.expected, found)
+            if not expected.is_same(found):
+                raise changed(url, expected, found)
             data = await result.bytes_async()
             if len(data) != end - begin:
                 raise _Passing(f"{len(data):,} bytes came instead of {end - begin:,}")
@@ -295,20 +297,20 @@ class Client:
         async def hedged() -> Any:
             return await _hedged(get, times, stats)
 
-        where = f"bytes {begin:,} to {end:,} of {what.expected.size:,} cannot be read"
-        data = await self._tried(hedged, what.url, where, policy, stats)
+        where = f"bytes {begin:,} to {end:,} of {expected.size:,} cannot be read"
+        data = await self._tried(hedged, request, where, stats)
         stats.bytes += len(data)
         return data
 
     async def _tried(
         self,
         attempt: Callable[[], Awaitable[T]],
-        url: str,
+        request: FetchRequest,
         what: str,
-        policy: FetchPolicy,
         stats: FetchStats,
     ) -> T:
         """Return the result of an attempt, or of the next ones if a failure may pass, until the deadline."""
+        url, policy = request.what.url, request.policy
         began = 0.0
         number = 0
         while True:
@@ -337,7 +339,8 @@ class Client:
             if (silent := self._unsaid()) is not None:
                 more = f"; and {silent:,} others meanwhile" if silent else ""
                 _log.warning(
-                    "%s: %s: %s; trying again in %.3g s (attempt %d)%s", url, what, words, delay, number + 1, more
+                    "%s: %s%s: %s; trying again in %.3g s (attempt %d)%s",
+                    *(url, what, request.read_for, words, delay, number + 1, more),
                 )
             stats.retries += 1
             stats.waited_s += delay

@@ -40,7 +40,7 @@ from headrace.io.objects.client import (
 )
 from headrace.io.once import unique_name
 from headrace.io.paths import cache_folder
-from headrace.io.readers import Reader
+from headrace.io.readers import Reader, read_for
 from headrace.io.remote import RemotePath, Status, bucket_of, missing
 from headrace.io.storage import Storage
 
@@ -140,7 +140,7 @@ class Objects:
     def begin_ranges(self, url: str, ranges: list[tuple[int, int]]) -> Future[FetchReply]:
         """Begin to fetch ranges of an object, which are not empty."""
         what = Get(url, ranges, self.known(url))
-        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy))
+        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for()))
 
     def ranges(self, url: str, ranges: list[tuple[int, int]]) -> Sequence[Any]:
         """Return the bytes of each range, which are not empty, each by a GET of its own.
@@ -221,7 +221,8 @@ class Objects:
         return file
 
     def _ask(self, what: Head | List) -> FetchReply:
-        return self.finish(what.url, submit(FetchRequest(what=what, storage=self.storage, policy=self.policy)))
+        request = FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for())
+        return self.finish(what.url, submit(request))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Objects, (self.storage, self.policy)

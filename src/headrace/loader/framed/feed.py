@@ -31,12 +31,13 @@ from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_group_batches
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
+from headrace.io.readers import reading_for
 from headrace.loader import workers
 from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, merged
 from headrace.loader.feeds import FeedOptions
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
-from headrace.loader.ranks import agree, all_gathered_texts, is_alone, largest
+from headrace.loader.ranks import Ranks, agree, all_gathered_texts, is_alone, largest
 from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
 from headrace.loader.spans import Batch, sample_words
 from headrace.plan import Cursor, RunRecipe
@@ -115,13 +116,14 @@ def _at(marks: list[LaneState], unit: int) -> int:
     return bisect_right(marks, unit, key=lambda mark: mark.first_unit) - 1
 
 
-def describe_part(part: BatchPart) -> str:
-    """Return ``units 12 to 15 of step 3``."""
+def describe_part(part: BatchPart, ranks: Ranks | None = None) -> str:
+    """Return ``units 12 to 15 of step 3``, with ``on rank 0 of 2`` if the rank is given."""
+    where = f"step {part.step:,}" + ("" if ranks is None else f" on rank {ranks.rank} of {ranks.world_size}")
     if not len(part.numbers):
-        return f"no units of step {part.step:,}"
+        return f"no units of {where}"
     if len(part.numbers) == 1:
-        return f"unit {part.numbers[0]:,} of step {part.step:,}"
-    return f"units {part.numbers[0]:,} to {part.numbers[-1]:,} of step {part.step:,}"
+        return f"unit {part.numbers[0]:,} of {where}"
+    return f"units {part.numbers[0]:,} to {part.numbers[-1]:,} of {where}"
 
 
 def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
@@ -178,6 +180,11 @@ def _read_on(made: Iterator[MadeBatch], ahead: deque[MadeBatch]) -> bool:
 
 
 _log = logging.getLogger("headrace")
+
+
+def _named(reader: LaneReader, ranks: Ranks, part: BatchPart) -> PartMessage:
+    with reading_for(partial(describe_part, part, ranks)):
+        return reader(part)
 
 
 class _Stream:
@@ -258,9 +265,11 @@ class FramedFeed:
             reading,
             pin=self._pin,
             describe=describe_part,
+            words=partial(describe_part, ranks=self._options.ranks),
             describe_sample=partial(describe_part_sample, self.run),
             unrestorable=self.run.unrestorable,
             instead=self._choice.instead(lambda parts, here: me._filled_instead(parts, reading.num_workers)),
+            cache=self.cache,
         )
 
     def _lane_reader(self, *, pin: bool) -> LaneReader:
@@ -433,14 +442,18 @@ class FramedFeed:
                 self._workers = self._make_workers(reading)
             return self._workers.filled(tasks)
         if reading.num_threads:
-            readers = [self._lane_reader(pin=self._pin) for _ in range(reading.num_threads)]
+            readers = [self._named_reader() for _ in range(reading.num_threads)]
             self._ahead = Ahead()
             return in_threads(readers, ((part, part) for part in tasks), reading, describe_part, self._ahead)
         return self._filled_instead(tasks, 1)
 
+    def _named_reader(self) -> Callable[[BatchPart], PartMessage]:
+        """Return a reader of this process, which says for what it reads."""
+        return partial(_named, self._lane_reader(pin=self._pin), self._options.ranks)
+
     def _filled_instead(self, tasks: Iterator[BatchPart], num_readers: int) -> Iterator[tuple[BatchPart, PartMessage]]:
         """Make parts when they are asked for; each reader makes those that a worker of its number would have made."""
-        readers = [self._lane_reader(pin=self._pin) for _ in range(num_readers)]
+        readers = [self._named_reader() for _ in range(num_readers)]
         return ((part, reader(part)) for part, reader in zip(tasks, cycle(readers), strict=False))
 
     def _whole(self, found: Sequence[tuple[BatchPart, PartMessage]], collator: UnitReader) -> Batch:

@@ -8,7 +8,7 @@
       -> blocks        the shared memory that large tensors of a message lie in
       -> user_globals  the globals that must be the same there as in the program
 
-May import: datasets, encoders, plan.
+May import: cache, datasets, encoders, io, plan.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from functools import partial
 from multiprocessing import active_children, util
 from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.loader.choosing import Instead, Obstacle
@@ -64,6 +64,9 @@ from headrace.loader.workers.worker import (
     WorkerSetup,
     WorkerStatus,
 )
+
+if TYPE_CHECKING:
+    from headrace.cache import Cache
 
 DescribeSample = Callable[[Any, int], str]
 """Describes a sample in words, by its task and its address."""
@@ -165,6 +168,8 @@ class WorkerSet:
             ends or blocks the worker does not take other tasks with it.
         describe: describes a task in words.
         describe_sample: describes the sample at an address of a task in words.
+        words: describes a task in words, for which the workers read nothing.
+        cache: the cache through which the workers read.
     """
 
     def __init__(
@@ -177,11 +182,15 @@ class WorkerSet:
         careful: bool = False,
         describe: Callable[[Any], str],
         describe_sample: DescribeSample | None,
+        words: Callable[[Any], str],
+        cache: Cache | None,
     ) -> None:
         context = context_of(method)
         self._num_workers = reading.num_workers
         self._reading = reading
-        self._table = Table(context, reading.num_workers)
+        self._table = Table(context, reading.num_workers, 0 if cache is None else len(cache.own_counts()))
+        self._cache = cache
+        self._stop_counting: Callable[[], None] | None = None
         self._trace = TraceFile()
         self._blocks = BlockTable(reading.num_workers)
         self._order = order = TaskSampler(self._table, self._blocks)
@@ -196,6 +205,8 @@ class WorkerSet:
             self._trace,
             named=self._named,
             init=reading.worker_init,
+            words=words,
+            counts=None if cache is None else cache.own_counts,
             parent=None if method == "forkserver" else os.getpid(),
             ends_with="signal" if by_main else "poll",
         )
@@ -248,6 +259,8 @@ class WorkerSet:
             raise WorkerError(f"worker processes cannot be started: {error}") from error
         finally:
             self.processes += started_by(self._batches, before)
+        if self._cache is not None:
+            self._stop_counting = self._cache.follow(self._table.counts)
         names = names_of(self._batches)
         reading = self._reading
         self._watch = Watch(
@@ -407,6 +420,9 @@ class WorkerSet:
             ending.join(_END_S)
         kill(self.processes, _END_S)
         disown(self.processes)
+        if self._stop_counting is not None:
+            self._stop_counting()
+            self._stop_counting = None
 
 
 def _unname(names: list[Callable[[], Any]], table: Table, num_workers: int) -> bool:
@@ -439,10 +455,12 @@ class WorkerPool(Generic[T]):
         reading: the number of workers, how they start, and what happens when they are lost.
         pin: whether messages are pinned.
         describe: describes a task in words, for errors and reports.
+        words: the same with the rank, and without reading anything: for what the workers read.
         describe_sample: describes one sample of a task, by the address that the reader told.
         unrestorable: the name of a hook whose results depend on what ran before, so that nothing can be read again.
         restarted: called with the first task that new workers begin with, before ``reader_now``.
         instead: what to do if workers cannot be used; None is an error.
+        cache: the cache through which the workers read, whose ``stats`` count what they read.
     """
 
     def __init__(
@@ -452,15 +470,19 @@ class WorkerPool(Generic[T]):
         *,
         pin: bool,
         describe: Callable[[T], str],
+        words: Callable[[T], str],
         describe_sample: DescribeSample | None = None,
         unrestorable: str | None = None,
         restarted: Callable[[T], None] | None = None,
         instead: Instead | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self._reader_now = reader_now
         self._reading = reading
         self._pin = pin
         self._describe = describe
+        self._words = words
+        self._cache = cache
         self._describe_sample = describe_sample
         self._unrestorable = unrestorable
         self._restarted = restarted
@@ -552,6 +574,8 @@ class WorkerPool(Generic[T]):
             careful=careful,
             describe=self._describe,
             describe_sample=self._describe_sample,
+            words=self._words,
+            cache=self._cache,
         )
         _living.add(self)
         try:

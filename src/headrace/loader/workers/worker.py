@@ -34,6 +34,7 @@ from torch.utils.data import Dataset
 from headrace.datasets.dataset import NO_SAMPLE, Tell
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, WorkerError
+from headrace.io.readers import reading_for
 from headrace.loader.faults import SampleFailure
 from headrace.loader.workers.blocks import MessageMemory, Offer, WorkerBlocks
 from headrace.loader.workers.messages import dumped
@@ -63,11 +64,15 @@ class WorkerStatus(NamedTuple):
 
 
 class Table:
-    """A row for each worker, and the number of the stream that is being read. Sent to workers when they start."""
+    """A row for each worker, and the number of the stream that is being read. Sent to workers when they start.
 
-    def __init__(self, context: BaseContext, num_workers: int) -> None:
+    Each worker also has a row of ``num_counts`` numbers that it counts.
+    """
+
+    def __init__(self, context: BaseContext, num_workers: int, num_counts: int) -> None:
         self._stream = num_workers * _WIDTH
-        self._cells: Any = context.RawArray("q", self._stream + 1)
+        self._num_counts = num_counts
+        self._cells: Any = context.RawArray("q", self._stream + 1 + num_workers * num_counts)
 
     @property
     def stream(self) -> int:
@@ -91,6 +96,16 @@ class Table:
         cells, begin = self._cells, worker * _WIDTH
         cells[begin + _SINCE] = monotonic_ns()
         cells[begin + _SAMPLE] = address
+
+    def count(self, worker: int, counts: Sequence[int]) -> None:
+        """Write what the worker has counted so far."""
+        begin = self._stream + 1 + worker * self._num_counts
+        self._cells[begin : begin + self._num_counts] = counts
+
+    def counts(self) -> list[int]:
+        """Return the sums of what all workers have counted so far."""
+        cells = self._cells[self._stream + 1 :]
+        return [sum(cells[at :: self._num_counts]) for at in range(self._num_counts)]
 
     def row(self, worker: int) -> WorkerStatus:
         """Return what a worker wrote last. It may be writing, so the parts may be of two moments."""
@@ -212,6 +227,8 @@ class WorkerSetup(Dataset[Any]):
         trace: where it writes, on SIGUSR1, the line that it is at.
         named: the globals that ``read`` names, with their values in the program.
         init: called once in the worker, before the globals are compared.
+        words: describes a task in words, without reading anything.
+        counts: returns what this process has counted so far, see `Table.count`; None counts nothing.
         parent: the id of the process that waits; None if a server starts the workers.
         ends_with: how a worker notices that this process has ended. With ``"signal"`` the kernel kills the worker in
             any state, but also when the *thread* that started it ends; with ``"poll"`` the worker looks now and then.
@@ -225,6 +242,8 @@ class WorkerSetup(Dataset[Any]):
         *,
         named: Globals,
         init: Callable[[], Any] | str | None,
+        words: Callable[[Any], str],
+        counts: Callable[[], Sequence[int]] | None,
         parent: int | None,
         ends_with: str,
     ) -> None:
@@ -233,6 +252,8 @@ class WorkerSetup(Dataset[Any]):
         self._trace = trace
         self._named = named
         self._init = init
+        self._words = words
+        self._counts = counts
         self._parent = parent
         self._ends_with = ends_with
         self._worker = 0
@@ -293,13 +314,15 @@ class WorkerSetup(Dataset[Any]):
         table.write(worker, State.READING, number)
         message: Any
         try:
-            message = (
-                _Pickled(dumped(self._read(task, partial(table.mark, worker), memory)))
-                if self._failed is None
-                else self._failed
-            )
+            if self._failed is None:
+                with reading_for(partial(self._words, task)):
+                    message = _Pickled(dumped(self._read(task, partial(table.mark, worker), memory)))
+            else:
+                message = self._failed
         except Exception as error:
             message = _failed(error, worker)
+        if self._counts is not None:
+            table.count(worker, self._counts())
         table.write(worker, State.WAITING, number)
         return worker, number, message
 
