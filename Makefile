@@ -11,7 +11,7 @@ WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/p
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak ui-test interop interop-full remote suites bench docs names release-check clean
+.PHONY: help demo test lint soak ui-test interop interop-full remote remote-full suites bench docs names release-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,10 +37,13 @@ ui-test: $(VENV)/interop  ## the pages of headrace ui in a real browser, Debian'
 	$(BIN)/python -m pytest tests/ui -m browser
 
 remote: $(VENV)/dev $(VENV)/servers/ready  ## object stores: SeaweedFS, Azurite and fake-gcs-server, with faults
-	$(BIN)/python -m pytest -n 2 tests/remote -m remote
+	$(BIN)/python -m pytest -n 2 tests/remote -m 'remote and not soak'
+
+remote-full: $(VENV)/dev $(VENV)/servers/ready  ## the same with the full counts: a store that is away for a minute, and rates
+	HEADRACE_FULL=1 $(BIN)/python -m pytest tests/remote -m remote
 
 soak: $(VENV)/interop  ## large runs that are killed or measured, every variant of the costly tests
-	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop"
+	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop and not remote"
 
 interop-full: $(VENV)/interop $(VENV)/torchtitan  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"

@@ -30,6 +30,7 @@ class FaultProxy:
         latency_s: how long every answer takes longer.
         slow_s: how long a slow body pauses in its middle.
         is_away: whether every connection is refused an answer.
+        back_after: how many refused connections end that; None for no number.
         all_requests: whether HEADs and LISTs meet faults, too.
         gets: GETs of ranges that arrived.
         made: faults that were made, by kind.
@@ -43,6 +44,7 @@ class FaultProxy:
         self.latency_s = 0.0
         self.slow_s = 0.05
         self.is_away = False
+        self.back_after: int | None = None
         self.all_requests = False
         self.gets = 0
         self.made: Counter[str] = Counter()
@@ -55,12 +57,17 @@ class FaultProxy:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def come_back(self) -> None:
+        """End that every connection is refused."""
+        self.is_away = False
+
     def fault(self, method: str, is_range: bool) -> str | None:
         """Count a request, and return the fault that it meets."""
         with self._lock:
             self.gets += is_range
             if self.is_away:
                 self.made["away"] += 1
+                self.is_away = self.made["away"] != self.back_after
                 return "reset"
             if not (is_range or self.all_requests) or self._random.random() >= self.share:
                 return None

@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError, StoreError
+from headrace.io import Reader
 from headrace.plan import BatchSchedule, Branch, ConcatNode, Inner, Leaf, LimitNode, Node, Schedule, Shards, Share
 from headrace.stores import SampleStore, Store, TokenizerInfo
 from headrace.stores.manifest import manifest_of
@@ -57,14 +58,19 @@ def stores_of(dataset: Dataset) -> Iterator[Store | SampleStore]:
             yield from stores_of(inner)
 
 
+def readers_of(datasets: Iterable[Dataset]) -> tuple[Reader, ...]:
+    """Return what reads the files of datasets, each once. O(stores)."""
+    stores = (store for dataset in datasets for store in stores_of(dataset))
+    return tuple(dict.fromkeys(reader for store in stores for reader in store.readers))
+
+
 def cache_of(datasets: Iterable[Dataset]) -> Any:
     """Return the `headrace.Cache` through which datasets are read; None without one. O(stores).
 
     Raises:
         ConfigError: they are read through several, none of which could be told of all that comes.
     """
-    stores = (store for dataset in datasets for store in stores_of(dataset))
-    readers = dict.fromkeys(reader for store in stores for reader in store.readers)
+    readers = readers_of(datasets)
     found = {one.cache.folder.absolute(): one.cache for one in readers if one.cache is not None}
     if len(found) > 1:
         raise ConfigError(

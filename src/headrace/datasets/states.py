@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.datasets.mix import check_micro_batches
+from headrace.datasets.mix import check_micro_batches, readers_of
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, RunRecipe, Share
@@ -19,6 +19,15 @@ from headrace.plan.tree import MAX_POSITIONS
 def identity(run: Run, position: int) -> dict[str, Any]:
     """Return the fields of a `Cursor` that say to which runs a state at a position belongs: hashes of what was fed."""
     return {"version": PAST_VERSION, "recipe": run.past(position).hashes()}
+
+
+def read_identity(run: Run) -> None:
+    """Read now by what the data of a run are known, if these are remote; it is kept.
+
+    A state holds it, and may be asked for when the store is away.
+    """
+    if any(one.reads_urls for one in readers_of(run.datasets)):
+        run.recipe.hashes()
 
 
 def verified(run: Run, cursor: Cursor, saved: RunRecipe | None) -> Cursor:

@@ -17,7 +17,7 @@ from headrace.datasets.accounts import StepTotals
 from headrace.datasets.dataset import repeated
 from headrace.datasets.mix import cache_of
 from headrace.datasets.run import Located
-from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
+from headrace.datasets.states import check_blocks, check_group_batches, identity, read_identity, resumed_draw, verified
 from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for
@@ -137,6 +137,7 @@ class NumpyLoader:
 
     def _batches(self, iteration: int) -> Iterator[NumpyBatch]:
         begin = self._position
+        read_identity(self.run)
         planned = self._planned(begin)
         read = _Reading(self.run, begin, self._share)
         with ThreadPoolExecutor(1, "headrace-read") as thread:

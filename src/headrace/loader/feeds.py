@@ -21,7 +21,7 @@ import xxhash
 
 from headrace.datasets import Run
 from headrace.datasets.mix import cache_of
-from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
+from headrace.datasets.states import check_blocks, check_group_batches, identity, read_identity, resumed_draw, verified
 from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for
@@ -213,6 +213,7 @@ class SpanFeed:
         if self._agrees:
             agree(self.run, position, self._share, self._digest)
         run, assignment = self.run, self.assignment
+        read_identity(run)
         pace = pace_of(run, self._share, is_here=not self._choice.begin().num_workers)
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
@@ -318,6 +319,7 @@ class StreamReader:
         self._choice = choice
         self._cache = cache
         self._words = partial(span_words, ranks=ranks)
+        self._describe = partial(describe_span, run, ranks=ranks)
         self._pin = pins(choice.asked or Reading())
         self._read: ReadRows = read_rows
         if run.traits.is_ragged or run.traits.is_counted:
@@ -334,7 +336,7 @@ class StreamReader:
             reading,
             # Spans are views of memory that is used again, so they are copied to pinned memory here.
             pin=False,
-            describe=partial(describe_span, run),
+            describe=self._describe,
             words=self._words,
             describe_sample=partial(describe_sample, run),
             unrestorable=run.traits.unrestorable,
@@ -364,8 +366,7 @@ class StreamReader:
         if not reading.num_threads:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
-        describe = partial(describe_span, self._run)
-        return in_threads([read] * num_readers(reading), work, reading, describe, self._ahead)
+        return in_threads([read] * num_readers(reading), work, reading, self._describe, self._ahead)
 
     def queue(self) -> Queue:
         """Return how many spans wait, and how often workers were replaced."""

@@ -250,11 +250,16 @@ def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]
 def span_words(span: BatchSpan, ranks: Ranks | None = None) -> str:
     """Return ``samples at positions 12 to 15 of step 3``, and the rank; unlike `describe_span` it reads nothing."""
     positions = span.located.positions
-    where = "" if ranks is None else f" on rank {ranks.rank} of {ranks.world_size}"
+    where = rank_words(ranks)
     if not len(positions):
         return f"no samples of step {span.steps[0]:,}{where}"
     between = f"{int(positions.min()):,} to {int(positions.max()):,}"
     return f"samples at positions {between} of {steps_words(span.steps)}{where}"
+
+
+def rank_words(ranks: Ranks | None) -> str:
+    """Return `` on rank 0 of 2``; nothing for None."""
+    return "" if ranks is None else f" on rank {ranks.rank} of {ranks.world_size}"
 
 
 def steps_words(steps: Sequence[int]) -> str:
@@ -262,20 +267,20 @@ def steps_words(steps: Sequence[int]) -> str:
     return f"step {steps[0]:,}" if steps[0] == steps[-1] else f"steps {steps[0]:,} to {steps[-1]:,}"
 
 
-def describe_span(run: Run, span: BatchSpan) -> str:
-    """Return ``samples at positions 12 to 15 of step 3 (the first is sample 'K' of SHARD)``.
+def describe_span(run: Run, span: BatchSpan, ranks: Ranks | None = None) -> str:
+    """Return ``samples at positions 12 to 15 of step 3 (the first is sample 'K' of SHARD)``, and the rank.
 
     This reads the index of the store.
     """
     positions = span.located.positions
     if not len(positions):
-        return span_words(span)
+        return span_words(span, ranks)
     first = int(positions.min())
     origin = _origin(run.datasets[int(span.located.sources[0])], int(span.located.addresses[0]))
-    where = f" (the first is {origin})" if origin else ""
     if len(positions) == 1:
-        return f"the sample at position {first:,} of step {span.steps[0]:,}{f', {origin}' if origin else ''}"
-    return f"{span_words(span)}{where}"
+        what = f", {origin}" if origin else ""
+        return f"the sample at position {first:,} of step {span.steps[0]:,}{what}{rank_words(ranks)}"
+    return f"{span_words(span)}{f' (the first is {origin})' if origin else ''}{rank_words(ranks)}"
 
 
 def describe_sample(run: Run, span: BatchSpan, address: int) -> str:

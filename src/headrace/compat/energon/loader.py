@@ -20,6 +20,7 @@ from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig
 from headrace.datasets import Framed, FramedRun
 from headrace.datasets.mix import Mix, cache_of, length_of
+from headrace.datasets.states import read_identity
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.loader.choosing import ReadingChoice
@@ -364,6 +365,7 @@ class OwnOrderLoader(EnergonLoader):
         if self._through:
             self._restore(0)
         if self._inner is None:
+            read_identity(self._own.run)
             spans = self._own.spans(self.dataset.worker_config.rank, self._delivered)
             self._inner = _read(self._own, self._reader, spans)
         begin = self._delivered

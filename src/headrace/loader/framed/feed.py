@@ -28,7 +28,7 @@ from headrace.datasets import FramedRun
 from headrace.datasets.dataset import StageTimes, Traits
 from headrace.datasets.encoded.framed_run import JournalFile, check_journal
 from headrace.datasets.mix import cache_of
-from headrace.datasets.states import check_group_batches
+from headrace.datasets.states import check_group_batches, read_identity
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for
@@ -39,7 +39,7 @@ from headrace.loader.feeds import FeedOptions
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
 from headrace.loader.ranks import Ranks, agree, all_gathered_texts, is_alone, largest
 from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
-from headrace.loader.spans import Batch, sample_words
+from headrace.loader.spans import Batch, rank_words, sample_words
 from headrace.plan import Cursor, RunRecipe
 from headrace.plan.framed import (
     Lanes,
@@ -118,7 +118,7 @@ def _at(marks: list[LaneState], unit: int) -> int:
 
 def describe_part(part: BatchPart, ranks: Ranks | None = None) -> str:
     """Return ``units 12 to 15 of step 3``, with ``on rank 0 of 2`` if the rank is given."""
-    where = f"step {part.step:,}" + ("" if ranks is None else f" on rank {ranks.rank} of {ranks.world_size}")
+    where = f"step {part.step:,}{rank_words(ranks)}"
     if not len(part.numbers):
         return f"no units of {where}"
     if len(part.numbers) == 1:
@@ -235,6 +235,7 @@ class FramedFeed:
             options.reading, Reading(num_threads=0), traits, in_order="one process makes whole batches of frames"
         )
         self._options = options
+        self._describe = partial(describe_part, ranks=options.ranks)
         self._original = original or run
         self._lanes = run.framing.lanes
         self._agrees = options.ranks.agree
@@ -264,8 +265,8 @@ class FramedFeed:
             lambda: me._lane_reader(pin=False),
             reading,
             pin=self._pin,
-            describe=describe_part,
-            words=partial(describe_part, ranks=self._options.ranks),
+            describe=self._describe,
+            words=self._describe,
             describe_sample=partial(describe_part_sample, self.run),
             unrestorable=self.run.unrestorable,
             instead=self._choice.instead(lambda parts, here: me._filled_instead(parts, reading.num_workers)),
@@ -281,6 +282,7 @@ class FramedFeed:
         """See `Feed.batches`."""
         if self._agrees:
             agree(self.run, position, self._share)
+        read_identity(self.run.stream)
         if self._journal is not None and self._file is None:
             self._file = JournalFile(self._journal, self.run.journal_hashes, self._lanes)
         before = self._stream.history
@@ -444,7 +446,7 @@ class FramedFeed:
         if reading.num_threads:
             readers = [self._named_reader() for _ in range(reading.num_threads)]
             self._ahead = Ahead()
-            return in_threads(readers, ((part, part) for part in tasks), reading, describe_part, self._ahead)
+            return in_threads(readers, ((part, part) for part in tasks), reading, self._describe, self._ahead)
         return self._filled_instead(tasks, 1)
 
     def _named_reader(self) -> Callable[[BatchPart], PartMessage]:
