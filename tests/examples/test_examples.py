@@ -64,6 +64,12 @@ SAYS = {
     "torch_dataset.py": ["windows of 64 tokens every 32", "batches"],
     "torchtitan_config.py": ["rank 0 of 2: 16 batches of 2, 30 samples", "rank 1 of 2: 16 batches of 2, 30 samples"],
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
+    "train_from_a_bucket.py": [
+        "step 19: torch.Size([8, 64])\ncache: ",
+        "step 29: torch.Size([8, 64])\ncache: ",
+        "100.0 % of ",
+        " reads of blocks were hits, 0 bytes fetched for",
+    ],
     "train_loop.py": ["before the stop: [", "loss at first"],
     "transformers_trainer.py": ["30 steps, the last 10 after the stop", "loss at first", "loss of the other files"],
     "trial.py": ["headrace-example-", ": data, images and tokenizer.json"],
