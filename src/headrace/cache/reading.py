@@ -198,6 +198,7 @@ class CachedReader(Reader):
     """
 
     name = "cached"
+    cache: Cache
 
     def __init__(self, cache: Cache, inner: Reader) -> None:
         if isinstance(inner, MmapReader | CachedReader):
