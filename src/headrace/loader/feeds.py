@@ -60,6 +60,7 @@ READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
 PLANNER: Final = "headrace.loader.caching:CachePlanner"
+TIMER: Final = "headrace.loader.shard_times:FileTimer"
 COUNTS: Final = "headrace.loader.collating:BatchCounts"
 
 
@@ -74,6 +75,7 @@ class FeedOptions(NamedTuple):
     journal: str | None = None
     cache: Cache | None = None
     dealing: Dealing | None = None
+    times_files: bool = False
 
 
 def feed_of(run: Run | FramedRun, options: FeedOptions) -> Feed:
@@ -173,7 +175,7 @@ class SpanFeed:
         self._choice = ReadingChoice(options.reading, here, run.traits)
         self._agrees = options.ranks.agree
         self._share = options.share
-        self._reader = StreamReader(run, self._choice)
+        self._reader = StreamReader(run, self._choice, times_files=options.times_files)
         self._debug = options.debug
         self.assignment: StepAssignment | None = None
         dealing: BlockDealing | None = None
@@ -211,7 +213,7 @@ class SpanFeed:
             if counts is not None:
                 counts.add(batches, span, rows.counts)
             faults = shared_out(rows.faults, span)
-            handed = chain([HandOver(rows.times, len(batches), span.located.sources)], repeat(None))
+            handed = chain([HandOver(rows.times, len(batches), span.located.sources, rows.timed)], repeat(None))
             for given in map(Given, batches, span.afters, span.sizes, faults, handed):
                 if counts is not None and self._debug:
                     counts.verify(given.batch)
@@ -308,13 +310,15 @@ Filled = Iterator[tuple[BatchSpan, SpanRows]]
 class StreamReader:
     """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
 
-    def __init__(self, run: Run, choice: ReadingChoice) -> None:
+    def __init__(self, run: Run, choice: ReadingChoice, *, times_files: bool = False) -> None:
         self._run = run
         self._choice = choice
         self._pin = pins(choice.asked or Reading())
         self._read: ReadRows = read_rows
         if run.traits.is_ragged or run.traits.is_counted:
             self._read = resolve_name(READ_RAGGED if run.traits.is_ragged else READ_COUNTED)
+        if times_files:
+            self._read = resolve_name(TIMER)(self._read)
         self._workers: workers.WorkerPool[BatchSpan] | None = None
         self._ahead: Ahead[BatchSpan] = Ahead()
 

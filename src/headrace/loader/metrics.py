@@ -23,7 +23,7 @@ from pathlib import Path
 from socket import SHUT_RDWR
 from threading import Event, Thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
 import msgspec
@@ -36,6 +36,7 @@ from headrace.errors import ConfigError, OutputError, StateError
 from headrace.loader.faults import FaultCounter, Given, HandOver, report_path
 from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone
 from headrace.loader.reading import METRICS_THREAD
+from headrace.loader.shard_times import ShardTimes
 from headrace.loader.spans import Batch
 from headrace.plan import IntArray, Plan
 from headrace.plan.nodes import leaf_shares
@@ -145,6 +146,7 @@ class Meter:
         self._new = RankWaits(rank=ranks.rank)
         self._contents = _Contents()
         self._mix = _Mix()
+        self._shards = ShardTimes()
         self._since: float | None = None
         self._asked = -1
 
@@ -170,6 +172,8 @@ class Meter:
                     self._new.waited(now - begin, () if given.handed is None else given.handed.times)
                 if is_mixed:
                     mix.hand_over(given.handed, self._counting.num_delivered)
+                if given.handed is not None and given.handed.timed is not None:
+                    self._shards.add(given.handed.timed)
                 if counts_first:
                     self._contents.add(given.batch, given.num_samples)
                 rest = () if given.handed is None else islice(stream, given.handed.num_batches - 1)
@@ -282,6 +286,7 @@ class Meter:
             if contents.has_labels and contents.tokens:
                 found["supervised_share"] = contents.supervised / contents.tokens
         found.update({f"faults/{reason}": count for reason, count in self._counting.ledger().substituted.items()})
+        found.update(self._shards.names())
         if isinstance(run, Run):
             found.update({f"epochs/{path}": epochs for path, epochs in _epochs(run, given.after).items()})
             found.update(self._mix.names(run))
@@ -390,6 +395,10 @@ def _epochs(run: Run, position: int) -> dict[str, float]:
     return {path or "run": epochs for path, epochs in found.items() if path not in endless}
 
 
+_LABELS: Final = {"faults": "reason", "slowest_shard": "file"}
+"""What Prometheus calls the second half of a name; of all others it is a source."""
+
+
 class Page:
     """Serves the newest report in the text format of Prometheus, from a thread that sleeps until it is asked.
 
@@ -422,7 +431,7 @@ class Page:
         lines: dict[str, list[str]] = {}
         for name, value in names.items():
             what, _, of = name.partition("/")
-            label = "" if not of else f',{"reason" if what == "faults" else "source"}="{_escaped(of)}"'
+            label = "" if not of else f',{_LABELS.get(what, "source")}="{_escaped(of)}"'
             kind = "counter" if name in sums or what in ("faults", "replaced_workers") else "gauge"
             metric = f"headrace_{what}_total" if kind == "counter" else f"headrace_{what}"
             block = lines.setdefault(metric, [f"# TYPE {metric} {kind}"])

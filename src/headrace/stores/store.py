@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath
+from headrace.io import AnyPath, Reader
 from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, sample_numbers
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "SampleStore", "Store", "TokenArray"]
@@ -152,6 +152,10 @@ class AnyStore(ABC):
 
     def data_sizes(self) -> IntArray:
         """(data_files,) int64: the bytes of each of ``data_files``; raises the same error. O(1) a file."""
+        raise self._unplaced()
+
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return one of ``data_files``, by its number, and what reads it; raises the same error."""
         raise self._unplaced()
 
     def _unplaced(self) -> ConfigError:

@@ -21,7 +21,7 @@ from headrace._lazy import lazily
 if TYPE_CHECKING:
     from headrace.inspect.views.feds import FedSample, FedSegment, fed_sample, look_at_fed
     from headrace.inspect.views.finding import FoundDocument, SearchHit, SearchProgress, find_document, search
-    from headrace.inspect.views.lives import LiveMix, LivePoint, LiveRank, LiveReport, live_report
+    from headrace.inspect.views.lives import LiveMix, LivePoint, LiveRank, LiveReport, SlowShard, live_report
     from headrace.inspect.views.mixes import TriedMix, TriedNode, mix_paths, tried_mix
     from headrace.inspect.views.outlines import (
         DomainShare,
@@ -55,6 +55,7 @@ _HOMES = {
     "SampleOutline": "headrace.inspect.views.outlines",
     "SearchHit": "headrace.inspect.views.finding",
     "SearchProgress": "headrace.inspect.views.finding",
+    "SlowShard": "headrace.inspect.views.lives",
     "StoreOutline": "headrace.inspect.views.outlines",
     "TriedMix": "headrace.inspect.views.mixes",
     "TriedNode": "headrace.inspect.views.mixes",
@@ -88,6 +89,7 @@ __all__ = [
     "SampleOutline",
     "SearchHit",
     "SearchProgress",
+    "SlowShard",
     "StoreOutline",
     "TriedMix",
     "TriedNode",
