@@ -13,6 +13,7 @@ from headrace import inspect, tracing
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.figures import count, plural
+from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, RunFile, Topology, Traced
 from headrace.ui import drawing, shell
 from headrace.ui.requests import Query, link
@@ -338,7 +339,5 @@ def diff(asked: Query) -> Values:
     values["difference"] = found or "same"
     if found is not None:
         steps = range(max(0, found.step - 1), found.step + 3)
-        values["rows"] = [
-            (step, *(inspect.run_files.source_counts(planned, step) for planned in runs)) for step in steps
-        ]
+        values["rows"] = [(step, *(source_counts(planned, step) for planned in runs)) for step in steps]
     return "diff.html", values

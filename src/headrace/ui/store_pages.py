@@ -64,7 +64,7 @@ def page_of(kind: str) -> str:
 def store(asked: Query) -> Values:
     """A store at a glance."""
     path = asked.path("tokens", "samples")
-    found = views.outline(path)
+    found = views.kept_outline(path)
     if isinstance(found, SampleOutline):
         return "sample_store.html", {"path": path, "found": found, "copy": shell.store(path)}
     bars = [
@@ -131,7 +131,7 @@ def find(asked: Query) -> Values:
         number, message = found.number, found.why
     return "find.html", {
         "path": path,
-        "outline": views.outline(path),
+        "outline": views.kept_outline(path),
         "number": number,
         "message": message,
         "wanted": wanted,

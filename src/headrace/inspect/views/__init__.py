@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         InputShare,
         SampleOutline,
         StoreOutline,
+        kept_outline,
         num_documents,
         outline,
     )
@@ -63,6 +64,7 @@ _HOMES = {
     "fed_sample": "headrace.inspect.views.feds",
     "find_document": "headrace.inspect.views.finding",
     "found_places": "headrace.inspect.views.overviews",
+    "kept_outline": "headrace.inspect.views.outlines",
     "live_report": "headrace.inspect.views.lives",
     "look_at_fed": "headrace.inspect.views.feds",
     "metrics_files": "headrace.inspect.views.overviews",
@@ -97,6 +99,7 @@ __all__ = [
     "fed_sample",
     "find_document",
     "found_places",
+    "kept_outline",
     "live_report",
     "look_at_fed",
     "metrics_files",

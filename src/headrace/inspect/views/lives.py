@@ -111,7 +111,7 @@ class LiveReport(Answer, frozen=True, kw_only=True):
         slowest: the rank that waits most; None without reports.
         slow_shards: the slowest file of each rank that has a slow one, the slowest first; see docs/watching.md.
         mix: the mean of the ranks; empty for a single source.
-        skipped_lines: lines that are no reports, such as one that is being written.
+        skipped_lines: lines among the last ones that are no reports, such as one that is being written.
     """
 
     path: str
@@ -174,7 +174,7 @@ def live_report(path: str | os.PathLike[str]) -> LiveReport:
 
 
 def _reports(file: str) -> tuple[list[dict[str, Any]], int]:
-    """Return the last lines of a file that are reports or verdicts, and how many lines are neither."""
+    """Return the last lines of a file that are reports or verdicts, and how many lines among them are neither."""
     try:
         with Path(file).open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -186,15 +186,19 @@ def _reports(file: str) -> tuple[list[dict[str, Any]], int]:
     if begin:
         del lines[0]  # it was cut
     found: list[dict[str, Any]] = []
-    bad = 0
-    for line in filter(None, lines):
+    bad = num_reports = 0
+    # From the end, and no further than is shown: of many ranks all lines would take seconds.
+    for line in filter(None, reversed(lines)):
         try:
             report = msgspec.json.decode(line, type=dict[str, float | str | None])
         except (msgspec.DecodeError, UnicodeDecodeError):
             bad += 1
             continue
         found.append(report)
-    return found, bad
+        num_reports += "position" in report
+        if num_reports == SHOWN_REPORTS:
+            break
+    return found[::-1], bad
 
 
 _SLOWEST: Final = "slowest_shard/"
