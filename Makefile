@@ -10,6 +10,10 @@ TITAN := torchtitan torch_checkpointing spmd_types tyro docstring_parser tensorb
 WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -n 2 -m interop \
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 
+# With torchvision at hand, other packages import it, and beside a torch for CPUs that fails: only its own tests see it.
+WITH_TORCHVISION = PYTHONPATH=$(abspath $(VENV)/torchvision)$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -m interop \
+    tests/interop/test_torchvision.py
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint soak ui-test interop interop-full remote remote-full suites bench docs names release-check clean
 
@@ -29,9 +33,10 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-interop: $(VENV)/interop $(VENV)/torchtitan  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
+interop: $(VENV)/interop $(VENV)/torchtitan $(VENV)/torchvision  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
 	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop -k 'not torchtitan and not tensorboard'
 	$(WITH_TITAN)
+	$(WITH_TORCHVISION)
 
 ui-test: $(VENV)/interop  ## the pages of headrace ui in a real browser, Debian's package chromium
 	$(BIN)/python -m pytest tests/ui -m browser
@@ -45,9 +50,10 @@ remote-full: $(VENV)/dev $(VENV)/servers/ready  ## the same with the full counts
 soak: $(VENV)/interop  ## large runs that are killed or measured, every variant of the costly tests
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop and not remote"
 
-interop-full: $(VENV)/interop $(VENV)/torchtitan  ## everything with the full counts of cases
+interop-full: $(VENV)/interop $(VENV)/torchtitan $(VENV)/torchvision  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
 	HEADRACE_FULL=1 $(WITH_TITAN)
+	HEADRACE_FULL=1 $(WITH_TORCHVISION)
 
 suites: $(VENV)/suites  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
 	$(BIN)/python tests/interop/suites/run.py
@@ -66,6 +72,7 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md 
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/edits.py
 	$(BIN)/python benchmarks/interference.py
+	$(BIN)/python benchmarks/ui.py
 	$(BIN)/python benchmarks/page.py
 
 docs: .venv-docs/ready  ## the documentation site, in build/site; warnings and dead links fail
@@ -107,6 +114,11 @@ $(VENV)/torchtitan: $(VENV)/base constraints.txt
 	rm -rf $@ $@.part
 	@if $(PIP) --no-deps --target $@.part $(TITAN); then touch $@.part && mv $@.part $@; else \
 	    echo "torchtitan's packages ($(TITAN)) cannot be had here: its tests are skipped"; rm -rf $@.part; fi
+
+$(VENV)/torchvision: $(VENV)/base constraints.txt
+	rm -rf $@ $@.part
+	@if $(PIP) --no-deps --target $@.part torchvision; then touch $@.part && mv $@.part $@; else \
+	    echo "torchvision cannot be had here: its tests are skipped"; rm -rf $@.part; fi
 
 $(VENV)/suites: $(VENV)/interop
 	$(PIP) -e '.[all,dev,interop,suites]'

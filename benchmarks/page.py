@@ -31,6 +31,7 @@ SCRIPTS = {
     "scale": "Preparation on many machines",
     "edits": "Runs that are edited",
     "interference": "Launches lost beside a loader",
+    "ui": "Pages in the browser",
 }
 """The name and the heading of each result, in the order of the page."""
 FILES = {"megatron": "megatron_gpt"}

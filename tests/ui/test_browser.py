@@ -93,6 +93,43 @@ class Tab:
         return self.page
 
 
+CONTRAST = """
+() => {
+  const parsed = text => {
+    const [, kind, parts] = text.match(/^(rgba?|color)\\((?:srgb )?([^)]+)\\)/) || [];
+    const found = parts ? parts.split(/[ ,\\/]+/).map(Number) : [0, 0, 0, 0];
+    return [...found.slice(0, 3).map(one => kind === "color" ? 255 * one : one), found[3] ?? 1];
+  };
+  const over = (top, ground) => top.slice(0, 3).map((one, at) => one * top[3] + ground[at] * (1 - top[3]));
+  const light = colour => {
+    const [r, g, b] = colour.map(one => (one /= 255) <= .03928 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const ground = element => {
+    const grounds = [];
+    for (let one = element; one; one = one.parentElement) {
+      grounds.unshift(parsed(getComputedStyle(one).backgroundColor));
+    }
+    return grounds.reduce((below, one) => over(one, below), [255, 255, 255]);
+  };
+  const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode.data.trim(), element = texts.currentNode.parentElement;
+    if (!text || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element), svg = element.closest("svg"), mark = element.closest(".mark");
+    const below = mark ? parsed(getComputedStyle(mark.querySelector("circle")).fill)
+      : ground(svg ? svg.parentElement : element);
+    const [a, b] = [light(over(parsed(svg ? style.fill : style.color), below)), light(below)].sort((x, y) => y - x);
+    const ratio = (a + .05) / (b + .05), size = parseFloat(style.fontSize);
+    const least = size >= 24 || size >= 18.66 && style.fontWeight >= 700 ? 3 : 4.5;
+    if (ratio < least) found.push(`${text.slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return found;
+}
+"""
+"""Texts whose contrast is below what WCAG AA asks for: 4.5, and 3 for large ones."""
+
+
 def follow(page: Any, selector: str) -> None:
     """Clicks what leads to another page, and waits for it: a click alone does not."""
     with page.expect_navigation():
@@ -124,10 +161,11 @@ def test_every_page(browser: Any, url: str, scheme: str) -> None:
             page.wait_for_load_state("networkidle")
         # Pictures below the window are loaded when they are scrolled to.
         assert page.evaluate("[...document.images].every(image => !image.complete || image.naturalWidth)"), name
+        assert page.evaluate(CONTRAST) == [], name
         grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         if SHOTS:
             Path(SHOTS).mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=Path(SHOTS) / f"{name}-{scheme}.png")
+            page.screenshot(path=Path(SHOTS) / f"{name}-{scheme}.png", full_page=True)
     assert grounds == {"rgb(247, 246, 243)" if scheme == "light" else "rgb(20, 23, 26)"}
     context.close()
     assert found.wrong == []
@@ -199,7 +237,7 @@ def test_live(browser: Any, tmp_path: Path) -> None:
         page = found.open()
         with page.expect_navigation():
             page.click("a:has-text('metrics-{rank}.jsonl')")
-        page.wait_for_selector("#pulse:has-text('waits for news')")
+        page.wait_for_selector("#pulse:has-text('waiting for the next report')")
         assert "data-bound" in page.text_content(".verdict-line")
         assert page.text_content(".fact b >> nth=0") == "2"
         ui_made.metrics(tmp_path, steps=1, first=7)
@@ -297,7 +335,7 @@ def test_a_step_is_clicked_through(tab: Tab) -> None:
     follow(page, "svg a >> nth=3")
     assert "Rank 1, micro-step 1" in page.text_content("main")
     follow(page, "main table td a >> nth=0")
-    assert page.text_content("h1").startswith("Position")
+    assert page.text_content("h1").startswith("The sample at position")
     assert "As the model sees it" in page.text_content("main")
     follow(page, "tr:not(.here) td a >> nth=0")
     assert page.text_content("h1").startswith("Step")

@@ -94,6 +94,6 @@ def test_a_run_of_ten_billion_samples(tmp_path: Path) -> None:
     step = pages.get(f"step?{path}&step=900000&ranks=512&micro=8")
     assert "4,096 samples on 512 ranks" in step
     text = pages.get(f"fed?{path}&position=9000000000")
-    assert "Position 9,000,000,000" in text
+    assert "The sample at position 9,000,000,000" in text
     whole = 10**10 // len(windows)
     assert f"{whole} times before step" in text or f"{whole + 1} times before step" in text, "once in each epoch"

@@ -21,7 +21,7 @@ from headrace.datasets.dataset import SampleWatch, StageTimes
 from headrace.encoders import Fault, FaultLog, FaultReport
 from headrace.errors import ConfigError
 from headrace.io import check_local
-from headrace.loader.spans import Batch, BatchSpan
+from headrace.loader.spans import Batch, BatchSpan, FileTime
 from headrace.plan import IntArray
 
 T = TypeVar("T")
@@ -73,11 +73,13 @@ class HandOver(NamedTuple):
         times: how long the reader took.
         num_batches: the number of micro-batches.
         sources: (n,) int64: the source of each sample; None where it is not known.
+        timed: the time of one of the files, if it was read alone.
     """
 
     times: StageTimes
     num_batches: int = 1
     sources: IntArray | None = None
+    timed: FileTime | None = None
 
 
 class Given(NamedTuple):

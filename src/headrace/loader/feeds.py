@@ -65,6 +65,7 @@ READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
 PLANNER: Final = "headrace.datasets.cache_planner:CachePlanner"
+TIMER: Final = "headrace.loader.shard_times:FileTimer"
 COUNTS: Final = "headrace.loader.collating:BatchCounts"
 
 
@@ -78,6 +79,7 @@ class FeedOptions(NamedTuple):
     debug: bool = False
     journal: str | None = None
     dealing: Dealing | None = None
+    times_files: bool = False
 
 
 def feed_of(run: Run | FramedRun, options: FeedOptions) -> Feed:
@@ -182,7 +184,7 @@ class SpanFeed:
         self._agrees = options.ranks.agree
         self._share = options.share
         self.cache: Cache | None = cache_of(run.datasets)
-        self._reader = StreamReader(run, self._choice, options.ranks, self.cache)
+        self._reader = StreamReader(run, self._choice, options.ranks, self.cache, times_files=options.times_files)
         self._debug = options.debug
         self.assignment: StepAssignment | None = None
         dealing: BlockDealing | None = None
@@ -226,7 +228,7 @@ class SpanFeed:
             if counts is not None:
                 counts.add(batches, span, rows.counts)
             faults = shared_out(rows.faults, span)
-            handed = chain([HandOver(rows.times, len(batches), span.located.sources)], repeat(None))
+            handed = chain([HandOver(rows.times, len(batches), span.located.sources, rows.timed)], repeat(None))
             for given in map(Given, batches, span.afters, span.sizes, faults, handed):
                 if counts is not None and self._debug:
                     counts.verify(given.batch)
@@ -314,7 +316,9 @@ Filled = Iterator[tuple[BatchSpan, SpanRows]]
 class StreamReader:
     """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
 
-    def __init__(self, run: Run, choice: ReadingChoice, ranks: Ranks, cache: Cache | None) -> None:
+    def __init__(
+        self, run: Run, choice: ReadingChoice, ranks: Ranks, cache: Cache | None, *, times_files: bool = False
+    ) -> None:
         self._run = run
         self._choice = choice
         self._cache = cache
@@ -324,6 +328,8 @@ class StreamReader:
         self._read: ReadRows = read_rows
         if run.traits.is_ragged or run.traits.is_counted:
             self._read = resolve_name(READ_RAGGED if run.traits.is_ragged else READ_COUNTED)
+        if times_files:
+            self._read = resolve_name(TIMER)(self._read)
         self._workers: workers.WorkerPool[BatchSpan] | None = None
         self._ahead: Ahead[BatchSpan] = Ahead()
 

@@ -133,7 +133,12 @@ class Loader:
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
         rank, world_size = self.ranks.rank, self.ranks.world_size
         journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
-        self._feed = feed_of(run, FeedOptions(self.ranks, self._share, reading, balance, debug, journal, dealing))
+        self._feed = feed_of(
+            run,
+            FeedOptions(
+                self.ranks, self._share, reading, balance, debug, journal, dealing, times_files=metrics is not None
+            ),
+        )
         check_uneven(uneven, run.schedule, run.length, self._share)
         self._counting = FaultCounter(report_path(fault_report, rank, world_size))
         self._meter: Meter | None = (

@@ -36,6 +36,7 @@ from headrace.errors import ConfigError, OutputError, StateError
 from headrace.loader.faults import FaultCounter, Given, HandOver, report_path
 from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone
 from headrace.loader.reading import METRICS_THREAD
+from headrace.loader.shard_times import ShardTimes
 from headrace.loader.spans import Batch
 from headrace.plan import IntArray, Plan
 from headrace.plan.nodes import leaf_shares
@@ -150,6 +151,7 @@ class Meter:
         self._new = RankWaits(rank=ranks.rank)
         self._contents = _Contents()
         self._mix = _Mix()
+        self._shards = ShardTimes()
         self._since: float | None = None
         self._asked = -1
 
@@ -175,6 +177,8 @@ class Meter:
                     self._new.waited(now - begin, () if given.handed is None else given.handed.times)
                 if is_mixed:
                     mix.hand_over(given.handed, self._counting.num_delivered)
+                if given.handed is not None and given.handed.timed is not None:
+                    self._shards.add(given.handed.timed)
                 if counts_first:
                     self._contents.add(given.batch, given.num_samples)
                 rest = () if given.handed is None else islice(stream, given.handed.num_batches - 1)
@@ -290,6 +294,7 @@ class Meter:
             stats = feed.cache.stats
             found.update({f"{_CACHE}{name}": getattr(stats, name) for name in _CACHE_NAMES})
         found.update({f"faults/{reason}": count for reason, count in self._counting.ledger().substituted.items()})
+        found.update(self._shards.names())
         if isinstance(run, Run):
             found.update({f"epochs/{path}": epochs for path, epochs in _epochs(run, given.after).items()})
             found.update(self._mix.names(run))
@@ -398,6 +403,10 @@ def _epochs(run: Run, position: int) -> dict[str, float]:
     return {path or "run": epochs for path, epochs in found.items() if path not in endless}
 
 
+_LABELS: Final = {"faults": "reason", "slowest_shard": "file"}
+"""What Prometheus calls the second half of a name; of all others it is a source."""
+
+
 class Page:
     """Serves the newest report in the text format of Prometheus, from a thread that sleeps until it is asked.
 
@@ -430,7 +439,7 @@ class Page:
         lines: dict[str, list[str]] = {}
         for name, value in names.items():
             what, _, of = name.partition("/")
-            label = "" if not of else f',{"reason" if what == "faults" else "source"}="{_escaped(of)}"'
+            label = "" if not of else f',{_LABELS.get(what, "source")}="{_escaped(of)}"'
             kind = "counter" if name in sums or what.startswith(_ADDS_UP) else "gauge"
             metric = f"headrace_{what}_total" if kind == "counter" else f"headrace_{what}"
             block = lines.setdefault(metric, [f"# TYPE {metric} {kind}"])

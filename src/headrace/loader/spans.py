@@ -117,6 +117,14 @@ class RaggedBatch(NamedTuple):
     others: dict[str, Any]
 
 
+class FileTime(NamedTuple):
+    """How long it took to read some bytes of one file alone; see `headrace.loader.shard_times`."""
+
+    file: str
+    seconds: float
+    num_bytes: int
+
+
 class SpanRows(NamedTuple):
     """The samples of a span, as threads and workers hand them over.
 
@@ -128,6 +136,7 @@ class SpanRows(NamedTuple):
         faults: the faults of the samples.
         times: how long each stage took.
         counts: what each micro-batch has besides, counted where it was read; empty if the loader still has to count.
+        timed: the time of one of the files, if it was read alone.
     """
 
     columns: Batch
@@ -136,6 +145,7 @@ class SpanRows(NamedTuple):
     faults: Sequence[Fault] = ()
     times: StageTimes = StageTimes()
     counts: Sequence[Batch] = ()
+    timed: FileTime | None = None
 
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:

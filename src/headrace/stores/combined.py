@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,10 @@ class CombinedStore(Store):
     def data_sizes(self) -> IntArray:
         """(data_files,) int64: the bytes of each."""
         return np.concatenate([store.data_sizes() for store in self.stores.values()])
+
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return one of ``data_files``, and what reads it. O(keys)."""
+        return _data_file(self.stores.values(), file)
 
     def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
         """Return the ranges in the files of the key's own store."""
@@ -270,6 +274,10 @@ class ShardedStore(Store):
         """(data_files,) int64: the bytes of each."""
         return np.concatenate([shard.data_sizes() for shard in self.shards])
 
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return one of ``data_files``, and what reads it. O(shards)."""
+        return _data_file(self.shards, file)
+
     def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
         """Return the ranges in the files of the shards; one that crosses shards is cut."""
         shard_begins = self._begins()
@@ -433,6 +441,15 @@ class ShardedStore(Store):
             parts.append(self.shards[first].fetch(begin - at, until - at, key))
             begin, first = until, first + 1
         return read_only(np.concatenate(parts) if parts else np.empty(0, self.dtypes[key]))
+
+
+def _data_file(stores: Iterable[Store], file: int) -> tuple[Reader, str]:
+    for store in stores:
+        num_files = len(store.data_files)
+        if file < num_files:
+            return store.data_file(file)
+        file -= num_files
+    raise IndexError(f"there is no data file {file} more")
 
 
 def _prefix_sums(counts: Sequence[int]) -> IntArray:

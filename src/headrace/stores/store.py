@@ -160,6 +160,10 @@ class AnyStore(ABC):
         """(data_files,) int64: the bytes of each of ``data_files``; raises the same error. O(1) a file."""
         raise self._unplaced()
 
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return one of ``data_files``, by its number, and what reads it; raises the same error."""
+        raise self._unplaced()
+
     def _unplaced(self) -> ConfigError:
         return ConfigError(
             f"{self.path}: it is not known which bytes of a store of the format {self.format} a sample lies in; this is"

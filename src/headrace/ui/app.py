@@ -174,6 +174,8 @@ def _environment() -> jinja2.Environment:
         turns=turns,
         broken=_broken,
         dropped=_dropped,
+        source=drawing.source_name,
+        utc=_utc,
         sum_values=_sum_values,
     )
     return environment
@@ -192,6 +194,11 @@ def _short(number: float) -> str:
 
 def _percent(share: float | None, digits: int = 1) -> str:
     return "" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def _utc(date: str) -> str:
+    """Return a date of a file, such as ``2026-03-01T12:30:09+00:00``, as pages show dates."""
+    return date[:16].replace("T", " ") if date.endswith("+00:00") else date
 
 
 def _broken(text: str) -> str:

@@ -30,6 +30,11 @@ def colour(number: int) -> str:
     return f"c{number % COLOURS}"
 
 
+def source_name(path: str) -> str:
+    """Return what a source is called: the only one of a run has no name."""
+    return "the dataset" if path in ("", ".") else path
+
+
 def bars(found: Sequence[tuple[str, float, str]], label: str, *, height: int = 150) -> Markup:
     """Draw bars, each given by its name, its number, and what a pointer on it shows."""
     most = max([number for _, number, _ in found], default=0) or 1
@@ -104,7 +109,7 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
                 x((point.step + point.end_step) / 2),
                 y(point.came[source]),
                 safe_text(
-                    f"{source}, steps {count(point.step)} to {count(point.end_step - 1)}: came "
+                    f"{source_name(source)}, steps {count(point.step)} to {count(point.end_step - 1)}: came "
                     f"{point.came[source]:.2%}, planned {point.planned.get(source, 0):.2%}"
                 ),
             )
@@ -124,11 +129,11 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
 
 
 def _round_up(share: float) -> float:
-    """Return the next of 1, 0.5, 0.2, 0.1, 0.05, ... from a share on, as the end of an axis."""
+    """Return the next of 1, 0.4, 0.2, 0.1, 0.04, ... from a share on, as the end of an axis: its quarters are short."""
     if share <= 0:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(share))
-    return min(1.0, next((unit * factor for factor in (1, 2, 5) if share <= unit * factor), 10 * unit))
+    return min(1.0, next((unit * factor for factor in (1, 2, 4) if share <= unit * factor), 10 * unit))
 
 
 def _grid_lines(most: float, y: Callable[[float], float]) -> Markup:
@@ -276,7 +281,7 @@ def documents_bar(first: int, last: int, documents: int, tokens: int, looked_at:
     span = count(first) if first == last else f"{count(first)} to {count(last)}"
     share = documents / max(1, looked_at)
     return (
-        short(first).strip(),
+        count(first) if first < 100_000 else short(first).strip(),
         documents,
         f"{span} tokens: {plural(documents, 'document')} ({share:.1%}), {plural(tokens, 'token')}",
     )

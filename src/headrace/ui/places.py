@@ -82,7 +82,7 @@ class Places:
         kind = self.kinds().get(path)
         if kind is None:
             raise NotNamedError(
-                f"{path}: is not below the paths that headrace ui was started with, {', '.join(self.paths)}, or is gone"
+                f"{path}: is gone, or not below a path that headrace ui was started with: {', '.join(self.paths)}"
             )
         if kind not in kinds:
             raise NotNamedError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from headrace import inspect, tracing
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.figures import count, plural
+from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, RunFile, Topology, Traced
 from headrace.ui import drawing, shell
 from headrace.ui.requests import Query, link
@@ -21,7 +23,7 @@ SHOWN_RANKS: Final = 64
 SHOWN_ROWS: Final = 200
 MEASURES: Final = {
     "tokens": "tokens",
-    "pairs": "attended pairs",
+    "pairs": "attention (pairs of tokens)",
     "fill": "fill",
     "supervised": "supervised share",
 }
@@ -121,7 +123,7 @@ def run(asked: Query) -> Values:
         "first": first,
         "last": curve.end_step - 1 + shift,
         "curve": curve,
-        "chart": drawing.mix_chart(curve, step - shift),
+        "chart": drawing.mix_chart(curve, step - shift) if len(curve.sources) > 1 or curve.marks else "",
         "step": step,
         "reached": reached,
         "account": account,
@@ -190,6 +192,9 @@ def step(asked: Query) -> Values:
         "left_out": len(picked) - len(shown),
         "measures": MEASURES,
         "measure": measure,
+        "span": _span(grid.cells, measure),
+        "is_known": any(_measure(cell, measure) is not None for cell in grid.cells),
+        "has_sources": any(one.source not in ("", ".") for one in shown),
         "first_rank": first_rank,
         "shown_ranks": SHOWN_RANKS,
         "num_ranks": len({cell.rank for cell in grid.cells}),
@@ -208,6 +213,17 @@ def _measure(cell: GridCell, name: str) -> float | None:
     if name == "supervised":
         return None if held.supervised_tokens is None else held.supervised_tokens / max(1, held.tokens)
     return float(held.tokens if name == "tokens" else held.pairs)
+
+
+def _span(cells: Sequence[GridCell], name: str) -> tuple[str, str] | None:
+    """Return the least and the largest value in words; None if all are alike."""
+    found = [value for cell in cells if (value := _measure(cell, name)) is not None]
+    if not found or min(found) == max(found):
+        return None
+    least, largest = (
+        f"{100 * one:.1f} %" if name in ("fill", "supervised") else count(int(one)) for one in (min(found), max(found))
+    )
+    return least, largest
 
 
 def _cell_words(cell: GridCell) -> str:
@@ -323,7 +339,5 @@ def diff(asked: Query) -> Values:
     values["difference"] = found or "same"
     if found is not None:
         steps = range(max(0, found.step - 1), found.step + 3)
-        values["rows"] = [
-            (step, *(inspect.run_files.source_counts(planned, step) for planned in runs)) for step in steps
-        ]
+        values["rows"] = [(step, *(source_counts(planned, step) for planned in runs)) for step in steps]
     return "diff.html", values

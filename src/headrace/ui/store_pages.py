@@ -28,6 +28,15 @@ PREVIEW_TOKENS: Final = 400
 DOCUMENT_TOKENS: Final = 4096
 """The tokens that are shown of a document that is shown alone; more come on demand."""
 
+KINDS: Final = {
+    "seq": "plain documents",
+    "sft": "records with a loss mask",
+    "dpo": "pairs of a chosen and a rejected answer",
+    "grpo": "prompts with several answers and their rewards",
+    "prompt": "prompts",
+}
+"""What the kinds of stores are called."""
+
 MOST_TOKENS: Final = 1 << 16
 
 
@@ -55,7 +64,7 @@ def page_of(kind: str) -> str:
 def store(asked: Query) -> Values:
     """A store at a glance."""
     path = asked.path("tokens", "samples")
-    found = views.outline(path)
+    found = views.kept_outline(path)
     if isinstance(found, SampleOutline):
         return "sample_store.html", {"path": path, "found": found, "copy": shell.store(path)}
     bars = [
@@ -63,7 +72,8 @@ def store(asked: Query) -> Values:
         for bar in found.histogram
     ]
     tokens = sum(one.tokens for one in found.inputs)
-    return "store.html", {"path": path, "found": found, "bars": bars, "input_tokens": tokens, "copy": shell.store(path)}
+    values = {"bars": bars, "kinds": KINDS, "input_tokens": tokens}
+    return "store.html", {"path": path, "found": found, "copy": shell.store(path), **values}
 
 
 def documents(asked: Query) -> Values:
@@ -121,7 +131,7 @@ def find(asked: Query) -> Values:
         number, message = found.number, found.why
     return "find.html", {
         "path": path,
-        "outline": views.outline(path),
+        "outline": views.kept_outline(path),
         "number": number,
         "message": message,
         "wanted": wanted,

@@ -21,13 +21,14 @@ from headrace._lazy import lazily
 if TYPE_CHECKING:
     from headrace.inspect.views.feds import FedSample, FedSegment, fed_sample, look_at_fed
     from headrace.inspect.views.finding import FoundDocument, SearchHit, SearchProgress, find_document, search
-    from headrace.inspect.views.lives import LiveMix, LivePoint, LiveRank, LiveReport, live_report
+    from headrace.inspect.views.lives import LiveMix, LivePoint, LiveRank, LiveReport, SlowShard, live_report
     from headrace.inspect.views.mixes import TriedMix, TriedNode, mix_paths, tried_mix
     from headrace.inspect.views.outlines import (
         DomainShare,
         InputShare,
         SampleOutline,
         StoreOutline,
+        kept_outline,
         num_documents,
         outline,
     )
@@ -55,6 +56,7 @@ _HOMES = {
     "SampleOutline": "headrace.inspect.views.outlines",
     "SearchHit": "headrace.inspect.views.finding",
     "SearchProgress": "headrace.inspect.views.finding",
+    "SlowShard": "headrace.inspect.views.lives",
     "StoreOutline": "headrace.inspect.views.outlines",
     "TriedMix": "headrace.inspect.views.mixes",
     "TriedNode": "headrace.inspect.views.mixes",
@@ -62,6 +64,7 @@ _HOMES = {
     "fed_sample": "headrace.inspect.views.feds",
     "find_document": "headrace.inspect.views.finding",
     "found_places": "headrace.inspect.views.overviews",
+    "kept_outline": "headrace.inspect.views.outlines",
     "live_report": "headrace.inspect.views.lives",
     "look_at_fed": "headrace.inspect.views.feds",
     "metrics_files": "headrace.inspect.views.overviews",
@@ -88,6 +91,7 @@ __all__ = [
     "SampleOutline",
     "SearchHit",
     "SearchProgress",
+    "SlowShard",
     "StoreOutline",
     "TriedMix",
     "TriedNode",
@@ -95,6 +99,7 @@ __all__ = [
     "fed_sample",
     "find_document",
     "found_places",
+    "kept_outline",
     "live_report",
     "look_at_fed",
     "metrics_files",

@@ -12,7 +12,7 @@ import msgspec
 from headrace.datasets.waits import STAGES, RankWaits, verdict_of
 from headrace.errors import InputError
 from headrace.inspect.answers import Answer
-from headrace.inspect.views.overviews import metrics_files
+from headrace.inspect.views.overviews import metrics_files, moment
 
 TAIL_BYTES: Final = 1 << 20
 """The most bytes that are read of each file, from its end: some hours of reports."""
@@ -53,6 +53,8 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
         fill: of the last report.
         queue_depth, replaced_workers: of the last report.
         faults: samples that were replaced since the loader was made, by reason.
+        reported: when the file of the rank was last written, in UTC, such as ``2026-03-01 12:30:09``. A rank that
+            hangs reports no more.
         points: the last reports, the newest last.
         verdict: what the loader itself said last at the end of an iteration; empty while it goes on.
     """
@@ -69,8 +71,23 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     queue_depth: int
     replaced_workers: int
     faults: dict[str, int]
+    reported: str
     points: tuple[LivePoint, ...]
     verdict: str
+
+
+class SlowShard(msgspec.Struct, frozen=True, kw_only=True):
+    """A file whose bytes take several times as long to read as those of others, in the last report of some ranks.
+
+    Attributes:
+        file: its path, as the ranks know it.
+        times: how many times as long they take; of several ranks the most.
+        ranks: the ranks that say so.
+    """
+
+    file: str
+    times: float
+    ranks: tuple[int, ...]
 
 
 class LiveMix(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +109,9 @@ class LiveReport(Answer, frozen=True, kw_only=True):
         ranks: each rank, by its number.
         verdict: whether the training waits for data, and for what, in words.
         slowest: the rank that waits most; None without reports.
+        slow_shards: the slowest file of each rank that has a slow one, the slowest first; see docs/watching.md.
         mix: the mean of the ranks; empty for a single source.
-        skipped_lines: lines that are no reports, such as one that is being written.
+        skipped_lines: lines among the last ones that are no reports, such as one that is being written.
     """
 
     path: str
@@ -102,6 +120,7 @@ class LiveReport(Answer, frozen=True, kw_only=True):
     ranks: tuple[LiveRank, ...]
     verdict: str
     slowest: int | None
+    slow_shards: tuple[SlowShard, ...]
     mix: tuple[LiveMix, ...]
     skipped_lines: int
 
@@ -136,7 +155,7 @@ def live_report(path: str | os.PathLike[str]) -> LiveReport:
     for file in files:
         found, bad = _reports(file)
         skipped += bad
-        if (rank := _rank(found)) is not None:
+        if (rank := _rank(found, _written_at(file))) is not None:
             ranks.append(rank)
             reports.append(next(line for line in reversed(found) if "position" in line))
     ranks.sort(key=lambda one: one.rank)
@@ -148,13 +167,14 @@ def live_report(path: str | os.PathLike[str]) -> LiveReport:
         ranks=tuple(ranks),
         verdict=verdict_of(waits),
         slowest=max(ranks, key=lambda one: one.wait_share).rank if ranks else None,
+        slow_shards=_slow_shards(reports),
         mix=_mix(reports),
         skipped_lines=skipped,
     )
 
 
 def _reports(file: str) -> tuple[list[dict[str, Any]], int]:
-    """Return the last lines of a file that are reports or verdicts, and how many lines are neither."""
+    """Return the last lines of a file that are reports or verdicts, and how many lines among them are neither."""
     try:
         with Path(file).open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -166,21 +186,43 @@ def _reports(file: str) -> tuple[list[dict[str, Any]], int]:
     if begin:
         del lines[0]  # it was cut
     found: list[dict[str, Any]] = []
-    bad = 0
-    for line in filter(None, lines):
+    bad = num_reports = 0
+    # From the end, and no further than is shown: of many ranks all lines would take seconds.
+    for line in filter(None, reversed(lines)):
         try:
             report = msgspec.json.decode(line, type=dict[str, float | str | None])
         except (msgspec.DecodeError, UnicodeDecodeError):
             bad += 1
             continue
         found.append(report)
-    return found, bad
+        num_reports += "position" in report
+        if num_reports == SHOWN_REPORTS:
+            break
+    return found[::-1], bad
 
 
+_SLOWEST: Final = "slowest_shard/"
 _NEEDED: Final = ("step", "position", "rank", "seconds", "samples")
 
 
-def _rank(lines: Sequence[dict[str, Any]]) -> LiveRank | None:
+def _written_at(file: str) -> str:
+    try:
+        return moment(Path(file).stat().st_mtime, seconds=True)
+    except OSError:
+        return ""
+
+
+def _slow_shards(reports: Sequence[dict[str, Any]]) -> tuple[SlowShard, ...]:
+    found: dict[str, dict[int, float]] = {}
+    for report in reports:
+        for name in report:
+            if name.startswith(_SLOWEST) and (times := _number(report, name)) is not None:
+                found.setdefault(name.removeprefix(_SLOWEST), {})[int(report["rank"])] = times
+    shards = [SlowShard(file=file, times=max(of.values()), ranks=tuple(sorted(of))) for file, of in found.items()]
+    return tuple(sorted(shards, key=lambda one: -one.times))
+
+
+def _rank(lines: Sequence[dict[str, Any]], reported: str) -> LiveRank | None:
     reports = [line for line in lines if all(isinstance(line.get(name), int | float) for name in _NEEDED)]
     if not reports:
         return None
@@ -208,6 +250,7 @@ def _rank(lines: Sequence[dict[str, Any]]) -> LiveRank | None:
             for name, value in last.items()
             if name.startswith("faults/") and isinstance(value, int | float)
         },
+        reported=reported,
         points=points,
         verdict=said if isinstance(said, str) else "",
     )

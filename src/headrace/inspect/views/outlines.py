@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -154,6 +155,25 @@ def outline(path: str | os.PathLike[str]) -> StoreOutline | SampleOutline:
         )
     with open_tokens(path) as store:
         return _of_tokens(path, store, find_manifest(path))
+
+
+def kept_outline(path: str) -> StoreOutline | SampleOutline:
+    """Return `outline`, of a store with a manifest once until that changes: pages ask for it again and again.
+
+    Raises:
+        HeadraceError: there is no store, or it cannot be opened.
+    """
+    try:
+        status = (Path(path) / MANIFEST_NAME).stat()
+    except OSError:
+        return outline(path)
+    return _kept(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _kept(path: str, size: int, changed_ns: int) -> StoreOutline | SampleOutline:
+    # Size and time are part of the key, so that a changed store is looked at again.
+    return outline(path)
 
 
 def num_documents(path: str) -> int:

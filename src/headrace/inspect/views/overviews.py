@@ -287,7 +287,7 @@ def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
             continue
         sizes += status.st_size
         newest = max(newest, status.st_mtime)
-    facts: dict[str, Any] = {"bytes": sizes, "files": len(files), "changed": _moment(newest)}
+    facts: dict[str, Any] = {"bytes": sizes, "files": len(files), "changed": moment(newest)}
     if kind not in ("tokens", "samples"):
         try:
             facts["words"] = _in_words(path, kind)
@@ -338,8 +338,10 @@ def _files(path: str, kind: EntryKind) -> list[Path]:
     return [place] if place.is_file() else [file for file in pair if file.is_file()]
 
 
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
+def moment(since_1970: float, *, seconds: bool = False) -> str:
+    """Return a time in UTC, such as ``2026-03-01 12:30``; empty for 0."""
+    form = "%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M"
+    return datetime.fromtimestamp(since_1970, UTC).strftime(form) if since_1970 else ""
 
 
 def _recorded(path: str) -> dict[str, Any] | None:

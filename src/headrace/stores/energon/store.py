@@ -257,6 +257,10 @@ class EnergonStore(SampleStore):
         """(data_files,) int64: the bytes of each shard."""
         return self._shards.tars.data_sizes() if self.data_files else np.zeros(0, dtype=np.int64)
 
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return a shard, and what reads it."""
+        return self._shards.tars.reader, self._shards.tars.path(file)
+
     def extents(self, indices: IntArray) -> Extents:
         """Return one range for each sample, of all its members."""
         if not self._shards.is_tar.all():

@@ -188,6 +188,10 @@ class KeyedStore(SegmentedStore):
         """(keys,) int64: the bytes of each ``.bin``."""
         return np.array([self._reader.size(file) for file in self.data_files], dtype=np.int64)
 
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return one of ``data_files``, and what reads it."""
+        return self._reader, self._bins[self._keys[file]]
+
     def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
         """Return one range of the ``.bin`` of the key for each."""
         name = self._keys[0] if key is None else known_key(key, self._keys)

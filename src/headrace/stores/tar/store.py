@@ -505,6 +505,10 @@ class TarStore(SampleStore):
         """(shards,) int64: the bytes of each tar."""
         return self._shards.data_sizes()
 
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return the tar of a shard, and what reads it."""
+        return self._shards.reader, self._shards.path(file)
+
     def extents(self, indices: IntArray) -> Extents:
         """Return one range for each sample, of all its members."""
         indices = positions(indices, len(self), "sample")

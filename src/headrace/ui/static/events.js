@@ -17,6 +17,7 @@ function listen(url, handlers, lost) {
   return source;
 }
 
+const hitsOf = many => many === 0 ? "no hits" : many === 1 ? "1 hit" : `${number(many)} hits`;
 const number = value => value.toLocaleString("en-US");
 
 function search(place) {
@@ -30,16 +31,16 @@ function search(place) {
       link.href = `${page}?${new URLSearchParams({ path, number: hit.number })}`;
       const text = element("span", undefined, "text");
       text.append(hit.before, element("mark", hit.match), hit.after);
-      item.append(link, element("span", ` ${hit.part} `, "soft"), text);
+      item.append(link, element("span", hit.part === "tokens" ? " " : ` ${hit.part} `, "soft"), text);
       hits.append(item);
       many += 1;
     },
     SearchProgress(found) {
       until = found.until;
       bar.value = found.total ? found.until / found.total : 1;
-      said.textContent = `${number(found.until - found.first)} of ${number(found.total - found.first)} ${noun}s, ${number(many)} hits`;
+      said.textContent = `${number(found.until - found.first)} of ${number(found.total - found.first)} ${noun}s, ${hitsOf(many)}`;
       if (!found.is_done) return;
-      end(`${found.why}; ${number(many)} hits in ${noun}s ${number(found.first)} to ${number(Math.max(found.first, found.until - 1))}`);
+      end(`${found.why}; ${hitsOf(many)} in ${noun}s ${number(found.first)} to ${number(Math.max(found.first, found.until - 1))}`);
       place.dataset.done = "yes";
       if (found.until < found.total) {
         const more = element("a", `Search on from ${noun} ${number(found.until)}`);
@@ -50,7 +51,7 @@ function search(place) {
     },
     failed(found) { end(found.message); said.className = "bad"; },
   }, () => end(`the connection was lost at ${noun} ${number(until)}`));
-  cancel.addEventListener("click", () => end(`cancelled at ${noun} ${number(until)}; ${number(many)} hits`));
+  cancel.addEventListener("click", () => end(`cancelled at ${noun} ${number(until)}; ${hitsOf(many)}`));
 }
 
 function check(place) {
@@ -83,7 +84,7 @@ function live(pulse, renew) {
     pulse.textContent = `· renewed ${time}`;
   };
   listen(pulse.dataset.events, {
-    ready() { pulse.textContent = "· waits for news"; },
+    ready() { pulse.textContent = "· waiting for the next report"; },
     async grown() { await renew(location.href); since(); },
   });
 }

@@ -1,0 +1,117 @@
+"""The recipe of docs/how-to.md for torchvision's transforms, with torchvision itself.
+
+torchvision's wheels on package indexes are built for CUDA. Beside a torch for CPUs their compiled operators cannot be
+loaded, and the import fails where it registers two of them. The transforms need none, so these two are declared here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import headrace
+import media_stores_made
+from headrace.compat.energon import MergeTransform
+from headrace.loader import Ranks, Reading
+from headrace.samples.media import CaptioningSample, SampleDecoder
+from headrace.stores.tar.writer import TarWriter
+
+pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to.md"
+OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+
+
+@pytest.fixture(scope="module")
+def v2() -> Iterator[Any]:
+    """``torchvision.transforms.v2``."""
+    declared = None
+    try:
+        try:
+            from torchvision.transforms import v2
+        except RuntimeError as error:
+            if "operator torchvision::" not in str(error):
+                raise
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+                del sys.modules[name]
+            declared = torch.library.Library("torchvision", "FRAGMENT")
+            for operator in OPERATORS:
+                declared.define(operator)
+            from torchvision.transforms import v2
+    except ModuleNotFoundError:
+        pytest.skip("torchvision is not installed")
+    yield v2
+    del declared  # the operators go with it
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> headrace.MediaDataset:
+    place = tmp_path_factory.mktemp("torchvision") / "shard-000.tar"
+    with TarWriter(place) as tar:
+        for number in range(24):
+            jpeg = media_stores_made.jpeg(40 + number, 37, seed=number)
+            tar.add(f"{number:03d}", {"jpg": jpeg, "txt": b"a picture"})
+    return headrace.MediaDataset.open(
+        str(place),
+        sample_type=CaptioningSample,
+        field_map={"image": "jpg", "caption": "txt"},
+        decoder=SampleDecoder(image_decode="pilrgb"),
+    )
+
+
+def recipe(transform: Any) -> Any:
+    """The function ``with_torch`` of the page, of a transform."""
+    text = PAGE.read_text(encoding="utf-8")
+    [function] = re.findall(r"^def with_torch\(.*?(?=^\S)", text, re.MULTILINE | re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(f"from dataclasses import replace\nimport torch\n{function}", namespace)
+    return namespace["with_torch"](transform)
+
+
+def composed(v2: Any) -> Any:
+    steps = [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ColorJitter(0.2, 0.2), v2.ToImage()]
+    return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.2] * 3)])
+
+
+def test_crops_are_the_same_after_a_resume_on_other_ranks(v2: Any, pictures: headrace.MediaDataset) -> None:
+    augmented = headrace.MapDataset(pictures, recipe(composed(v2)), seeded=True)
+    run = headrace.Run(augmented, global_batch_size=8, order=headrace.Order(seed=1), epochs=2)
+    loader = headrace.Loader(run, micro_batch_size=8, reading=Reading(num_threads=0))
+    before = torch.random.get_rng_state()
+    batches = iter(loader)
+    first = next(batches)["image"]
+    state = loader.state_dict()
+    rest = [batch["image"] for batch in batches]
+    assert torch.equal(torch.random.get_rng_state(), before), "the generator of the training is as it was"
+    assert first.shape == (8, 3, 32, 32)
+    assert first.dtype == torch.float32
+    for rank in range(2):
+        resumed = headrace.Loader(run, micro_batch_size=4, ranks=Ranks(rank, 2, agree=False))
+        resumed.load_state_dict(state)
+        mine = [batch["image"] for batch in resumed]
+        assert len(mine) == len(rest) == 5
+        for found, expected in zip(mine, rest, strict=True):
+            assert torch.equal(found, expected[4 * rank : 4 * rank + 4])
+    assert not torch.equal(rest[2], rest[-1]), "another epoch draws other crops"
+
+
+def test_energons_merged_transforms_are_torchvisions(v2: Any) -> None:
+    """One resampling gives about what the transforms give one after another: nearly the same pixels."""
+    from torchvision import transforms
+
+    gradient = Image.linear_gradient("L").resize((80, 60)).convert("RGB")
+    steps = [transforms.Resize((48, 64)), transforms.CenterCrop((40, 40)), transforms.RandomHorizontalFlip(1.0)]
+    found, expected = MergeTransform(steps)(gradient), transforms.Compose(steps)(gradient)
+    assert found.size == expected.size == (40, 40)
+    apart = v2.functional.pil_to_tensor(found).int() - v2.functional.pil_to_tensor(expected).int()
+    assert apart.abs().float().mean() < 3
