@@ -14,6 +14,9 @@ WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/p
 WITH_TORCHVISION = PYTHONPATH=$(abspath $(VENV)/torchvision)$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -m interop \
     tests/interop/test_torchvision.py
 
+# The tests start many processes: without kept bytecode each of them would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint soak ui-test interop interop-full remote remote-full suites bench docs names release-check clean
 

@@ -122,7 +122,7 @@ def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
     """What the example prints."""
     # Workers make sockets in TMPDIR, and the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="example-") as temporary:
-        environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "TMPDIR": temporary}
         return _run(name, folder, interpreter, environment)
 
 
@@ -183,16 +183,23 @@ fi
 """,
     "squeue": "#!/bin/sh\necho 2\n",
     "scontrol": "#!/bin/sh\n",
+    "sleep": """#!/bin/bash
+PATH=${PATH#*:}
+if [ "$1" = 5 ]; then
+    for _ in {1..9000}; do [ -e out/headrace.json ] && break; sleep 0.1; done
+else
+    sleep "$1"
+fi
+""",
 }
-"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that."""
+"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that. The script, which waits
+for the output, sleeps until it is there."""
 
 
-def test_slurm_prepare(tmp_path: Path) -> None:
+def test_slurm_prepare(tmp_path: Path, interpreter: warm.Warm) -> None:
     """`tests/preparing/test_machines.py` runs it on a real Slurm."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "CPUS": "2"}
-    corpus = [sys.executable, str(EXAMPLES / "corpus.py")]
-    made = subprocess.run(corpus, env=environment, capture_output=True, text=True, check=True).stdout
-    folder = Path(made.strip())
+    folder = Path(_run("corpus.py", tmp_path, interpreter, environment).strip())
     (tmp_path / "bin").mkdir()
     for name, program in PROGRAMS.items():
         (tmp_path / "bin" / name).write_text(program)
