@@ -184,13 +184,15 @@ def windows_read(prefix: str, cache: Cache, **options: Any) -> tuple[headrace.Lo
 
 
 def test_what_workers_read_is_added_up_and_told(prefix: str, tmp_path: Path) -> None:
-    caches = [Cache(tmp_path / str(number), limit=16 * BLOCK, block=BLOCK) for number in range(2)]
+    caches = [Cache(tmp_path / str(number), limit=16 * BLOCK, block=BLOCK) for number in range(3)]
     _, wanted = windows_read(prefix, caches[0], reading=Reading(num_threads=0))
     reports: list[dict[str, float]] = []
     metrics = headrace.Metrics(on_step=reports.append, every_s=0)
     reading = Reading(num_workers=2, start_method="fork")
+    assert windows_read(prefix, caches[2], reading=reading)[1] == wanted
+    # With metrics some bytes are read twice, to time a file alone.
     loader, found = windows_read(prefix, caches[1], reading=reading, metrics=metrics)
-    assert found == wanted
+    assert found >= wanted
     before = caches[1].stats
     loader.close()
     stats = caches[1].stats
@@ -206,7 +208,7 @@ def test_what_workers_read_is_added_up_and_told(prefix: str, tmp_path: Path) -> 
     # Another iteration has other workers, which begin to count anew.
     loader.start_at(0, allow_repeats=True)
     rows(iter(loader))
-    assert caches[1].stats.read_bytes - stats.read_bytes == wanted
+    assert caches[1].stats.read_bytes - stats.read_bytes >= wanted
 
 
 def test_a_worker_that_starts_anew_counts_what_its_stores_read(prefix: str, cache: Cache) -> None:
