@@ -259,11 +259,11 @@ def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_pat
 def test_ctrl_c_keeps_what_is_done(kit: Any, corpus: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
     output = tmp_path / "out"
     program = (
-        "from headrace.preparing import run_plan, text; run_plan.MIN_PENDING_BYTES = 50_000; "
-        "text.choose_task_bytes = lambda total: 50_000; "
+        "from headrace.preparing import api, run_plan; run_plan.MIN_PENDING_BYTES = 50_000; "
+        "api.choose_task_bytes = lambda total: 50_000; "
         "from headrace.cli import main; main()"
     )
-    command = [sys.executable, "-c", program, "prepare", str(corpus), "--output", str(output)]
+    command = [sys.executable, "-c", program, "prepare", "text", str(corpus), "--output", str(output)]
     command += ["--tokenizer", str(kit.tokenizer), "--workers", "2", "--backend", "tokenizers"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for_pieces(output, process)
