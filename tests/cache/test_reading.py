@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from pathlib import Path
@@ -13,9 +14,11 @@ from click.testing import CliRunner
 import headrace
 from children import results_of
 from headrace.cache import Cache, CachedReader, CacheStats, check_cache, clear_cache, describe_cache
+from headrace.cache.block_store import block_name
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.io import FilePool, MmapReader, PreadReader, Reader
+from headrace.io.readers import reading_for
 from headrace.testing.readers import ReaderContract
 
 
@@ -139,3 +142,19 @@ def test_commands(tmp_path: Path, data: np.ndarray) -> None:
     assert clear_cache(folder) == 0
     missing = CliRunner().invoke(main, ["cache", "info", str(tmp_path)])
     assert missing.exit_code == 2
+
+
+def test_a_wait_that_takes_too_long_says_for_what(
+    tmp_path: Path, data: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headrace.cache.reading.WAIT_S", 0.01)
+    path = str(tmp_path / "data.bin")
+    cache, other = (Cache(tmp_path / "cache", limit="1MB", block=1000) for _ in range(2))
+    reader = cache.reader("pread")
+    assert other.store.claim(block_name(reader.identity(path), 2), 1000) == "ours"
+    with caplog.at_level(logging.WARNING, "headrace"), reading_for(lambda: "samples of step 3 on rank 1 of 2"):
+        assert (reader.read(path, 2100, 50) == data[2100:2150]).all()
+    [line] = caplog.messages
+    assert line.startswith(f"{path}: byte 2000: another process has fetched this block for 0 s")
+    assert line.endswith(" for samples of step 3 on rank 1 of 2")
+    assert cache.stats.bypassed_blocks == 1
