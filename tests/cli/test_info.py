@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import headrace
 import made
 from headrace.cli import main
+from headrace.inspect import description
 from headrace.inspect.description import histogram
 from headrace.stores import IndexedWriter, KeyedWriter
 
@@ -125,6 +126,24 @@ def test_histogram_for_people(run: Any, tmp_path: Path) -> None:
         "  512 to 1,023          1  20.0%      90.0%",
     ]
     assert "tokeniser" not in result.stdout
+
+
+def test_lengths_of_a_sample(run: Any, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large store is not read as a whole: what is said of a sample says so, and the sums stay exact."""
+    whole = json.loads(run("info", prepared, "--json").stdout)
+    for name, value in (("EXACT_DOCUMENTS", 99), ("LOOKED_AT", 64)):
+        monkeypatch.setattr(description, name, value)
+    found = json.loads(run("info", prepared, "--json").stdout)
+    [key] = found["keys"]
+    assert (found["documents"], found["tokens"], key["tokens"]) == (100, whole["tokens"], whole["tokens"])
+    assert whole["keys"][0]["looked_at"] == 100
+    assert key["looked_at"] == sum(bar["documents"] for bar in key["histogram"]) == 64
+    text = run("info", prepared).stdout
+    assert "\nlengths, from 64 documents, evenly spread\n" in text
+    assert f"  documents     100, {key['empty_documents']} of 64 that were looked at empty\n" in text
+    shares = [line.split()[-2:] for line in text.split("evenly spread\n")[-1].split("\n\n")[0].splitlines()[1:]]
+    for column in zip(*shares, strict=True):
+        assert abs(sum(float(share.rstrip("%")) for share in column) - 100) < 1
 
 
 def test_several_shards(run: Any, tmp_path: Path) -> None:

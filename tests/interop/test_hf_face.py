@@ -382,20 +382,20 @@ def test_accelerate_leaves_a_loader_alone_and_saves_its_state(folder: Path, tmp_
 
 def prompts_of(folder: Path, **sizes: int) -> tuple[Any, Any]:
     """Prompts of the suite's run, and how a generation takes them: 12, each twice, in two steps of six micro-steps."""
-    from headrace.integrations.transformers import _GenerationLayout
+    from headrace.integrations.transformers_batches import GenerationLayout
 
     values = {"num_generations": 2, "rows": 24, "micro_steps": 12, "rank": 0, "world_size": 1, **sizes}
-    layout = _GenerationLayout(**values, decode=str)
+    layout = GenerationLayout(**values, decode=str)
     return Prompts(hf_training.run_of("prompts", folder), group_size=2, ranks=Ranks()), layout
 
 
 def test_prompts_of_a_generation_are_finished_after_its_last_step(folder: Path, tmp_path: Path) -> None:
     """Whatever a trainer fetches ahead; and not before the optimiser has used all of their rows."""
-    from headrace.integrations.transformers import _load_prompts, _PromptBatches
+    from headrace.integrations.transformers_batches import PromptBatches, load_prompts
 
     prompts, layout = prompts_of(folder)
     trained = 0
-    batches = _PromptBatches(prompts, layout, 0, lambda: trained)
+    batches = PromptBatches(prompts, layout, 0, lambda: trained)
     rows = iter(batches)
     for _ in range(3 * 12):
         next(rows)
@@ -405,18 +405,18 @@ def test_prompts_of_a_generation_are_finished_after_its_last_step(folder: Path, 
         batches.save(tmp_path)
         (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": trained // 6}))
         again, _ = prompts_of(folder)
-        assert _load_prompts(again, tmp_path, layout, 6) == trained // 6
+        assert load_prompts(again, tmp_path, layout, 6) == trained // 6
         assert again.take(1)[0].position == finished
     (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
     with pytest.raises(
         StateError, match="3 steps, which use up 1 generations of 12 prompts, and 24 prompts are finished"
     ):
-        _load_prompts(prompts_of(folder)[0], tmp_path, layout, 6)
+        load_prompts(prompts_of(folder)[0], tmp_path, layout, 6)
     # Four times as many micro-steps in a generation: the steps of the trainer would no longer end generations.
     (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
     _, longer = prompts_of(folder, micro_steps=48)
     with pytest.raises(StateError, match="the arguments that divide steps into generations have changed"):
-        _load_prompts(prompts_of(folder)[0], tmp_path, longer, 6)
+        load_prompts(prompts_of(folder)[0], tmp_path, longer, 6)
 
 
 def test_only_prompts_have_fates(folder: Path, tmp_path: Path) -> None:

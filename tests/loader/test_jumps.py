@@ -57,6 +57,15 @@ def test_what_would_come_twice_or_never(data: dict[str, headrace.WindowDataset])
     resumed.start_at(0, allow_repeats=True)
 
 
+def test_one_source_is_not_named(data: dict[str, headrace.WindowDataset]) -> None:
+    run = Run(data["web"], global_batch_size=8)
+    for one in (run, run.edit(1, global_batch_size=4)):
+        loader = loader_of(one)
+        assert len(list(islice(loader, 4))) == 4
+        with pytest.raises(ConfigError, match=r"go back: 8 samples would come twice"):
+            loader.start_at(0)
+
+
 def test_a_position_within_a_step(data: dict[str, headrace.WindowDataset]) -> None:
     run = Run(data["web"], global_batch_size=[(0, 8), (3, 10)], samples=57)
     for begin in (lambda: loader_of(run, position=29), lambda: loader_of(run).start_at(29)):

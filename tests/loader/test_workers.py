@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -108,6 +111,22 @@ def test_fork_is_for_processes_without_other_threads() -> None:
     finally:
         stop.set()
         other.join()
+
+
+@pytest.mark.parametrize(
+    ("names", "method"),
+    [
+        ({"backends_are_initialized": lambda: False}, "fork"),
+        ({"backends_are_initialized": lambda: True}, "forkserver"),
+        ({}, "forkserver"),
+    ],
+)
+def test_fork_is_for_processes_where_jax_has_not_begun(
+    names: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX computes in threads that Python does not list. `tests/interop/jax_rank.py` has the real one."""
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(**names))
+    assert safe_start_method() == method
 
 
 @pytest.mark.parametrize(

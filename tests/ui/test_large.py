@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.inspect import views
+from headrace.inspect import describe_store, views
 from headrace.io import FileSum
 from headrace.stores import DocumentLedger, KeyInfo, Ledger, Manifest, OutputShard, TokenLedger, save_manifest
 from headrace.tracing import save_run
@@ -73,6 +73,14 @@ def test_a_store_of_a_billion_documents(large: Path) -> None:
     assert "Document 999,999,999" in pages.get(f"documents?{path}&number=999999999")
     search = views.search(large / "store", "1", first=10**9 - 2000)
     assert [one.until for one in search if isinstance(one, views.SearchProgress)][-1] == 10**9
+
+
+def test_the_info_of_a_store_of_a_billion_documents(large: Path) -> None:
+    found = describe_store(str(large / "store"))
+    [key] = found.keys
+    assert (found.documents, found.tokens, key.looked_at, key.empty_documents) == (10**9, 64 * 10**9, 1 << 13, 0)
+    assert [(bar.first, bar.documents) for bar in key.histogram] == [(64, 1 << 13)]
+    assert "lengths, from 8,192 documents, evenly spread" in found.lines()
 
 
 def test_a_run_of_ten_billion_samples(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -72,6 +72,33 @@ class Edit:
         if self.exclude:
             what += "".join(f", {path or 'the dataset'}: {one.describe()}" for path, one in self.exclude.items())
         return f"step {self.at_step:,}: {what}" + (f" ({self.reason})" if self.reason else "")
+
+
+REWEIGHTING: Final = {"weights", "add", "remove"}
+"""The arguments of an edit that change the blend there is."""
+
+
+def asked_for(**given: Any) -> tuple[str, ...]:
+    """Return the names of the arguments of `Run.edit` that change something.
+
+    Raises:
+        ConfigError: nothing is changed, or arguments contradict each other.
+    """
+    asked = tuple(name for name, value in given.items() if value is not None and value != ())
+    if not asked:
+        raise ConfigError(
+            "an edit changes something: pass weights, data, global_batch_size, order, exclude, samples or epochs"
+        )
+    data, order = given["data"], given["order"]
+    if data is not None and {*asked} & REWEIGHTING:
+        raise ConfigError("data= replaces all of the data: leave weights=, add= and remove= out")
+    if data is not None and not isinstance(data, Dataset | Mix):
+        raise ConfigError(wrong_data("data", data))
+    if order is not None and not isinstance(order, Order):
+        raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
+    if {"samples", "epochs"} <= {*asked}:
+        raise ConfigError("epochs and samples are both given: a run is measured in one of them")
+    return asked
 
 
 class EditedSource:

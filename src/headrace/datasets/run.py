@@ -1,6 +1,6 @@
 """`Run`: data, order and batches, which together fix every byte of every step.
 
-`Located` says where samples are that are planned but not read; `sources_outline` shows the sources of a run as a tree.
+`Located` says where samples are that are planned but not read.
 """
 
 from __future__ import annotations
@@ -36,20 +36,11 @@ from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node
 from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,
-    Branch,
-    ConcatNode,
-    Inner,
     IntArray,
-    Leaf,
-    LimitNode,
     Lookup,
-    Node,
     Order,
     Plan,
-    RepeatNode,
     RunRecipe,
-    Schedule,
-    order_quality,
 )
 from headrace.plan.bucketing import BucketedOrder, Bucketing
 from headrace.plan.chapters import AnyPlan, ChapteredPlan, Length
@@ -66,6 +57,9 @@ if TYPE_CHECKING:
 EDITING: Final = "headrace.datasets.editing"
 EXCLUSIONS: Final = "headrace.datasets.exclusions"
 """The modules that edit runs: a run without edits does not load them."""
+
+OUTLINE: Final = "headrace.datasets.run_outline"
+"""The module that describes runs in words."""
 
 
 class Located(NamedTuple):
@@ -248,36 +242,20 @@ class Run:
         """
         editing = resolve_name(EDITING)
         before = self._before(at_step)
-        asked = {
-            name: value
-            for name, value in {
-                "weights": weights,
-                "add": add,
-                "remove": remove,
-                "data": data,
-                "global_batch_size": global_batch_size,
-                "order": order,
-                "exclude": exclude,
-                "samples": samples,
-                "epochs": epochs,
-            }.items()
-            if value is not None and value != ()
-        }
-        if not asked:
-            raise ConfigError(
-                "an edit changes something: pass weights, data, global_batch_size, order, exclude, samples or epochs"
-            )
-        if data is not None and asked.keys() & {"weights", "add", "remove"}:
-            raise ConfigError("data= replaces all of the data: leave weights=, add= and remove= out")
-        if data is not None and not isinstance(data, Dataset | Mix):
-            raise ConfigError(wrong_data("data", data))
-        if order is not None and not isinstance(order, Order):
-            raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
-        if asked.keys() & {"weights", "add", "remove"}:
+        asked = editing.asked_for(
+            weights=weights,
+            add=add,
+            remove=remove,
+            data=data,
+            global_batch_size=global_batch_size,
+            order=order,
+            exclude=exclude,
+            samples=samples,
+            epochs=epochs,
+        )
+        if {*asked} & editing.REWEIGHTING:
             data = editing.reweighted(before.data, weights=weights, add=add or {}, remove=remove)
         length = None
-        if samples is not None and epochs is not None:
-            raise ConfigError("epochs and samples are both given: a run is measured in one of them")
         if samples is not None or epochs is not None:
             length = Length(epochs, samples, self._first[3].drop_last)
         pieces = () if global_batch_size is None else BatchSchedule.of(global_batch_size).pieces
@@ -292,7 +270,7 @@ class Run:
                 order=order,
                 exclude=before._exclusions(exclude, data),
                 length=length,
-                asked=tuple(asked),
+                asked=asked,
             )
         )
 
@@ -604,9 +582,10 @@ class Run:
 
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
-        lines = sources_outline(self)
+        outline = resolve_name(OUTLINE)
+        lines: list[str] = outline.sources_outline(self.data, self.plan)
         if self.order.kind == "shards":
-            lines.append(_mixing(self.plan, self.schedule))
+            lines.append(outline.mixing_outline(self.plan, self.schedule))
         pieces = [f"{size:,} samples from step {step:,}" for step, size in self.schedule.pieces]
         lines.append(f"global batch: {', '.join(pieces)}")
         length = "endless" if self.length is None else f"{self.length:,} samples, {self.num_steps:,} steps"
@@ -614,97 +593,9 @@ class Run:
         if self.edits:
             lines.append("edits, the last of which led to the mix above:")
             lines.extend(f"  {edit.describe()}" for edit in self.edits)
-        lines.extend(_deviation(self.plan.root, self.datasets))
+        lines.extend(outline.deviation_outline(self.plan.root, self.datasets))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         length = "endless" if self.length is None else f"{self.length:,} samples in {self.num_steps:,} steps"
         return f"<Run: {len(self.datasets)} sources, {length}>"
-
-
-def sources_outline(run: Run) -> list[str]:
-    """Return lines: the tree of sources with their shares, then the order; of an edited run the last ones."""
-    return [*_tree(run.plan.root, named_datasets(run.data), "", ""), f"order: {_order(run.plan.order)}"]
-
-
-def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Iterator[str]:
-    name = node.path.rpartition("/")[2] or "run"
-    if isinstance(node, Leaf):
-        dataset = by_path[node.path]
-        length = "endless" if dataset.traits.is_endless else f"{node.num_samples:,} samples an epoch"
-        yield f"{first}{name}: {length}, {dataset.describe()}"
-        return
-    length = "endless" if node.num_samples is None else f"{node.num_samples:,} samples a pass"
-    yield f"{first}{name}: {_KINDS[type(node)]}, {length}"
-    for i, (child, part) in enumerate(zip(node.children, _parts(node), strict=True)):
-        last = i + 1 == len(node.children)
-        if isinstance(node, Schedule) and 0 < i < len(node.children) - 1 and len(node.children) > _SHOWN:
-            # A ramp may have a thousand mixes.
-            if i == 1:
-                yield f"{rest}├─ {len(node.children) - 2:,} mixes between the first and the last"
-            continue
-        yield from _tree(child, by_path, rest + ("└─ " if last else "├─ ") + part, rest + ("   " if last else "│  "))
-
-
-_SHOWN = 4
-"""Most mixes of a schedule that are all shown; of more, only the first and the last are."""
-
-_KINDS: dict[type[Node], str] = {
-    Branch: "blend",
-    ConcatNode: "one after another",
-    LimitNode: "the first samples of every pass",
-    RepeatNode: "repeated",
-    Schedule: "one mix after another",
-}
-
-
-def _parts(node: Inner) -> list[str]:
-    """Return what stands before each child: its share, or where it begins."""
-    if isinstance(node, Branch):
-        return [f"{100 * share / sum(node.shares):.3f} % " for share in node.shares]
-    if isinstance(node, Schedule):
-        return [f"from sample {begin:,}: " for begin in node.begins.tolist()]
-    return [""] * len(node.children)
-
-
-def _order(order: Order) -> str:
-    if order.kind == "none":
-        return "as stored, the same in every epoch"
-    if order.kind == "full":
-        return f"every epoch a permutation of all samples, seed {order.seed}"
-    if order.kind == "shards":
-        return (
-            f"slices of at most {order.max_samples_per_sequence:,} neighbours of a shard, the samples of "
-            f"{order.parallel_shard_iters:,} of them permuted together, seed {order.seed}"
-        )
-    return (
-        f"blocks of {order.block_samples:,} samples permuted, then samples within windows of {order.window_blocks:,} "
-        f"blocks, seed {order.seed}"
-    )
-
-
-def _mixing(plan: AnyPlan, schedule: BatchSchedule) -> str:
-    """Return how well the order for shards mixes the largest source: a tenth of a second, no data is read."""
-    leaf = max(plan.leaves, key=lambda leaf: leaf.num_samples)
-    batch_samples = max(2, schedule.pieces[0][1])
-    found = order_quality(plan.order, leaf.num_samples, leaf.shards, batch_samples=batch_samples, path=leaf.path)
-    of = f" of {leaf.path}, the largest source" if leaf.path else ""
-    return (
-        f"mixing{of}: {found.same_shard_pairs:.2f} times the pairs of one shard in a batch that a uniform order of as "
-        f"many shards ({found.open_shards:,}) has, median displacement {found.displacement:.0%} of a uniform order's, "
-        f"{found.mean_run_samples:,.1f} neighbours read together"
-    )
-
-
-def _deviation(root: Node, datasets: Sequence[Dataset]) -> Iterator[str]:
-    """Yield how far the tokens of a source may stray from its token share while its samples keep to theirs."""
-    if isinstance(root, Branch):
-        if not all(dataset.traits.has_tokens for dataset in datasets):
-            yield f"expected deviation: below 2 samples of each of {len(datasets)} sources at every prefix"
-            return
-        worst = max(dataset.deviation_tokens_per_sample for dataset in datasets)
-        tokens = max(dataset.num_tokens_per_sample for dataset in datasets)
-        yield (
-            f"expected deviation: below 2 samples ({2 * tokens:,.0f} tokens) of each of {len(datasets)} sources at "
-            f"every prefix, and {worst:,.0f} tokens times the square root of its samples for their uneven lengths"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -34,6 +34,14 @@ from headrace.stores import (
 )
 from headrace.stores.indexed.layout import AS_FOUND
 from headrace.stores.manifest import find_manifest as find_listing
+
+EXACT_DOCUMENTS: Final = 1 << 22
+"""The most documents of a store whose lengths are all read, which takes about a second."""
+
+LOOKED_AT: Final = 1 << 13
+"""The documents whose lengths are looked up in a larger store: about 20 us each."""
+
+_BLOCKS: Final = 64
 
 
 class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +80,11 @@ class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dtype: str
     documents: int
-    empty_documents: int
     tokens: int
+    looked_at: int
+    """The number of documents that the next three are about: all, or some that are spread evenly over a large store."""
+
+    empty_documents: int
     tokens_per_document: LengthFigures | None
     histogram: tuple[Bar, ...]
     supervised: Supervised | None = None
@@ -113,12 +124,15 @@ class Description(Answer, frozen=True, kw_only=True):
 def describe_store(path: str, options: IndexedOptions = AS_FOUND) -> Description:
     """Open a store and gather its numbers. This reads the index and not the tokens; it holds the lengths of one shard.
 
+    Of a store of more than 2^22 documents, it looks up the lengths of 8,192.
+
     Raises:
         StoreError: the store cannot be opened.
     """
     with contextlib.ExitStack() as stack:
         stores = {key: stack.enter_context(store) for key, store in opened_keys(path, options).items()}
-        keys = tuple(_with_share(describe_key(key, store), stores) for key, store in stores.items())
+        manifest = find_manifest(path)
+        keys = tuple(_with_share(_described(key, store, manifest), stores) for key, store in stores.items())
         shards = [shard for store in stores.values() for shard in shards_of(store)]
         files = {file for store in stores.values() for file in store.files}
         return Description(
@@ -129,7 +143,7 @@ def describe_store(path: str, options: IndexedOptions = AS_FOUND) -> Description
             tokens=sum(key.tokens for key in keys),
             bytes=sum(file.stat().st_size for file in files),
             keys=keys,
-            **_recorded(find_manifest(path)),
+            **_recorded(manifest),
         )
 
 
@@ -163,18 +177,50 @@ def shards_of(store: Store) -> tuple[Store, ...]:
 
 
 def describe_key(key: str, store: Store) -> KeyDescription:
-    """Return the numbers of the main key of a store."""
+    """Return the numbers of the main key of a store, from the lengths of all documents."""
     lengths, counts = _merge([np.unique(shard.lengths, return_counts=True) for shard in shards_of(store)])
-    num_documents = int(counts.sum())
+    return _key_description(key, store, store.num_tokens, lengths, counts)
+
+
+def _described(key: str, store: Store, manifest: Manifest | None) -> KeyDescription:
+    """Return the numbers of the main key; of a large store from a sample of the lengths, and the manifest."""
+    if store.num_documents <= EXACT_DOCUMENTS:
+        return describe_key(key, store)
+    lengths = document_lengths(store, spread_documents(store.num_documents, LOOKED_AT))
+    listed = [] if manifest is None else [shard for shard in manifest.outputs if key in shard.keys]
+    # The path may be that of one shard of the store that the manifest describes.
+    is_whole = sum(shard.documents for shard in listed) == store.num_documents
+    tokens = sum(shard.keys[key].tokens for shard in listed) if is_whole else store.num_tokens
+    return _key_description(key, store, tokens, *np.unique(lengths, return_counts=True))
+
+
+def _key_description(
+    key: str, store: Store, tokens: int, lengths: NDArray[np.int64], counts: NDArray[np.int64]
+) -> KeyDescription:
+    looked_at = int(counts.sum())
     return KeyDescription(
         name=key,
         dtype=store.dtypes[store.keys[0]].name,
-        documents=num_documents,
+        documents=store.num_documents,
+        tokens=tokens,
+        looked_at=looked_at,
         empty_documents=int(counts[lengths == 0].sum()),
-        tokens=store.num_tokens,
-        tokens_per_document=summarise(lengths, counts) if num_documents else None,
+        tokens_per_document=summarise(lengths, counts) if looked_at else None,
         histogram=histogram(lengths, counts),
     )
+
+
+def spread_documents(num_documents: int, most: int) -> IntArray:
+    """(n,) int64, rising: all documents, or ``most`` of them in 64 blocks of neighbours, evenly spread."""
+    if num_documents <= most:
+        return np.arange(num_documents, dtype=np.int64)
+    begins = np.linspace(0, num_documents - most // _BLOCKS, _BLOCKS).astype(np.int64)
+    return (begins[:, np.newaxis] + np.arange(most // _BLOCKS, dtype=np.int64)).ravel()
+
+
+def document_lengths(store: Store, documents: IntArray) -> NDArray[np.int64]:
+    """(n,) int64: the tokens of some documents, found one by one, so that no index is read as a whole."""
+    return np.array([len(store.document(one)) for one in documents.tolist()], dtype=np.int64)
 
 
 def _with_share(key: KeyDescription, stores: dict[str, Store]) -> KeyDescription:
@@ -311,7 +357,7 @@ def _store_lines(description: Description) -> list[str]:
     keys = description.keys
     has_one = len(keys) == 1
     kind = keys[0].dtype if has_one else f"{len(keys)} keys"
-    empty = _empty(keys[0].empty_documents) if has_one else ""
+    empty = _empty(keys[0]) if has_one else ""
     pairs = [
         ("format", f"{description.format}, {kind}, {plural(description.shards, 'shard')}"),
         ("documents", count(description.documents) + empty),
@@ -324,7 +370,7 @@ def _store_lines(description: Description) -> list[str]:
     for key in keys:
         if not has_one:
             pairs = [
-                ("documents", count(key.documents) + _empty(key.empty_documents)),
+                ("documents", count(key.documents) + _empty(key)),
                 ("tokens", count(key.tokens)),
                 *_per_document(key),
                 *_supervised(key),
@@ -344,7 +390,8 @@ def _per_document(key: KeyDescription) -> list[tuple[str, str]]:
     if lengths is None:
         return []
     middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
-    return [("per document", f"min {count(lengths.min)}, {middle}, max {count(lengths.max)} tokens")]
+    words = f"min {count(lengths.min)}, {middle}, max {count(lengths.max)} tokens{_looked_at(key)}"
+    return [("per document", words)]
 
 
 def _supervised(key: KeyDescription) -> list[tuple[str, str]]:
@@ -382,16 +429,25 @@ def _lengths(key: KeyDescription) -> list[str]:
     if not key.histogram:
         return []
     rows = [("tokens", "documents", "share", "of tokens")]
+    tokens = sum(bar.tokens for bar in key.histogram)
     for bar in key.histogram:
         span = count(bar.first) if bar.first == bar.last else f"{count(bar.first)} to {count(bar.last)}"
-        document_share = bar.documents / key.documents
-        token_share = bar.tokens / max(key.tokens, 1)
+        document_share = bar.documents / key.looked_at
+        token_share = bar.tokens / max(tokens, 1)
         rows.append((span, count(bar.documents), f"{document_share:.1%}", f"{token_share:.1%}"))
-    return ["", "lengths", *table(rows)]
+    return ["", f"lengths{_looked_at(key)}", *table(rows)]
 
 
-def _empty(number: int) -> str:
-    return f", {count(number)} of them empty" if number else ""
+def _looked_at(key: KeyDescription) -> str:
+    """Say from how many documents figures are, unless it is all of them."""
+    return f", from {count(key.looked_at)} documents, evenly spread" if key.looked_at < key.documents else ""
+
+
+def _empty(key: KeyDescription) -> str:
+    if not key.empty_documents:
+        return ""
+    of = "them" if key.looked_at == key.documents else f"{count(key.looked_at)} that were looked at"
+    return f", {count(key.empty_documents)} of {of} empty"
 
 
 def _pack_lines(figures: PackFigures) -> list[str]:

@@ -1,6 +1,6 @@
 """Faces for trainers that bring a loop of their own, one file each. Nothing is imported before it is asked for.
 
-    transformers    FromHeadrace: for the Trainer of Hugging Face, and TRL's
+    transformers    FromHeadrace: for the Trainer of Hugging Face, and TRL's; it iterates over `transformers_batches`
     stateful        StatefulLoader: a loader with epochs, for verl, NeMo-RL, OpenRLHF and whatever expects torchdata's
     torchtitan      HeadraceDataLoader: for torchtitan
     megatron        datasets, dataloaders: for Megatron-LM, in its own order or with any run as an external loader

@@ -180,7 +180,7 @@ def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
     return None
 
 
-_ANEW: Final = "workers have to start anew beside CUDA or threads"
+_ANEW: Final = "workers have to start anew beside CUDA, JAX or threads"
 _TIED: Final = {"sqlite3", "h5py", "lmdb", "socket", "ssl"}
 """Modules of objects that a process must not take over from another one."""
 

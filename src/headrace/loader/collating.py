@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from headrace.datasets import Dataset, FixedDataset, RaggedDataset, Run, Sample
 from headrace.datasets.accounts import StepTotals, check_supervised
 from headrace.datasets.dataset import Tell
 from headrace.errors import ConfigError
-from headrace.loader.spans import Batch, BatchSpan, SpanRows, divide, read_rows
+from headrace.loader.spans import Batch, BatchSpan, SpanRows, read_rows
 from headrace.plan.packed_check import verify_packed
 from headrace.plan.segments import IGNORED_LABEL
 
@@ -40,7 +40,14 @@ def _bounds(positions: memoryview) -> NDArray[np.int32]:
 def read_counted(run: Run, span: BatchSpan, out: Sample | None, tell: Tell | None = None) -> SpanRows:
     """Read the samples of a span as `read_rows` does, and count there what the loss and the attention need."""
     rows = read_rows(run, span, out, tell)
-    return rows._replace(counts=[_counts(batch, run) for batch in divide(rows, span, run.constants)])
+    # Only the columns that are counted are divided here: the loader divides all of them, once.
+    counted = {name: rows.columns[name].split_with_sizes(span.sizes) for name in _COUNTED if name in rows.columns}
+    parts = zip(*counted.values(), strict=True)
+    return rows._replace(counts=[_counts(dict(zip(counted, part, strict=True)), run) for part in parts])
+
+
+_COUNTED: Final = ("num_supervised_tokens", "loss_mask", "labels", "position_ids")
+"""The columns from which the loss and the attention are counted."""
 
 
 def _counts(batch: Batch, run: Run) -> Batch:

@@ -30,7 +30,8 @@ from headrace.datasets.encoded.framed import Framed, FramedSources
 from headrace.datasets.encoded.samples import check_restorable, of_framed
 from headrace.datasets.encoded.unit_reader import UnitReader
 from headrace.datasets.mix import Mix
-from headrace.datasets.run import Located, Run, by_source, sources_outline
+from headrace.datasets.run import Located, Run, by_source
+from headrace.datasets.run_outline import sources_outline
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import BatchSchedule, Cursor, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
@@ -514,7 +515,7 @@ class FramedRun:
         With ``world_size`` also what sharing lanes costs the ranks; with ``num_frames`` also the result of
         `first_frames`.
         """
-        lines = sources_outline(self.stream)
+        lines = sources_outline(self.stream.data, self.stream.plan)
         lines.append(f"units: {self.data.describe()}")
         pieces = [f"{size:,} units from step {step:,}" for step, size in self.schedule.pieces]
         lines.append(f"global batch: {', '.join(pieces)}; {self.lanes.num_lanes:,} lanes")

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from headrace.datasets.loss_masks import SupervisedShare, mask_of, supervised_share
 from headrace.errors import HeadraceError
 from headrace.inspect.answers import Answer
-from headrace.inspect.description import Bar, LengthFigures, find_manifest, histogram, summarise
+from headrace.inspect.description import (
+    LOOKED_AT,
+    Bar,
+    LengthFigures,
+    document_lengths,
+    find_manifest,
+    histogram,
+    spread_documents,
+    summarise,
+)
 from headrace.inspect.sample_description import SampleDescription, describe_samples
 from headrace.inspect.samples import WHOLE
 from headrace.inspect.token_preview import ShownKeys
@@ -38,11 +47,6 @@ from headrace.stores import (
     load_manifest,
     open_tokens,
 )
-
-LOOKED_AT: Final = 1 << 13
-"""The most documents whose lengths and inputs are looked up: about 20 us each."""
-
-_BLOCKS: Final = 64
 
 SHOWN_INPUTS: Final = 200
 SHOWN_ERRORS: Final = 50
@@ -199,19 +203,6 @@ def _of_tokens(path: str, store: Store, manifest: Manifest | None) -> StoreOutli
         errors=errors[:SHOWN_ERRORS],
         num_errors=len(errors),
     )
-
-
-def spread_documents(num_documents: int, most: int) -> IntArray:
-    """(n,) int64, rising: all documents, or ``most`` of them in 64 blocks of neighbours, evenly spread."""
-    if num_documents <= most:
-        return np.arange(num_documents, dtype=np.int64)
-    begins = np.linspace(0, num_documents - most // _BLOCKS, _BLOCKS).astype(np.int64)
-    return (begins[:, np.newaxis] + np.arange(most // _BLOCKS, dtype=np.int64)).ravel()
-
-
-def document_lengths(store: Store, documents: IntArray) -> NDArray[np.int64]:
-    """(n,) int64: the tokens of some documents, found one by one, so that no index is read as a whole."""
-    return np.array([len(store.document(one)) for one in documents.tolist()], dtype=np.int64)
 
 
 def _provenance(path: str, num_documents: int) -> Provenance | None:

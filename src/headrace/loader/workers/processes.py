@@ -1,6 +1,7 @@
 """Worker processes: how torch's ``DataLoader`` starts them, whether they are alive, and how they end.
 
-This uses private names of torch, as of 2.13. If a version has other names, what they are used for is lost:
+This uses private names of torch, as of 2.13, and of JAX 0.10. If a version has other names, what they are used for is
+lost:
 
 _remove_worker_pids      a dead worker is replaced; otherwise torch raises in a training step, and a warning says so
 _MultiProcessingDataLoaderIter, _get_iterator, _reset    the same for a worker that dies before all have a task
@@ -9,6 +10,7 @@ _workers                 workers are told apart from those of a loader that star
 _worker_result_queue     a message of which a dead worker has written only a part is not waited for
 _index_queues, _workers_done_event, _worker_result_queue    a killed run leaves no names of semaphores behind
 _shutdown_workers        workers end by themselves before they are killed
+jax._src.xla_bridge      workers are forked beside a JAX that is imported and has not begun
 """
 
 from __future__ import annotations
@@ -67,14 +69,21 @@ def safe_start_method() -> str:
       queues of other worker processes, watch them, or serve metrics hold no lock that matters.
     - Gloo communicates in threads of its own, below Python. They hold only locks of gloo, which a worker that does not
       communicate never takes. NCCL, MPI and UCC are different: they register memory with devices.
+    - JAX computes in threads of its own, below Python, from its first computation on.
     """
     methods = get_all_start_methods()
     main = threading.main_thread()
     others = [one for one in threading.enumerate() if one is not main and one.name not in _HARMLESS]
-    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if "fork" in methods and sys.platform != "darwin" and not has_cuda and not others and _may_fork_with_groups():
+    has_driver = torch.cuda.is_initialized() or _has_begun_jax()  # type: ignore[no-untyped-call]
+    if "fork" in methods and sys.platform != "darwin" and not has_driver and not others and _may_fork_with_groups():
         return "fork"
     return "forkserver" if "forkserver" in methods else "spawn"
+
+
+def _has_begun_jax() -> bool:
+    """Whether JAX has started its threads; yes, too, if it is loaded and has no such name."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bool(getattr(bridge, "backends_are_initialized", lambda: True)())
 
 
 def _may_fork_with_groups() -> bool:

@@ -167,23 +167,31 @@ class Finisher:
                 self._on_notice(
                     f"{splits.path.name} is kept as it is; to assign all shards by the ratio, use --overwrite"
                 )
-            before = set(read_state(self._root).excluded)
-            kept = set(names)
-            exclude = sorted(entry for entry in splits.exclude if entry not in before and _shard_of(entry, kept))
-            exclude += excluded if indexed.is_new else sorted(before)
+            exclude, name = self._exclude_up_to_date(splits, names, indexed, excluded), splits.path.name
             old = {part: list(shards) for part, shards in splits.parts.items()}
             if parts == old and set(exclude) == set(splits.exclude):
                 return parts, None
-            if new and not choice.parts:
-                target = next((part for part, shards in parts.items() if new[-1] in shards), "no part")
-                self._on_notice(
-                    f"{len(new):,} new shards go to {target}: {some(new)}; --split-parts NAME:REGEX can change that"
-                )
-            elif new:
-                self._notice_unassigned(new, parts)
-            name = splits.path.name
+            self._notice_new(new, parts)
         write_splits(work.staged, parts, exclude=exclude, split_config=name)
         return parts, name
+
+    def _exclude_up_to_date(
+        self, splits: Splits, names: Sequence[str], indexed: Indexed, excluded: Sequence[str]
+    ) -> list[str]:
+        """Return what the split file excludes: the user's entries for shards that exist, and our own."""
+        before = set(read_state(self._root).excluded)
+        kept = set(names)
+        exclude = sorted(entry for entry in splits.exclude if entry not in before and _shard_of(entry, kept))
+        return [*exclude, *(excluded if indexed.is_new else sorted(before))]
+
+    def _notice_new(self, new: Sequence[str], parts: Parts) -> None:
+        if new and not self._options.split.parts:
+            target = next((part for part, shards in parts.items() if new[-1] in shards), "no part")
+            self._on_notice(
+                f"{len(new):,} new shards go to {target}: {some(new)}; --split-parts NAME:REGEX can change that"
+            )
+        elif new:
+            self._notice_unassigned(new, parts)
 
     def _notice_unassigned(self, names: Sequence[str], parts: Parts) -> None:
         assigned = {name for listed in parts.values() for name in listed}

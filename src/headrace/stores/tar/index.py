@@ -116,21 +116,22 @@ def _matching(pattern: str, using: str | Reader) -> list[str]:
 
 def _below(folder: str, path: AnyPath | None = None) -> list[str]:
     """Find all tars below a folder, without hidden files and folders."""
-    found, compressed = [], []
-    for root, folders, files in walk(path_at(folder) if path is None else path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        names = [name for name in files if not name.startswith(".")]
-        if isinstance(root, Path):
-            below = [os.path.relpath(root / name, folder) for name in names]
-        else:
-            below = [str((root / name).relative_to(path or folder)) for name in names]
-        found += [name for name in below if name.endswith(".tar")]
-        compressed += [name for name in below if name.endswith(SUFFIXES)]
-    if not found and compressed:
-        check_uncompressed(str(Path(folder) / min(compressed, key=natural_key)))
+    names = list(_names_below(folder, path))
+    found = [name for name in names if name.endswith(".tar")]
     if not found:
+        if compressed := [name for name in names if name.endswith(SUFFIXES)]:
+            check_uncompressed(str(Path(folder) / min(compressed, key=natural_key)))
         raise StoreError(f"{folder}: a folder without tars; expected files that end in .tar, in it or below it")
     return [f"{folder.rstrip('/')}/{name}" for name in sorted(found, key=natural_key)]
+
+
+def _names_below(folder: str, path: AnyPath | None) -> Iterator[str]:
+    for root, folders, files in walk(path_at(folder) if path is None else path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith("."):
+                file = root / name
+                yield os.path.relpath(file, folder) if isinstance(file, Path) else str(file.relative_to(path or folder))
 
 
 def index_path(tar: str | AnyPath) -> AnyPath:
@@ -303,8 +304,9 @@ def _make(tar: str, where: IndexWhere, using: Reader, *, hidden: bool, skip: boo
     if found.faults and not skip:
         fault = found.faults[0]
         raise InputError(
-            f"{tar}: sample {fault.sample}: byte {fault.byte}: {fault.message}; open it with faulty='skip' to use the"
-            f" {len(found.keys):,} samples that can be read"
+            f"{tar}: sample {fault.sample}: byte {fault.byte}: {fault.message}; {len(found.keys):,} samples can be"
+            " read. headrace check lists all faults; in Python, headrace.stores.TarStore(..., faulty='skip') opens the"
+            " others"
         )
     count, size = len(found.keys), status.st_size
     if found.faults:

@@ -1,0 +1,394 @@
+"""What trainers of Hugging Face iterate over, and what they save of it: see `FromHeadrace`.
+
+`TrainBatches` and `EvalBatches` yield micro-batches in the model's names, and `PromptBatches` the rows of prompts that
+TRL's GRPOTrainer takes. The first and the last keep the state of the data after each step, for the checkpoint of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from headrace.datasets import Run
+from headrace.datasets.accounts import count_step, supervised_tokens
+from headrace.datasets.dataset import CountedDataset
+from headrace.errors import ConfigError, StateError
+from headrace.io import atomic_write
+from headrace.loader import Loader, Prompts
+from headrace.loader.attention import flatten_packed
+from headrace.loader.spans import Batch
+from headrace.plan import IntArray, RunRecipe
+from headrace.plan.segments import IGNORED_LABEL
+from headrace.tracing import save_run
+
+STATE_FILE: Final = "headrace_state.json"
+"""Name of the file, in each checkpoint folder, with the state of the loader and the recipe of the run."""
+
+RUN_FILE: Final = "run.json"
+TRAINER_FILE: Final = "trainer_state.json"
+"""The last file that the Trainer writes into a checkpoint folder before it removes older ones."""
+
+SHIFTED_TWICE: Final = (
+    "the labels are already the next tokens, and the model shifts labels once more: it would learn to predict two"
+    " tokens ahead. Pass labels='same' to the dataset: the label of a token is then the token itself"
+)
+
+
+def is_counted(run: Run) -> bool:
+    """Return whether the run counts the labels of its steps."""
+    return "labels" in run.fields and all(isinstance(dataset, CountedDataset) for dataset in run.datasets)
+
+
+class _Checkpoint(NamedTuple):
+    """What a checkpoint folder says: the state of the data, the recipe of their run, the steps that were trained."""
+
+    state: dict[str, Any]
+    recipe: RunRecipe
+    steps: int
+
+    @classmethod
+    def read(cls, folder: Path) -> _Checkpoint:
+        try:
+            saved = json.loads((folder / STATE_FILE).read_bytes())
+            trainer = json.loads((folder / TRAINER_FILE).read_bytes())
+        except FileNotFoundError as error:
+            raise StateError(
+                f"{folder} has no {Path(error.filename).name}: it was saved by a trainer without FromHeadrace, or is"
+                " not complete. Resume another checkpoint"
+            ) from error
+        except ValueError as error:
+            raise StateError(f"{folder} is damaged: {error}") from error
+        recipe = RunRecipe.from_json(json.dumps(saved["recipe"]))
+        return cls(saved["state"], recipe, int(trainer["global_step"]))
+
+
+def load_checkpoint(loader: Loader, folder: Path) -> None:
+    """Continue from a checkpoint."""
+    checkpoint = _Checkpoint.read(folder)
+    loader.load_state_dict(checkpoint.state, recipe=checkpoint.recipe)
+    steps = steps_of(loader)
+    if loader.position != loader.run.length and loader.position != loader.run.schedule.begin(steps):
+        raise StateError(
+            f"{folder}: the run ended within step {steps:,} when this was saved, and is longer now: the rest of that"
+            " step would be a step of its own to the trainer. Resume an earlier checkpoint, or pass drop_last=True to"
+            " runs that are made longer"
+        )
+    if steps != checkpoint.steps:
+        raise StateError(
+            f"{folder}: the trainer has done {checkpoint.steps:,} steps, and the data are after {steps:,}: these are"
+            " the files of two checkpoints"
+        )
+
+
+def load_prompts(prompts: Prompts, folder: Path, layout: GenerationLayout, accumulation: int) -> int:
+    """Continue from a checkpoint, and return the steps that the trainer has done."""
+    checkpoint = _Checkpoint.read(folder)
+    prompts.load_state_dict(checkpoint.state, recipe=checkpoint.recipe)
+    generations = checkpoint.steps * accumulation // layout.micro_steps
+    settled = prompts.account().num_settled
+    if settled != generations * layout.num_prompts:
+        raise StateError(
+            f"{folder}: the trainer has done {checkpoint.steps:,} steps, which use up {generations:,} generations of"
+            f" {layout.num_prompts:,} prompts, and {settled:,} prompts are finished: these are the files of two"
+            " checkpoints, or the arguments that divide steps into generations have changed"
+        )
+    return checkpoint.steps
+
+
+def _save(folder: Path, run: Run, state: Mapping[str, Any], position: int) -> None:
+    """Write the state of the data after the steps that the trainer has completed, and the run."""
+    for name in (TRAINER_FILE, RUN_FILE):
+        # Those of an earlier life that got as far. Without the first, the folder is not complete.
+        (folder / name).unlink(missing_ok=True)
+    content = {"state": state, "recipe": json.loads(run.recipe.to_json())}
+    atomic_write(folder / STATE_FILE, json.dumps(content, indent=2).encode() + b"\n")
+    save_run(run, folder / RUN_FILE, position=position)
+
+
+def steps_of(loader: Loader) -> int:
+    """Return the number of steps before the position of a loader; the last step of a run may be short."""
+    num_steps = loader.run.num_steps
+    return num_steps if num_steps is not None and loader.position == loader.run.length else loader.step
+
+
+class ModelArguments:
+    """Makes of a micro-batch the arguments of the model."""
+
+    def __init__(self, model: Any, run: Run, *, shifts: bool) -> None:
+        while hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        self._taken = set(inspect.signature(model.forward).parameters)
+        attention = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
+        self._is_flat = run.traits.is_packed and "flash" in attention
+        self._run = run
+        self._unchecked = shifts
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the arguments of the model, for one micro-batch."""
+        if self._unchecked and len(batch["sample_positions"]):
+            _check_labels(batch)
+            self._unchecked = False
+        if not len(batch["sample_positions"]):
+            batch = _without_labels(batch)
+        elif self._is_flat:
+            return dict(flatten_packed(batch, is_unshifted=True))
+        if "completion_mask" in batch:
+            return {name: batch[name] for name in ("input_ids", "attention_mask", "completion_mask")}
+        # With an attention mask Transformers looks for no segments, and the positions are those that it counts itself.
+        dropped = {"position_ids"} if "attention_mask" in batch else set()
+        return {name: value for name, value in batch.items() if name in self._taken - dropped}
+
+
+def _check_labels(batch: Batch) -> None:
+    """Raise ConfigError if labels are the next tokens, whatever made them."""
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    if not isinstance(ids, Tensor) or not isinstance(labels, Tensor) or ids.shape != labels.shape:
+        return
+    has_label = labels != IGNORED_LABEL
+    is_same = bool((labels == ids)[has_label].all())
+    is_next = bool((labels[:, :-1] == ids[:, 1:])[has_label[:, :-1]].all())
+    if is_next and not is_same:
+        raise ConfigError(f"the first batch: {SHIFTED_TWICE}")
+
+
+def _without_labels(batch: Batch) -> Batch:
+    """Return a row that trains nothing, for the rank that has no sample at the end of an uneven step."""
+    width = max(2, batch["input_ids"].shape[-1])
+    ids = torch.zeros(1, width, dtype=torch.int64)
+    made = {"input_ids": ids, "labels": torch.full_like(ids, IGNORED_LABEL), "attention_mask": torch.ones_like(ids)}
+    made["position_ids"] = torch.arange(width)[None]
+    return {name: value for name, value in made.items() if name in batch}
+
+
+class _Batches(IterableDataset[Any]):
+    """Micro-batches of a run. Its ``len`` is the number of samples of the run, which the trainer reports."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __len__(self) -> int:
+        if self._run.length is None:
+            raise TypeError("this run is endless: it has no len()")
+        return self._run.length
+
+
+class TrainBatches(_Batches):
+    """The batches of the training, with the state after each step.
+
+    Args:
+        loader: at the position where training begins or goes on.
+        run: its run.
+        shape: makes of a micro-batch the arguments of the model.
+        skipped: micro-batches before that, which the trainer skips by iterating over them. They are not read.
+        trained: returns the steps of the run that the trainer has completed.
+    """
+
+    def __init__(
+        self, loader: Loader, run: Run, shape: Callable[[Batch], Batch], skipped: int, trained: Callable[[], int]
+    ) -> None:
+        super().__init__(run)
+        self._loader = loader
+        self._shape = shape
+        self._skipped = skipped
+        self._trained = trained
+        self._states = {steps_of(loader): loader.state_dict()}
+        self._labels: dict[int, int] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self._skipped):
+            yield None
+        step = steps_of(self._loader)
+        for batch in self._loader:
+            if "step_supervised_tokens" in batch:
+                self._labels[step] = batch["step_supervised_tokens"]
+            step = self._noted(step)
+            yield self._shape(batch)
+
+    def _noted(self, step: int) -> int:
+        """Keep the state if a batch was the last one of its step, and return the step of the next batch."""
+        if (after := steps_of(self._loader)) != step:
+            # Whatever was fetched ahead of the trainer, the state of each step that it may still save is here.
+            trained = self._trained()
+            self._states = {kept: state for kept, state in self._states.items() if kept >= trained}
+            self._states[after] = self._loader.state_dict()
+        return after
+
+    def labels_of(self, step: int) -> int:
+        """Return the labels of all ranks in a step whose batches were fetched."""
+        if step not in self._labels:
+            return count_step(self._run, step)["supervised_tokens"]
+        return self._labels.pop(step)
+
+    def save(self, folder: Path) -> None:
+        """Write the state after the steps that the trainer has completed, and the run."""
+        step = self._trained()
+        if step not in self._states:
+            raise StateError(
+                f"the trainer saves step {step:,}, and the steps of the run that it has had are {sorted(self._states)}:"
+                " was global_step changed, or another loader used?"
+            )
+        state = self._states[step]
+        _save(folder, self._run, state, state["position"])
+
+
+class PromptText(str):
+    """The text of a prompt, for rewards and logs, and ``ids``, its tokens, which nobody has to make again."""
+
+    ids: list[int]
+
+    def __new__(cls, text: str, ids: list[int]) -> PromptText:  # noqa: D102
+        made = super().__new__(cls, text)
+        made.ids = ids
+        return made
+
+    def __getnewargs__(self) -> tuple[str, list[int]]:  # type: ignore[override]
+        return str(self), self.ids
+
+
+class GenerationLayout(NamedTuple):
+    """How TRL's GRPOTrainer takes the prompts of a generation: each ``num_generations`` times, as rows for all ranks.
+
+    With ``num_generations=2``, three rows a rank and the prompts a, b, c:   rank 0: a a b   rank 1: b c c
+
+    A generation is used in ``micro_steps`` micro-steps, and each of them asks for it anew.
+    """
+
+    num_generations: int
+    rows: int
+    micro_steps: int
+    rank: int
+    world_size: int
+    decode: Callable[[list[int]], str]
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of a generation."""
+        return self.rows * self.world_size // self.num_generations
+
+    def check(self, run: Run) -> None:
+        """Raise ConfigError unless each step of the run is a generation."""
+        all_rows = self.rows * self.world_size
+        sizes = {size for _, size in run.schedule.pieces}
+        if {size * self.num_generations for size in sizes} != {all_rows}:
+            raise ConfigError(
+                f"the run has global batches of {sorted(sizes)} prompts, and a generation has {all_rows:,} rows"
+                f" (per_device_train_batch_size x steps_per_generation x processes) of {self.num_generations}"
+                f" completions for each prompt: it takes {all_rows / self.num_generations:g} prompts"
+            )
+        if run.length is not None and run.length % self.num_prompts:
+            raise ConfigError("the last generation would have too few prompts: pass drop_last=True to the run")
+
+    def rows_of(self, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows of this rank."""
+        rows = []
+        for row in range(self.rank * self.rows, (self.rank + 1) * self.rows):
+            prompt = row // self.num_generations
+            ids = batch["input_ids"][prompt][batch["attention_mask"][prompt] == 1].tolist()
+            rows.append({**batch["columns"][prompt], "prompt": PromptText(self.decode(ids), ids)})
+        return rows
+
+
+class _InHand(NamedTuple):
+    """The prompts of a generation that is not used up, and the micro-step that is the last one to use it, plus 1."""
+
+    positions: IntArray
+    used_up: int
+
+
+class PromptBatches(_Batches):
+    """Rows of prompts, one list for each micro-step; and each prompt's fate.
+
+    Args:
+        prompts: dispatches them, from where training begins or goes on.
+        layout: how they are given to the trainer.
+        skipped: micro-steps before that, which the trainer skips by iterating over them. The generation that the last
+            of them began is dispatched again, and used for the rest of its micro-steps.
+        trained: returns the micro-steps whose optimiser steps the trainer has completed.
+    """
+
+    def __init__(self, prompts: Prompts, layout: GenerationLayout, skipped: int, trained: Callable[[], int]) -> None:
+        super().__init__(prompts.run)
+        self._prompts = prompts
+        self._layout = layout
+        self._skipped = skipped
+        self._trained = trained
+        self._in_hand: deque[_InHand] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self._skipped):
+            yield None
+        layout = self._layout
+        begin = self._skipped - self._skipped % layout.micro_steps
+        first = self._skipped
+        while taken := self._prompts.take(layout.num_prompts):
+            begin += layout.micro_steps
+            self._in_hand.append(_InHand(np.array([one.position for one in taken], dtype=np.int64), begin))
+            rows = layout.rows_of(self._run.collate([prompt.sample for prompt in taken]))
+            for _ in range(first, begin):
+                yield rows
+            first = begin
+
+    def settled(self) -> Prompts:
+        """Finish the prompts of the generations that are used up, and return the account of all."""
+        trained = self._trained()
+        while self._in_hand and self._in_hand[0].used_up <= trained:
+            self._prompts.finish(self._in_hand.popleft().positions)
+        return self._prompts
+
+    def save(self, folder: Path) -> None:
+        """Write the state after the steps that the trainer has completed: what is in hand is dispatched again."""
+        state = self.settled().state_dict()
+        _save(folder, self._run, state, state["run"]["position"])
+
+
+class EvalBatches(_Batches):
+    """The batches of an evaluation. While they are iterated, ``tell`` knows the mean number of labels of a batch.
+
+    The trainer averages the losses of batches and ranks with equal weights. If each is the sum of its token losses
+    divided by that mean, the average is the sum of all token losses divided by the number of all labels.
+    """
+
+    def __init__(
+        self, loader: Loader, run: Run, shape: Callable[[Batch], Batch], tell: Callable[[float | None], None]
+    ) -> None:
+        super().__init__(run)
+        self._loader = loader
+        self._shape = shape
+        self._tell = tell
+        self._mean: float | None = None
+        if is_counted(run) and run.num_steps is not None:
+            self._mean = sum(count for _, count in supervised_tokens(run, 0, run.num_steps)) / len(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._tell(self._mean)
+        try:
+            yield from map(self._shape, self._loader)
+        finally:
+            self._tell(None)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class RunDataLoader(DataLoader[Any]):
+    """The DataLoader that a trainer gets. accelerate does not see it, and so does not shard or dispatch it."""
+
+    def __init__(self, batches: _Batches, num_batches: int | None) -> None:
+        # Its own generator, so that the state of torch's does not depend on how often loaders are iterated.
+        super().__init__(batches, batch_size=None, collate_fn=_as_it_is, generator=torch.Generator())
+        self._num_batches = num_batches
+
+    def __len__(self) -> int:
+        if self._num_batches is None:
+            raise TypeError("this run is endless: it has no len()")
+        return self._num_batches
