@@ -10,6 +10,9 @@ TITAN := torchtitan torch_checkpointing spmd_types tyro docstring_parser tensorb
 WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -n 2 -m interop \
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 
+# The tests start many processes: without kept bytecode each of them would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint soak ui-test interop interop-full remote suites bench docs names release-check clean
 

@@ -9,6 +9,8 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,12 +81,23 @@ def rooms() -> list[str]:
     return sorted(path.stem for path in SOURCE.iterdir() if path.name not in ("__init__.py", "__pycache__", "py.typed"))
 
 
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """What a node holds, without expressions: these hold no imports, and are most of a tree."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
+
+
 def imports(file: Path, *, top_level: bool = False) -> set[str]:
     """Modules that a file imports, absolutely; at its top level only, or anywhere."""
-    tree = ast.parse(file.read_text())
-    nodes = tree.body if top_level else list(ast.walk(tree))
     found = set()
-    for node in nodes:
+    for node in tree(file).body if top_level else statements(tree(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -226,15 +239,19 @@ def test_public_names_are_sorted_and_those_of_their_rooms() -> None:
 def test_scripts_import_what_there_is(folder: str) -> None:
     """Those that no test runs, as well: what makes the golden files, say."""
     for file in sorted((REPOSITORY / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in statements(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "headrace":
-                assert importlib.util.find_spec(node.module), f"{file}, line {node.lineno}: no module {node.module}"
+                assert exists(node.module), f"{file}, line {node.lineno}: no module {node.module}"
+
+
+@cache
+def exists(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 @pytest.mark.parametrize("room", sorted(name for name in MAY_IMPORT if (SOURCE / name).is_dir()))
 def test_each_room_says_what_it_is(room: str) -> None:
-    module = ast.parse((SOURCE / room / "__init__.py").read_text())
-    assert len((ast.get_docstring(module) or "").splitlines()) > 1
+    assert len((ast.get_docstring(tree(SOURCE / room / "__init__.py")) or "").splitlines()) > 1
 
 
 MAX_FILES = 24
@@ -257,7 +274,7 @@ def test_folders_are_small_and_not_deep() -> None:
 def test_a_class_name_means_one_thing() -> None:
     places: dict[str, list[str]] = {}
     for file in sorted(SOURCE.rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
+        for node in tree(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
     several = {name: files for name, files in places.items() if len(files) > 1}
@@ -271,7 +288,7 @@ def test_what_is_called_a_dataset_is_one() -> None:
     bases: dict[str, set[str]] = {}
     native: set[str] = set()
     for file in SOURCE.rglob("*.py"):
-        for node in ast.parse(file.read_text()).body:
+        for node in tree(file).body:
             if isinstance(node, ast.ClassDef):
                 found = bases.setdefault(node.name, set())
                 found |= {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases}

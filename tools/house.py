@@ -53,9 +53,18 @@ class Module(NamedTuple):
 
     name: str
     path: Path
+    text: str
     tree: ast.Module
-    lines: int
-    code_lines: int
+
+    @property
+    def lines(self) -> int:
+        """The number of lines."""
+        return self.text.count("\n")
+
+    @property
+    def code_lines(self) -> int:
+        """The number of lines with more than white space, comments and docstrings."""
+        return _code_lines(self.text, self.tree)
 
     @property
     def is_package(self) -> bool:
@@ -87,13 +96,11 @@ def modules_of(root: Path) -> dict[str, Module]:
         parts = list(path.relative_to(source).with_suffix("").parts)
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text("utf-8")
-        tree = ast.parse(text)
-        found[name] = Module(name, path, tree, text.count("\n"), _code_lines(text, tree))
+        found[name] = Module(name, path, text, ast.parse(text))
     return found
 
 
 def _code_lines(text: str, tree: ast.Module) -> int:
-    """The number of lines with more than white space, comments and docstrings."""
     lines: set[int] = set()
     nothing = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -110,6 +117,8 @@ def imports_of(module: Module, modules: dict[str, Module]) -> Iterator[Import]:
 
     def walk(node: ast.AST, inside: bool, for_types: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue  # holds no import, and is most of a tree
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
                 for statement in child.body:
                     yield from walk(ast.Module([statement], []), inside, True)
@@ -119,7 +128,7 @@ def imports_of(module: Module, modules: dict[str, Module]) -> Iterator[Import]:
             if isinstance(child, ast.Import | ast.ImportFrom):
                 for target in _targets(child, module, modules):
                     yield Import(target, inside, for_types)
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from walk(child, inside or is_function, for_types)
 
     yield from walk(module.tree, False, False)

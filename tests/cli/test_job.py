@@ -21,6 +21,8 @@ from headrace.inspect import decode_job, sample_checks
 from headrace.kinds import finish_job, open_job
 from measured_made import numbers
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

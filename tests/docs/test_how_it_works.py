@@ -11,6 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 WALKS = {"document": "## A document", "position": "## A position", "packed": "## A sample of a tar shard"}
+ENDS = {
+    "document": "stores/manifest.py",
+    "position": "datasets/windows.py WindowDataset.read_into",
+    "packed": "encoders/pipeline.py",
+}
+"""What each walk reaches."""
 
 
 def rows(heading: str) -> list[str]:
@@ -26,6 +32,7 @@ def test_functions_are_called_in_this_order(name: str) -> None:
     assert len(claimed) > 10
     threads = runpy.run_path(str(ROOT / "tools" / "walk.py"))["walk"](name, ROOT)["threads"]
     assert not set(claimed).difference(*threads)
+    assert any(function.startswith(ENDS[name]) for functions in threads for function in functions)
     for functions in threads:
         # What several threads call has no place among the calls of one of them.
         own = [one for one in claimed if [called for called in threads if one in called] == [functions]]

@@ -177,16 +177,15 @@ fi
 """,
     "squeue": "#!/bin/sh\necho 2\n",
     "scontrol": "#!/bin/sh\n",
+    "sleep": '#!/bin/sh\nPATH=${PATH#*:}\nexec sleep "$([ "$1" = 5 ] && echo 1 || echo "$1")"\n',
 }
-"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that."""
+"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that. Nobody sleeps long."""
 
 
-def test_slurm_prepare(tmp_path: Path) -> None:
+def test_slurm_prepare(tmp_path: Path, interpreter: warm.Warm) -> None:
     """`tests/preparing/test_machines.py` runs it on a real Slurm."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "CPUS": "2"}
-    corpus = [sys.executable, str(EXAMPLES / "corpus.py")]
-    made = subprocess.run(corpus, env=environment, capture_output=True, text=True, check=True).stdout
-    folder = Path(made.strip())
+    folder = Path(_run("corpus.py", tmp_path, interpreter, environment).strip())
     (tmp_path / "bin").mkdir()
     for name, program in PROGRAMS.items():
         (tmp_path / "bin" / name).write_text(program)

@@ -86,7 +86,7 @@ def test_a_changed_document_leaves_the_others_bit_equal(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=cases(4, 150), deadline=None)
+@settings(max_examples=cases(2, 150), deadline=None)
 @given(st.sampled_from([1, 2]), st.data())
 def test_logits_are_those_of_the_documents_alone(kind: str, multiple: int, data: st.DataObject) -> None:
     rows, size = drawn(data, multiple=multiple)

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "reading", ["None", "Reading(num_threads=0)", "Reading(num_threads=3)", "Reading(num_workers=2)"]
 )

@@ -97,7 +97,7 @@ def test_killed_at_any_change(
         changes = len(faults.list_changes(lambda: action(first)))
         finish(first)
         assert faults.content(first) == wanted[name]
-        for moment in sorted(spread(changes, cases(12, 400))):
+        for moment in sorted(spread(changes, cases(7, 400))):
             output = planned(moment + 1)
             faults.run_killed(lambda output=output: action(output), moment)
             do_some(output, seed=moment)

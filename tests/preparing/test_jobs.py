@@ -28,6 +28,7 @@ def do(job: Job, wanted: list[int] | None = None, *, workers: int = 1) -> int:
     return doer.run()
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_tasks_in_any_order_give_the_bytes_of_a_local_run(
     name: str, corpus: Path, tokenizer_path: Path, tmp_path: Path

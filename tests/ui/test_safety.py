@@ -26,13 +26,13 @@ from ui_pages import TOKEN, Pages, links
 URLS = [*PAGES, "part", "events-search", "events-check", "events-live", "static/ui.css", "none"]
 
 
-@pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("root", ["/", "/wrong/", f"/{TOKEN}x/", f"/{TOKEN.upper()}/", "//", "/%00/"])
-def test_without_the_token_there_is_nothing(pages: Pages, root: str, url: str) -> None:
-    answer = pages.client.get(f"{root}{url}?path=stores/web&token={TOKEN}")
-    assert answer.status_code == 403
-    assert answer.text.startswith("The URL has no valid token")
-    assert answer.headers["content-security-policy"] == HEADERS["content-security-policy"]
+def test_without_the_token_there_is_nothing(pages: Pages, root: str) -> None:
+    for url in URLS:
+        answer = pages.client.get(f"{root}{url}?path=stores/web&token={TOKEN}")
+        assert answer.status_code == 403, url
+        assert answer.text.startswith("The URL has no valid token")
+        assert answer.headers["content-security-policy"] == HEADERS["content-security-policy"]
 
 
 def test_every_answer_has_the_headers(pages: Pages) -> None:
@@ -79,13 +79,13 @@ OUTSIDE = [
 ]
 
 
-@pytest.mark.parametrize("path", OUTSIDE)
 @pytest.mark.parametrize("page", ["store", "documents", "search", "check", "sample", "mix", "run", "live", "part"])
-def test_paths_that_were_not_found_are_refused(pages: Pages, page: str, path: str) -> None:
+def test_paths_that_were_not_found_are_refused(pages: Pages, page: str) -> None:
     """Only the very names that the walk has found are opened: nothing has to be made of a path."""
-    answer = pages.client.get(pages.root + page, params={"path": path, "one": path, "other": path})
-    assert answer.status_code in (400, 404)
-    assert "root:" not in answer.text
+    for path in OUTSIDE:
+        answer = pages.client.get(pages.root + page, params={"path": path, "one": path, "other": path})
+        assert answer.status_code in (400, 404), path
+        assert "root:" not in answer.text
 
 
 @pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "%2e%2e/app.py", "ui.css/..", "theme.py", ""])

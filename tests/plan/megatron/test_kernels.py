@@ -60,7 +60,7 @@ def test_a_long_shuffle_takes_the_compiled_loop(size: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("how", ["plain", "compiled", "numpy"])
-@settings(max_examples=cases(24, 1000), deadline=None)
+@settings(max_examples=cases(12, 1000), deadline=None)
 @given(weights=st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=9), size=st.integers(0, 80))
 def test_blend(how: str, weights: list[float], size: int) -> None:
     kernel = blend_plainly if how == "numpy" else made(kernels.blend_kernel, how)

@@ -107,7 +107,7 @@ def do_unluckily(output: Path, chance: random.Random) -> None:
 
 
 def test_texts_as_in_a_local_run(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    @settings(max_examples=cases(8, 150))
+    @settings(max_examples=cases(5, 150))
     @given(seed=st.integers(0, 1 << 32))
     def prepared(seed: int) -> None:
         chance = random.Random(seed)
