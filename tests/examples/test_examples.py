@@ -116,7 +116,7 @@ def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
     """What the example prints."""
     # Workers make sockets in TMPDIR, and the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="example-") as temporary:
-        environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "TMPDIR": temporary}
         return _run(name, folder, interpreter, environment)
 
 
@@ -177,9 +177,17 @@ fi
 """,
     "squeue": "#!/bin/sh\necho 2\n",
     "scontrol": "#!/bin/sh\n",
-    "sleep": '#!/bin/sh\nPATH=${PATH#*:}\nexec sleep "$([ "$1" = 5 ] && echo 1 || echo "$1")"\n',
+    "sleep": """#!/bin/bash
+PATH=${PATH#*:}
+if [ "$1" = 5 ]; then
+    for _ in {1..9000}; do [ -e out/headrace.json ] && break; sleep 0.1; done
+else
+    sleep "$1"
+fi
+""",
 }
-"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that. Nobody sleeps long."""
+"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that. The script that waits for
+the output sleeps until it is there."""
 
 
 def test_slurm_prepare(tmp_path: Path, interpreter: warm.Warm) -> None:
