@@ -186,8 +186,8 @@ else
 fi
 """,
 }
-"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that. The script that waits for
-the output sleeps until it is there."""
+"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that. The script, which waits
+for the output, sleeps until it is there."""
 
 
 def test_slurm_prepare(tmp_path: Path, interpreter: warm.Warm) -> None:

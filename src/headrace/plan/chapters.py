@@ -22,7 +22,7 @@ from headrace.plan.keys import IntArray, KeyArray, derive_array
 from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaf_shares, leaves
 from headrace.plan.order import Order
 from headrace.plan.sequence import EpochSeries, SourceSequence
-from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
+from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes, ascended
 
 
 class Length(NamedTuple):
@@ -92,24 +92,11 @@ class PlanChapter:
     def ascend(self, source: int, ranks: IntArray) -> IntArray:
         """Return (n,) int64: the position of each rank of a source in this chapter, or -1 if it is never taken."""
         path = self.paths[source]
-        found = self._ascend(self.root, path, ranks - self.births[path])
+        found = ascended(self.root, path, ranks - self.births[path], self._join)
         return np.where(found < 0, -1, found + self.begin)
 
-    def _ascend(self, node: Node, path: str, ranks: IntArray) -> IntArray:
-        if isinstance(node, Leaf):
-            return ranks
-        if not isinstance(node, Schedule):
-            return self._join(node, node.child_of[path], path, ranks)
-        starts = np.array([start.get(path, 0) for start in node.starts], dtype=np.int64)
-        segments = np.maximum(np.searchsorted(starts, ranks, side="right") - 1, 0)
-        joined = np.full_like(ranks, -1)
-        for segment in np.unique(segments).tolist():
-            mine = segments == segment
-            joined[mine] = self._join(node, segment, path, ranks[mine] - starts[segment])
-        return joined
-
     def _join(self, node: Inner, child: int, path: str, ranks: IntArray) -> IntArray:
-        below = self._ascend(node.children[child], path, ranks)
+        below = ascended(node.children[child], path, ranks, self._join)
         joined = node.join(child, np.maximum(below, 0)) - self.rank(node)
         return np.where((below < 0) | (joined < 0), -1, joined)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import index
 from typing import NamedTuple
 
@@ -36,6 +36,31 @@ class SampleTimes(NamedTuple):
 
     positions: IntArray
     epochs: IntArray
+
+
+def ascended(node: Node, path: str, ranks: IntArray, join: Callable[[Inner, int, str, IntArray], IntArray]) -> IntArray:
+    """Return (n,) int64: the rank in a node of each rank of a leaf below it, or -1 if it is never taken.
+
+    Args:
+        node: the node.
+        path: the path of the leaf.
+        ranks: (n,) int64, ranks of the leaf.
+        join: returns the rank in an inner node, from the number of the child that holds the leaf, the path, and ranks
+            of the leaf since the child began.
+    """
+    if isinstance(node, Leaf):
+        return ranks
+    if not isinstance(node, Schedule):
+        return join(node, node.child_of[path], path, ranks)
+    starts = np.array([start.get(path, 0) for start in node.starts], dtype=np.int64)
+    # If a segment leaves the source out, the next one starts with the same count, and side="right" finds that one.
+    # Ranks below 0, of samples before the first segment, belong to none.
+    segments = np.maximum(np.searchsorted(starts, ranks, side="right") - 1, 0)
+    joined = np.full_like(ranks, -1)
+    for segment in np.unique(segments).tolist():
+        mine = segments == segment
+        joined[mine] = join(node, segment, path, ranks[mine] - starts[segment])
+    return joined
 
 
 class Plan:
@@ -151,7 +176,7 @@ class Plan:
 
     def ascend(self, source: int, ranks: IntArray) -> IntArray:
         """Return (n,) int64: the position of each rank of a source, or -1 if it is never taken."""
-        return self._ascend(self.root, self.leaves[source].path, ranks)
+        return ascended(self.root, self.leaves[source].path, ranks, self._join)
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """Return (n,) uint64: the keys of epochs of a source, as in a ``Lookup``."""
@@ -187,23 +212,8 @@ class Plan:
             within = _added(starts, node.starts[number]) if isinstance(node, Schedule) else starts
             self._descend(node.children[number], child_ranks[mine], child_rows, within, result)
 
-    def _ascend(self, node: Node, path: str, ranks: IntArray) -> IntArray:
-        """Return (n,) int64: the rank in a node of each rank of a leaf below it, or -1 if it is never taken."""
-        if isinstance(node, Leaf):
-            return ranks
-        if not isinstance(node, Schedule):
-            return self._join(node, node.child_of[path], path, ranks)
-        starts = np.array([start.get(path, 0) for start in node.starts], dtype=np.int64)
-        # If a segment leaves the source out, the next one starts with the same count, and side="right" finds that one.
-        segments = np.searchsorted(starts, ranks, side="right") - 1
-        joined = np.full_like(ranks, -1)
-        for segment in np.unique(segments).tolist():
-            mine = segments == segment
-            joined[mine] = self._join(node, segment, path, ranks[mine] - starts[segment])
-        return joined
-
     def _join(self, node: Inner, child: int, path: str, ranks: IntArray) -> IntArray:
-        below = self._ascend(node.children[child], path, ranks)
+        below = ascended(node.children[child], path, ranks, self._join)
         joined = node.join(child, np.maximum(below, 0))
         return np.where(below < 0, -1, joined)
 

@@ -30,7 +30,7 @@ import xxhash
 
 from headrace.engine.job import PHASE_PREFIX
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
-from headrace.errors import OutputError, StoreError
+from headrace.errors import HeadraceError, OutputError, StoreError
 from headrace.io import atomic_write, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.preparing.ledger import LedgerState
 from headrace.preparing.messages import Dealt, PiecePosition
@@ -267,6 +267,20 @@ class OutputFolder:
     def keep(self) -> None:
         """Leave the hidden folder for a later run to continue if this one ends without `commit`."""
         self._keep = True
+
+    @contextlib.contextmanager
+    def kept_on_error(
+        self, is_worth_keeping: Callable[[BaseException], bool], on_notice: Callable[[str], None]
+    ) -> Iterator[None]:
+        """On an error, keep what is done if the same command could continue, and say so unless the error does."""
+        try:
+            yield
+        except BaseException as error:
+            if is_worth_keeping(error):
+                self.keep()
+                if not isinstance(error, HeadraceError):
+                    on_notice("what is done so far is kept: the same command goes on from there")
+            raise
 
     def commit(self, moves: Mapping[str, str]) -> None:
         """Move complete files from names in the work folder to names in the output folder, in this order.

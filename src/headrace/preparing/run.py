@@ -188,12 +188,9 @@ class TextRun:
     def _kept(self) -> Iterator[None]:
         """On an error, keep what is done if the same command could continue."""
         try:
-            yield
-        except BaseException as error:
-            if self._is_worth_keeping(error):
-                self._folder.keep()
-                if not isinstance(error, HeadraceError):
-                    self._on_notice("what is done so far is kept: the same command goes on from there")
+            with self._folder.kept_on_error(self._is_worth_keeping, self._on_notice):
+                yield
+        except BaseException:
             self._committer.suspend()
             raise
 

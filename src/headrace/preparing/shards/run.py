@@ -8,11 +8,10 @@ closes the connection.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -158,17 +157,8 @@ class ShardRun:
         self._folder.keep()
         return manifest, moves(manifest)
 
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        """On an error, keep what is done if the same command could continue."""
-        try:
-            yield
-        except BaseException as error:
-            if self._is_worth_keeping(error):
-                self._folder.keep()
-                if not isinstance(error, HeadraceError):
-                    self._on_notice("the work so far is kept: the same command continues from there")
-            raise
+    def _kept(self) -> AbstractContextManager[None]:
+        return self._folder.kept_on_error(self._is_worth_keeping, self._on_notice)
 
     def _planned(self, stack: ExitStack) -> Planned:
         with output_errors(self._work, "create folders in"):
