@@ -122,7 +122,7 @@ def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
     """What the example prints."""
     # Workers make sockets in TMPDIR, and the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="example-") as temporary:
-        environment = {**os.environ, "TMPDIR": temporary}
+        environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
         return _run(name, folder, interpreter, environment)
 
 
