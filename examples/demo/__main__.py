@@ -143,7 +143,10 @@ def tell_account(settings: Settings) -> None:
         mix = ", ".join(f"{part.source} {part.share:.1%} ({part.planned:.1%} planned)" for part in chapter.mix)
         say(f"from step {chapter.first_step}: {chapter.samples:,} samples: {mix}")
     for source in told.sources:
-        seen = ", ".join(f"{number:,} {times} times" for times, number in source.seen.items())
+        often = {0: "never", 1: "once", 2: "twice"}
+        seen = ", ".join(
+            f"{number:,} {often.get(times, str(times) + ' times')}" for times, number in source.seen.items()
+        )
         say(f"{source.source}: of {source.num_samples:,} samples, {seen}; {source.fed.tokens:,} tokens were fed")
 
 

@@ -128,7 +128,7 @@ class LazyGroup(click.Group):
 )
 @click.pass_context
 def main(ctx: click.Context, version: bool, verbose: bool) -> None:
-    """Feed training runs: raw text in, model-ready batches out."""
+    """Feed training runs: text, conversations and media in, model-ready batches out."""
     if version:
         lines = import_module("headrace.cli.versions").version_lines() if verbose else [f"headrace {__version__}"]
         click.echo("\n".join(lines))
