@@ -37,7 +37,10 @@ def bytes_of(dataset: Dataset, indices: np.ndarray, part: int = 0) -> list[bytes
     found = dataset.extents(dataset.locate(indices))[part]
     whole = [b""] * len(indices)
     for row, file, begin, end in zip(*(one.tolist() for one in found[1:]), strict=True):
-        with Path(found.store.data_files[file]).open("rb") as stream:
+        reader, name = found.store.data_file(file)
+        assert name == found.store.data_files[file]
+        assert reader.size(name) == found.store.data_sizes()[file]
+        with Path(name).open("rb") as stream:
             stream.seek(begin)
             whole[row] += stream.read(end - begin)
     return whole
