@@ -270,6 +270,17 @@ def test_live(pages: Pages) -> None:
     assert f"{report.ranks[0].reported[11:]}</td>" in text
 
 
+def test_live_draws_the_ranks_that_wait_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for rank in range(20):
+        report = {"step": 1, "position": 16, "rank": rank, "seconds": 1.0, "samples": 4, "wait_read_s": 0.01 * rank}
+        (tmp_path / f"metrics-{rank}.jsonl").write_text(json.dumps(report) + "\n")
+    text = Pages().get("live?path=metrics-{rank}.jsonl")
+    assert "<h2>Rank 19 " in text
+    assert re.findall(r"<h3>rank (\d+)</h3>", text) == ["18", "17", "16", "15", "14", "13", "12"]
+    assert "the ranks that wait most after it" in text
+
+
 def test_differences(pages: Pages) -> None:
     text = pages.get("diff?one=other.json&other=run.json")
     assert "Step 300 is the first that differs" in text

@@ -21,6 +21,7 @@ from headrace.ui.store_pages import Values, boxes_of
 
 SHOWN_RANKS: Final = 64
 SHOWN_ROWS: Final = 200
+SHOWN_CHARTS: Final = 8
 MEASURES: Final = {
     "tokens": "tokens",
     "pairs": "attention (pairs of tokens)",
@@ -289,10 +290,11 @@ def live(asked: Query) -> Values:
     """What a training waits for at the moment; the page is renewed by events."""
     path = asked.path("metrics")
     report = views.live_report(path)
+    waiting = sorted(report.ranks, key=lambda rank: -rank.wait_share)[:SHOWN_CHARTS]
     return "live.html", {
         "path": path,
         "report": report,
-        "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in report.ranks[:16]},
+        "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in waiting},
         "events": link("events-live", path=path),
         "copy": shell.live(path),
     }
