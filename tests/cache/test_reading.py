@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import headrace
 from children import results_of
 from headrace.cache import Cache, CachedReader, CacheStats, check_cache, clear_cache, describe_cache
-from headrace.cache.block_store import block_name
+from headrace.cache.eviction import block_name
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.io import FilePool, MmapReader, PreadReader, Reader
