@@ -213,6 +213,18 @@ class CachedReader(Reader):
         """Keep a whole file, such as an index, as the inner reader does."""
         self.inner.keep(path)
 
+    def keep_all(self, paths: Sequence[str]) -> None:
+        """Keep whole files, as the inner reader does."""
+        self.inner.keep_all(paths)
+
+    def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
+        """Ask as the inner reader does."""
+        self.inner.look_up(paths, folders)
+
+    def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
+        """Return the ends of a file, by which it is known, without the blocks around them."""
+        return self.inner.ends(path, num_bytes, size)
+
     def view(self, path: str) -> ByteArray | None:
         """Return what the inner reader maps, such as an index that it keeps; usually None."""
         return self.inner.view(path)

@@ -179,12 +179,6 @@ class CachePlanner:
         self._done.clear()
         self._sent.clear()
 
-    def tell(self, positions: IntArray, steps: IntArray) -> None:
-        """Do the same as `plan`, if all that was planned before was read."""
-        self._done += self._sent
-        self._sent.clear()
-        self.plan(positions, steps)
-
     def _part(self, block: int, step: int, patience: float) -> tuple[int, int]:
         """See `_Coming.part`; of what was not looked up, the whole block."""
         coming = self._coming.get(block)
