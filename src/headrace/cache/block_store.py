@@ -567,7 +567,9 @@ class BlockStore:
 
     def _evict(self, process: _Process, index: sqlite3.Connection, name: str) -> None:
         """Within a transaction, remove a block that makes room; its file stays while somebody is to read it."""
-        if not is_pinned(index, name):
+        row = block_of(index, name)
+        if row is None or not row.is_begun or not is_pinned(index, name):
+            # What was only reserved is read by ranges then.
             self._remove(process, index, name)
             return
         take = "INSERT OR REPLACE INTO leaving SELECT name, bytes, digest, first, file FROM blocks WHERE name = ?"

@@ -198,7 +198,7 @@ class Eviction:
         """Yield blocks with their sizes, and when they are used next; those first that no run knows, then the last."""
         order = (
             "SELECT blocks.name, bytes FROM uses CROSS JOIN blocks ON blocks.name = uses.name"
-            " WHERE run = ? AND owner IS NULL ORDER BY next DESC LIMIT ?"
+            " WHERE run = ? AND (owner IS NULL OR is_begun = 0) ORDER BY next DESC LIMIT ?"
         )
         wanted = _CANDIDATES
         seen: set[str] = set()
