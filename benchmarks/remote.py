@@ -124,7 +124,7 @@ def ours(engine: str, url: str, case: str, folder: Path) -> remote_peers.Batches
         reader = cache.reader(reader)
     run = open_run(url, case, reader)
     loader = headrace.Loader(
-        run, micro_batch_size=BATCH, cache=cache, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow"
+        run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow"
     )
     for batch in loader:
         yield used_bytes(case, batch), batch
@@ -170,7 +170,7 @@ def through_cache(url: str, kind: str, part: float, folder: Path) -> dict[str, A
     before = cache.stats.fetched_blocks + cache.stats.bypassed_blocks
     bytes_before = cache.stats.fetched_bytes
     for _ in headrace.Loader(
-        run, micro_batch_size=BATCH, cache=cache, reading=headrace.loader.Reading(ahead="12MB"), uneven="allow"
+        run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead="12MB"), uneven="allow"
     ):
         pass
     missed = cache.stats.fetched_blocks + cache.stats.bypassed_blocks - before
@@ -207,7 +207,7 @@ def resumed(url: str, folder: Path) -> dict[str, Any]:
     cache = headrace.Cache(folder / "blocks", limit="10GB", block=BLOCK)
     run = open_run(url, "windows", cache.reader(reader))
     loader = headrace.Loader(
-        run, micro_batch_size=BATCH, cache=cache, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow"
+        run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow"
     )
     loader.start_at((run.length or 0) // 2 // BATCH * BATCH)
     next(iter(loader))

@@ -313,11 +313,12 @@ class BlockStore:
             index.execute("DELETE FROM leaving WHERE name = ?", (name,))
         if is_left:
             first, num_bytes, digest, file = row
-            kept = (name, num_bytes, None, digest, first, file, 1)
+            kept = KeptBlock(name, num_bytes, None, digest, first, file, 1)
         else:
             if row is not None:
                 self._unlink(process, name, row[3])
-            kept = (name, end - begin, process.owner, None, begin, file_name(name, wanted.size, begin, end), 0)
+            file = file_name(name, wanted.size, begin, end)
+            kept = KeptBlock(name, end - begin, process.owner, None, begin, file, 0)
         index.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", kept)
         index.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", (run, name, block.next_use))
 
