@@ -74,7 +74,12 @@ MODULES = (
         "headrace.loader.loader",
         "headrace.loader.feeds",
     ),
-    *("headrace.loader.caching", "headrace.loader.ragged", "headrace.loader.collating", "headrace.stores.energon"),
+    *(
+        "headrace.datasets.cache_planner",
+        "headrace.loader.ragged",
+        "headrace.loader.collating",
+        "headrace.stores.energon",
+    ),
 )
 """What is imported before anything is measured, as the modules of the peers are."""
 
@@ -118,14 +123,10 @@ def used_bytes(case: str, batch: Any) -> int:
 
 def ours(engine: str, url: str, case: str, folder: Path) -> remote_peers.Batches:
     reader: Any = headrace.io.ObjectReader()
-    cache = None
     if engine == OURS:
-        cache = headrace.Cache(folder / "blocks", limit="10GB", block=BLOCK)
-        reader = cache.reader(reader)
+        reader = headrace.Cache(folder / "blocks", limit="10GB", block=BLOCK).reader(reader)
     run = open_run(url, case, reader)
-    loader = headrace.Loader(
-        run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow"
-    )
+    loader = headrace.Loader(run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow")
     for batch in loader:
         yield used_bytes(case, batch), batch
 
@@ -206,9 +207,7 @@ def resumed(url: str, folder: Path) -> dict[str, Any]:
     reader = headrace.io.ObjectReader()
     cache = headrace.Cache(folder / "blocks", limit="10GB", block=BLOCK)
     run = open_run(url, "windows", cache.reader(reader))
-    loader = headrace.Loader(
-        run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow"
-    )
+    loader = headrace.Loader(run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow")
     loader.start_at((run.length or 0) // 2 // BATCH * BATCH)
     next(iter(loader))
     return {"s": time.perf_counter() - begun, "looked_up": reader.stats.heads + reader.stats.lists}

@@ -163,7 +163,7 @@ def test_reading_ahead_fetches_into_the_cache(
     cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
     run = run_over(headrace.open(prefix, reader=cache.reader("pread")), kind)
     reading = headrace.loader.Reading(ahead="40MB")
-    loader = headrace.Loader(run, micro_batch_size=16, cache=cache, reading=reading)
+    loader = headrace.Loader(run, micro_batch_size=16, reading=reading)
     assert [batch["input_ids"].flatten().tolist() for batch in loader] == fed(run_over(headrace.open(prefix), kind))
     files = list((cache.folder / "blocks").glob("*/*"))
     assert len(files) >= Path(f"{prefix}.bin").stat().st_size // BLOCK
@@ -179,7 +179,7 @@ def test_a_small_cache_while_reading_ahead(prefix: str, tmp_path: Path, monkeypa
     for name, reading in (("now", headrace.loader.Reading(num_threads=0)), ("ahead", headrace.loader.Reading(ahead=1))):
         cache = Cache(tmp_path / name, limit=12 * BLOCK, block=BLOCK)
         run = run_over(headrace.open(prefix, reader=cache.reader("pread")), "blocks", global_batch_size=4)
-        loader = headrace.Loader(run, micro_batch_size=4, cache=cache, reading=reading)
+        loader = headrace.Loader(run, micro_batch_size=4, reading=reading)
         found = [batch["input_ids"].flatten().tolist() for batch in loader]
         assert found == [batch["input_ids"].flatten().tolist() for batch in headrace.Loader(plain, micro_batch_size=4)]
         missed[name] = cache.stats.fetched_blocks + cache.stats.bypassed_blocks
@@ -192,7 +192,7 @@ def test_a_small_cache_while_reading_ahead(prefix: str, tmp_path: Path, monkeypa
 def test_a_loop_that_is_left_keeps_no_room(prefix: str, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
     run = run_over(headrace.open(prefix, reader=cache.reader("pread")))
-    stream = iter(headrace.Loader(run, micro_batch_size=16, cache=cache, reading=headrace.loader.Reading(ahead="40MB")))
+    stream = iter(headrace.Loader(run, micro_batch_size=16, reading=headrace.loader.Reading(ahead="40MB")))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     content = cache.store.content()
