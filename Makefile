@@ -76,6 +76,7 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md 
 	$(BIN)/python benchmarks/edits.py
 	$(BIN)/python benchmarks/interference.py
 	$(BIN)/python benchmarks/ui.py
+	[ ! -e $(VENV)/servers/ready ] || $(BIN)/python benchmarks/remote.py
 	$(BIN)/python benchmarks/page.py
 
 docs: .venv-docs/ready  ## the documentation site, in build/site; warnings and dead links fail

@@ -32,6 +32,10 @@ PACKAGES = (
         "grain",
         "litdata",
         "spdl",
+        "obstore",
+        "mosaicml-streaming",
+        "s3torchconnector",
+        "s3fs",
     ),
 )
 """The packages whose versions a result records."""

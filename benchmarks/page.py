@@ -30,6 +30,7 @@ SCRIPTS = {
     "balance": "Balanced steps",
     "scale": "Preparation on many machines",
     "edits": "Runs that are edited",
+    "remote": "Samples from an object store",
     "interference": "Launches lost beside a loader",
     "ui": "Pages in the browser",
 }

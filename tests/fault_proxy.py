@@ -33,6 +33,8 @@ class FaultProxy:
         back_after: how many refused connections end that; None for no number.
         all_requests: whether HEADs and LISTs meet faults, too.
         gets: GETs of ranges that arrived.
+        sent_bytes: bytes of bodies that were sent.
+        most_at_once: the most requests that were answered at the same time.
         made: faults that were made, by kind.
         closing: set when the proxy ends.
     """
@@ -47,6 +49,9 @@ class FaultProxy:
         self.back_after: int | None = None
         self.all_requests = False
         self.gets = 0
+        self.sent_bytes = 0
+        self.most_at_once = 0
+        self._at_once = 0
         self.made: Counter[str] = Counter()
         self.port = 0
         self.closing = threading.Event()
@@ -60,6 +65,23 @@ class FaultProxy:
     def come_back(self) -> None:
         """End that every connection is refused."""
         self.is_away = False
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request as long as it is answered."""
+        with self._lock:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_once -= 1
+
+    def sent(self, num_bytes: int) -> None:
+        """Count the bytes of a body."""
+        with self._lock:
+            self.sent_bytes += num_bytes
 
     def fault(self, method: str, is_range: bool) -> str | None:
         """Count a request, and return the fault that it meets."""
@@ -87,6 +109,10 @@ def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
         upstream: http.client.HTTPConnection | None = None
 
         def do_GET(self) -> None:
+            with proxy.answering():
+                self.respond()
+
+        def respond(self) -> None:
             fault = proxy.fault(self.command, "Range" in self.headers)
             if proxy.latency_s:
                 time.sleep(proxy.latency_s)
@@ -137,6 +163,7 @@ def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
             self.send_header("Content-Length", str(max(length, len(data))))
             self.end_headers()
             self.wfile.write(data)
+            proxy.sent(len(data))
 
         def handle_one_request(self) -> None:
             with contextlib.suppress(OSError, ValueError):

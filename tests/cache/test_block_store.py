@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import killing
 from headrace.cache import BlockStore
 from headrace.cache import block_store as module
-from headrace.cache.block_store import FOLDER_NAME, NEVER, Policy, block_name
+from headrace.cache.eviction import NEVER, PlannedBlock, Policy, Wanted, block_name
+from headrace.cache.folder import FOLDER_NAME
 from headrace.errors import ConfigError
 from headrace.plan.caching import next_uses, simulate
 
@@ -38,16 +39,34 @@ def make(folder: Path, *, blocks: int = 4, policy: Policy = "plan") -> BlockStor
 def read(store: BlockStore, number: int) -> bool:
     """Whether a block is there, with the bytes that it must have."""
     out = np.zeros(BLOCK, np.uint8)
-    is_there = store.read(name_of(number), BLOCK, 0, out)
+    is_there = store.read(Wanted(name_of(number), BLOCK, 0, BLOCK), [(0, out.data)])
     assert not is_there or (out == bytes_of(number)).all()
     return is_there
 
 
+def claimed(store: BlockStore, number: int) -> str:
+    return store.claim([Wanted(name_of(number), BLOCK, 0, BLOCK)])[0].who
+
+
+def put(store: BlockStore, number: int) -> bool:
+    return store.put(name_of(number), BLOCK, 0, bytes_of(number))
+
+
 def fetch(store: BlockStore, number: int) -> str:
-    claim = store.claim(name_of(number), BLOCK)
+    claim = claimed(store, number)
     if claim == "ours":
-        store.put(name_of(number), bytes_of(number))
+        put(store, number)
     return claim
+
+
+def plan(store: BlockStore, run: str, step: int, step_s: float, next_uses: dict[int, int]) -> None:
+    """Plan a span that uses whole blocks, after the one before was read."""
+    blocks = [
+        PlannedBlock(Wanted(name_of(number), BLOCK, 0, BLOCK), use, lambda _: (0, BLOCK))
+        for number, use in next_uses.items()
+    ]
+    span = store.next_span()
+    store.plan(run, step, step_s, span=span, blocks=blocks, done=[span - 1])
 
 
 @given(st.lists(st.integers(0, 7), max_size=30), st.integers(1, 4))
@@ -58,7 +77,7 @@ def test_the_hits_are_those_of_the_plan(blocks: list[int], capacity: int) -> Non
         store = make(Path(folder), blocks=capacity)
         hits = []
         for step, (block, use) in enumerate(zip(blocks, later.tolist(), strict=True)):
-            store.expect("run", step, 1.0, {name_of(block): NEVER if use == len(blocks) else use})
+            plan(store, "run", step, 1.0, {block: NEVER if use == len(blocks) else use})
             hits.append(read(store, block))
             if not hits[-1]:
                 fetch(store, block)
@@ -77,40 +96,43 @@ def test_pinned_blocks_are_the_first(blocks: list[int], capacity: int) -> None:
 def test_blocks_that_nobody_knows_go_first(tmp_path: Path) -> None:
     store = make(tmp_path, blocks=2)
     assert fetch(store, 1) == "ours"
-    store.expect("run", 0, 1.0, {name_of(2): 5})
+    plan(store, "run", 0, 1.0, {2: 5})
     assert fetch(store, 2) == "ours"
     assert fetch(store, 3) == "bypass", "it is not known when it is used, so nothing goes for it"
-    store.expect("run", 1, 1.0, {name_of(4): 9})
+    plan(store, "run", 1, 1.0, {4: 9})
     assert fetch(store, 4) == "ours"
     assert [read(store, one) for one in (1, 2, 4)] == [False, True, True]
-    store.expect("run", 2, 1.0, {name_of(6): 20})
+    plan(store, "run", 2, 1.0, {6: 20})
     assert fetch(store, 6) == "bypass"
 
 
 def test_two_runs_are_compared_by_their_pace(tmp_path: Path) -> None:
     store, other = make(tmp_path, blocks=2), make(tmp_path, blocks=2)
-    store.expect("slow", 0, 10.0, {name_of(1): 3})
+    plan(store, "slow", 0, 10.0, {1: 3})
     assert fetch(store, 1) == "ours"
-    other.expect("fast", 0, 0.1, {name_of(2): 50})
+    plan(other, "fast", 0, 0.1, {2: 50})
     assert fetch(other, 2) == "ours"
     # In 5 s, in 30 s, and now one in 20 s: the slow run's block goes.
-    other.expect("fast", 0, 0.1, {name_of(3): 200})
+    plan(other, "fast", 0, 0.1, {3: 200})
     assert fetch(other, 3) == "ours"
+    assert store.content().blocks == 2
+    assert [read(store, one) for one in (1, 2, 3)] == [True, True, True], "its reader is not done yet"
+    store.finish([0])
     assert [read(store, one) for one in (1, 2, 3)] == [False, True, True]
 
 
 def test_a_block_that_another_fetches_is_waited_for(tmp_path: Path) -> None:
     store, other = make(tmp_path, policy="pin"), make(tmp_path, policy="pin")
-    assert store.claim(name_of(1), BLOCK) == "ours"
-    assert other.claim(name_of(1), BLOCK) == "theirs"
-    assert store.claim(name_of(1), BLOCK) == "theirs", "as another thread of the same process"
+    assert claimed(store, 1) == "ours"
+    assert claimed(other, 1) == "theirs"
+    assert claimed(store, 1) == "theirs", "as another thread of the same process"
     assert other.is_being_fetched(name_of(1))
-    assert store.put(name_of(1), bytes_of(1))
+    assert put(store, 1)
     assert not other.is_being_fetched(name_of(1))
     assert read(other, 1)
-    assert store.claim(name_of(2), BLOCK) == "ours"
+    assert claimed(store, 2) == "ours"
     store.give_up(name_of(2))
-    assert other.claim(name_of(2), BLOCK) == "ours"
+    assert claimed(other, 2) == "ours"
 
 
 @pytest.mark.parametrize("moment", range(12))
@@ -121,7 +143,7 @@ def test_killed_at_any_moment(tmp_path: Path, moment: int) -> None:
     def work() -> None:
         store = make(tmp_path, blocks=2)
         for number in range(4):
-            store.expect("run", number, 1.0, {name_of(number): 10 - number})
+            plan(store, "run", number, 1.0, {number: 10 - number})
             if not read(store, number):
                 fetch(store, number)
 
@@ -170,10 +192,10 @@ def test_a_full_disk_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        assert store.claim(name_of(1), BLOCK) == "ours"
-        assert not store.put(name_of(1), bytes_of(1))
+        assert claimed(store, 1) == "ours"
+        assert not put(store, 1)
     assert store.stats.failed_writes == 1
-    assert store.claim(name_of(1), BLOCK) == "bypass", "it waits a while before it tries again"
+    assert claimed(store, 1) == "bypass", "it waits a while before it tries again"
     assert read(store, 0)
     monkeypatch.setattr(module, "_PAUSE_S", 0.0)
     store._no_writes_until = 0.0

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import headrace
 from children import results_of
 from headrace.cache import Cache, CachedReader, CacheStats, check_cache, clear_cache, describe_cache
-from headrace.cache.block_store import block_name
+from headrace.cache.eviction import Wanted, block_name
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.io import FilePool, MmapReader, PreadReader, Reader
@@ -151,7 +151,8 @@ def test_a_wait_that_takes_too_long_says_for_what(
     path = str(tmp_path / "data.bin")
     cache, other = (Cache(tmp_path / "cache", limit="1MB", block=1000) for _ in range(2))
     reader = cache.reader("pread")
-    assert other.store.claim(block_name(reader.identity(path), 2), 1000) == "ours"
+    wanted = Wanted(block_name(reader.identity(path), 2), 1000, 0, 1000)
+    assert other.store.claim([wanted])[0].who == "ours"
     with caplog.at_level(logging.WARNING, "headrace"), reading_for(lambda: "samples of step 3 on rank 1 of 2"):
         assert (reader.read(path, 2100, 50) == data[2100:2150]).all()
     [line] = caplog.messages

@@ -55,13 +55,13 @@ def cache(tmp_path: Path) -> Cache:
 def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The runs that caches were told of."""
     found: set[str] = set()
-    expect = BlockStore.expect
+    plan = BlockStore.plan
 
-    def noted(self: BlockStore, run: str, *rest: Any) -> None:
+    def noted(self: BlockStore, run: str, *rest: Any, **more: Any) -> None:
         found.add(run)
-        expect(self, run, *rest)
+        plan(self, run, *rest, **more)
 
-    monkeypatch.setattr(BlockStore, "expect", noted)
+    monkeypatch.setattr(BlockStore, "plan", noted)
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 import corpora
 import headrace
 from headrace.cache import Cache, block_store
-from headrace.cache.block_store import NEVER
+from headrace.cache.eviction import NEVER
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.cache_planner import CachePlanner
 from headrace.environment import ranks_on_each_node
@@ -152,6 +152,54 @@ def test_workers_read_through_the_cache(prefix: str, tmp_path: Path) -> None:
     loader.close()
     assert headrace.cache.describe_cache(cache.folder).blocks >= 29
     assert headrace.cache.check_cache(cache.folder) == []
+
+
+@pytest.mark.parametrize("kind", ["full", "blocks"])
+def test_reading_ahead_fetches_into_the_cache(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Many spans are under way at the same time; each block is fetched once, and the batches are the same."""
+    monkeypatch.setattr(spans, "SPAN_ROWS", 16)
+    cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
+    run = run_over(headrace.open(prefix, reader=cache.reader("pread")), kind)
+    reading = headrace.loader.Reading(ahead="40MB")
+    loader = headrace.Loader(run, micro_batch_size=16, reading=reading)
+    assert [batch["input_ids"].flatten().tolist() for batch in loader] == fed(run_over(headrace.open(prefix), kind))
+    files = list((cache.folder / "blocks").glob("*/*"))
+    assert len(files) >= Path(f"{prefix}.bin").stat().st_size // BLOCK
+    assert cache.stats.fetched_blocks == len(files), "none was fetched twice"
+    assert cache.stats.fetched_bytes == sum(file.stat().st_size for file in files)
+    assert cache.stats.bypassed_blocks == 0
+
+
+def test_a_small_cache_while_reading_ahead(prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "SPAN_ROWS", 4)
+    plain = run_over(headrace.open(prefix), "blocks", global_batch_size=4)
+    missed = {}
+    for name, reading in (("now", headrace.loader.Reading(num_threads=0)), ("ahead", headrace.loader.Reading(ahead=1))):
+        cache = Cache(tmp_path / name, limit=12 * BLOCK, block=BLOCK)
+        run = run_over(headrace.open(prefix, reader=cache.reader("pread")), "blocks", global_batch_size=4)
+        loader = headrace.Loader(run, micro_batch_size=4, reading=reading)
+        found = [batch["input_ids"].flatten().tolist() for batch in loader]
+        assert found == [batch["input_ids"].flatten().tolist() for batch in headrace.Loader(plain, micro_batch_size=4)]
+        missed[name] = cache.stats.fetched_blocks + cache.stats.bypassed_blocks
+        assert cache.store.content().num_bytes <= cache.limit_bytes
+        cache.store.finish([])
+        assert headrace.cache.check_cache(cache.folder) == []
+    assert abs(missed["ahead"] - missed["now"]) <= 0.05 * missed["now"]
+
+
+def test_a_loop_that_is_left_keeps_no_room(prefix: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
+    run = run_over(headrace.open(prefix, reader=cache.reader("pread")))
+    stream = iter(headrace.Loader(run, micro_batch_size=16, reading=headrace.loader.Reading(ahead="40MB")))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    content = cache.store.content()
+    assert content.fetching == 0
+    files = list((cache.folder / "blocks").glob("*/*"))
+    assert len(files) == content.blocks
+    assert sum(file.stat().st_size for file in files) == content.num_bytes
 
 
 def _trained(prefix: str, folder: str, seed: int, kill: int, fed_to: str) -> None:

@@ -14,7 +14,7 @@ import corpora
 import headrace
 from children import results_of
 from headrace.cache import Cache
-from headrace.cache.block_store import block_name
+from headrace.cache.eviction import block_name
 from headrace.datasets.block_uses import BlockUses
 from headrace.errors import ConfigError, StateError
 from headrace.io import PreadReader
@@ -219,7 +219,8 @@ def test_four_nodes_fetch_each_home_block_once(prefix: str, tmp_path: Path) -> N
     # The first and last 4 KiB are read to open the store.
     inner = set(range(4, uses.table.num_blocks - 5))
     for node, _, (fetched, _, evicted), _ in results:
-        files = {path.name for path in (tmp_path / str(node) / "blocks").glob("*/*")}
+        # Of some blocks the ends are samples that are read elsewhere, and only the part between them is kept.
+        files = {path.name.partition("@")[0] for path in (tmp_path / str(node) / "blocks").glob("*/*")}
         kept = {number for number in inner if block_name(identity, number) in files}
         assert kept == {number for number in inner if number % 4 == node}
         assert (fetched, evicted) == (len(files), 0), "none was fetched twice"

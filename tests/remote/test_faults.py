@@ -135,6 +135,28 @@ def test_a_store_that_is_away_for_a_while(
     assert "trying again in" in caplog.text
 
 
+def test_opening_asks_at_once(
+    weed: servers.Bucket, storage: headrace.Storage, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Look-ups take one round trip, and indexes are fetched many at a time; the counts of requests are exact."""
+    local = corpora.make(tmp_path / "web", 5, 120, num_shards=12).store
+    url = weed.upload(tmp_path / "web", f"{tmp_path.name}/web")
+    proxy.latency_s = 0.3
+    reader = ObjectReader(storage, policy=QUICK)
+    store = headrace.open(f"{url}/shard-0", reader=reader)
+    assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (8, 1, 1)
+    assert proxy.most_at_once == 9
+    assert isinstance(store, headrace.stores.Store)
+    proxy.most_at_once = 0
+    reader = ObjectReader(storage, policy=QUICK)
+    whole = headrace.open(url, reader=reader)
+    assert isinstance(whole, headrace.stores.Store)
+    assert reader.stats.gets == 11, "the index of the first is there"
+    assert proxy.most_at_once == 11
+    proxy.latency_s = 0.0
+    assert whole.fingerprint == local.fingerprint
+
+
 def test_a_run_with_faults_is_the_local_run(
     weed: servers.Bucket, storage: headrace.Storage, proxy: FaultProxy, tmp_path: Path
 ) -> None:

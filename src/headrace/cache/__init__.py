@@ -3,12 +3,14 @@
     Cache("/nvme/headrace", limit="2TB").reader("pread") --> CachedReader, a reader like any other
         ranges of a file --> blocks --> BlockStore: on the disk -------------> bytes
                                            |  not there: claim
-                                           +-- kept: one process fetches the block whole, the others wait for it
+                                           +-- kept: one process fetches what is read of it in time, the others wait
                                            +-- not kept: only the ranges are fetched
 
-What is kept is decided by next use, as far as a loader has told it (`Cache.expect`), or is the first that comes
-(``policy="pin"``). `BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn
-writes.
+    a loader --> BlockStore.plan, in the order of the run: reserves what is kept, pins what is read
+        Eviction: what makes room for it, by next uses
+
+What is kept is decided by next use, as far as a loader has planned it, or is the first that comes (``policy="pin"``).
+`BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn writes.
 
 May import: io, plan, config, errors.
 """

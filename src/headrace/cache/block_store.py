@@ -3,11 +3,16 @@
     folder/headrace-cache.json      what the folder is: its version, and the bytes of a block
     folder/index.sqlite             blocks with their owners and checksums, and their next uses by run
     folder/blocks/7f/7f3a...-12     block 12 of the file whose identity hashes to 7f3a...
+    folder/blocks/7f/7f3a...-13@64-96   bytes 64 to 96 of block 13, where no more of it will be read in time
     folder/owners/HOST.PID.RANDOM   a file that its process holds locked for as long as it lives
 
 A block is written under a temporary name, synced and renamed, so that it is there whole or not at all; then the index
 says so. A process that wants to fetch a block first enters itself as its owner. If it dies, its lock is gone, and the
 next process that wants the block takes its place. Files are removed only if the index lists them.
+
+A loader plans its reads in order, see `BlockStore.plan`. A block that is to be kept is then reserved: its room is kept,
+and whoever needs it first fetches it. Blocks that planned reads need are pinned until these are done: one that makes
+room for others meanwhile leaves the index at once, as the plan says, and the disk when no pin is left.
 
 The index is changed in transactions of SQLite, which a kill cannot tear. A process that was forked opens it anew.
 """
@@ -16,33 +21,42 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import Lock
-from typing import Final, Literal
+from threading import Event, Lock
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, StoreError
-from headrace.io import FilePool, atomic_write, json_bytes, output_errors, unique_name, write_all
+from headrace.cache.eviction import (
+    NEVER,
+    NO_RUN,
+    SCHEMA,
+    Claim,
+    Eviction,
+    KeptBlock,
+    PlannedBlock,
+    Policy,
+    Wanted,
+    block_of,
+    file_name,
+    is_pinned,
+)
+from headrace.cache.folder import make_folder
+from headrace.errors import StoreError
+from headrace.io import FilePool, output_errors, unique_name, write_all
 from headrace.io.readers import OpenFile
 
 ByteArray = NDArray[np.uint8]
-Policy = Literal["plan", "pin"]
-Claim = Literal["ours", "theirs", "bypass"]
 
-FOLDER_NAME: Final = "headrace-cache.json"
-NEVER: Final = 1 << 62
-"""The next use of a block that is not used again."""
-
-_VERSION: Final = 1
 _BUSY_S: Final = 60.0
 _PAUSE_S: Final = 30.0
 """How long a process keeps no new blocks after a block could not be written."""
@@ -50,27 +64,7 @@ _PAUSE_S: Final = 30.0
 _OPEN_BLOCKS: Final = 64
 """The most blocks that a process has open. One that was evicted takes room on the disk until it is closed."""
 
-_CANDIDATES: Final = 16
-_NO_RUN: Final = ""
-"""Stands for a run in the uses of blocks that no run has told of."""
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS blocks (
-    name TEXT PRIMARY KEY, bytes INTEGER NOT NULL, owner TEXT, digest TEXT) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS totals (id INTEGER PRIMARY KEY CHECK (id = 0), bytes INTEGER NOT NULL);
-INSERT OR IGNORE INTO totals VALUES (0, 0);
-CREATE TRIGGER IF NOT EXISTS more AFTER INSERT ON blocks BEGIN
-    UPDATE totals SET bytes = bytes + NEW.bytes; END;
-CREATE TRIGGER IF NOT EXISTS fewer AFTER DELETE ON blocks BEGIN
-    UPDATE totals SET bytes = bytes - OLD.bytes; END;
-CREATE TABLE IF NOT EXISTS runs (
-    owner TEXT NOT NULL, run TEXT NOT NULL, step INTEGER NOT NULL, step_s REAL NOT NULL,
-    PRIMARY KEY (owner, run)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS uses (
-    run TEXT NOT NULL, name TEXT NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (run, name)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_next ON uses (run, next);
-CREATE INDEX IF NOT EXISTS by_name ON uses (name);
-"""
-
+_LOOK_S: Final = 0.005
 _log = logging.getLogger("headrace")
 
 
@@ -126,12 +120,11 @@ class CacheContent(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
 
 
-class _Folder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``headrace-cache.json``."""
+class _OpenBlock(NamedTuple):
+    """An open file, and where in the block it begins."""
 
-    kind: Literal["headrace.cache"] = "headrace.cache"
-    version: int = _VERSION
-    block_bytes: int
+    file: OpenFile
+    first: int
 
 
 class _FullError(Exception):
@@ -145,7 +138,7 @@ class _Process:
         self.lock = Lock()
         self.owner = unique_name()
         self.files = FilePool(_OPEN_BLOCKS)
-        self.claimed: set[str] = set()
+        self.claimed: dict[str, Event] = {}
         path = folder / "owners" / self.owner
         with output_errors(path, "create"):
             path.parent.mkdir(exist_ok=True)
@@ -157,7 +150,16 @@ class _Process:
         )
         self.index.execute("PRAGMA journal_mode=WAL")
         self.index.execute("PRAGMA synchronous=NORMAL")
-        self.index.executescript(_SCHEMA)
+        self.index.executescript(SCHEMA)
+
+    @contextlib.contextmanager
+    def waking(self, name: str) -> Iterator[None]:
+        """When the block is finished, wake the threads that wait for it."""
+        try:
+            yield
+        finally:
+            if (event := self.claimed.pop(name, None)) is not None:
+                event.set()
 
     def leave(self) -> None:
         """Let go of the lock of the process that forked this one; its connection must stay as it is."""
@@ -187,10 +189,11 @@ class BlockStore:
         self.policy = policy
         self._stats = CacheStats()
         self._no_writes_until = 0.0
+        self._spans = itertools.count()
         # Connections of the process that forked this one stay here: they must not be closed.
         self._processes: dict[int, _Process] = {}
         self._locks: dict[int, Lock] = {}
-        _make_folder(folder, block_bytes)
+        make_folder(folder, block_bytes)
 
     @property
     def stats(self) -> CacheStats:
@@ -204,69 +207,203 @@ class BlockStore:
             for name, number in more.items():
                 setattr(self._stats, name, getattr(self._stats, name) + number)
 
-    def read(self, name: str, size: int, begin: int, out: ByteArray) -> bool:
-        """Read bytes of a block of ``size`` bytes into ``out``, and return whether it was there.
+    def read(self, wanted: Wanted, pieces: Iterable[tuple[int, memoryview]]) -> bool:
+        """Read pieces of a block, which lie in what is wanted, and return whether they were there.
 
-        A file that is damaged is dropped.
+        A piece is the byte of the block where it begins, and where it goes. A file that is damaged is dropped.
         """
-        file = self._open(name, size)
-        if file is None:
+        block = self._open(wanted)
+        if block is None:
             return False
-        done, view = 0, out.data
-        while done < len(out):
-            count = os.preadv(file.fd, [view[done:]], begin + done)
-            if not count:
-                self._drop_torn(name)
-                return False
-            done += count
+        descriptor, first = block.file.fd, block.first
+        for begin, view in pieces:
+            at = begin - first
+            count = os.preadv(descriptor, [view], at)
+            while count < len(view):
+                more = os.preadv(descriptor, [view[count:]], at + count)
+                if not more:
+                    self._drop_torn(wanted.name)
+                    return False
+                count += more
         return True
 
-    def claim(self, name: str, size: int) -> Claim:
-        """Return who fetches a block that was not there: this process, whole; another one, or has done so; or nobody.
+    def plan(
+        self, run: str, step: int, step_s: float, *, span: int, blocks: Sequence[PlannedBlock], done: Sequence[int]
+    ) -> None:
+        """Decide what is kept of the blocks that a span of samples is going to read.
 
-        If this process does, the room for the block is kept, and `put` or `give_up` must follow.
+        Spans are planned in the order of the run, and read at any time after that. What is to be kept and is not there
+        is reserved, so that `claim` gives it to whoever reads it first. All blocks are pinned until the span is done.
+
+        Args:
+            run: the name of the run.
+            step: its step.
+            step_s: about how long a step takes, by which the uses of several runs are compared.
+            span: the number of the span, which no other one of this process has.
+            blocks: the blocks.
+            done: the numbers of planned spans that were read, or will not be.
+        """
+        process = self._process()
+        # What finds no room is not known, and its block is the first to go.
+        with contextlib.suppress(_FullError), process.lock, self._changing(process) as index:
+            self._release(process, index, done)
+            index.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", (process.owner, run, step, step_s))
+            names = [block.wanted.name for block in blocks]
+            rows = [(run, block.wanted.name, block.next_use) for block in blocks]
+            index.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", rows)
+            index.executemany("DELETE FROM uses WHERE run = ? AND name = ?", [(NO_RUN, name) for name in names])
+            missing = [block for block in blocks if self._is_missing(index, block.wanted)]
+            # Before room is made, since a block of this span may have to go.
+            pins = [(process.owner, span, name) for name in names]
+            index.executemany("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", pins)
+            runs = self._eviction(index).runs()
+            for block in missing:
+                self._reserve(process, index, block, run, runs)
+
+    def next_span(self) -> int:
+        """Return a number for the next span that is planned."""
+        return next(self._spans)
+
+    def finish(self, done: Sequence[int]) -> None:
+        """Unpin the blocks of spans that were read, or will not be, and give up what was reserved for these only."""
+        process = self._process()
+        with contextlib.suppress(_FullError), process.lock, self._changing(process) as index:
+            self._release(process, index, done)
+
+    def _is_missing(self, index: sqlite3.Connection, wanted: Wanted) -> bool:
+        """Return whether a block is neither there nor coming; or is without what is wanted, and nobody reads it."""
+        row = block_of(index, wanted.name)
+        if row is None:
+            return True
+        return row.owner is None and not row.has(wanted) and not is_pinned(index, wanted.name)
+
+    def _reserve(
+        self,
+        process: _Process,
+        index: sqlite3.Connection,
+        block: PlannedBlock,
+        run: str,
+        runs: Mapping[str, tuple[int, float]],
+    ) -> None:
+        """Keep room for a block that is to be kept. Of two files of the same block the one before is removed."""
+        wanted, name = block.wanted, block.wanted.name
+        begin, end = wanted.begin, wanted.end
+        if block.next_use != NEVER:
+            patience = self._eviction(index).patience(wanted.size, run, runs)
+            more = (0, wanted.size) if patience is None else block.part(patience)
+            begin, end = min(begin, more[0]), min(max(end, more[1]), wanted.size)
+        if time.monotonic() < self._no_writes_until:
+            return
+        before = block_of(index, name)
+        room = 0 if before is None else before.num_bytes
+        row = index.execute("SELECT first, bytes, digest, file FROM leaving WHERE name = ?", (name,)).fetchone()
+        is_left = row is not None and row[0] <= wanted.begin and wanted.end <= row[0] + row[1]
+        victims = self._eviction(index).victims(name, row[1] if is_left else end - begin - room)
+        if victims is None:
+            # Uses are noted for blocks that are there; this one's are noted anew before it is read again.
+            if before is None:
+                index.execute("DELETE FROM uses WHERE name = ?", (name,))
+            return
+        for victim in victims:
+            self._evict(process, index, victim)
+        self._stats.evicted_blocks += len(victims)
+        if before is not None:
+            self._remove(process, index, name)
+        if row is not None:
+            index.execute("DELETE FROM leaving WHERE name = ?", (name,))
+        if is_left:
+            first, num_bytes, digest, file = row
+            kept = KeptBlock(name, num_bytes, None, digest, first, file, 1)
+        else:
+            if row is not None:
+                self._unlink(process, name, row[3])
+            file = file_name(name, wanted.size, begin, end)
+            kept = KeptBlock(name, end - begin, process.owner, None, begin, file, 0)
+        index.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", kept)
+        index.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", (run, name, block.next_use))
+
+    def _release(self, process: _Process, index: sqlite3.Connection, spans: Sequence[int]) -> None:
+        """Within a transaction, remove the pins of spans, what is left of them, and what left for them."""
+        for span in spans:
+            which = (process.owner, span)
+            names = [name for (name,) in index.execute("SELECT name FROM pins WHERE owner = ? AND span = ?", which)]
+            index.execute("DELETE FROM pins WHERE owner = ? AND span = ?", which)
+            for name in names:
+                self._let_go(process, index, name)
+
+    def _let_go(self, process: _Process, index: sqlite3.Connection, name: str) -> None:
+        """Within a transaction, remove what was kept of a block only for those who pinned it."""
+        if is_pinned(index, name):
+            return
+        row = index.execute("SELECT file FROM leaving WHERE name = ?", (name,)).fetchone()
+        if row is not None:
+            index.execute("DELETE FROM leaving WHERE name = ?", (name,))
+            self._unlink(process, name, row[0])
+        # What was reserved, and nobody has read.
+        reserved = "DELETE FROM blocks WHERE name = ? AND owner = ? AND is_begun = 0"
+        index.execute(reserved, (name, process.owner))
+
+    def claim(self, wanted: Sequence[Wanted]) -> list[Claim]:
+        """Return for each part that was not there who fetches it.
+
+        If this process does, the room for it is kept, and `put` or `give_up` must follow. If another one does, or has
+        done so, it is there soon.
         """
         try:
-            return self._claim(name, size)
+            process = self._process()
+            with process.lock, self._changing(process) as index:
+                return [self._claim(process, index, one) for one in wanted]
         except _FullError as error:
             self._pause(str(error))
-            return "bypass"
+            return [Claim("bypass", one.begin, one.end) for one in wanted]
 
-    def _claim(self, name: str, size: int) -> Claim:
-        process = self._process()
-        with process.lock, self._changing(process) as index:
-            row = index.execute("SELECT owner FROM blocks WHERE name = ?", (name,)).fetchone()
-            if row is not None:
-                # Without an owner it was written since this process looked for it, unless its file was removed.
-                is_there = row[0] is None and self._path(name).exists()
-                if is_there or self._is_claimed(process, name, row[0]):
-                    return "theirs"
-                index.execute("UPDATE blocks SET owner = ?, digest = NULL WHERE name = ?", (process.owner, name))
-                process.claimed.add(name)
-                return "ours"
-            if time.monotonic() < self._no_writes_until:
-                return "bypass"
-            victims = self._victims(index, name, size)
-            if victims is None:
-                # Uses are noted for blocks that are there; this one's are noted anew before it is read again.
-                index.execute("DELETE FROM uses WHERE name = ?", (name,))
-                return "bypass"
-            # Files go while nobody else can change the index, so that none goes that was fetched again meanwhile.
-            for victim in victims:
-                self._remove(process, index, victim)
-            index.execute("INSERT INTO blocks VALUES (?, ?, ?, NULL)", (name, size, process.owner))
-            if self.policy == "plan":
-                known = index.execute("SELECT 1 FROM uses WHERE name = ?", (name,)).fetchone()
-                if known is None:
-                    index.execute("INSERT INTO uses VALUES (?, ?, ?)", (_NO_RUN, name, NEVER))
-            self._stats.evicted_blocks += len(victims)
-            process.claimed.add(name)
-        return "ours"
+    def _claim(self, process: _Process, index: sqlite3.Connection, wanted: Wanted) -> Claim:
+        name, size = wanted.name, wanted.size
+        bypass = Claim("bypass", wanted.begin, wanted.end)
+        row = block_of(index, name)
+        if row is not None:
+            # Without an owner it was written since this process looked for it, unless its file was removed.
+            is_there = row.owner is None and self._path(row.file).exists()
+            if is_there or (row.is_begun and self._is_claimed(process, name, row.owner)):
+                return Claim("theirs", 0, 0) if row.has(wanted) else bypass
+            begin, end = min(row.first, wanted.begin), max(row.first + row.num_bytes, wanted.end)
+            (used,) = index.execute("SELECT bytes FROM totals").fetchone()
+            if used + (end - begin) - row.num_bytes > self.limit_bytes:
+                return bypass
+            index.execute(
+                "UPDATE blocks SET owner = ?, digest = NULL, is_begun = 1, first = ?, bytes = ?, file = ?"
+                " WHERE name = ?",
+                (process.owner, begin, end - begin, file_name(name, size, begin, end), name),
+            )
+            process.claimed[name] = Event()
+            return Claim("ours", begin, end)
+        if time.monotonic() < self._no_writes_until or is_pinned(index, name):
+            return bypass
+        victims = self._eviction(index).victims(name, size)
+        if victims is None:
+            # Uses are noted for blocks that are there; this one's are noted anew before it is read again.
+            index.execute("DELETE FROM uses WHERE name = ?", (name,))
+            return bypass
+        # Files go while nobody else can change the index, so that none goes that was fetched again meanwhile.
+        for victim in victims:
+            self._evict(process, index, victim)
+        row_ = (name, size, process.owner, 0, file_name(name, size, 0, size))
+        index.execute("INSERT INTO blocks VALUES (?, ?, ?, NULL, ?, ?, 1)", row_)
+        if self.policy == "plan":
+            known = index.execute("SELECT 1 FROM uses WHERE name = ?", (name,)).fetchone()
+            if known is None:
+                index.execute("INSERT INTO uses VALUES (?, ?, ?)", (NO_RUN, name, NEVER))
+        self._stats.evicted_blocks += len(victims)
+        process.claimed[name] = Event()
+        return Claim("ours", 0, size)
 
-    def put(self, name: str, data: ByteArray) -> bool:
-        """Write a block that this process has claimed, and return whether it is there: a full disk is survived."""
+    def put(self, name: str, size: int, begin: int, data: ByteArray) -> bool:
+        """Write the part of a block that this process has claimed, and return whether it is there.
+
+        A full disk is survived.
+        """
         process = self._process()
-        path = self._path(name)
+        path = self._path(file_name(name, size, begin, begin + len(data)))
         temporary = path.with_name(f".{name}.{process.owner}.tmp")
         try:
             path.parent.mkdir(exist_ok=True)
@@ -283,38 +420,32 @@ class BlockStore:
             self._pause(error.strerror or str(error))
             self.give_up(name)
             return False
-        with process.lock, self._changing(process) as index:
-            process.claimed.discard(name)
+        digest = xxhash.xxh3_128_hexdigest(data.data)
+        with process.waking(name), process.lock, self._changing(process) as index:
             change = "UPDATE blocks SET owner = NULL, digest = ? WHERE name = ? AND owner = ?"
-            index.execute(change, (xxhash.xxh3_128_hexdigest(data.data), name, process.owner))
+            index.execute(change, (digest, name, process.owner))
         return True
 
     def give_up(self, name: str) -> None:
         """Give back the room of a block that this process has claimed and will not write."""
         process = self._process()
-        with process.lock, self._changing(process) as index:
-            process.claimed.discard(name)
-            index.execute("DELETE FROM blocks WHERE name = ? AND owner = ?", (name, process.owner))
+        with process.waking(name), process.lock, self._changing(process) as index:
+            index.execute("DELETE FROM blocks WHERE name = ? AND owner = ? AND is_begun = 1", (name, process.owner))
 
     def is_being_fetched(self, name: str) -> bool:
         """Return whether a living process has claimed a block, and has not written it yet."""
         process = self._process()
         with process.lock:
-            row = process.index.execute("SELECT owner FROM blocks WHERE name = ?", (name,)).fetchone()
-        return row is not None and self._is_claimed(process, name, row[0])
+            row = block_of(process.index, name)
+        return row is not None and bool(row.is_begun) and self._is_claimed(process, name, row.owner)
 
-    def expect(self, run: str, step: int, step_s: float, next_uses: Mapping[str, int]) -> None:
-        """Note that a run has come to a step, and when it uses some blocks next: name -> step, or ``NEVER``.
-
-        ``step_s`` is about how long a step takes, by which the uses of several runs are compared.
-        """
-        process = self._process()
-        # What finds no room is not known, and its block is the first to go.
-        with contextlib.suppress(_FullError), process.lock, self._changing(process) as index:
-            index.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", (process.owner, run, step, step_s))
-            rows = [(run, name, use) for name, use in next_uses.items()]
-            index.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", rows)
-            index.executemany("DELETE FROM uses WHERE run = ? AND name = ?", [(_NO_RUN, name) for name in next_uses])
+    def wait(self, name: str, limit_s: float) -> None:
+        """Wait for a moment for a block that is being fetched: if another thread does so, until it is there."""
+        event = self._process().claimed.get(name)
+        if event is not None:
+            event.wait(limit_s)
+        else:
+            time.sleep(min(_LOOK_S, limit_s))
 
     def content(self) -> CacheContent:
         """Return what is in the cache."""
@@ -324,7 +455,8 @@ class BlockStore:
             blocks, num_bytes = index.execute(
                 "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM blocks WHERE owner IS NULL"
             ).fetchone()
-            owners = [row[0] for row in index.execute("SELECT owner FROM blocks WHERE owner IS NOT NULL")]
+            begun = "SELECT owner FROM blocks WHERE owner IS NOT NULL AND is_begun = 1"
+            owners = [row[0] for row in index.execute(begun)]
             runs = {run for owner, run in index.execute("SELECT owner, run FROM runs") if self._lives(owner)}
         return CacheContent(
             folder=str(self.folder),
@@ -342,25 +474,26 @@ class BlockStore:
         """
         process = self._process()
         with process.lock:
-            rows = process.index.execute("SELECT name, bytes, owner, digest FROM blocks ORDER BY name").fetchall()
-        for name, size, owner, digest in rows:
-            if owner is not None:
-                if not self._lives(owner):
-                    self._forget(name)
-                    yield f"{self._path(name)}: was not finished by a process that died"
+            rows = [KeptBlock(*row) for row in process.index.execute("SELECT * FROM blocks ORDER BY name")]
+        for row in rows:
+            path = self._path(row.file)
+            if row.owner is not None:
+                if not self._lives(row.owner):
+                    self._forget(row.name)
+                    yield f"{path}: was not finished by a process that died"
                 continue
             try:
-                data = self._path(name).read_bytes()
+                data = path.read_bytes()
             except FileNotFoundError:
-                self._forget(name)
-                yield f"{self._path(name)}: missing"
+                self._forget(row.name)
+                yield f"{path}: missing"
                 continue
             except OSError as error:
-                raise StoreError(f"{self._path(name)}: cannot be read: {error.strerror or error}") from error
-            if len(data) != size or xxhash.xxh3_128_hexdigest(data) != digest:
-                self._drop_torn(name)
-                yield f"{self._path(name)}: damaged: it has {len(data):,} bytes, or other ones than were written"
-        yield from self._unlisted({name for name, *_ in rows})
+                raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+            if len(data) != row.num_bytes or xxhash.xxh3_128_hexdigest(data) != row.digest:
+                self._drop_torn(row.name)
+                yield f"{path}: damaged: it has {len(data):,} bytes, or other ones than were written"
+        yield from self._unlisted({row.file for row in rows})
 
     def clear(self) -> int:
         """Remove all blocks that no living process is fetching, and return how many these were.
@@ -373,6 +506,9 @@ class BlockStore:
             names = [name for name, owner in rows if not self._lives(owner)]
             for name in names:
                 self._remove(process, index, name)
+            for name, file in index.execute("SELECT name, file FROM leaving").fetchall():
+                self._unlink(process, name, file)
+            index.execute("DELETE FROM leaving")
         return len(names)
 
     def _is_claimed(self, process: _Process, name: str, owner: str | None) -> bool:
@@ -413,17 +549,42 @@ class BlockStore:
             for name, owner in rows:
                 if not self._lives(owner):
                     self._remove(process, index, name)
-            self._runs(index)
+            for (owner,) in index.execute("SELECT DISTINCT owner FROM pins").fetchall():
+                if not self._lives(owner):
+                    index.execute("DELETE FROM pins WHERE owner = ?", (owner,))
+            for (name,) in index.execute("SELECT name FROM leaving").fetchall():
+                self._let_go(process, index, name)
+            self._eviction(index).runs()
         for path in (self.folder / "owners").iterdir():
             self._lives(path.name)
 
     def _remove(self, process: _Process, index: sqlite3.Connection, name: str) -> None:
         """Remove a block within a transaction."""
+        row = block_of(index, name)
         index.execute("DELETE FROM blocks WHERE name = ?", (name,))
         index.execute("DELETE FROM uses WHERE name = ?", (name,))
+        if row is not None:
+            self._unlink(process, name, row.file)
+
+    def _evict(self, process: _Process, index: sqlite3.Connection, name: str) -> None:
+        """Within a transaction, remove a block that makes room; its file stays while somebody is to read it."""
+        row = block_of(index, name)
+        if row is None or not row.is_begun or not is_pinned(index, name):
+            # What was only reserved is read by ranges then.
+            self._remove(process, index, name)
+            return
+        take = "INSERT OR REPLACE INTO leaving SELECT name, bytes, digest, first, file FROM blocks WHERE name = ?"
+        index.execute(take, (name,))
+        index.execute("DELETE FROM blocks WHERE name = ?", (name,))
+        index.execute("DELETE FROM uses WHERE name = ?", (name,))
+
+    def _unlink(self, process: _Process, name: str, file: str) -> None:
         process.files.drop(name)
         with contextlib.suppress(FileNotFoundError):
-            self._path(name).unlink()
+            self._path(file).unlink()
+
+    def _eviction(self, index: sqlite3.Connection) -> Eviction:
+        return Eviction(index, policy=self.policy, limit_bytes=self.limit_bytes, lives=self._lives)
 
     @contextlib.contextmanager
     def _changing(self, process: _Process) -> Iterator[sqlite3.Connection]:
@@ -444,80 +605,6 @@ class BlockStore:
                 f" remove {self.folder} and everything in it"
             ) from error
 
-    def _victims(self, index: sqlite3.Connection, name: str, size: int) -> list[str] | None:
-        """Return the blocks that make room for a block; None if it is not to be kept."""
-        (used,) = index.execute("SELECT bytes FROM totals").fetchone()
-        missing = used + size - self.limit_bytes
-        if self.policy == "pin":
-            return [] if missing <= 0 else None
-        runs = self._runs(index)
-        due = self._due(index, name, runs)
-        if due == NEVER:
-            return None
-        if missing <= 0:
-            return []
-        found: list[str] = []
-        for victim, victim_bytes, victim_due in self._last_used(index, runs):
-            if due is None or (victim_due is not None and victim_due <= due):
-                return None
-            found.append(victim)
-            missing -= victim_bytes
-            if missing <= 0:
-                return found
-        return None
-
-    def _runs(self, index: sqlite3.Connection) -> dict[str, tuple[int, float]]:
-        """Return each run that a living process feeds, with its step and the seconds of a step; forget the others."""
-        found: dict[str, tuple[int, float]] = {}
-        gone = set()
-        for owner, run, step, step_s in index.execute("SELECT owner, run, step, step_s FROM runs").fetchall():
-            if not self._lives(owner):
-                index.execute("DELETE FROM runs WHERE owner = ?", (owner,))
-                gone.add(run)
-            elif run not in found or step < found[run][0]:
-                found[run] = step, step_s
-        for run in gone - found.keys():
-            # Their blocks belong to no run now, and are the first to go.
-            index.execute("INSERT OR IGNORE INTO uses SELECT ?, name, ? FROM uses WHERE run = ?", (_NO_RUN, NEVER, run))
-            index.execute("DELETE FROM uses WHERE run = ?", (run,))
-        return found
-
-    def _due(self, index: sqlite3.Connection, name: str, runs: Mapping[str, tuple[int, float]]) -> float | None:
-        """Return the seconds until some run uses a block, ``NEVER`` if none does; None if no run knows it.
-
-        With a single run these are steps, which are exact.
-        """
-        found: float | None = None
-        for run, (step, step_s) in runs.items():
-            row = index.execute("SELECT next FROM uses WHERE run = ? AND name = ?", (run, name)).fetchone()
-            if row is not None:
-                unit = step_s if len(runs) > 1 else 1.0
-                due = NEVER if row[0] >= NEVER else max(0, row[0] - step) * unit
-                found = due if found is None else min(found, due)
-        return found
-
-    def _last_used(
-        self, index: sqlite3.Connection, runs: Mapping[str, tuple[int, float]]
-    ) -> Iterator[tuple[str, int, float | None]]:
-        """Yield blocks with their sizes, and when they are used next; those first that no run knows, then the last."""
-        order = (
-            "SELECT blocks.name, bytes FROM uses CROSS JOIN blocks ON blocks.name = uses.name"
-            " WHERE run = ? AND owner IS NULL ORDER BY next DESC LIMIT ?"
-        )
-        wanted = _CANDIDATES
-        seen: set[str] = set()
-        while True:
-            rows: dict[str, int] = {}
-            for run in (_NO_RUN, *runs):
-                rows |= dict(index.execute(order, (run, wanted)).fetchall())
-            dues = [(self._due(index, name, runs), name) for name in sorted(rows.keys() - seen)]
-            if not dues:
-                return
-            for due, name in sorted(dues, key=lambda one: NEVER + 1 if one[0] is None else one[0], reverse=True):
-                seen.add(name)
-                yield name, rows[name], due
-            wanted *= 4
-
     def _lives(self, owner: str | None) -> bool:
         """Return whether the process of this name lives."""
         if not owner:
@@ -534,24 +621,42 @@ class BlockStore:
             path.unlink()
         return False
 
-    def _open(self, name: str, size: int) -> OpenFile | None:
-        files = self._process().files
-        file: OpenFile | None = files.get(name)
-        if file is not None:
-            return file
+    def _open(self, wanted: Wanted) -> _OpenBlock | None:
+        process = self._process()
+        name = wanted.name
+        block: _OpenBlock | None = process.files.get(name)
+        if block is not None:
+            if block.first <= wanted.begin and wanted.end <= block.first + block.file.size:
+                return block
+            process.files.drop(name)
+        found = self._open_file(name, 0, wanted.size)
+        if found is None:
+            with process.lock:
+                row = process.index.execute(
+                    "SELECT file, first, bytes FROM blocks WHERE name = ? AND owner IS NULL"
+                    " UNION ALL SELECT file, first, bytes FROM leaving WHERE name = ?",
+                    (name, name),
+                ).fetchone()
+            if row is None or not (row[1] <= wanted.begin and wanted.end <= row[1] + row[2]):
+                return None
+            found = self._open_file(*row)
+        if found is None or isinstance(found, _OpenBlock):
+            if found is not None:
+                process.files.make_room()
+                process.files.put(name, found)
+            return found
+        self._drop_torn(name)
+        return None
+
+    def _open_file(self, file: str, first: int, num_bytes: int) -> _OpenBlock | Literal["torn"] | None:
         try:
-            descriptor = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._path(file), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(f"{self._path(name)}: cannot be read: {error.strerror or error}") from error
-        file = OpenFile(os.fstat(descriptor).st_size, fd=descriptor)
-        if file.size != size:
-            self._drop_torn(name)
-            return None
-        files.make_room()
-        files.put(name, file)
-        return file
+            raise StoreError(f"{self._path(file)}: cannot be read: {error.strerror or error}") from error
+        found = OpenFile(os.fstat(descriptor).st_size, fd=descriptor)
+        return _OpenBlock(found, first) if found.size == num_bytes else "torn"
 
     def _drop_torn(self, name: str) -> None:
         self.count(torn_blocks=1)
@@ -570,66 +675,21 @@ class BlockStore:
                 owner = path.name.removesuffix(".tmp").partition(".")[2].partition(".")[2]
                 if self._lives(owner):
                     continue
-            elif path.name in listed or not self._is_unlisted(path.name):
+            elif path.name in listed or self._is_listed(path.name):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
             yield f"{path}: was left behind by a process that died"
 
-    def _is_unlisted(self, name: str) -> bool:
+    def _is_listed(self, file: str) -> bool:
         process = self._process()
+        name = file.partition("@")[0]
         with process.lock:
-            return process.index.execute("SELECT 1 FROM blocks WHERE name = ?", (name,)).fetchone() is None
+            row = process.index.execute(
+                "SELECT 1 FROM blocks WHERE name = ? AND file = ? UNION ALL SELECT 1 FROM leaving WHERE file = ?",
+                (name, file, file),
+            ).fetchone()
+        return row is not None
 
-    def _path(self, name: str) -> Path:
-        return self.folder / "blocks" / name[:2] / name
-
-
-def block_name(identity: str, number: int) -> str:
-    """Return the name of a block of the file of an identity: a hash of 128 bits, and the number of the block."""
-    return f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{number}"
-
-
-def read_folder(folder: Path) -> int | None:
-    """Return the bytes of the blocks in the folder of a cache; None if there is nothing yet.
-
-    Raises:
-        ConfigError: the folder is none of a cache, or of another version.
-    """
-    try:
-        data = (folder / FOLDER_NAME).read_bytes()
-    except FileNotFoundError:
-        try:
-            found = next(folder.iterdir(), None)
-        except FileNotFoundError:
-            return None
-        if found is not None and not found.name.startswith(f".{FOLDER_NAME}."):
-            raise ConfigError(
-                f"{folder}: holds {found.name} and no {FOLDER_NAME}, so it is no cache: name a folder of its own, since"
-                " a cache removes what is in it"
-            ) from None
-        return None
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be read: {error.strerror or error}") from error
-    try:
-        return msgspec.json.decode(data, type=_Folder).block_bytes
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"{folder / FOLDER_NAME}: {error}: it is damaged, or of another version of Headrace: remove the folder"
-        ) from error
-
-
-def _make_folder(folder: Path, block_bytes: int) -> None:
-    with output_errors(folder, "create"):
-        folder.mkdir(parents=True, exist_ok=True)
-    found = read_folder(folder)
-    if found is None:
-        atomic_write(folder / FOLDER_NAME, json_bytes(_Folder(block_bytes=block_bytes)))
-        found = read_folder(folder)
-    if found != block_bytes:
-        raise ConfigError(
-            f"{folder}: holds blocks of {found:,} bytes, and {block_bytes:,} are asked for: use block={found}, or clear"
-            " the cache by removing the folder"
-        )
-    with output_errors(folder, "write into"):
-        (folder / "blocks").mkdir(exist_ok=True)
+    def _path(self, file: str) -> Path:
+        return self.folder / "blocks" / file[:2] / file

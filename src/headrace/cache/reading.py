@@ -6,22 +6,16 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from headrace.cache.block_store import (
-    BlockStore,
-    ByteArray,
-    CacheContent,
-    CacheStats,
-    Policy,
-    block_name,
-    read_folder,
-)
+from headrace.cache.block_store import BlockStore, ByteArray, CacheContent, CacheStats
+from headrace.cache.eviction import Claim, Policy, Wanted, block_name
+from headrace.cache.folder import read_folder
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.io import MmapReader, Reader, parse_size, reader
@@ -35,8 +29,6 @@ FETCH_BYTES: Final = 64 << 20
 
 WAIT_S: Final = 60.0
 """How long a read waits for a block that another process fetches, before it fetches what it needs itself."""
-
-_LOOK_S: Final = 0.005
 
 Counts = Callable[[], Sequence[int]]
 """Returns numbers in the order of the fields of `CacheStats`."""
@@ -160,11 +152,6 @@ class Cache:
                     break
         return self._identities.get(path)
 
-    def expect(self, run: str, step: int, step_s: float, next_uses: Mapping[str, int]) -> None:
-        """Note when a run uses blocks next; see `BlockStore.expect`. With ``policy="pin"`` this does nothing."""
-        if self.policy == "plan":
-            self.store.expect(run, step, step_s, next_uses)
-
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"limit": self.limit_bytes, "block": self.block_bytes, "policy": self.policy}
         return _cache, (str(self.folder), options)
@@ -226,6 +213,18 @@ class CachedReader(Reader):
         """Keep a whole file, such as an index, as the inner reader does."""
         self.inner.keep(path)
 
+    def keep_all(self, paths: Sequence[str]) -> None:
+        """Keep whole files, as the inner reader does."""
+        self.inner.keep_all(paths)
+
+    def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
+        """Ask as the inner reader does."""
+        self.inner.look_up(paths, folders)
+
+    def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
+        """Return the ends of a file, by which it is known, without the blocks around them."""
+        return self.inner.ends(path, num_bytes, size)
+
     def view(self, path: str) -> ByteArray | None:
         """Return what the inner reader maps, such as an index that it keeps; usually None."""
         return self.inner.view(path)
@@ -262,7 +261,7 @@ class CachedReader(Reader):
         missing: dict[int, list[_Piece]] = {}
         num_hits = 0
         for number, pieces in _by_block(offsets, lengths, store.block_bytes).items():
-            if self._from_cache(file, path, number, pieces, out):
+            if store.read(self._wanted(file, path, number, pieces), _views(pieces, out)):
                 num_hits += 1
             else:
                 missing[number] = pieces
@@ -273,24 +272,22 @@ class CachedReader(Reader):
             self._fetch(file, path, {number: missing[number] for number in numbers[first : first + at_a_time]}, out)
 
     def _fetch(self, file: OpenFile, path: str, missing: dict[int, list[_Piece]], out: ByteArray) -> None:
-        """Fetch blocks that are not in the cache, whole or as far as they are read, and fill what is read of them."""
+        """Fetch blocks that are not there, to keep them or only as far as they are read; fill what is read of them."""
         store = self.cache.store
-        ours: list[int] = []
-        bypassed: list[int] = []
-        theirs: list[int] = []
-        claims = {"ours": ours, "bypass": bypassed, "theirs": theirs}
+        wanted = {number: self._wanted(file, path, number, pieces) for number, pieces in missing.items()}
+        claims = dict(zip(missing, store.claim(list(wanted.values())), strict=True))
+        ours = {number: claim for number, claim in claims.items() if claim.who == "ours"}
+        bypassed = [number for number, claim in claims.items() if claim.who == "bypass"]
         try:
-            for number in missing:
-                claims[store.claim(self._name(path, number), self._size(file, number))].append(number)
             if ours:
-                self._fetch_whole(file, path, ours, missing, out)
+                self._fetch_kept(file, path, ours, missing, out)
         except BaseException:
             # Blocks that are there by now are not given up: they have no owner any more.
             for number in ours:
-                store.give_up(self._name(path, number))
+                store.give_up(wanted[number].name)
             raise
-        for number in theirs:
-            if self._waited(file, path, number, missing[number], out):
+        for number in [number for number, claim in claims.items() if claim.who == "theirs"]:
+            if self._waited(path, number, wanted[number], missing[number], out):
                 store.count(waited_blocks=1)
             else:
                 bypassed.append(number)
@@ -298,21 +295,22 @@ class CachedReader(Reader):
             self._fetch_ranges(file, path, [piece for one in bypassed for piece in _placed(one, missing, store)], out)
             store.count(bypassed_blocks=len(bypassed))
 
-    def _fetch_whole(
-        self, file: OpenFile, path: str, numbers: list[int], missing: dict[int, list[_Piece]], out: ByteArray
+    def _fetch_kept(
+        self, file: OpenFile, path: str, claims: dict[int, Claim], missing: dict[int, list[_Piece]], out: ByteArray
     ) -> None:
         store = self.cache.store
-        begins = np.array(numbers, dtype=np.int64) * store.block_bytes
-        sizes = np.array([self._size(file, number) for number in numbers], dtype=np.int64)
-        data = np.empty(int(sizes.sum()), np.uint8)
-        self.inner._fill(file, path, begins, sizes, data)
+        firsts = [number * store.block_bytes + claim.begin for number, claim in claims.items()]
+        sizes = [claim.end - claim.begin for claim in claims.values()]
+        data = np.empty(sum(sizes), np.uint8)
+        self.inner._fill(file, path, np.array(firsts, dtype=np.int64), np.array(sizes, dtype=np.int64), data)
         at = num_kept = 0
-        for number, size in zip(numbers, sizes.tolist(), strict=True):
+        for (number, claim), size in zip(claims.items(), sizes, strict=True):
             block = data[at : at + size]
             at += size
             for piece in missing[number]:
-                out[piece.at : piece.at + piece.length] = block[piece.begin : piece.begin + piece.length]
-            num_kept += store.put(self._name(path, number), block)
+                begin = piece.begin - claim.begin
+                out[piece.at : piece.at + piece.length] = block[begin : begin + piece.length]
+            num_kept += store.put(self._name(path, number), self._size(file, number), claim.begin, block)
         store.count(fetched_blocks=num_kept, fetched_bytes=len(data))
 
     def _fetch_ranges(self, file: OpenFile, path: str, pieces: list[_Piece], out: ByteArray) -> None:
@@ -325,17 +323,13 @@ class CachedReader(Reader):
             at += length
         self.cache.store.count(fetched_bytes=len(data))
 
-    def _from_cache(self, file: OpenFile, path: str, number: int, pieces: list[_Piece], out: ByteArray) -> bool:
-        name, size = self._name(path, number), self._size(file, number)
-        read = self.cache.store.read
-        return all(read(name, size, piece.begin, out[piece.at : piece.at + piece.length]) for piece in pieces)
-
-    def _waited(self, file: OpenFile, path: str, number: int, pieces: list[_Piece], out: ByteArray) -> bool:
-        """Wait for a block that another process fetches, and return whether it came."""
+    def _waited(self, path: str, number: int, wanted: Wanted, pieces: list[_Piece], out: ByteArray) -> bool:
+        """Wait for a block that another process or thread fetches, and return whether it came."""
+        store = self.cache.store
         until = time.monotonic() + WAIT_S
         while True:
-            is_coming = self.cache.store.is_being_fetched(self._name(path, number))
-            if self._from_cache(file, path, number, pieces, out):
+            is_coming = store.is_being_fetched(wanted.name)
+            if store.read(wanted, _views(pieces, out)):
                 return True
             if not is_coming:
                 return False
@@ -348,7 +342,12 @@ class CachedReader(Reader):
                     read_for(),
                 )
                 return False
-            time.sleep(_LOOK_S)
+            store.wait(wanted.name, 1.0)
+
+    def _wanted(self, file: OpenFile, path: str, number: int, pieces: list[_Piece]) -> Wanted:
+        begin = min(piece.begin for piece in pieces)
+        end = max(piece.begin + piece.length for piece in pieces)
+        return Wanted(self._name(path, number), self._size(file, number), begin, end)
 
     def _name(self, path: str, number: int) -> str:
         return block_name(self.cache._identities[path], number)
@@ -371,6 +370,13 @@ def _by_block(offsets: IntArray, lengths: IntArray, block_bytes: int) -> dict[in
             offset += count
             at += count
     return found
+
+
+def _views(pieces: list[_Piece], out: ByteArray) -> Iterator[tuple[int, memoryview]]:
+    """Yield where each piece of a block begins, and where it goes."""
+    view = out.data
+    for begin, length, at in pieces:
+        yield begin, view[at : at + length]
 
 
 def _placed(number: int, missing: dict[int, list[_Piece]], store: BlockStore) -> Iterator[_Piece]:

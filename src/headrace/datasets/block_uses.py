@@ -47,26 +47,30 @@ class PlacedSamples(Protocol):
 class BlockReads(NamedTuple):
     """The blocks that samples lie in, all (n,) int64.
 
-    ``rows`` are those of the positions that were asked for, ``used_bytes`` how much of the block the sample has.
-    ``epochs`` is the pass through its source that the sample belongs to.
+    ``rows`` are those of the positions that were asked for, ``used_bytes`` how much of the block the sample has,
+    between its bytes ``begins`` and ``ends``. ``epochs`` is the pass through its source that the sample belongs to.
     """
 
     rows: IntArray
     blocks: IntArray
     used_bytes: IntArray
     epochs: IntArray
+    begins: IntArray
+    ends: IntArray
 
 
 class BlockPositions(NamedTuple):
     """The positions at which blocks are read, (n,) int64 each, sorted by the row of the block, then by position.
 
-    ``used_bytes`` and ``epochs`` are those of the sample at the position, as in `BlockReads`.
+    ``used_bytes``, ``epochs``, ``begins`` and ``ends`` are those of the sample at the position, as in `BlockReads`.
     """
 
     rows: IntArray
     positions: IntArray
     used_bytes: IntArray
     epochs: IntArray
+    begins: IntArray
+    ends: IntArray
 
 
 class BlockUses:
@@ -167,7 +171,8 @@ class BlockUses:
         mine = np.append(blocks, -1)[places] == reads.blocks
         rows, at = places[mine], positions[reads.rows[mine]]
         order = np.lexsort((at, rows))
-        return BlockPositions(rows[order], at[order], reads.used_bytes[mine][order], reads.epochs[mine][order])
+        columns = (reads.used_bytes, reads.epochs, reads.begins, reads.ends)
+        return BlockPositions(rows[order], at[order], *(column[mine][order] for column in columns))
 
     @property
     def can_find(self) -> bool:
@@ -176,22 +181,24 @@ class BlockUses:
         return all(self._is_ordered(source) and not self._datasets[source].is_planned_anew for source in sources)
 
     def _reads(self, found: Lookup) -> BlockReads:
-        parts = [(NOTHING, NOTHING, NOTHING)]
+        parts = [(NOTHING, NOTHING, NOTHING, NOTHING)]
         for source, mine in by_source(found.sources):
             numbers = np.arange(len(found.sources))[mine]
             keys = found.keys[mine] if self._is_keyed(source) else None
             for files, part in self._ranges(source, found.indices[mine], keys):
                 touched = self.table.touched(part.rows, files, part.begins, part.ends)
-                parts.append((numbers[touched.rows], touched.blocks, touched.used_bytes))
-        rows, blocks, used_bytes = (np.concatenate(column) for column in zip(*parts, strict=True))
+                parts.append((numbers[touched.rows], touched.blocks, touched.begins, touched.used_bytes))
+        rows, blocks, begins, used_bytes = (np.concatenate(column) for column in zip(*parts, strict=True))
         if not len(rows):
-            return BlockReads(rows, blocks, used_bytes, rows)
+            return BlockReads(rows, blocks, used_bytes, rows, begins, begins)
         # Several ranges of a sample in the same block, such as pieces of a pack, are one read.
         order = np.lexsort((blocks, rows))
-        rows, blocks, used_bytes = rows[order], blocks[order], used_bytes[order]
+        rows, blocks, begins, used_bytes = rows[order], blocks[order], begins[order], used_bytes[order]
         firsts = np.append(0, np.flatnonzero((np.diff(rows) != 0) | (np.diff(blocks) != 0)) + 1)
+        ends = np.maximum.reduceat(begins + used_bytes, firsts)
+        begins, used_bytes = np.minimum.reduceat(begins, firsts), np.add.reduceat(used_bytes, firsts)
         rows, blocks = rows[firsts], blocks[firsts]
-        return BlockReads(rows, blocks, np.add.reduceat(used_bytes, firsts), found.epochs[rows])
+        return BlockReads(rows, blocks, used_bytes, found.epochs[rows], begins, ends)
 
     def _ranges(self, source: int, indices: IntArray, keys: KeyArray | None) -> list[tuple[IntArray, Extents]]:
         """Return the ranges of samples, each with the numbers of their files in the table."""

@@ -1,14 +1,25 @@
-"""`CachePlanner` tells the cache of a node when its ranks read each block next, just before they read it."""
+"""`CachePlanner` plans what the cache of a node keeps, in the order of the run, before its ranks read.
+
+    spans, in order --> blocks, when the node reads each of them next --> BlockStore.plan: what is kept, and room for it
+          |                                                                      |
+          +--> threads and workers read them, many at a time ------- fetch what is reserved, and the rest by ranges
+          |
+          +--> done, in order --> BlockStore.plan unpins their blocks
+
+So the order in which reads happen to go on changes nothing, and reading ahead fetches into the cache.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
 
 from headrace.cache import Cache
-from headrace.cache.block_store import NEVER, block_name
+from headrace.cache.eviction import NEVER, PlannedBlock, Wanted, block_name
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError
@@ -24,11 +35,30 @@ _HORIZON_FACTOR = 4
 _MOST_LOOKS = 8
 
 
+Stream = deque[int]
+"""The numbers of the spans that are planned and not read yet."""
+
+
 class _Coming(NamedTuple):
-    """The steps at which a block is used before position ``until``, (n,) int64, rising."""
+    """The steps at which a block is used before position ``until``, and between which of its bytes.
+
+    All are (n,) int64, and ``steps`` rise.
+    """
 
     steps: IntArray
+    begins: IntArray
+    ends: IntArray
     until: int
+
+    def part(self, step: int, patience: float) -> tuple[int, int]:
+        """Return between which bytes the block is read from a step on, until it is not used for so many steps."""
+        first = int(np.searchsorted(self.steps, step))
+        gaps = np.diff(self.steps[first:], prepend=step)
+        waits = np.flatnonzero(gaps > patience)
+        last = first + (int(waits[0]) if len(waits) else len(gaps))
+        if first == last:
+            return 1 << 62, 0
+        return int(self.begins[first:last].min()), int(self.ends[first:last].max())
 
 
 class CachePlanner:
@@ -79,6 +109,8 @@ class CachePlanner:
         self._end = MAX_POSITIONS if run.length is None else run.length
         self._first_look = sum(leaf.num_samples for leaf in run.plan.leaves)
         self._coming: dict[int, _Coming] = {}
+        self._sent: Stream = deque()
+        self._done: list[int] = []
         self._began: tuple[int, float] | None = None
         if cache.policy != "plan":
             return
@@ -92,11 +124,20 @@ class CachePlanner:
                 " with policy='pin', which keeps the first blocks that come"
             ) from error
 
-    def tell(self, positions: IntArray, steps: IntArray) -> None:
-        """Tell the cache when the blocks of samples are used after that.
+    def begin(self) -> Stream:
+        """Begin to plan a stream of spans; what was planned of the one before is not read any more."""
+        self.finish(self._sent)
+        self._sent = deque()
+        return self._sent
+
+    def plan(self, positions: IntArray, steps: IntArray) -> None:
+        """Plan what the cache keeps of the blocks of a span of samples, before they are read.
 
         Both arguments are (n,) int64: the positions of the samples that are read next, and their steps, which rise.
+        Spans are planned in the order of the run and may be read at any time; `done` or `finish` follows.
         """
+        number = self._cache.store.next_span()
+        self._sent.append(number)
         if not len(positions) or self._cache.policy != "plan":
             return
         reads = self._uses.reads(positions)
@@ -104,18 +145,44 @@ class CachePlanner:
         # The last use of each block among these samples.
         order = np.lexsort((read_steps, reads.blocks))
         lasts = np.flatnonzero(np.diff(reads.blocks[order], append=-1))
+        firsts = np.append(0, lasts[:-1] + 1)
+        begins = np.minimum.reduceat(reads.begins[order], firsts).tolist()
+        ends = np.maximum.reduceat(reads.ends[order], firsts).tolist()
+        since = read_steps[order[firsts]].tolist()
         blocks = reads.blocks[order[lasts]]
-        uses = self.next_uses(blocks, read_steps[order[lasts]])
+        uses = self.next_uses(blocks, read_steps[order[lasts]]).tolist()
         table = self._uses.table
         files = table.files(blocks)
-        numbers = (blocks - table.firsts[files]).tolist()
-        told = {}
-        for file, number, use in zip(files.tolist(), numbers, uses.tolist(), strict=True):
+        within = (blocks - table.firsts[files]).tolist()
+        sizes = table.sizes(blocks).tolist()
+        planned = []
+        for row, (block, file, use) in enumerate(zip(blocks.tolist(), files.tolist(), uses, strict=True)):
             identity = self._cache.identity(self._uses.files[file])
             if identity is not None:
-                told[block_name(identity, number)] = use
+                wanted = Wanted(block_name(identity, within[row]), sizes[row], begins[row], ends[row])
+                planned.append(PlannedBlock(wanted, use, partial(self._part, block, since[row])))
         step = int(steps[-1])
-        self._cache.expect(self._name, step, self._step_s(step), told)
+        done, self._done = self._done, []
+        self._cache.store.plan(self._name, step, self._step_s(step), span=number, blocks=planned, done=done)
+
+    def done(self) -> None:
+        """Say that the first of the spans which are not done yet was read."""
+        if self._sent:
+            self._done.append(self._sent.popleft())
+
+    def finish(self, stream: Stream) -> None:
+        """Say that what was planned of a stream was read, or will not be, unless a new one has begun."""
+        if stream is not self._sent:
+            return
+        if self._cache.policy == "plan" and (self._done or self._sent):
+            self._cache.store.finish([*self._done, *self._sent])
+        self._done.clear()
+        self._sent.clear()
+
+    def _part(self, block: int, step: int, patience: float) -> tuple[int, int]:
+        """See `_Coming.part`; of what was not looked up, the whole block."""
+        coming = self._coming.get(block)
+        return (0, self._cache.block_bytes) if coming is None else coming.part(step, patience)
 
     def next_uses(self, blocks: IntArray, steps: IntArray) -> IntArray:
         """Return (n,) int64: the first step after each of (n,) steps in which this node uses the block, or ``NEVER``.
@@ -123,16 +190,20 @@ class CachePlanner:
         ``blocks`` rise.
         """
         found = np.full(len(blocks), NEVER, dtype=np.int64)
+        if not len(blocks):
+            return found
         open_ = np.arange(len(blocks))
         if self._is_dealt:
             # Blocks of other homes are read past the cache.
             open_ = open_[home_nodes(blocks, self._num_nodes) == self._node]
         look = self._first_look
+        # How much of a block is worth fetching is seen from its uses in the next half of an epoch, at least.
+        seen = min(self._run.schedule.begin(int(steps.min())) + self._first_look // 2, self._end)
         for _ in range(_MOST_LOOKS):
             left = []
             for row in open_.tolist():
                 coming = self._coming.get(int(blocks[row]))
-                if coming is None:
+                if coming is None or coming.until < seen:
                     left.append(row)
                     continue
                 at = int(np.searchsorted(coming.steps, steps[row], side="right"))
@@ -148,7 +219,8 @@ class CachePlanner:
         return found
 
     def _look(self, blocks: IntArray, step: int, num_positions: int) -> None:
-        begin = min(self._run.schedule.begin(step + 1), self._end)
+        # From the step itself on, in which other ranks of the node may use the block.
+        begin = min(self._run.schedule.begin(step), self._end)
         until = min(begin + num_positions, self._end)
         found = self._uses.positions(blocks, begin=begin, end=until)
         mine = self._is_here(found.positions)
@@ -156,8 +228,16 @@ class CachePlanner:
         bounds = np.searchsorted(rows, np.arange(len(blocks) + 1))
         if len(self._coming) + len(blocks) > MOST_KEPT:
             self._coming.clear()
+        begins, ends = found.begins[mine], found.ends[mine]
         for row, block in enumerate(blocks.tolist()):
-            self._coming[block] = _Coming(np.unique(steps[bounds[row] : bounds[row + 1]]), until)
+            first, last = bounds[row], bounds[row + 1]
+            if first == last:
+                self._coming[block] = _Coming(steps[:0], steps[:0], steps[:0], until)
+                continue
+            # Positions rise, and so do their steps.
+            each = np.append(0, np.flatnonzero(np.diff(steps[first:last])) + 1)
+            lows, highs = np.minimum.reduceat(begins[first:last], each), np.maximum.reduceat(ends[first:last], each)
+            self._coming[block] = _Coming(steps[first:last][each], lows, highs, until)
 
     def _is_here(self, positions: IntArray) -> BoolArray:
         """Return (n,) bool: whether a rank of this node takes the sample at each position."""

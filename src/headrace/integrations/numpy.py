@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -138,6 +139,7 @@ class NumpyLoader:
     def _batches(self, iteration: int) -> Iterator[NumpyBatch]:
         begin = self._position
         read_identity(self.run)
+        stream = None if self._planner is None else self._planner.begin()
         planned = self._planned(begin)
         read = _Reading(self.run, begin, self._share)
         with ThreadPoolExecutor(1, "headrace-read") as thread:
@@ -150,6 +152,8 @@ class NumpyLoader:
                         break
                     future, after = ahead.popleft()
                     batch = future.result()
+                    if self._planner is not None:
+                        self._planner.done()
                     if iteration != self._iteration:
                         raise StateError(
                             "this iterator is outdated: the loader was iterated anew or loaded another state; use the"
@@ -159,6 +163,8 @@ class NumpyLoader:
                     yield batch
             finally:
                 thread.shutdown(cancel_futures=True)
+                if self._planner is not None and stream is not None and not sys.is_finalizing():
+                    self._planner.finish(stream)
         # An iteration that began at the end, from a state saved there, is rightly empty.
         self._ended = self._position > begin
 
@@ -178,7 +184,7 @@ class NumpyLoader:
             for size, step, after in zip(plan.sizes.tolist(), plan.steps.tolist(), plan.afters.tolist(), strict=True):
                 one = _Planned(located.rows(row, row + size), step, after)
                 if self._planner is not None:
-                    self._planner.tell(one.located.positions, np.full(size, step, dtype=np.int64))
+                    self._planner.plan(one.located.positions, np.full(size, step, dtype=np.int64))
                 yield one
                 row += size
             position, wanted = int(plan.afters[-1]), _PLANNED

@@ -16,7 +16,7 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -329,6 +329,15 @@ class Reader(ABC):
         Raises:
             StoreError: there is no such object, or it cannot be read.
         """
+        return
+
+    def keep_all(self, paths: Sequence[str]) -> None:
+        """Do the same as `keep` for many files, several of them at the same time if they are remote."""
+        for path in paths:
+            self.keep(path)
+
+    def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
+        """Ask at the same time whether remote files are there, and what is in remote folders; later asks know it."""
         return
 
     @abstractmethod

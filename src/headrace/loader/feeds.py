@@ -9,6 +9,7 @@ parts are named here, and imported when such a run comes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, repeat
@@ -223,6 +224,8 @@ class SpanFeed:
             work = _told(self._planner, work)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
         for span, rows in self._reader.filled(work):
+            if self._planner is not None:
+                self._planner.done()
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
             if counts is not None:
@@ -388,10 +391,18 @@ class StreamReader:
 
 
 def _told(planner: CachePlanner, spans: Iterator[BatchSpan]) -> Iterator[BatchSpan]:
-    """Yield spans, each after the cache was told when the blocks in it are used after that."""
-    for span in spans:
-        planner.tell(span.located.positions, np.repeat(np.array(span.steps, dtype=np.int64), span.sizes))
-        yield span
+    """Yield spans, each after it was planned what the cache keeps of the blocks in it; `CachePlanner.done` follows."""
+    stream = planner.begin()
+    # A loop that was left ends this generator when the program does, and by then the globals may be gone. The locks of
+    # the process go with it, so that nothing is pinned any more.
+    is_finalizing = sys.is_finalizing
+    try:
+        for span in spans:
+            planner.plan(span.located.positions, np.repeat(np.array(span.steps, dtype=np.int64), span.sizes))
+            yield span
+    finally:
+        if not is_finalizing():
+            planner.finish(stream)
 
 
 def _read(

@@ -480,11 +480,11 @@ def find_manifest(path: str | os.PathLike[str]) -> tuple[AnyPath, Manifest] | No
         StoreError: there is a manifest, but it is damaged.
     """
     found = path_at(path)
-    if found.is_dir() and (found / MANIFEST_NAME).exists():
+    if found.is_dir() and (found / MANIFEST_NAME).is_file():
         return found, load_manifest(found)
     if found.name == META_NAME:
         found = found.parent
-    if not (found.parent / MANIFEST_NAME).exists():
+    if not (found.parent / MANIFEST_NAME).is_file():
         return None
     manifest = load_manifest(found.parent)
     prefix = found.stem if found.suffix in (".bin", ".idx", ".h5", ".hdf5", ".jsonl") else found.name

@@ -23,12 +23,14 @@ from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader, is_url, path_at, reader, reader_at, walk
 from headrace.stores import energon
 from headrace.stores.arguments import check_name
-from headrace.stores.energon.config_file import folder_kind
+from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, OLD_INFO_NAME, folder_kind
 from headrace.stores.energon.jsonl import JsonlSamplesStore, index_place, is_records_of_text
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder
 from headrace.stores.indexed.layout import Dialect, Documents, IndexedOptions
+from headrace.stores.indexed.pairs import SUFFIXES
 from headrace.stores.json.store import JSON_SUFFIXES, is_object
 from headrace.stores.manifest import MANIFEST_NAME
+from headrace.stores.parquet import PARQUET_SUFFIX
 from headrace.stores.quarantine import quarantined
 from headrace.stores.store import SampleStore, Store
 from headrace.stores.tar.index import TarPaths
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 SampleFormat = Literal["energon", "files", "tar", "jsonl samples"]
 
 _TARS: Final = (".tar", *COMPRESSED)
+_FILES: Final = (*SUFFIXES, *HDF5_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX)
 
 
 class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +120,18 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
     name = os.fspath(path)
     check_name(name)
     using = reader_at(name, using)
+    if not isinstance(using, str):
+        _look_around(name, using)
     return next((found for found, layout in SAMPLE_LAYOUTS.items() if layout.is_at(name, using)), None)
+
+
+def _look_around(name: str, using: Reader) -> None:
+    """Ask at once for what tells the layouts apart, if a URL may be that of a folder or of a prefix."""
+    if is_url(name) and not name.endswith((*_TARS, *_FILES)):
+        folder = name.rstrip("/")
+        beside = [f"{folder.rpartition('/')[0]}/{MANIFEST_NAME}", *(folder + suffix for suffix in SUFFIXES)]
+        inside = [f"{folder}/.nv-meta/{file}" for file in (INFO_NAME, OLD_INFO_NAME, INDEX_NAME)]
+        using.look_up([*beside, *inside, f"{folder}/{MANIFEST_NAME}", f"{folder}/{META_NAME}"], [folder])
 
 
 def open_samples(path: TarPaths, layout: SampleFormat, *, split_part: str | None, using: str | Reader) -> SampleStore:

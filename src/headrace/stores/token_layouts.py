@@ -24,7 +24,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, Reader, natural_key, path_at, walk
+from headrace.io import AnyPath, Reader, natural_key, path_at, reader, walk
 from headrace.stores.arguments import check_name
 from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
@@ -256,6 +256,7 @@ def _open_folder(name: str, how: Opening) -> Store:
         return KEYED.open(folder, how)
     if pairs := PAIRS.find(folder):
         check_only_key(str(folder), how.key)
+        _keep_indexes(pairs, how)
         return _joined([PAIRS.open(pair, how) for pair in pairs], name)
     keyed, hdf5 = KEYED.find(folder), HDF5.find(folder)
     if keyed and hdf5:
@@ -299,11 +300,22 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
         if how.key not in keys:
             raise ConfigError(f"{folder}: no key {how.key!r}; its keys are {', '.join(map(repr, keys))}")
         keys = (how.key,)
+    wanted = [entry for entry in manifest.outputs if not entry.keys.keys().isdisjoint(keys)]
+    for entry in wanted:
+        for suffix in SUFFIXES:
+            _check_there(folder / f"{entry.prefix}{suffix}", folder)
+    _keep_indexes([folder / entry.prefix for entry in wanted], how)
     stores = {
         key: _joined([PAIRS.open_listed(folder, entry, how) for entry in manifest.outputs if key in entry.keys], name)
         for key in keys
     }
     return stores[keys[0]] if len(keys) == 1 else CombinedStore(stores, name)
+
+
+def _keep_indexes(pairs: Sequence[AnyPath], how: Opening) -> None:
+    """Fetch the indexes of remote pairs, several at a time; opening them one after another finds them there."""
+    if len(pairs) > 1:
+        reader(how.reader).keep_all([f"{pair}.idx" for pair in pairs])
 
 
 def _open_parquet(file: AnyPath, how: Opening) -> Store:

@@ -250,7 +250,8 @@ class _Followed:
             positions = np.arange(first, min(first + _CHUNK, end), dtype=np.int64)
             reads = self._uses.reads(positions)
             mine = sampled(reads.blocks, self._rate)
-            yield self._columns(positions[reads.rows[mine]], *(one[mine] for one in reads[1:]))
+            columns = (reads.blocks, reads.used_bytes, reads.epochs)
+            yield self._columns(positions[reads.rows[mine]], *(one[mine] for one in columns))
 
     def _found(self, begin: int, end: int) -> Iterator[Columns]:
         blocks = np.arange(self._uses.table.num_blocks, dtype=np.int64)

@@ -110,6 +110,22 @@ class Objects:
             missing(url)
         return found
 
+    def look_up(self, urls: Sequence[str], folders: Sequence[str]) -> None:
+        """Look up objects and list folders, all at the same time, so that it takes one round trip.
+
+        Raises:
+            StoreError: the store cannot be reached.
+        """
+        asked: list[Head | List] = [Head(url) for url in urls if url not in self._statuses]
+        asked += [List(url) for url in folders if url not in self._listings and not url.lower().startswith("http")]
+        futures = [submit(FetchRequest(what=one, storage=self.storage, policy=self.policy)) for one in asked]
+        for one, future in zip(asked, futures, strict=True):
+            reply = self.finish(one.url, future)
+            if isinstance(one, Head):
+                self._statuses.setdefault(one.url, reply.status)
+            else:
+                self._take_listing(one.url, reply)
+
     def listing(self, url: str) -> tuple[list[str], list[str]]:
         """Return the URLs of the folders and of the objects right below a folder.
 
@@ -123,7 +139,9 @@ class Objects:
                 f"{url}: an HTTP server does not list its files: name files, not a folder; or a folder that has a"
                 " headrace.json or a .nv-meta, with a slash at its end"
             )
-        reply = self._ask(List(url))
+        return self._take_listing(url, self._ask(List(url)))
+
+    def _take_listing(self, url: str, reply: FetchReply) -> tuple[list[str], list[str]]:
         for name, status in reply.objects:
             self._statuses.setdefault(name, status)
         return self._listings.setdefault(url, (sorted(reply.folders), sorted(name for name, _ in reply.objects)))

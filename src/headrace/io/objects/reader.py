@@ -8,6 +8,7 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,9 @@ from headrace.io.places import AnyPath, is_url
 from headrace.io.readers import OPEN_FILES, ByteArray, FilePool, IntArray, MmapReader, OpenFile, Reader
 from headrace.io.remote import RemotePath, Status
 from headrace.io.storage import Storage
+
+_AT_ONCE: Final = 16
+"""The most objects that are fetched as a whole at the same time."""
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -129,6 +133,16 @@ class ObjectReader(Reader):
                 self._local[path] = str(self.objects.local_file(_plain(path)))
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
+
+    def keep_all(self, paths: Sequence[str]) -> None:
+        """See `Reader.keep_all`."""
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
+            for _ in threads.map(self.keep, paths):
+                pass
+
+    def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
+        """See `Reader.look_up`."""
+        self.objects.look_up(list(map(_plain, paths)), list(map(_plain, folders)))
 
     def view(self, path: str) -> ByteArray | None:
         """Return the mapping of a local file or of an object that is kept; None for any other object."""

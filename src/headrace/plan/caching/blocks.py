@@ -22,11 +22,13 @@ from headrace.plan.keys import IntArray
 class Touched(NamedTuple):
     """The parts of ranges that lie in one block each; all (n,) int64.
 
-    ``rows`` are those of the ranges, ``blocks`` the blocks, and ``used_bytes`` how many bytes of the block a range has.
+    ``rows`` are those of the ranges, ``blocks`` the blocks, ``begins`` where in the block the part begins, and
+    ``used_bytes`` how many bytes of the block a range has.
     """
 
     rows: IntArray
     blocks: IntArray
+    begins: IntArray
     used_bytes: IntArray
 
 
@@ -91,12 +93,12 @@ class FileBlocks:
         first, last = begins // self.block_bytes, (ends - 1) // self.block_bytes
         counts = last - first + 1
         if (counts == 1).all():
-            return Touched(rows, self.firsts[files] + first, ends - begins)
+            return Touched(rows, self.firsts[files] + first, begins - first * self.block_bytes, ends - begins)
         lines = np.repeat(np.arange(len(rows)), counts)
         within = np.arange(len(lines)) - np.repeat(np.cumsum(counts) - counts, counts) + first[lines]
         low = np.maximum(begins[lines], within * self.block_bytes)
         high = np.minimum(ends[lines], (within + 1) * self.block_bytes)
-        return Touched(rows[lines], self.firsts[files[lines]] + within, high - low)
+        return Touched(rows[lines], self.firsts[files[lines]] + within, low - within * self.block_bytes, high - low)
 
 
 class Accesses(NamedTuple):
