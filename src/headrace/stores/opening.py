@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, overload
 
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Reader, is_url, path_at, reader, reader_at, walk
+from headrace.io import AnyPath, Reader, is_url, path_at, reader, reader_at, walk
 from headrace.stores import energon
 from headrace.stores.arguments import check_name
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, OLD_INFO_NAME, folder_kind
@@ -46,6 +47,8 @@ SampleFormat = Literal["energon", "files", "tar", "jsonl samples"]
 
 _TARS: Final = (".tar", *COMPRESSED)
 _FILES: Final = (*SUFFIXES, *HDF5_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX)
+UNFINISHED_NAME: Final = ".headrace"
+"""Folder in an object store that belongs to a run which has not completed its output there."""
 
 
 class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +125,7 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
     using = reader_at(name, using)
     if not isinstance(using, str):
         _look_around(name, using)
+    _check_complete(path_at(name, using))
     return next((found for found, layout in SAMPLE_LAYOUTS.items() if layout.is_at(name, using)), None)
 
 
@@ -132,6 +136,19 @@ def _look_around(name: str, using: Reader) -> None:
         beside = [f"{folder.rpartition('/')[0]}/{MANIFEST_NAME}", *(folder + suffix for suffix in SUFFIXES)]
         inside = [f"{folder}/.nv-meta/{file}" for file in (INFO_NAME, OLD_INFO_NAME, INDEX_NAME)]
         using.look_up([*beside, *inside, f"{folder}/{MANIFEST_NAME}", f"{folder}/{META_NAME}"], [folder])
+
+
+def _check_complete(place: AnyPath) -> None:
+    """Refuse a folder in an object store to which a run still writes; a local output appears as a whole."""
+    if isinstance(place, Path) or str(place).startswith("http"):
+        return
+    folders, files = place.objects.listing(str(place))
+    is_begun = f"{place}/{UNFINISHED_NAME}" in folders and f"{place}/{MANIFEST_NAME}" not in files
+    if is_begun and (place / UNFINISHED_NAME / "run.json").is_file():  # some stores keep the folder
+        raise StoreError(
+            f"{place}: a run writes to this place, and has not completed its output: wait for it, or give its command"
+            " again if it was interrupted"
+        )
 
 
 def open_samples(path: TarPaths, layout: SampleFormat, *, split_part: str | None, using: str | Reader) -> SampleStore:
