@@ -14,11 +14,14 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 KINDS = ("429", "503", "500", "reset", "cut", "slow")
 """Faults that pass; "etag" pretends that the object changed, and is no such fault."""
+
+OF_WRITES = ("429", "503", "500", "reset", "lost")
+"""Those that PUT, POST and DELETE meet; "lost" does what was asked, and loses the answer."""
 
 
 class FaultProxy:
@@ -32,7 +35,10 @@ class FaultProxy:
         is_away: whether every connection is refused an answer.
         back_after: how many refused connections end that; None for no number.
         all_requests: whether HEADs and LISTs meet faults, too.
+        write_share: the share of PUTs, POSTs and DELETEs that meet a fault.
+        on_write: called with the number of each of these requests before it is forwarded.
         gets: GETs of ranges that arrived.
+        writes: PUTs, POSTs and DELETEs that arrived.
         made: faults that were made, by kind.
         closing: set when the proxy ends.
     """
@@ -46,7 +52,10 @@ class FaultProxy:
         self.is_away = False
         self.back_after: int | None = None
         self.all_requests = False
+        self.write_share = 0.0
+        self.on_write: Callable[[int], None] = lambda number: None
         self.gets = 0
+        self.writes = 0
         self.made: Counter[str] = Counter()
         self.port = 0
         self.closing = threading.Event()
@@ -64,6 +73,14 @@ class FaultProxy:
     def fault(self, method: str, is_range: bool) -> str | None:
         """Count a request, and return the fault that it meets."""
         with self._lock:
+            if method in ("PUT", "POST", "DELETE"):
+                self.on_write(self.writes)
+                self.writes += 1
+                if self.is_away or self._random.random() >= self.write_share:
+                    return "reset" if self.is_away else None
+                kind = self._random.choice(OF_WRITES)
+                self.made[kind] += 1
+                return kind
             self.gets += is_range
             if self.is_away:
                 self.made["away"] += 1
@@ -85,12 +102,16 @@ def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
         protocol_version = "HTTP/1.1"
         wbufsize = 1 << 16
         upstream: http.client.HTTPConnection | None = None
+        body = b""
 
         def do_GET(self) -> None:
+            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             fault = proxy.fault(self.command, "Range" in self.headers)
             if proxy.latency_s:
                 time.sleep(proxy.latency_s)
-            if fault == "reset":
+            if fault == "lost":
+                self.forwarded()
+            if fault in ("reset", "lost"):
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.close_connection = True
                 self.connection.close()
@@ -114,7 +135,7 @@ def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
                 return
             self.answer(status, headers, data, length)
 
-        do_HEAD = do_GET  # noqa: N815
+        do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
         def forwarded(self) -> tuple[int, dict[str, str], bytes, int]:
             if self.upstream is None:
@@ -122,7 +143,7 @@ def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
             self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 self.upstream.putheader(name, value)
-            self.upstream.endheaders()
+            self.upstream.endheaders(self.body or None)
             response = self.upstream.getresponse()
             data = response.read()
             headers = dict(response.getheaders())
@@ -134,7 +155,8 @@ def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
             self.send_response_only(status)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(max(length, len(data))))
+            if status != 204:
+                self.send_header("Content-Length", str(max(length, len(data))))
             self.end_headers()
             self.wfile.write(data)
 

@@ -143,6 +143,11 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "prepare_text out": lambda path: preparing.prepare_text(["x.jsonl"], path, tokenizer="tokenizer.json"),
     "prepare_recipe in": lambda path: preparing.prepare_recipe("recipe.yaml", "out", inputs=[path]),
     "prepare_recipe out": lambda path: preparing.prepare_recipe("recipe.yaml", path),
+    "plan_text": lambda path: preparing.plan_text(["x.jsonl"], path, tokenizer="tokenizer.json"),
+    "plan_recipe": lambda path: preparing.plan_recipe("recipe.yaml", path),
+    "plan_shards": lambda path: preparing.plan_shards(["x"], path),
+    "plan of a merge": lambda path: headrace.merge(["x", "y"], path, plan_only=True),
+    "prepare_shards in": lambda path: preparing.prepare_shards([path], "out"),
     "prepare_recipe": lambda path: preparing.prepare_recipe(path, "out"),
     "prepare_energon": prepare_energon,
     "merge from": lambda path: headrace.merge([path, "x"], "out"),
@@ -153,19 +158,28 @@ DOORS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-READING: frozenset[str] = frozenset(
+REMOTE_DOORS: frozenset[str] = frozenset(
     (
         *("open", "open_tokens", "open_keys", "open of a list", "IndexedDataset", "IndexedDataset.exists"),
         *("IndexedStore", "KeyedStore", "load_manifest", "GPTDataset", "GPTBlend.of", "MediaDataset.open"),
-        *("load_dataset", "DatasetFactory.load"),
+        *("load_dataset", "DatasetFactory.load", "prepare in", "prepare out", "prepare_text in", "prepare_text out"),
+        *(
+            "prepare_recipe in",
+            "prepare_recipe out",
+            "merge from",
+            "merge to",
+            "convert from",
+            "convert to",
+            "split to",
+        ),
     )
 )
-"""Those that read object stores."""
+"""Those that read from object stores, or write to them."""
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_functions(door: str, tmp_path: Path) -> None:
-    if door in READING:
+    if door in REMOTE_DOORS:
         with pytest.raises(ConfigError, match=UNKNOWN_REFUSED):
             DOORS[door](UNKNOWN)
     else:

@@ -30,6 +30,7 @@ from headrace.preparing import (
 from headrace.preparing import api as text
 from headrace.preparing.backends import libraries, proof
 from headrace.preparing.sources import RecordSpec, find_inputs, plan_tasks
+from memory_stores import memory_bucket
 from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 
 PROOF = TextOptions(tokens=TokenOptions(backend=NAME, append_eod=True), task_bytes=6000)
@@ -144,6 +145,22 @@ def test_in_processes_of_their_own(kit: Any, corpus: Path, tmp_path: Path, monke
     for workers in (1, 4):
         faults.prepare(corpus, tmp_path / str(workers), kit.tokenizer, PROOF, workers=workers)
         assert faults.content(tmp_path / str(workers)) == faults.content(tmp_path / "wanted")
+
+
+def test_shards_of_a_task_that_is_undone_were_not_uploaded(
+    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shards are so small that several end within a task, and each piece makes a checkpoint."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(worker, "PIECE_BYTES", 700)
+    monkeypatch.setattr("headrace.preparing.run_plan.MIN_PENDING_BYTES", 1)
+    options = TextOptions(tokens=PROOF.tokens, task_bytes=6000, output=OutputOptions(shard_tokens=300))
+    manifest = prepare_text([corpus], tmp_path / "local", tokenizer=kit.tokenizer, options=options)
+    assert manifest.backend is not None
+    assert manifest.backend.from_task_by
+    with memory_bucket() as bucket:
+        prepare_text([corpus], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=options)
+        assert bucket.content("web") == faults.content(tmp_path / "local")
 
 
 def test_found_among_the_first_documents(kit: Any, corpus: Path, tmp_path: Path) -> None:

@@ -158,9 +158,9 @@ def summary(report: CopyReport, elapsed_s: float) -> list[str]:
     return lines
 
 
-@click.command(cls=JobCommand, name="merge", short_help="Join stores into one.")
+@click.command(cls=JobCommand, urls=("sources", "output"), name="merge", short_help="Join stores into one.")
 @click.argument("sources", metavar="SRC...", nargs=-1)
-@click.option("--output", "-o", metavar="DIR", help="Folder for the result; it must be new or empty.")
+@click.option("--output", "-o", metavar="DIR", help="Folder or URL for the result; it must be new or empty.")
 @click.option(
     "--sort-by",
     type=click.Choice(["given", "name", "natural"]),
@@ -196,7 +196,7 @@ def merge(
     run_copy(tool, given, format=format_name, allow_different_tokenizers=allow_different_tokenizers)
 
 
-@click.command(cls=JobCommand, name="split", short_help="Cut a store into several.")
+@click.command(cls=JobCommand, urls=("source", "destination"), name="split", short_help="Cut a store into several.")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option("--split", "shares", metavar="SHARES", help="Shares of training, validation and test, as 969,30,1.")
@@ -244,7 +244,9 @@ def split(
     run_copy(tool, given, format=format_name)
 
 
-@click.command(cls=JobCommand, name="convert", short_help="Write a store in another format.")
+@click.command(
+    cls=JobCommand, urls=("source", "destination"), name="convert", short_help="Write a store in another format."
+)
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @format_option(required=True)

@@ -58,6 +58,7 @@ _SHARDS = (
 
 @click.command(
     cls=common.Subcommand,
+    urls=("output",),
     name="media",
     short_help="Write media into tar shards.",
     what="media in tar shards",

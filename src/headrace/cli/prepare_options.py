@@ -93,7 +93,7 @@ class Subcommand(Command):
 
 
 JSON = Option(["--json", "as_json"], is_flag=True, help="Print one JSON object on standard output.")
-OUTPUT = Option(["--output", "-o"], metavar="DIR", help="Folder for the result; it must be new or empty.")
+OUTPUT = Option(["--output", "-o"], metavar="DIR", help="Folder or URL for the result; it must be new or empty.")
 TOKENIZER = Option(["--tokenizer"], metavar="PATH", help="A tokenizer.json, or a folder that holds one.")
 ID_FIELD = Option(
     ["--id-field"], metavar="NAME", help="Field with the id of each record, which `headrace where` then shows."

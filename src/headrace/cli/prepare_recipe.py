@@ -41,6 +41,7 @@ _FROM_COMMAND_LINE = (
 
 @click.command(
     cls=common.Subcommand,
+    urls=("inputs", "output"),
     name="recipe",
     short_help="Make samples of records, as a recipe says.",
     what="a recipe",

@@ -285,6 +285,7 @@ _OUTPUT = (
 
 @click.command(
     cls=common.Subcommand,
+    urls=("inputs", "output"),
     name="text",
     short_help="Make tokens of text.",
     what="texts",

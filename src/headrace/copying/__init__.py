@@ -7,6 +7,7 @@
     plan          ranges of documents            -> CopyPlan: folders of shards of ranges of documents
     copier        Copier(plan, sources)          -> shards in a hidden folder; they are read back and compared
     destination   Destination.commit()           one rename puts the whole output in place
+    uploaded      UploadedDestination            or, at a URL, each shard is uploaded, and the manifests come last
     jobs          plan_copy(order), CopyJob      the same by processes on any hosts, a task for each shard
 
 All three tools copy ordered ranges of documents. The manifest keeps the ranges, so that each document of a copy can be

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -28,8 +29,9 @@ from headrace.copying.plan import (
 from headrace.copying.rows import DocumentRows, cast, lengths_of
 from headrace.copying.sources import CHUNK_DOCUMENTS, StoreSource
 from headrace.errors import OutputError, StoreError
-from headrace.io import as_read_back, output_errors
+from headrace.io import AnyPath, as_read_back, output_errors
 from headrace.stores import (
+    MANIFEST_NAME,
     DocumentLedger,
     InputFile,
     Ledger,
@@ -131,6 +133,22 @@ FindShard = Callable[[int, Path], MadeShard]
 """Puts a shard that other processes have written, by its number among those of all folders, into a folder."""
 
 
+class Uploads(Protocol):
+    """Where shards go that do not stay on this host, by their numbers among those of all folders."""
+
+    def made(self, number: int) -> MadeShard | None:
+        """Return what is known of a shard that is there; None if it is not."""
+
+    def folder(self) -> AbstractContextManager[Path]:
+        """A folder for one shard."""
+
+    def send(self, number: int, store: str, place: Path, shard: MadeShard) -> None:
+        """Take a shard of a store from its folder."""
+
+    def finish(self, manifests: dict[str, Manifest]) -> list[Manifest]:
+        """Take the manifests of the stores, by their names; return them with their hashes."""
+
+
 class Copier:
     """One copy.
 
@@ -213,10 +231,54 @@ class Copier:
             ledger = self._ledger(folder, written)
             manifests.append(save_manifest(place, _manifest(written, entry, inputs, tokenizer, ledger)))
             self._check(place, folder, written)
+            self._count("check", folder.num_documents, sum(shard.tokens for shard in written.entries))
         return manifests, inputs
 
+    def run_uploaded(
+        self, uploads: Uploads, *, tool: str, request: dict[str, Any], tokenizer: TokenizerInfo | None
+    ) -> tuple[list[Manifest], list[InputFile]]:
+        """Write the shards of all stores that are not there yet, one at a time, and check each before it is taken.
+
+        Returns and raises what `run` does.
+        """
+        numbers = itertools.count()
+        made = []
+        for folder in self._plan.folders:
+            shards = []
+            for number in range(len(folder.shards)):
+                index = next(numbers)
+                shard = uploads.made(index)
+                if shard is None:
+                    with uploads.folder() as place:
+                        shard = self._write_alone(place, folder, number)
+                        uploads.send(index, folder.name, place, shard)
+                else:
+                    self._count("copy", sum(piece.num_documents for piece in folder.shards[number]), 0)
+                self.inner_borders += shard.inner_borders
+                shards.append(shard)
+            made.append(_Made(shards, {}))
+        inputs = [file for source in self._sources for file in source.inputs({})]
+        manifests = {}
+        for folder, written in zip(self._plan.folders, made, strict=True):
+            entry = self._entry_of(folder, tool, request)
+            manifests[folder.name] = _manifest(written, entry, inputs, tokenizer, self._ledger(folder, written))
+        return uploads.finish(manifests), inputs
+
+    def _write_alone(self, place: Path, folder: FolderPlan, number: int) -> MadeShard:
+        """Write one shard into a folder of its own, and check it there as a store."""
+        hashers = {key: xxhash.xxh3_128() for key in self._dtypes}
+        shard = self.write_shard(place, folder, number, hashers)
+        alone = msgspec.structs.replace(folder, shards=(folder.shards[number],))
+        made = _Made([shard], {key: hasher.hexdigest() for key, hasher in hashers.items()})
+        entry = self._entry_of(alone, "", {})
+        save_manifest(place, _manifest(made, entry, [], None, self._ledger(alone, made)))
+        self._check(place, alone, made)
+        with output_errors(place, "clear"):
+            (place / MANIFEST_NAME).unlink()
+        return shard
+
     def find_made(
-        self, output: Path, *, tool: str, request: dict[str, Any], known: Mapping[str, InputFile]
+        self, output: AnyPath, *, tool: str, request: dict[str, Any], known: Mapping[str, InputFile]
     ) -> tuple[list[Manifest], list[InputFile]] | None:
         """Return what `run` returns if the output exists, is complete and has the same sources and options; else None.
 
@@ -366,7 +428,6 @@ class Copier:
                         f"{place}: key {key!r}: the documents that were written differ from those of the sources;"
                         " nothing is kept. This is a defect of Headrace or of the memory: please report it"
                     )
-            self._count("check", folder.num_documents, sum(shard.tokens for shard in made.entries))
         finally:
             for store in stores.values():
                 store.close()

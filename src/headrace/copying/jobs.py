@@ -30,7 +30,7 @@ from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed, Parent, Progress, Reply, attempted, serve
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import hash_bytes, output_errors, sync_folder
+from headrace.io import AnyPath, hash_bytes, output_errors, sync_folder
 from headrace.stores import InputFile
 
 KIND: Final = "copy"
@@ -139,14 +139,14 @@ def _plan_of(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyJobPlan:
     return CopyJobPlan(order=order, files=tuple(files), total_bytes=total_bytes)
 
 
-def _owners(source: StoreSource, pieces: Sequence[tuple[int, int, int]]) -> dict[Path, int]:
+def _owners(source: StoreSource, pieces: Sequence[tuple[int, int, int]]) -> dict[AnyPath, int]:
     """Return for files the task that copies all their documents, if there is one.
 
     Args:
         source: the source.
         pieces: (first document, end, task) of the ranges that are copied, ascending.
     """
-    owners: dict[Path, int] = {}
+    owners: dict[AnyPath, int] = {}
     for first, end, paths in source.files_by_shard():
         at = bisect.bisect_right(pieces, first, key=lambda piece: piece[0]) - 1
         if first < end and at >= 0 and end <= pieces[at][1]:

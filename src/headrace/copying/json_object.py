@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
@@ -12,7 +11,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import Reader
+from headrace.io import AnyPath, Reader
 from headrace.stores.arguments import read_only
 from headrace.stores.json.index import Kinds, Numbers, as_array, decode_record, json_can_be
 from headrace.stores.json.store import JSON_SUFFIXES, is_object
@@ -26,7 +25,7 @@ _NESTED: Final = msgspec.json.Decoder(dict[str, list[Numbers]])
 
 def is_json_object(path: str | os.PathLike[str], using: Reader) -> bool:
     """Whether a file is one JSON object, by its name or its beginning. AstrAI named both kinds ``.jsonl``."""
-    place = Path(path)
+    place = using.path_at(os.fspath(path))
     if place.suffix not in JSON_SUFFIXES or place.name in (META_NAME, MANIFEST_NAME) or not place.is_file():
         return False
     return place.suffix == ".json" or is_object(str(place), using)
@@ -51,6 +50,7 @@ class JsonObjectStore(SegmentedStore):
 
     def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: Reader) -> None:
         self.file = os.fspath(path)
+        self._using = using
         data = using.read(self.file, 0, using.size(self.file)).tobytes()
         self._hash = xxhash.xxh3_128_hexdigest(data)
         lists = _decode_object(self.file, data)
@@ -72,9 +72,9 @@ class JsonObjectStore(SegmentedStore):
         super().__init__(self.file, bounds, dtypes, key)
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The one file of the store."""
-        return (Path(self.file),)
+        return (self._using.path_at(self.file),)
 
     @property
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -15,7 +15,9 @@ from headrace.copying.destination import Destination
 from headrace.copying.formats import FORMATS, CopyKinds, CopyOptions, FormatName, Shards, choose_kinds
 from headrace.copying.plan import CopyPlan, DocumentRange, FolderPlan, cut, limited, ranges_of, shard_borders
 from headrace.copying.sources import StoreSource
+from headrace.copying.uploaded import UploadedDestination, described_copy
 from headrace.errors import ConfigError
+from headrace.io import Storage, hash_bytes, is_url, path_at
 from headrace.stores import InputFile, Manifest, TokenizerInfo
 from headrace.stores.arguments import IntArray
 
@@ -128,9 +130,37 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
         """Return what copies the documents."""
         return Copier(self.plan, self.kinds, sources, modes=frozenset(self.modes), on_progress=on_progress)
 
+    def uploaded(self, sources: Sequence[StoreSource], storage: Storage | None) -> UploadedDestination:
+        """Return the destination at a URL, not claimed yet.
+
+        Raises:
+            ConfigError: what is there is to be replaced.
+        """
+        output = self.request.output
+        if output.lower().startswith("http"):
+            raise ConfigError(f"{output}: objects are written to s3://, gs:// and az://, not to a web server")
+        if self.request.options.overwrite:
+            raise ConfigError(
+                f"{output}: overwrite is for local outputs: objects may be in use, and are not replaced; name another"
+                " place, or remove what is there"
+            )
+        parts = [(source.path, source.documents, source.dialect, source.num_documents) for source in sources]
+        decided = (self.plan, self.kinds, self.modes, self.tokenizer)
+        return UploadedDestination(
+            output,
+            described_copy(
+                self.request.tool,
+                self.kept,
+                parts,
+                [source.identity(file) for source in sources for file in source.files],
+                hash_bytes(msgspec.json.encode(decided, order="sorted")),
+            ),
+            storage,
+        )
+
     def destination(self, sources: Sequence[StoreSource]) -> Destination:
-        """Return the destination, not claimed yet."""
-        files = [file for source in sources for file in source.files]
+        """Return the local destination, not claimed yet."""
+        files = [file for source in sources for file in source.files if isinstance(file, Path)]
         return Destination(self.request.output, overwrite=self.request.options.overwrite, sources=files)
 
 
@@ -163,7 +193,7 @@ def ordered(request: Request, sources: list[StoreSource], parts: Parts) -> CopyO
     plan = CopyPlan(folders=folders, dtypes=kinds.dtypes, format=kinds.format)
     return CopyOrder(
         request=request,
-        folder="" if all(Path(path).is_absolute() for path in request.paths) else str(Path.cwd()),
+        folder="" if all(is_url(path) or Path(path).is_absolute() for path in request.paths) else str(Path.cwd()),
         plan=plan,
         kinds=kinds,
         modes=tuple(sorted(modes)),
@@ -198,7 +228,6 @@ def carry_out(
     Raises:
         HeadraceError: as documented for the tools.
     """
-    report, notes = planned(order, sources), list(order.notes)
     destination = order.destination(sources)
     copier = order.copier(sources, on_progress)
     tool, kept, find, known = order.request.tool, order.kept, None, dict[str, InputFile]()
@@ -209,18 +238,44 @@ def carry_out(
     found = copier.find_made(destination.path, tool=tool, request=kept, known=known) if may_be_made else None
     if found is not None:
         destination.clear()
-        manifests, inputs = found
-        notes.append(
-            "the output is already complete: it was made from the same sources and options, so nothing is done"
-            " (--overwrite makes it again)"
+        return _reported(order, sources, copier, *found, [_IS_MADE + " (--overwrite makes it again)"])
+    destination.check()
+    with destination:
+        manifests, inputs = copier.run(
+            destination.output, tool=tool, request=kept, tokenizer=order.tokenizer, find=find, known=known
         )
-    else:
-        destination.check()
-        with destination:
-            manifests, inputs = copier.run(
-                destination.output, tool=tool, request=kept, tokenizer=order.tokenizer, find=find, known=known
-            )
-            destination.commit()
+        destination.commit()
+    return _reported(order, sources, copier, manifests, inputs, [])
+
+
+def carry_out_at(
+    order: CopyOrder, sources: Sequence[StoreSource], on_progress: OnProgress, destination: UploadedDestination
+) -> CopyReport:
+    """Copy to a destination at a URL; see `carry_out`."""
+    copier = order.copier(sources, on_progress)
+    tool, kept = order.request.tool, order.kept
+    found = copier.find_made(destination.path, tool=tool, request=kept, known={})
+    if found is not None:
+        destination.clear()
+        return _reported(order, sources, copier, *found, [_IS_MADE])
+    destination.check()
+    with destination:
+        manifests, inputs = copier.run_uploaded(destination, tool=tool, request=kept, tokenizer=order.tokenizer)
+    return _reported(order, sources, copier, manifests, inputs, [])
+
+
+_IS_MADE: Final = "the output is already complete: it was made from the same sources and options, so nothing is done"
+
+
+def _reported(
+    order: CopyOrder,
+    sources: Sequence[StoreSource],
+    copier: Copier,
+    manifests: Sequence[Manifest],
+    inputs: Sequence[InputFile],
+    more: Sequence[str],
+) -> CopyReport:
+    report, notes = planned(order, sources), [*order.notes, *more]
     if copier.inner_borders:
         notes.append(
             f"{order.plan.format} keeps no sequences within documents: the result lacks {copier.inner_borders:,} inner"
@@ -309,7 +364,7 @@ def planned(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyReport:
         stores.append(
             CopiedStore(
                 name=folder.name,
-                path=os.fspath(Path(request.output) / folder.name) if folder.name else request.output,
+                path=os.fspath(path_at(request.output) / folder.name) if folder.name else request.output,
                 documents=folder.num_documents,
                 tokens=num_tokens,
                 num_shards=len(folder.shards),

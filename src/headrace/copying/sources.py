@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import FileIO, RawIOBase
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +16,19 @@ from headrace.copying.formats import CopyOptions, SortBy
 from headrace.copying.json_object import JsonObjectStore, is_json_object
 from headrace.copying.rows import DocumentRows, lengths_of, read_rows, shards_of
 from headrace.errors import StoreError
-from headrace.io import FileHasher, FileSum, PreadReader, local_path, natural_key
+from headrace.io import (
+    AnyPath,
+    FileHasher,
+    FileSum,
+    PreadReader,
+    Reader,
+    Storage,
+    etag_of,
+    is_url,
+    natural_key,
+    path_at,
+    reader_of,
+)
 from headrace.io.readers import ByteArray
 from headrace.stores import MANIFEST_NAME, IndexedStore, InputFile, KeyInfo, Manifest, Store, check_file, open_keys
 from headrace.stores.arguments import IntArray
@@ -24,15 +39,15 @@ from headrace.stores.written import META_NAME
 _READ_BYTES = 1 << 20
 
 
-class HashingReader(PreadReader):
-    """A reader that hashes every file as long as its bytes are read in order. Use it in one thread only.
+class HashingMixin(Reader):
+    """Hashes every file as long as its bytes are read in order. Use it in one thread only.
 
     A range is hashed if it begins where the hashed bytes end; any other range is only read. `sum` reads the bytes that
     were not hashed by then.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._hashers: dict[str, FileHasher] = {}
 
     def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
@@ -42,7 +57,7 @@ class HashingReader(PreadReader):
             self._hasher(path).update(data.data)
         return data
 
-    def sum(self, path: Path) -> FileSum:
+    def sum(self, path: AnyPath) -> FileSum:
         """Return size and hashes of a whole file. Bytes that were not hashed yet are read now.
 
         Raises:
@@ -50,7 +65,7 @@ class HashingReader(PreadReader):
         """
         hasher, size = self._hasher(str(path)), self.size(str(path))
         try:
-            with path.open("rb", buffering=0) as file:
+            with self._as_file(path) as file:
                 file.seek(hasher.size)
                 while hasher.size < size and (data := file.read(_READ_BYTES)):
                     hasher.update(data)
@@ -62,8 +77,23 @@ class HashingReader(PreadReader):
             )
         return hasher.sum(path.name)
 
+    def _as_file(self, path: AnyPath) -> RawIOBase | FileIO:
+        return FileIO(path)
+
     def _hasher(self, path: str) -> FileHasher:
         return self._hashers.setdefault(path, FileHasher())
+
+
+class HashingReader(HashingMixin, PreadReader):
+    """Reads local files, and hashes them."""
+
+
+def _hashing_reader(path: str, storage: Storage | None) -> HashingMixin:
+    """Return the reader for a source."""
+    if not is_url(path):
+        return HashingReader()
+    made: HashingMixin = resolve_name("headrace.copying.remote_sources:HashingObjectReader")(storage)
+    return made
 
 
 CHUNK_DOCUMENTS = 1 << 14
@@ -78,22 +108,23 @@ class StoreSource:
         path: a path as for `headrace.open`, or a file of one JSON object, the first store format of AstrAI.
         options: how pairs are interpreted.
         folder: the folder that a relative path is in; empty for the current one.
+        storage: how the store of a URL is reached.
 
     Raises:
         StoreError: there is no store, it is malformed, or its keys have different numbers of documents.
     """
 
-    def __init__(self, path: str, options: CopyOptions, folder: str = "") -> None:
+    def __init__(self, path: str, options: CopyOptions, folder: str = "", storage: Storage | None = None) -> None:
         self.path = path
-        self._reader = HashingReader()
-        self._folder = "" if Path(path).is_absolute() else folder
+        self._reader = _hashing_reader(path, storage)
+        self._folder = "" if is_url(path) or Path(path).is_absolute() else folder
         if self._folder:
             path = str(Path(self._folder, path))
-        found = find_manifest(path)
-        self.folder: Path | None = None if found is None else local_path(found[0])
+        found = find_manifest(self._reader.path_at(path))
+        self.folder: AnyPath | None = None if found is None else found[0]
         self.manifest: Manifest | None = None if found is None else found[1]
         # The dialect applies to pairs; keyed stores may be among the sources too.
-        pair_options = CopyOptions() if _is_keyed(Path(path), self.manifest) else options
+        pair_options = CopyOptions() if _is_keyed(self._reader.path_at(path), self.manifest) else options
         self.documents, self.dialect = pair_options.documents, pair_options.dialect or ""
         self.keys: dict[str, Store]
         if is_json_object(path, self._reader):
@@ -117,9 +148,14 @@ class StoreSource:
         return "indexed" if isinstance(self._shards[0], IndexedStore) else self._shards[0].format
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[AnyPath]:
         """All files of the store, each once."""
-        return list(dict.fromkeys(local_path(file) for store in self.keys.values() for file in store.files))
+        return list(dict.fromkeys(file for store in self.keys.values() for file in store.files))
+
+    def identity(self, file: AnyPath) -> tuple[str, int, str]:
+        """Return the path of a file, its size, and its time or ETag."""
+        found = file.stat()
+        return self.path_of(file), found.st_size, etag_of(file) or str(found.st_mtime_ns)
 
     @property
     def shard_borders(self) -> list[int]:
@@ -175,19 +211,19 @@ class StoreSource:
             yield first, until, {key: read_rows(store, first, until) for key, store in self.keys.items()}
             first = until
 
-    def files_by_shard(self) -> Iterator[tuple[int, int, tuple[Path, ...]]]:
+    def files_by_shard(self) -> Iterator[tuple[int, int, tuple[AnyPath, ...]]]:
         """Yield for each shard of each key its first document, the document after its last, and its files."""
         for store in self.keys.values():
             first = 0
             for shard in shards_of(store):
-                yield first, first + shard.num_documents, tuple(map(local_path, shard.files))
+                yield first, first + shard.num_documents, shard.files
                 first += shard.num_documents
 
-    def path_of(self, file: Path) -> str:
+    def path_of(self, file: AnyPath) -> str:
         """Return the path of a file as it was passed to the copy: relative if that of the source is."""
         return str(file).removeprefix(f"{self._folder}/") if self._folder else str(file)
 
-    def input(self, file: Path) -> InputFile:
+    def input(self, file: AnyPath) -> InputFile:
         """Return a file of the store with its size and hash. Bytes that were not read yet are read now.
 
         Raises:
@@ -238,8 +274,8 @@ class StoreSource:
         lengths: IntArray = np.sum([lengths_of(store, first, end) for store in self.keys.values()], axis=0)
         return lengths
 
-    def _listed(self) -> dict[Path, FileSum]:
-        found: dict[Path, FileSum] = {}
+    def _listed(self) -> dict[AnyPath, FileSum]:
+        found: dict[AnyPath, FileSum] = {}
         if self.folder is None or self.manifest is None:
             return found
         for shard in self.manifest.outputs:
@@ -250,8 +286,10 @@ class StoreSource:
 
 
 @contextlib.contextmanager
-def open_sources(paths: Sequence[str], options: CopyOptions, folder: str = "") -> Iterator[list[StoreSource]]:
-    """Open stores, and close them at the end. Relative paths are in ``folder``.
+def open_sources(
+    paths: Sequence[str], options: CopyOptions, folder: str = "", storage: Storage | None = None
+) -> Iterator[list[StoreSource]]:
+    """Open stores, and close them at the end. Relative paths are in ``folder``; ``storage`` is for URLs.
 
     Raises:
         StoreError: as for `StoreSource`.
@@ -260,13 +298,15 @@ def open_sources(paths: Sequence[str], options: CopyOptions, folder: str = "") -
     with contextlib.ExitStack() as stack:
         sources = []
         for path in paths:
-            source = StoreSource(path, options, folder)
+            source = StoreSource(path, options, folder, storage)
             stack.callback(source.close)
             sources.append(source)
         yield sources
 
 
-def expand(paths: Sequence[str | os.PathLike[str]], sort_by: SortBy) -> tuple[list[str], list[str]]:
+def expand(
+    paths: Sequence[str | os.PathLike[str]], sort_by: SortBy, storage: Storage | None = None
+) -> tuple[list[str], list[str]]:
     """Return the paths of all sources in their order, and notes for the user about that order.
 
     A folder of pairs without a ``headrace.json`` stands for its pairs, in the natural order in which `headrace.open`
@@ -276,12 +316,13 @@ def expand(paths: Sequence[str | os.PathLike[str]], sort_by: SortBy) -> tuple[li
     notes = []
     for given in paths:
         path = os.fspath(given)
-        stems = _bare_pairs(Path(path))
+        folder = path_at(path, reader_of(storage) if is_url(path) else "mmap")
+        stems = _bare_pairs(folder)
         if not stems:
             found.append(path)
             continue
         natural = sorted(stems, key=natural_key)
-        found += [str(Path(path) / stem) for stem in natural]
+        found += [str(folder / stem) for stem in natural]
         if sort_by == "given" and natural != stems:
             at = next(number for number, stem in enumerate(stems) if stem != natural[number])
             notes.append(
@@ -295,19 +336,20 @@ def expand(paths: Sequence[str | os.PathLike[str]], sort_by: SortBy) -> tuple[li
     return found, notes
 
 
-def _bare_pairs(folder: Path) -> list[str]:
+def _bare_pairs(folder: AnyPath) -> list[str]:
     """Return the sorted stems of the pairs in a folder that has no manifest and no ``meta.json``."""
     if not folder.is_dir() or (folder / MANIFEST_NAME).exists() or (folder / META_NAME).exists():
         return []
+    beside = [f"{folder}{suffix}" for suffix in SUFFIXES]
     if all(
-        Path(f"{folder}{suffix}").is_file() for suffix in SUFFIXES
+        (Path(one) if isinstance(folder, Path) else folder.at(one)).is_file() for one in beside
     ):  # The folder is the cache of Megatron beside a pair of this name; the pair is meant.
         return []
     files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")]
     return sorted({file.stem for file in files})
 
 
-def _is_keyed(place: Path, manifest: Manifest | None) -> bool:
+def _is_keyed(place: AnyPath, manifest: Manifest | None) -> bool:
     if manifest is not None:
         return all(shard.format == "keyed" for shard in manifest.outputs)
     return place.name == META_NAME or (place / META_NAME).exists()

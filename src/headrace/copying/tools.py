@@ -14,16 +14,18 @@ import msgspec
 
 from headrace.copying.copier import CopyReport
 from headrace.copying.formats import CopyOptions, FormatName, SortBy, check_sort_by
-from headrace.copying.orders import OnProgress, Parts, Request, carry_out, ordered, planned
+from headrace.copying.orders import OnProgress, Parts, Request, carry_out, carry_out_at, ordered, planned
 from headrace.copying.plan import DocumentRange, cut, named_split, part_borders, whole
 from headrace.copying.sources import StoreSource, expand, open_sources
 from headrace.errors import ConfigError, StoreError
-from headrace.io import check_local, safe_relative
+from headrace.io import Storage, check_local, check_readable, check_storage, is_url, safe_relative
 
 How = Literal["copy", "plan", "dry_run"]
 
 
-def run(request: Request, parts: Parts, *, how: How, on_progress: OnProgress | None) -> CopyReport:
+def run(
+    request: Request, parts: Parts, *, how: How, on_progress: OnProgress | None, storage: Storage | None
+) -> CopyReport:
     """Carry out a request, plan it, or report what it would do.
 
     Args:
@@ -31,12 +33,23 @@ def run(request: Request, parts: Parts, *, how: How, on_progress: OnProgress | N
         parts: cuts the sources into stores.
         how: what is done.
         on_progress: called after each chunk.
+        storage: how the stores of URLs are reached.
 
     Raises:
         HeadraceError: as documented for the tools.
     """
-    with open_sources(request.paths, request.options) as sources:
+    if how == "plan":
+        check_local(list(request.paths), request.output)
+    check_storage(storage, list(request.paths), request.output)
+    show = on_progress or (lambda progress: None)
+    with open_sources(request.paths, request.options, storage=storage) as sources:
         order = ordered(request, sources, parts)
+        if is_url(request.output):
+            uploaded = order.uploaded(sources, storage)
+            if how == "dry_run":
+                uploaded.check()
+                return planned(order, sources)
+            return carry_out_at(order, sources, show, uploaded)
         destination = order.destination(sources)
         if how == "dry_run":
             destination.check()
@@ -45,7 +58,7 @@ def run(request: Request, parts: Parts, *, how: How, on_progress: OnProgress | N
             made: CopyReport = _of_jobs("plan_copy")(order, sources)
             return made
         elsewhere = _of_jobs("found_elsewhere")(order, sources) if destination.is_planned else None
-        return carry_out(order, sources, on_progress or (lambda progress: None), elsewhere)
+        return carry_out(order, sources, show, elsewhere)
 
 
 def _of_jobs(name: str) -> Any:
@@ -70,6 +83,7 @@ def merge(
     options: CopyOptions | None = None,
     dry_run: bool = False,
     plan_only: bool = False,
+    storage: Storage | None = None,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
     """Join stores: all documents of the first, then all of the second, and so on.
@@ -79,13 +93,15 @@ def merge(
 
     Args:
         sources: stores, as for `headrace.open`; a folder of pairs without a manifest stands for all its pairs.
-        output: a new or empty folder for shards and ``headrace.json``; it appears whole or not at all.
+        output: a new or empty folder for shards and ``headrace.json``; it appears whole or not at all. At a URL, each
+            shard is uploaded once it was read back, and the manifest comes last.
         sort_by: ``"given"`` keeps the order of the sources (the natural order within a folder of pairs), ``"name"``
             and ``"natural"`` sort their paths.
         options: all other options; None uses their defaults.
         dry_run: only report what would be written.
         plan_only: only write a plan beside the output, for processes on any hosts to do its tasks: one for each shard
             that is written, see `headrace.kinds.open_job`. If the output is complete already, nothing is planned.
+        storage: how the stores of URLs, of sources and output, are reached; None goes by the environment.
         on_progress: called after each chunk of about a million tokens.
 
     Returns:
@@ -102,11 +118,11 @@ def merge(
         >>> report.documents == len(headrace.open("stores/all"))
         True
     """
-    check_local(sources, output)
+    check_readable(sources, output)
     check_sort_by(sort_by)
     if isinstance(sources, str | os.PathLike) or not sources:
         raise ConfigError("merge needs a list of at least one store")
-    paths, notes = expand(sources, sort_by)
+    paths, notes = expand(sources, sort_by, storage)
     request = Request(
         tool="merge",
         paths=tuple(paths),
@@ -116,7 +132,9 @@ def merge(
         shards="single",
         notes=tuple(notes),
     )
-    return run(request, _joined, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress)
+    return run(
+        request, _joined, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress, storage=storage
+    )
 
 
 def convert(
@@ -127,6 +145,7 @@ def convert(
     options: CopyOptions | None = None,
     dry_run: bool = False,
     plan_only: bool = False,
+    storage: Storage | None = None,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
     """Write a store in another format, with another dtype or with other shards. By default the shards are kept.
@@ -138,6 +157,7 @@ def convert(
         options: as for `merge`.
         dry_run: as for `merge`.
         plan_only: as for `merge`.
+        storage: as for `merge`.
         on_progress: as for `merge`.
 
     Returns:
@@ -152,7 +172,7 @@ def convert(
         >>> report.format, report.documents == len(headrace.open("stores/web"))
         ('keyed', True)
     """
-    check_local(source, output)
+    check_readable(source, output)
     given = options or CopyOptions()
     if given.format not in (None, format):
         raise ConfigError(f"format={format!r}, but the options say {given.format!r}")
@@ -164,7 +184,9 @@ def convert(
         options=msgspec.structs.replace(given, format=format),
         shards="source",
     )
-    return run(request, _joined, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress)
+    return run(
+        request, _joined, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress, storage=storage
+    )
 
 
 def split(
@@ -177,6 +199,7 @@ def split(
     options: CopyOptions | None = None,
     dry_run: bool = False,
     plan_only: bool = False,
+    storage: Storage | None = None,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
     """Cut a store into several, each in its own folder below the output. No document is cut.
@@ -192,6 +215,7 @@ def split(
         options: as for `merge`.
         dry_run: as for `merge`.
         plan_only: as for `merge`.
+        storage: as for `merge`.
         on_progress: as for `merge`.
 
     Returns:
@@ -206,7 +230,7 @@ def split(
         >>> [store.name for store in report.stores]
         ['part_00000', 'part_00001']
     """
-    check_local(source, output)
+    check_readable(source, output)
     if isinstance(into, int) and into < 1:
         raise ConfigError(f"{into} parts: at least one is needed")
     if names is None:
@@ -234,7 +258,7 @@ def split(
         options=options or CopyOptions(),
         shards="single",
     )
-    return run(request, parts, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress)
+    return run(request, parts, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress, storage=storage)
 
 
 def _joined(opened: list[StoreSource]) -> list[tuple[str, list[DocumentRange]]]:

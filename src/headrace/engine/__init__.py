@@ -6,6 +6,7 @@
 
     job          a plan in a folder, whose tasks any process on any host may do; receipts, doing, executors, slurm, ray
     work_folder  the folder in which one process works at a time
+    uploading    an output in an object store: receipts, and a manifest that comes last
 
 A task is a pure function of what its order holds: it may be done twice, by anyone, with the same result. This package
 knows nothing about documents or tokens. It imports only ``headrace.io`` and ``headrace.errors``.

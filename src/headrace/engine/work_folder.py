@@ -9,16 +9,20 @@ phase-*/      what they have done
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO, Final
 
-from headrace.errors import OutputError
-from headrace.io import claim_folder
+import xxhash
+
+from headrace.errors import ConfigError, OutputError
+from headrace.io import cache_folder, claim_folder
 from headrace.io.atomic import LOCK_NAME
 
 PLAN_NAME: Final = "plan.json"
+_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def inside(name: str) -> Callable[[Path], Path]:
@@ -34,6 +38,23 @@ def beside(ending: str) -> Callable[[Path], Path]:
         return output.with_name(f".{output.name}.{ending}")
 
     return place
+
+
+def upload_scratch(url: str) -> Path:
+    """Return the folder on this host in which an output at a URL is made, before its files are uploaded.
+
+    It lies in `cache_folder`, so that the same command finds it again; a scratch folder is removed at the end.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    folder = cache_folder("outputs")
+    if folder is None:
+        raise ConfigError(
+            f"{url}: there is no home folder in which files are made before they are uploaded: set HEADRACE_CACHE to a"
+            " folder with room for them"
+        )
+    return folder / f"{xxhash.xxh3_64_hexdigest(url.encode())}-{_PLAIN.sub('_', url.rpartition('/')[2])[-80:]}"
 
 
 class BusyError(OutputError):

@@ -3,7 +3,9 @@
     names      natural_key, expand_braces        the same order of files on every machine
     places     place, is_url, walk, reader_at    a path, or a URL, with methods; the reader for it
     schemes    check_local, check_readable       refuse s3://... where only local paths can be used, and other schemes
+               check_storage                     ... and a storage where all paths are local
     objects    ObjectReader, Storage             reads s3://, gs://, az:// and http:// in place; loaded when used
+               objects.writer.ObjectWriter       writes objects, whole or not at all
     caches     cache_folder                      where files are kept that can be made again
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
@@ -45,7 +47,9 @@ from headrace.io.places import (
     ReadCache,
     check_local,
     check_readable,
+    check_storage,
     check_whole,
+    etag_of,
     is_url,
     local_file,
     local_path,
@@ -112,10 +116,12 @@ __all__ = [
     "cache_folder",
     "check_local",
     "check_readable",
+    "check_storage",
     "check_whole",
     "claim_folder",
     "commit",
     "create_once",
+    "etag_of",
     "expand_braces",
     "file_digest",
     "file_sum",

@@ -40,7 +40,7 @@ def is_url(path: object) -> bool:
 
 
 def check_local(*paths: object) -> None:
-    """Refuse paths with a scheme, such as ``s3://bucket/data``, where only local files can be used: for all outputs.
+    """Refuse paths with a scheme, such as ``s3://bucket/data``, where only local files can be used.
 
     Without this check, ``s3://bucket`` would mean a local folder called ``s3:``; write ``./s3:/bucket`` for such a
     folder. Lists and tuples are searched; values of other types are ignored.
@@ -53,9 +53,9 @@ def check_local(*paths: object) -> None:
             check_local(*path)
         elif is_url(path):
             raise ConfigError(
-                f"{path}: the scheme {_scheme(str(path))} is not supported; paths must be local here: stores are read"
-                " from object stores, but what is written, and what it is made from, is local; copy or mount the data,"
-                f" or upload the output (write ./{path} for a path in a local folder called"
+                f"{path}: the scheme {_scheme(str(path))} is not supported; paths must be local here, where"
+                " neither reading from object stores nor writing to them is possible; copy or mount the data, or"
+                f" upload the output (write ./{path} for a path in a local folder called"
                 f" {_scheme(str(path)).removesuffix('//')})"
             )
         elif isinstance(path, str) and _SCHEME.match(path):
@@ -73,6 +73,20 @@ def check_readable(*paths: object) -> None:
             check_readable(*path)
         elif isinstance(path, str) and not is_url(path) and _SCHEME.match(path):
             raise _refused(path)
+
+
+def check_storage(storage: Storage | None, *paths: object) -> None:
+    """Refuse paths whose scheme is not known, and a storage where all paths are local.
+
+    Raises:
+        ConfigError: see above.
+    """
+    check_readable(*paths)
+    given = [one for path in paths for one in (path if isinstance(path, list | tuple) else [path])]
+    if storage is not None and not any(map(is_url, given)):
+        raise ConfigError(
+            f"{given[0]}: storage says how to reach an object store, and all paths are local: leave it out"
+        )
 
 
 def _scheme(path: str) -> str:
@@ -102,6 +116,15 @@ def path_at(path: str | os.PathLike[str], using: str | Reader = "mmap") -> AnyPa
         return path if isinstance(path, Path) else Path(path)
     found: AnyPath = resolve_name(f"{_OBJECTS}:remote_path")(path, using)
     return found
+
+
+def etag_of(path: AnyPath) -> str:
+    """Return what an object store says stands for the content of an object; empty if it says nothing, and for files.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+    """
+    return "" if isinstance(path, Path) else path.objects.known(str(path)).etag
 
 
 def local_file(path: AnyPath) -> Path:

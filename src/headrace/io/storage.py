@@ -110,8 +110,14 @@ class Secrets:
                 yield value
 
 
-def connect(root: str, scheme: str, storage: Storage) -> Any:
-    """Return obstore's store of a bucket. It tries nothing again, since that is done and counted here.
+def connect(root: str, scheme: str, storage: Storage, *, retries: Mapping[str, Any] | None = None) -> Any:
+    """Return obstore's store of a bucket.
+
+    Args:
+        root: URL of the bucket.
+        scheme: its scheme.
+        storage: how it is reached.
+        retries: how obstore itself tries requests again; by default it does not, since that is done and counted here.
 
     Raises:
         ConfigError: an option is unknown, or the environment is incomplete.
@@ -123,7 +129,7 @@ def connect(root: str, scheme: str, storage: Storage) -> Any:
         raise MissingExtraError(f"{root}: object stores need obstore: pip install 'headrace[remote]'") from error
     found, client = _options(root, scheme, storage)
     config: Any = found  # each store has a type of its own for it
-    how: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
+    how: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
     name = root.partition("://")[2]
     try:
         if scheme == "s3":

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from headrace.errors import ConfigError
-from headrace.io import check_local
+from headrace.io import Storage, check_local, check_readable, check_storage
 from headrace.preparing.backends import Choice, ProvedEncoder, choose_backend
 from headrace.preparing.backends.first_documents import prove_first_documents
 from headrace.preparing.estimate import Estimate, estimate_plan
@@ -25,6 +25,7 @@ from headrace.preparing.run import run_in
 from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
 from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
+from headrace.preparing.uploaded_folder import output_at
 from headrace.stores import Manifest
 
 
@@ -34,6 +35,7 @@ def prepare_text(
     *,
     tokenizer: str | os.PathLike[str],
     options: TextOptions | None = None,
+    storage: Storage | None = None,
     on_progress: Callable[[TextProgress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
     stdin: BinaryIO | None = None,
@@ -44,10 +46,12 @@ def prepare_text(
     together at the end, or none does. If a run was interrupted or killed, the same call continues it.
 
     Args:
-        inputs: files, folders, globs, braces and ``-``, see `sources.find_inputs`.
-        output: a new or empty folder, or one with an unfinished run.
+        inputs: files, folders, globs, braces and ``-``, see `sources.find_inputs`; also URLs.
+        output: a new or empty folder, or one with an unfinished run; or such a place at a URL, see
+            `headrace.preparing.uploaded_folder`.
         tokenizer: a ``tokenizer.json``, or a folder that holds one.
         options: see `TextOptions`.
+        storage: how the stores of URLs are reached; None goes by the environment.
         on_progress: called a few times a second.
         on_notice: called with what a user should know: that a run is continued, or that a fast library gave wrong ids
             and is no longer used.
@@ -68,13 +72,14 @@ def prepare_text(
         >>> manifest.ledger.documents.kept == len(headrace.open("texts"))
         True
     """
-    check_local(inputs, output, tokenizer)
+    check_storage(storage, inputs, output)
+    check_local(tokenizer)
     options = options or TextOptions()
     check_options(options)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
-    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
-        plan, encoder = _resolved_text(inputs, folder, tokenizer, options, show, stdin)
+    with output_at(output, overwrite=options.overwrite, restart=options.restart, storage=storage) as folder:
+        plan, encoder = _resolved_text(inputs, folder, tokenizer, options, show, stdin, storage)
         return run_in(folder, plan, encoder=encoder, deciding=_deciding(options), on_progress=show, on_notice=notice)
 
 
@@ -92,7 +97,7 @@ def plan_text(
     The output is the same, byte for byte. If the run is planned or complete already, this does nothing.
 
     Args:
-        inputs: see `prepare_text`; not ``-``.
+        inputs: see `prepare_text`; not ``-``. The hosts reach URLs by what their environment says.
         output: a folder that all hosts can write to; inputs must have the same paths on all of them.
         tokenizer: see `prepare_text`.
         options: see `TextOptions`.
@@ -111,7 +116,8 @@ def plan_text(
         >>> job.phase().name.partition("-")[0]
         'encode'
     """
-    check_local(inputs, output, tokenizer)
+    check_readable(inputs)
+    check_local(output, tokenizer)
     options = options or TextOptions()
     check_options(options)
     show = on_progress or (lambda progress: None)
@@ -127,6 +133,7 @@ def _resolved_text(
     options: TextOptions,
     show: Callable[[TextProgress], None],
     stdin: BinaryIO | None,
+    storage: Storage | None = None,
 ) -> tuple[RunPlan, ProvedEncoder | None]:
     """Return the plan of a run, and an encoder that is loaded already if there is one."""
     show(TextProgress(phase="tokenizer"))
@@ -137,7 +144,8 @@ def _resolved_text(
     if any(os.fspath(name) == "-" for name in inputs):
         stdin_path = folder.work / STDIN_NAME
         spool_stdin(stdin or sys.stdin.buffer, stdin_path)
-    files = find_inputs(inputs, spec=spec, stdin=stdin_path, keep_faulty=options.errors.on_error == "skip")
+    keep_faulty = options.errors.on_error == "skip"
+    files = find_inputs(inputs, spec=spec, stdin=stdin_path, keep_faulty=keep_faulty, storage=storage)
     special = options.tokens.special_tokens_in_text
     choice = choose_backend(
         loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
@@ -151,6 +159,7 @@ def estimate_text(
     *,
     tokenizer: str | os.PathLike[str],
     options: TextOptions | None = None,
+    storage: Storage | None = None,
 ) -> Estimate:
     """Tokenise a sample that is spread over all inputs, in this process, and scale it up.
 
@@ -162,14 +171,15 @@ def estimate_text(
         InputError: a file cannot be read, or there are no records. Bad records are counted and raise nothing.
         MissingExtraError: the input or the tokeniser needs a package that is not installed.
     """
-    check_local(inputs)
+    check_storage(storage, inputs)
     options = options or TextOptions()
     check_options(options)
     if any(os.fspath(name) == "-" for name in inputs):
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
     loaded = load_tokenizer(tokenizer)
     ends = _ends(loaded, options.tokens)
-    files = find_inputs(inputs, spec=RunPlan.record_spec(options), keep_faulty=options.errors.on_error == "skip")
+    spec, keep_faulty = RunPlan.record_spec(options), options.errors.on_error == "skip"
+    files = find_inputs(inputs, spec=spec, keep_faulty=keep_faulty, storage=storage)
     special = options.tokens.special_tokens_in_text
     choice = choose_backend(loaded.json, wanted=options.tokens.backend, special=special)
     return estimate_plan(_text_plan(loaded, ends, files, options, choice))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.io import Storage
 from headrace.preparing.api import prepare_text
 from headrace.preparing.options import TextOptions
 from headrace.preparing.recipes import RecipeOptions, prepare_recipe
@@ -22,6 +23,7 @@ def prepare(
     tokenizer: str | os.PathLike[str] | None = None,
     recipe: Recipe | str | os.PathLike[str] | None = None,
     options: TextOptions | RecipeOptions | ShardOptions | None = None,
+    storage: Storage | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Manifest:
@@ -41,11 +43,13 @@ def prepare(
     Args:
         inputs: a file, folder or glob, or several of them. With a recipe they replace the inputs that the recipe names;
             an empty list keeps those.
-        output: a new or empty folder, or one with an unfinished run.
+        output: a new or empty folder, or one with an unfinished run; or such a place at a URL, as
+            ``s3://bucket/stores/web``.
         tokenizer: a ``tokenizer.json``, or a folder that holds one. With a recipe it is needed only if the recipe names
             none.
         recipe: a recipe, or the path of its file.
         options: `TextOptions` for text, `RecipeOptions` for a recipe, `ShardOptions` for media.
+        storage: how the stores of URLs, of inputs and output, are reached; None goes by the environment.
         on_progress: called a few times a second with a `TextProgress`, for media with a `ShardProgress`.
         on_notice: called with what a user should know.
 
@@ -69,15 +73,16 @@ def prepare(
         if options is not None and not isinstance(options, RecipeOptions):
             raise _misfit("a recipe", "RecipeOptions", options)
         return prepare_recipe(
-            recipe, output, inputs=places, tokenizer=tokenizer, options=options, on_progress=on_progress,
-            on_notice=on_notice,
+            recipe, output, inputs=places, tokenizer=tokenizer, options=options, storage=storage,
+            on_progress=on_progress, on_notice=on_notice,
         )  # fmt: skip
     if tokenizer is not None:
         if options is not None and not isinstance(options, TextOptions):
             raise _misfit("text, which tokenizer= asks for,", "TextOptions", options)
         return prepare_text(
-            places, output, tokenizer=tokenizer, options=options, on_progress=on_progress, on_notice=on_notice
-        )
+            places, output, tokenizer=tokenizer, options=options, storage=storage, on_progress=on_progress,
+            on_notice=on_notice,
+        )  # fmt: skip
     if not isinstance(options, ShardOptions):
         found = "" if options is None else f", and options are {type(options).__name__}"
         raise ConfigError(
@@ -85,7 +90,9 @@ def prepare(
             "options=ShardOptions() for media. A folder of tars becomes an Energon dataset by "
             "headrace.preparing.prepare_energon"
         )
-    return prepare_shards(places, output, options=options, on_progress=on_progress, on_notice=on_notice)
+    return prepare_shards(
+        places, output, options=options, storage=storage, on_progress=on_progress, on_notice=on_notice
+    )
 
 
 def _misfit(what: str, wanted: str, options: object) -> ConfigError:

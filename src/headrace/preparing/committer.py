@@ -7,7 +7,7 @@ were kept already, and which line of its input each document comes from.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -209,14 +209,24 @@ class Committer:
         work: the work folder.
         state: the checkpoint to continue from.
         found: the duplicates, if tasks have found them.
+        on_checkpoint: called once a checkpoint is saved.
 
     Raises:
         OutputError: the system refuses a write.
         StoreError: the files on disk do not match the checkpoint.
     """
 
-    def __init__(self, plan: RunPlan, work: Path, state: RunState, found: FoundDuplicates | None) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        work: Path,
+        state: RunState,
+        found: FoundDuplicates | None,
+        *,
+        on_checkpoint: Callable[[], None] | None = None,
+    ) -> None:
         self._plan = plan
+        self._on_checkpoint = on_checkpoint
         self._work = work
         self.state = state
         self.ledger = RunLedger(plan.files, state.ledger, sample_by=plan.options.records.sample_by)
@@ -307,6 +317,8 @@ class Committer:
                 path.unlink(missing_ok=True)
         self._pending.clear()
         self._pending_bytes = 0
+        if self._on_checkpoint is not None:
+            self._on_checkpoint()
 
     def begin_sorting(self) -> None:
         """End pass 1, and begin pass 2."""

@@ -61,35 +61,63 @@ def name_outputs(
         if domains:
             folder, below = series_folder(folder, number), f"{domains[number]}/"
             moves[f"{folder.relative_to(work).as_posix()}/{MANIFEST_NAME}"] = below + MANIFEST_NAME
-        named, pairs = _named(plan, shards, folder)
-        outputs += [msgspec.structs.replace(shard, prefix=below + shard.prefix) for shard in named]
-        for old, new in pairs:
-            where = moves if new.endswith(".bin") else late
-            where[f"{folder.relative_to(work).as_posix()}/{old}"] = below + new
+        for shard_number, written in enumerate(shards):
+            named, pairs = _named(plan, shard_number, written, folder, is_single=len(shards) == 1)
+            outputs += [msgspec.structs.replace(shard, prefix=below + shard.prefix) for shard in named]
+            for old, new in pairs:
+                where = moves if new.endswith(".bin") else late
+                where[f"{folder.relative_to(work).as_posix()}/{old}"] = below + new
     return outputs, {**moves, **late}
 
 
+def finished_outputs(
+    plan: RunPlan,
+    series: Sequence[Sequence[tuple[int, tuple[WrittenShard, ...]]]],
+    domains: Sequence[str],
+    work: Path,
+) -> dict[str, str]:
+    """The moves of shards that are complete before others of their series have begun; see `name_outputs`.
+
+    Args:
+        plan: the plan.
+        series: for each series, shards with their numbers.
+        domains: names of the domains.
+        work: the work folder.
+    """
+    moves: dict[str, str] = {}
+    for number, shards in enumerate(series):
+        folder, below = work / SHARDS_NAME, ""
+        if domains:
+            folder, below = series_folder(folder, number), f"{domains[number]}/"
+        for shard_number, written in shards:
+            _, pairs = _named(plan, shard_number, written, folder, is_single=False)
+            moves |= {f"{folder.relative_to(work).as_posix()}/{old}": below + new for old, new in pairs}
+    return moves
+
+
 def _named(
-    plan: RunPlan, shards: Sequence[tuple[WrittenShard, ...]], folder: Path
+    plan: RunPlan, number: int, written: tuple[WrittenShard, ...], folder: Path, *, is_single: bool
 ) -> tuple[list[OutputShard], list[tuple[str, str]]]:
-    """The shards of one series, and pairs of the present and final names of their files in its folder."""
+    """The shards with this number, and pairs of the present and final names of their files in the folder of the series.
+
+    ``is_single`` says whether the series has no other shard.
+    """
     outputs: list[OutputShard] = []
     pairs: list[tuple[str, str]] = []
     masks = {column.key for column in plan.columns if column.kind == "mask"}
-    for number, written in enumerate(shards):
-        for index, shard in enumerate(written):
-            source = Path(shard.prefix).relative_to(folder).as_posix()
-            if shard.format != "indexed":
-                outputs.append(OutputShard.of(shard, folder))
-                below = f"{source}/" if shard.format == "keyed" else ""
-                pairs += [(below + file.name, below + file.name) for file in shard.files]
-                continue
-            key = plan.keys[index]
-            target = f"{key}_document" if len(shards) == 1 else f"{key}_document_{number:05d}"
-            files = tuple(msgspec.structs.replace(file, name=target + Path(file.name).suffix) for file in shard.files)
-            renamed = msgspec.structs.replace(shard, files=files, prefix=str(folder / target))
-            outputs.append(OutputShard.of(renamed, folder, key=key))
-            pairs += [(source + suffix, target + suffix) for suffix in (".bin", ".idx")]
+    for index, shard in enumerate(written):
+        source = Path(shard.prefix).relative_to(folder).as_posix()
+        if shard.format != "indexed":
+            outputs.append(OutputShard.of(shard, folder))
+            below = f"{source}/" if shard.format == "keyed" else ""
+            pairs += [(below + file.name, below + file.name) for file in shard.files]
+            continue
+        key = plan.keys[index]
+        target = f"{key}_document" if is_single else f"{key}_document_{number:05d}"
+        files = tuple(msgspec.structs.replace(file, name=target + Path(file.name).suffix) for file in shard.files)
+        renamed = msgspec.structs.replace(shard, files=files, prefix=str(folder / target))
+        outputs.append(OutputShard.of(renamed, folder, key=key))
+        pairs += [(source + suffix, target + suffix) for suffix in (".bin", ".idx")]
     return [_with_masks(shard, masks) for shard in outputs], pairs
 
 

@@ -30,7 +30,7 @@ from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed
 from headrace.engine.work_folder import PLAN_NAME, inside
 from headrace.errors import ConfigError, sentence
-from headrace.io import atomic_write, check_local, output_errors
+from headrace.io import atomic_write, check_local, output_errors, path_at
 from headrace.preparing import worker
 from headrace.preparing.exchange.duplicates import duplicates_path
 from headrace.preparing.filters import function_fingerprint
@@ -65,7 +65,7 @@ def plan_run(
         on_notice(complete)
         return load_manifest(folder.path)
     plan = cut(plan)
-    files = tuple(msgspec.structs.replace(file, path=str(Path(file.path).absolute())) for file in plan.files)
+    files = tuple(msgspec.structs.replace(file, path=str(path_at(file.path).absolute())) for file in plan.files)
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
     num_tasks = len(plan.all_orders())

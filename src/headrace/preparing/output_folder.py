@@ -71,6 +71,9 @@ class RunState(msgspec.Struct, kw_only=True):
     """Why ``tokenizers`` encodes everything from some task on; empty as long as the fast tokeniser proves right."""
 
 
+_MAX_DIFFERENCES = 8
+
+
 def save_state(work: Path, state: RunState, name: str = STATE_NAME) -> None:
     """Write the checkpoint and its hash, atomically.
 
@@ -111,6 +114,13 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
             yield f"{name} was {_shown(before, name)}, is {_shown(after, name)}"
 
 
+def differences_in_words(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first differences between two descriptions of a run, and how many more there are; empty if there are none."""
+    found = list(differences(then, now))
+    more = f" and {len(found) - _MAX_DIFFERENCES} more" if len(found) > _MAX_DIFFERENCES else ""
+    return "; ".join(found[:_MAX_DIFFERENCES]) + more
+
+
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -140,7 +150,6 @@ RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
 WORK_VERSION = 1
 """Version of the files in the work folder of an unfinished run. It increases with each change of their format."""
-_MAX_DIFFERENCES = 8
 _OUTPUT_NAMES = re.compile(
     r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|data_\d{4,}\.h5|provenance|shard-\d{6,}\.tar(\.idx)?|\.nv-meta"
 )
@@ -150,23 +159,28 @@ class OutputFolder:
     """Claims a folder for one run, as a context manager.
 
     If the context is left without `commit`, the folder is as it was before, and is removed if the run created it. Only
-    the hidden folder stays, if `keep` was called.
+    the hidden folder stays, if `keep` was called. ``name`` is what messages call the folder, if not by its path.
 
     Raises:
         OutputError: the folder holds something else, another run is writing to it, or the system refuses access.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> None:
+    _MADE_AGAIN = " (--overwrite makes it again)"
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, restart: bool, name: str = "") -> None:
         self.path = Path(path)
+        self.name = name or os.fspath(path)
         self.work = self.path / WORK_NAME
         self._overwrite = overwrite
         self._restart = restart
-        self._claimed = ClaimedFolder(self.work, f"{path}: another headrace prepare is writing to this folder")
+        self._claimed = ClaimedFolder(self.work, f"{self.name}: another headrace prepare is writing to this folder")
         self._replaced: list[str] = []
         self._run: Mapping[str, Any] | None = None
         self._completed: Mapping[str, Any] | None = None
         self._found: Manifest | None = None
         self._keep = False
+        self.send: Callable[[Mapping[str, str]], None] | None = None
+        """Takes files that are complete before the end, as `commit` does, if they need not stay until then."""
 
     def __enter__(self) -> OutputFolder:
         try:
@@ -207,8 +221,8 @@ class OutputFolder:
             return "the run was complete, except for the move of its files, which is done now"
         if self._found is not None and is_made(self._found):
             return (
-                "the output is complete already: the same inputs and options made it, so there is nothing to do "
-                "(--overwrite makes it again)"
+                "the output is complete already: the same inputs and options made it, so there is nothing to do"
+                f"{self._MADE_AGAIN}"
             )
         if self._found is not None or self._completed is not None:
             self._check_content()
@@ -217,17 +231,14 @@ class OutputFolder:
             if before is not None and not self._restart:
                 if before["version"] != WORK_VERSION:
                     raise OutputError(
-                        f"{self.path}: an unfinished run of another version of Headrace is in this folder: its work "
+                        f"{self.name}: an unfinished run of another version of Headrace is in this folder: its work "
                         f"files are of version {before['version']}, those of this Headrace of version {WORK_VERSION}. "
                         "Finish it with the version that began it, or give --restart to discard it"
                     )
-                found = list(differences(before, run))
-                if found:
-                    more = f" and {len(found) - _MAX_DIFFERENCES} more" if len(found) > _MAX_DIFFERENCES else ""
+                if found := differences_in_words(before, run):
                     raise OutputError(
-                        f"{self.path}: an unfinished run with other options is in this folder: "
-                        f"{'; '.join(found[:_MAX_DIFFERENCES])}{more}. Give the same command to continue it, or "
-                        "--restart to discard it"
+                        f"{self.name}: an unfinished run with other options is in this folder: {found}. Give the same "
+                        "command to continue it, or --restart to discard it"
                     )
                 self._remove_temporaries()
                 self._run = run
@@ -254,6 +265,10 @@ class OutputFolder:
         with output_errors(self.work, "use as the work folder"):
             self._remove_temporaries()
         return None
+
+    def load(self) -> Manifest:
+        """The manifest of the output, once that is complete."""
+        return load_manifest(self.path)
 
     @property
     def earlier(self) -> Mapping[str, Any]:
@@ -388,18 +403,18 @@ class OutputFolder:
             return
         if OLD_WORK_NAME in names:
             raise OutputError(
-                f"{self.path}: an unfinished run of an earlier version of Headrace is in this folder: finish it with"
+                f"{self.name}: an unfinished run of an earlier version of Headrace is in this folder: finish it with"
                 f" that version, or remove {self.path / OLD_WORK_NAME} to begin anew"
             )
         is_ours = MANIFEST_NAME in names
         if not self._overwrite:
             what = "holds the output of an earlier run" if is_ours else f"is not empty: it holds {names[0]!r}"
             advice = "--overwrite replaces it" if is_ours else "choose a new or an empty folder"
-            raise OutputError(f"{self.path}: the output folder {what}; {advice}")
+            raise OutputError(f"{self.name}: the output folder {what}; {advice}")
         taken = [name for name in names if _OUTPUT_NAMES.fullmatch(name)]
         if taken and not is_ours:
             raise OutputError(
-                f"{self.path}: {taken[0]} was not written by headrace prepare (there is no {MANIFEST_NAME} beside it), "
+                f"{self.name}: {taken[0]} was not written by headrace prepare (there is no {MANIFEST_NAME} beside it), "
                 "so it is not overwritten; choose another folder"
             )
         if is_ours:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.forking import may_fork
 from headrace.errors import ConfigError, InputError, RenderLimitError
-from headrace.io import check_local
+from headrace.io import Storage, check_local, check_readable, check_storage, is_url
 from headrace.preparing.backends import (
     REFERENCE,
     Backend,
@@ -68,6 +68,7 @@ from headrace.preparing.sources import (
     spool_stdin,
 )
 from headrace.preparing.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer, load_tokenizer
+from headrace.preparing.uploaded_folder import output_at
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
 from headrace.samples.maker.noticing import recipes_that_take
@@ -124,6 +125,7 @@ def prepare_recipe(
     inputs: Sequence[str | os.PathLike[str]] = (),
     tokenizer: str | os.PathLike[str] | None = None,
     options: RecipeOptions | None = None,
+    storage: Storage | None = None,
     on_progress: Callable[[TextProgress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
     stdin: BinaryIO | None = None,
@@ -135,10 +137,11 @@ def prepare_recipe(
 
     Args:
         recipe: a recipe, or the path of its file; a configuration of AstrAI is accepted too.
-        output: a new or empty folder, or one with an unfinished run.
+        output: a new or empty folder, or one with an unfinished run; or such a place at a URL.
         inputs: files to read in place of those that the recipe names.
         tokenizer: the tokeniser, if the recipe names none.
         options: see `RecipeOptions`.
+        storage: how the stores of URLs, of inputs and output, are reached; None goes by the environment.
         on_progress: called a few times a second.
         on_notice: called with what a user should know, such as the layout of the records, or that a run is continued.
         stdin: the stream that ``-`` reads; by default standard input.
@@ -161,12 +164,15 @@ def prepare_recipe(
         >>> manifest.ledger.documents.kept == len(headrace.open("sequences"))
         True
     """
-    check_local(recipe, inputs, output, tokenizer)
+    check_local(recipe, tokenizer)
+    check_readable(inputs, output)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
-    with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
-        plan, encoder = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, stdin)
+    check_storage(storage, _all_paths(recipe), output)
+    overwrite, restart = run_options.overwrite, run_options.restart
+    with output_at(output, overwrite=overwrite, restart=restart, storage=storage) as folder:
+        plan, encoder = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, stdin, storage)
         return run_in(folder, plan, encoder=encoder, deciding=deciding(plan), on_progress=show, on_notice=notice)
 
 
@@ -185,7 +191,8 @@ def plan_recipe(
     Raises:
         ConfigError, InputError, OutputError, MissingExtraError: as `prepare_recipe`.
     """
-    check_local(recipe, inputs, output, tokenizer)
+    check_local(recipe, output, tokenizer)
+    check_readable(inputs)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
@@ -202,6 +209,7 @@ def _resolved_recipe(
     show: Callable[[TextProgress], None],
     notice: Callable[[str], None],
     stdin: BinaryIO | None,
+    storage: Storage | None = None,
 ) -> tuple[RunPlan, ProvedEncoder | None]:
     stdin_path = None
     if reads_stdin(recipe):
@@ -213,6 +221,7 @@ def _resolved_recipe(
         tokenizer=tokenizer,
         stdin=stdin_path,
         earlier=folder.earlier,
+        storage=storage,
         on_progress=show,
         on_notice=notice,
     )
@@ -224,6 +233,7 @@ def estimate_recipe(
     inputs: Sequence[str | os.PathLike[str]] = (),
     tokenizer: str | os.PathLike[str] | None = None,
     options: RecipeOptions | None = None,
+    storage: Storage | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Estimate from a sample what a run of `prepare_recipe` would make, see `estimate_text`.
@@ -242,6 +252,7 @@ def estimate_recipe(
         tokenizer=tokenizer,
         stdin=None,
         earlier={},
+        storage=storage,
         on_progress=lambda progress: None,
         on_notice=on_notice or (lambda message: None),
     )
@@ -320,6 +331,7 @@ def find_recipe_inputs(
     spec: RecordSpec,
     *,
     stdin: Path | None,
+    storage: Storage | None,
     keep_faulty: bool,
     num_records: int,
     max_record_bytes: int,
@@ -336,9 +348,9 @@ def find_recipe_inputs(
     seen: dict[str, str] = {}
     first_records = []
     for number, entry in enumerate(recipe.inputs):
-        found = find_inputs(_paths(entry), spec=spec, stdin=stdin, keep_faulty=keep_faulty)
+        found = find_inputs(_paths(entry), spec=spec, stdin=stdin, keep_faulty=keep_faulty, storage=storage)
         for file in found:
-            real = os.path.realpath(file.path)
+            real = file.path if is_url(file.path) else os.path.realpath(file.path)
             if real in seen:
                 raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
             seen[real] = file.name
@@ -353,6 +365,10 @@ def find_recipe_inputs(
         sources += [number] * len(found)
         first_records.append(tuple(records))
     return RecipeInputs(recipe=recipe, files=tuple(files), sources=tuple(sources), first_records=tuple(first_records))
+
+
+def _all_paths(recipe: Recipe) -> list[str]:
+    return [path for spec in recipe.inputs for path in _paths(spec)]
 
 
 def _paths(spec: InputSpec) -> tuple[str, ...]:
@@ -389,6 +405,7 @@ def resolve(
     tokenizer: str | os.PathLike[str] | None,
     stdin: Path | None,
     earlier: Mapping[str, Any],
+    storage: Storage | None,
     on_progress: Callable[[TextProgress], None],
     on_notice: Callable[[str], None],
 ) -> tuple[RunPlan, ProvedEncoder | None]:
@@ -401,6 +418,7 @@ def resolve(
         stdin: the copy of standard input, if that is an input.
         earlier: the description of an unfinished run in the same folder; its time is used for a template that asks for
             the time.
+        storage: how the stores of URLs are reached.
         on_progress: called with the phases before the first record is stored.
         on_notice: called with the layouts that were recognised, and other notices for the user.
 
@@ -420,6 +438,7 @@ def resolve(
         recipe,
         RunPlan.record_spec(options),
         stdin=stdin,
+        storage=storage,
         keep_faulty=options.errors.on_error == "skip",
         num_records=NUM_RECORDS if choice.name == REFERENCE else NUM_DOCUMENTS,
         max_record_bytes=options.records.max_record_bytes,

@@ -22,14 +22,14 @@ from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed, Progress
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import HeadraceError, InputError, OutputError, WorkerError, sentence
-from headrace.io import atomic_write, file_sum, output_errors
+from headrace.io import atomic_write, file_sum, output_errors, path_at, reader_of
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
 from headrace.preparing.committer import Committer
 from headrace.preparing.exchange.buckets import bucket_path
 from headrace.preparing.exchange.duplicates import FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
-from headrace.preparing.finishing import build_manifest, described_options, name_outputs
+from headrace.preparing.finishing import build_manifest, described_options, finished_outputs, name_outputs
 from headrace.preparing.ledger import LedgerState, check_tolerance
 from headrace.preparing.messages import Exchange, Order, Setup, SortTask, TextTask
 from headrace.preparing.output_folder import (
@@ -43,10 +43,10 @@ from headrace.preparing.output_folder import (
 )
 from headrace.preparing.piece import HASHES, PARTS, PIECE, piece_path, read_piece
 from headrace.preparing.run_plan import RunPlan, TextProgress, choose_num_buckets, encoding, finding, sorting
-from headrace.preparing.sources import SourceFile
+from headrace.preparing.sources import SourceFile, check_all
 from headrace.preparing.sources.borders import with_borders
 from headrace.preparing.tally import Tally
-from headrace.stores import Manifest, load_manifest
+from headrace.stores import Manifest
 
 REFERENCE = "tokenizers"
 _ADVICE = (
@@ -208,8 +208,21 @@ class TextRun:
 
     def _take_from(self, state: RunState) -> None:
         self._state = state
-        self._committer = Committer(self._plan, self._work, state, self._found_duplicates())
+        send = None if self._folder.send is None else self._send
+        self._committer = Committer(self._plan, self._work, state, self._found_duplicates(), on_checkpoint=send)
         self._ledger = self._committer.ledger
+
+    def _send(self) -> None:
+        """Send the shards away that are complete according to the checkpoint.
+
+        A task whose library proves wrong is undone from its beginning on, so until its end its shards stay.
+        """
+        may_be_undone = (
+            self._state.cursor.piece > 0 and not self._state.fallback and self._plan.choice.name != REFERENCE
+        )
+        if self._folder.send is not None and not may_be_undone:
+            series = self._committer.output.take_finished()
+            self._folder.send(finished_outputs(self._plan, series, self._state.domains, self._work))
 
     def _read_receipts(self, phase: Phase) -> Receipts:
         receipts = receipts_of(self._work, phase)
@@ -432,11 +445,7 @@ class TextRun:
         check_tolerance(errors, self._plan.options.errors, noun="records", advice=_ADVICE, num_read=num_read)
 
     def _check_unchanged(self) -> None:
-        for file in self._plan.files:
-            try:
-                file.check_unchanged(Path(file.path).stat())
-            except OSError as error:
-                raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
+        check_all(self._plan.files)
 
     def _check_inputs(self) -> None:
         self._check_unchanged()
@@ -523,7 +532,7 @@ def run_in(
     """
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
-        return load_manifest(folder.path)
+        return folder.load()
     plan = cut(plan)
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
     run_of_plan = TextRun(plan, folder, encoder, on_progress=on_progress, on_notice=on_notice)
@@ -575,7 +584,7 @@ def is_made(plan: RunPlan, manifest: Manifest) -> bool:
     if known != [(file.name, file.format, file.size_bytes) for file in plan.files]:
         return False
     return all(
-        file.fault or file_sum(file.path).xxh3_128 == entry.xxh3_128
+        file.fault or file_sum(path_at(file.path, reader_of(file.storage))).xxh3_128 == entry.xxh3_128
         for file, entry in zip(plan.files, manifest.inputs, strict=True)
     )
 
@@ -583,4 +592,6 @@ def is_made(plan: RunPlan, manifest: Manifest) -> bool:
 def _described(file: SourceFile) -> dict[str, Any]:
     if file.name == "-":
         return {"name": "-", "size": file.size_bytes, "xxh3_128": file_sum(file.path).xxh3_128}
+    if file.etag:
+        return {"name": file.name, "size": file.size_bytes, "etag": file.etag}
     return {"name": file.name, "size": file.size_bytes, "mtime_ns": file.mtime_ns}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -275,6 +276,7 @@ class StoreOutput:
         self._shard_tokens = shard_tokens
         self._series: list[ShardSeries] = []
         self._ordinals: list[Ordinals] = []
+        self._num_taken: Counter[int] = Counter()
         try:
             for series in state.series:
                 self._begin(series)
@@ -318,6 +320,15 @@ class StoreOutput:
         """Remove files that only an earlier state needs. Call it once the state from `checkpoint` is saved."""
         for series in self._series:
             series.forget()
+
+    def take_finished(self) -> list[list[tuple[int, tuple[WrittenShard, ...]]]]:
+        """Return for each series the number and the files of each shard that is complete, and was not returned yet."""
+        found = []
+        for number, series in enumerate(self._series):
+            first = self._num_taken[number]
+            self._num_taken[number] = len(series.finished)
+            found.append(list(enumerate(series.finished[first:], first)))
+        return found
 
     def finish(self) -> list[list[tuple[WrittenShard, ...]]]:
         """Complete the last shard of each series. Returns the shards of each, as `ShardSeries.finish` returns them."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -261,11 +260,11 @@ class TextWorker:
         hasher = xxhash.xxh3_128()
         view = memoryview(bytearray(HASH_BLOCK_BYTES))
         try:
-            with Path(file.path).open("rb", buffering=0) as source:
+            with file.open() as source:
                 while count := source.readinto(view):
                     hasher.update(view[:count])
                     self._parent.check()
-                file.check_unchanged(os.fstat(source.fileno()))
+                file.check_opened(source)
         except OSError as error:
             raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
         return hasher.hexdigest()

@@ -310,7 +310,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             sizes |= {(folder / file.name).as_posix(): file.size for file in shard.files}
         return sizes
 
-    def is_complete(self, folder: Path) -> bool:
+    def is_complete(self, folder: AnyPath) -> bool:
         """Return whether all these files are in the folder and have their sizes. Their content is not read."""
         try:
             return all(

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, overload
 
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Reader, is_url, path_at, reader, reader_at, walk
+from headrace.io import AnyPath, Reader, is_url, path_at, reader, reader_at, walk
 from headrace.stores import energon
 from headrace.stores.arguments import check_name
 from headrace.stores.energon.config_file import folder_kind
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 SampleFormat = Literal["energon", "files", "tar", "jsonl samples"]
 
 _TARS: Final = (".tar", *COMPRESSED)
+UNFINISHED_NAME: Final = ".headrace"
+"""Folder in an object store that belongs to a run which has not completed its output there."""
 
 
 class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +120,21 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
     name = os.fspath(path)
     check_name(name)
     using = reader_at(name, using)
+    _check_complete(path_at(name, using))
     return next((found for found, layout in SAMPLE_LAYOUTS.items() if layout.is_at(name, using)), None)
+
+
+def _check_complete(place: AnyPath) -> None:
+    """Refuse a folder in an object store to which a run still writes; a local output appears as a whole."""
+    if isinstance(place, Path) or str(place).startswith("http"):
+        return
+    folders, files = place.objects.listing(str(place))
+    is_begun = f"{place}/{UNFINISHED_NAME}" in folders and f"{place}/{MANIFEST_NAME}" not in files
+    if is_begun and (place / UNFINISHED_NAME / "run.json").is_file():  # some stores keep the folder
+        raise StoreError(
+            f"{place}: a run writes to this place, and has not completed its output: wait for it, or give its command"
+            " again if it was interrupted"
+        )
 
 
 def open_samples(path: TarPaths, layout: SampleFormat, *, split_part: str | None, using: str | Reader) -> SampleStore:

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, MissingExtraError, StoreError
-from headrace.io import Reader, check_whole, path_at
+from headrace.io import AnyPath, Reader, check_whole, path_at
 from headrace.stores.arguments import IntArray, read_only
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds
 from headrace.stores.store import MAIN, Problem, Store, TokenArray
@@ -49,7 +49,7 @@ class _Column(NamedTuple):
     begins: IntArray
 
 
-def is_saved_dataset(name: str, using: str | Reader = "mmap") -> bool:
+def is_saved_dataset(name: str | AnyPath, using: str | Reader = "mmap") -> bool:
     """Return whether a path is a folder of ``Dataset.save_to_disk``, or of ``DatasetDict.save_to_disk``."""
     folder = path_at(name, using)
     if (folder / DICT_NAME).is_file():
@@ -59,7 +59,7 @@ def is_saved_dataset(name: str, using: str | Reader = "mmap") -> bool:
     return is_state and b'"_data_files"' in (folder / STATE_NAME).read_bytes()
 
 
-def splits_of(folder: Path) -> list[str]:
+def splits_of(folder: AnyPath) -> list[str]:
     """Return the names of the splits of a folder of ``DatasetDict.save_to_disk``; none for any other folder."""
     if not (folder / DICT_NAME).is_file():
         return []
@@ -182,7 +182,7 @@ def load_pyarrow(name: str) -> Any:
         raise MissingExtraError(f"{name}: a saved dataset needs pyarrow: pip install 'headrace[parquet]'") from error
 
 
-def data_files(folder: Path) -> list[str]:
+def data_files(folder: AnyPath) -> list[str]:
     """Return the names of the data files of a saved dataset, in order; raise StoreError if its state is damaged."""
     try:
         state = msgspec.json.decode((folder / STATE_NAME).read_bytes(), type=_State)

@@ -12,11 +12,15 @@ How a GET of one range goes:
                 each time and at random between half of that and all of it, and try again
     deadline    after ``deadline_s`` in all, the last failure is an error that names the object and the range
     identity    an answer with another size or ETag than expected is an error at once: the object was changed
+
+PUTs and DELETEs are tried in the same way, see `headrace.io.objects.writer`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import logging
 import os
 import random
@@ -24,8 +28,9 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib import import_module
+from pathlib import Path
 from pkgutil import resolve_name
 from threading import Lock, Thread
 from time import monotonic
@@ -33,7 +38,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
 from headrace.io.remote import Status, bucket_of
 from headrace.io.storage import Secrets, Storage, connect
 
@@ -48,6 +53,8 @@ _KNOWN: Final = 100
 
 _REMEMBERED: Final = 512
 _LEAST_HEDGE_S: Final = 0.05
+_PARTS_AT_ONCE: Final = 8
+_END_S: Final = 2.0
 _HEDGED_SHARE: Final = 0.05
 """The most GETs that are hedged: if a whole store becomes slow, twice the requests would not help it."""
 
@@ -98,6 +105,13 @@ class FetchPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         longest: float = min(self.most_delay_s, self.first_delay_s * 2.0 ** min(attempt - 1, 60))
         return longest * (0.5 + random.random() / 2)
 
+    @property
+    def retries(self) -> dict[str, Any]:
+        """How obstore tries the parts of an upload again, in its words."""
+        first, most = timedelta(seconds=self.first_delay_s), timedelta(seconds=self.most_delay_s)
+        backoff = {"init_backoff": first, "max_backoff": most, "base": 2}
+        return {"max_retries": 100, "retry_timeout": timedelta(seconds=self.deadline_s), "backoff": backoff}
+
 
 class FetchStats(msgspec.Struct, kw_only=True):
     """What was asked of object stores so far.
@@ -106,18 +120,27 @@ class FetchStats(msgspec.Struct, kw_only=True):
         gets: GETs of ranges that were sent, with those that were sent again and those that were hedged.
         heads: HEADs, which ask for size and identity of one object.
         lists: LISTs, each of which may take several pages.
+        puts: PUTs of whole objects that were sent, with those that were sent again.
+        uploads: uploads in several parts that were begun, with those that were begun again. Parts are sent, and sent
+            again, by obstore, which does not count them.
+        deletes: DELETEs, each of which may remove up to a thousand objects.
         retries: requests of any kind that were sent again after a failure.
         hedges: GETs that were sent beside one that took long.
         bytes: bytes that GETs returned, without those of attempts that failed or were outrun.
+        sent_bytes: bytes that PUTs and uploads have written, without those of attempts that failed.
         waited_s: seconds between attempts, in all.
     """
 
     gets: int = 0
     heads: int = 0
     lists: int = 0
+    puts: int = 0
+    uploads: int = 0
+    deletes: int = 0
     retries: int = 0
     hedges: int = 0
     bytes: int = 0
+    sent_bytes: int = 0
     waited_s: float = 0.0
 
     def add(self, other: FetchStats) -> None:
@@ -153,10 +176,35 @@ class List(msgspec.Struct, frozen=True, tag=True):
     deep: bool = False
 
 
+class Put(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Write one object.
+
+    Attributes:
+        url: the object.
+        data: its content.
+        path: a local file with its content, in place of ``data``.
+        part_bytes: how large the parts are in which it is sent; 0 sends it whole.
+        create: whether an object that is there stays as it is. Only an object that is sent whole can be created.
+    """
+
+    url: str
+    data: bytes = b""
+    path: str = ""
+    part_bytes: int = 0
+    create: bool = False
+
+
+class Delete(msgspec.Struct, frozen=True, tag=True):
+    """Remove objects of one bucket, those that are there; ``url`` is for messages."""
+
+    url: str
+    urls: list[str]
+
+
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked, of which store, how long it is tried, and for what, see `headrace.io.readers.reading_for`."""
 
-    what: Get | Head | List
+    what: Get | Head | List | Put | Delete
     storage: Storage
     policy: FetchPolicy
     read_for: str = ""
@@ -168,7 +216,8 @@ class FetchReply(msgspec.Struct, kw_only=True):
     Attributes:
         stats: what it took.
         data: the bytes of each range of a `Get`.
-        status: of the object of a `Head`; None if there is no such object.
+        status: of the object of a `Head`, None if there is no such object; or of the object that a `Put` wrote, None if
+            an object was there that it was not to replace.
         objects: what a `List` found: URL and status of each object.
         folders: URLs of the folders that a `List` found.
         error: why the request failed; `FileNotFoundError`, or an error of Headrace.
@@ -196,11 +245,30 @@ class Client:
         self._secrets = Secrets(self._storages.values())
         self._said, self._num_silent = -_SAY_EVERY_S, 0
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
-        Thread(target=self._loop.run_forever, name="headrace-fetch", daemon=True).start()
+        self._thread = Thread(target=self._loop.run_forever, name="headrace-fetch", daemon=True)
+        self._thread.start()
+        # A thread of obstore that comes back to Python once the interpreter has ended would abort the process.
+        atexit.register(self._end, os.getpid())
 
     def submit(self, request: FetchRequest) -> Future[FetchReply]:
         """Begin a request. Its future always has a reply; a failure is in it."""
         return asyncio.run_coroutine_threadsafe(self._answered(request), self._loop)
+
+    def _end(self, process: int) -> None:
+        """Give up what is under way, and end the loop."""
+        if os.getpid() != process:
+            return  # the loop does not survive a fork
+
+        async def give_up() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(give_up(), self._loop).result(timeout=_END_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=_END_S)
 
     async def _answered(self, request: FetchRequest) -> FetchReply:
         reply = FetchReply(stats=FetchStats())
@@ -233,6 +301,18 @@ class Client:
 
             reply.status = await self._tried(head, request, "cannot be looked up", stats)
             return
+        if isinstance(what, Put):
+            reply.status = await self._put(store, bucket.key, request, what, stats)
+            return
+        if isinstance(what, Delete):
+
+            async def delete() -> None:
+                stats.deletes += 1
+                with contextlib.suppress(FileNotFoundError):
+                    await obstore.delete_async(store.store, [bucket_of(url).key for url in what.urls])
+
+            await self._tried(delete, request, "cannot be removed", stats)
+            return
 
         async def listed() -> tuple[list[tuple[str, Status]], list[str]]:
             stats.lists += 1
@@ -244,6 +324,43 @@ class Client:
             return objects, [f"{bucket.root}/{name}" for name in found["common_prefixes"]]
 
         reply.objects, reply.folders = await self._tried(listed, request, "cannot be listed", stats)
+
+    async def _put(self, store: _Store, key: str, request: FetchRequest, what: Put, stats: FetchStats) -> Status | None:
+        obstore = import_module("obstore")
+        size = Path(what.path).stat().st_size if what.path else len(what.data)
+        parts = -(-size // what.part_bytes) if what.part_bytes else 1
+
+        async def put() -> Status | None:
+            try:
+                if what.part_bytes:
+                    stats.uploads += 1
+                    written = await obstore.put_async(
+                        store.in_parts(request.policy),
+                        key,
+                        Path(what.path),
+                        use_multipart=True,
+                        chunk_size=what.part_bytes,
+                        max_concurrency=_PARTS_AT_ONCE,
+                    )
+                else:
+                    stats.puts += 1
+                    content = Path(what.path).read_bytes() if what.path else what.data
+                    mode = "create" if what.create else "overwrite"
+                    written = await obstore.put_async(store.store, key, content, mode=mode, use_multipart=False)
+            except FileNotFoundError as error:
+                words = self._secrets.hidden(str(error).partition("\n\nDebug source")[0])
+                if what.part_bytes and "NoSuchBucket" not in words:
+                    raise _Passing(f"the upload was aborted: {words}") from None
+                raise OutputError(f"{what.url}: cannot be written: {words}; is there such a bucket?") from None
+            except Exception as error:
+                if what.create and type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
+                    return None
+                raise
+            return Status(size, _plain_etag(written["e_tag"]), 0)
+
+        status = await self._tried(put, request, "cannot be written", stats, parts)
+        stats.sent_bytes += size if status is not None else 0
+        return status
 
     def _unsaid(self) -> int | None:
         """Return how many warnings were left out since the last one; None if another one would come too soon."""
@@ -261,7 +378,7 @@ class Client:
         found = self._stores.get((root, known))
         if found is None:
             self._storages[known] = storage
-            found = self._stores[root, known] = _Store(connect(root, scheme, storage))
+            found = self._stores[root, known] = _Store(root, scheme, storage)
         return found
 
     async def _range(
@@ -308,10 +425,15 @@ class Client:
         request: FetchRequest,
         what: str,
         stats: FetchStats,
+        parts: int = 1,
     ) -> T:
-        """Return the result of an attempt, or of the next ones if a failure may pass, until the deadline."""
+        """Return the result of an attempt, or of the next ones if a failure may pass, until the deadline.
+
+        What is sent in several parts has so many times the time of one.
+        """
         url, policy = request.what.url, request.policy
         began = 0.0
+        deadline_s, attempt_s = policy.deadline_s * parts, policy.attempt_s * parts
         number = 0
         while True:
             number += 1
@@ -319,22 +441,21 @@ class Client:
                 async with self._in_flight:
                     # The time for which it waited behind other requests does not count.
                     began = began or monotonic()
-                    left = policy.deadline_s - (monotonic() - began)
-                    async with asyncio.timeout(max(0.001, min(policy.attempt_s, left))):
+                    left = deadline_s - (monotonic() - began)
+                    async with asyncio.timeout(max(0.001, min(attempt_s, left))):
                         return await attempt()
             except (HeadraceError, FileNotFoundError):
                 raise
             except TimeoutError:
-                words = f"no answer came within {min(policy.attempt_s, left):.3g} s"
+                words = f"no answer came within {min(attempt_s, left):.3g} s"
             except Exception as error:
                 words = self._secrets.hidden(str(error).partition("\n\nDebug source")[0])
                 if (final := _final(error, words)) is not None:
                     raise StoreError(f"{url}: {what}: {words}{final}") from None
             delay, waited = policy.delay(number), monotonic() - began
-            if waited + delay >= policy.deadline_s:
+            if waited + delay >= deadline_s:
                 raise StoreError(
-                    f"{url}: {what}: {words} ({number} attempts in {waited:.0f} s; the deadline is"
-                    f" {policy.deadline_s:g} s)"
+                    f"{url}: {what}: {words} ({number} attempts in {waited:.0f} s; the deadline is {deadline_s:g} s)"
                 ) from None
             if (silent := self._unsaid()) is not None:
                 more = f"; and {silent:,} others meanwhile" if silent else ""
@@ -377,9 +498,17 @@ class _Times:
 class _Store:
     """A bucket, and how long GETs from it took."""
 
-    def __init__(self, store: Any) -> None:
-        self.store = store
+    def __init__(self, root: str, scheme: str, storage: Storage) -> None:
+        self._how = (root, scheme, storage)
+        self._in_parts: dict[FetchPolicy, Any] = {}
+        self.store = connect(root, scheme, storage)
         self.small, self.big = _Times(), _Times()
+
+    def in_parts(self, policy: FetchPolicy) -> Any:
+        """Return obstore's store for uploads in several parts, each of which it tries again itself."""
+        if policy not in self._in_parts:
+            self._in_parts[policy] = connect(*self._how, retries=policy.retries)
+        return self._in_parts[policy]
 
 
 async def _hedged(get: Callable[[], Awaitable[T]], times: _Times, stats: FetchStats) -> T:
@@ -428,7 +557,11 @@ def changed(url: str, expected: Status, found: Status) -> StoreError:
 def _status(meta: Any) -> Status:
     modified = meta["last_modified"]
     nanoseconds = int(modified.timestamp() * 1e9) if isinstance(modified, datetime) else 0
-    return Status(int(meta["size"]), (meta["e_tag"] or "").removeprefix("W/").strip('"'), nanoseconds)
+    return Status(int(meta["size"]), _plain_etag(meta["e_tag"]), nanoseconds)
+
+
+def _plain_etag(found: str | None) -> str:
+    return (found or "").removeprefix("W/").strip('"')
 
 
 def _final(error: Exception, words: str) -> str | None:

@@ -99,6 +99,10 @@ class Objects:
         found = self._ask(Head(url)).status
         return self._statuses.setdefault(url, found)
 
+    def expect(self, url: str, status: Status) -> None:
+        """Take this for the identity of an object, which is not looked up then."""
+        self._statuses[url] = status
+
     def known(self, url: str) -> Status:
         """Return the identity of an object.
 

@@ -33,7 +33,7 @@ from headrace.engine.serving import (
     serve,
 )
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError
-from headrace.io import check_local, file_sum, output_errors
+from headrace.io import Storage, check_local, check_storage, file_sum, output_errors
 from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.output_folder import OutputFolder, mark_of
 from headrace.preparing.shards.filling import Filler, done_path
@@ -64,7 +64,8 @@ from headrace.preparing.shards.messages import (
 from headrace.preparing.shards.options import PartSpec, ShardOptions, check_options
 from headrace.preparing.shards.planning import NothingLeftError, Planned, Planner, Sums
 from headrace.preparing.shards.survey import Surveyor
-from headrace.stores import ErrorEntry, Manifest, load_manifest
+from headrace.preparing.uploaded_folder import output_at
+from headrace.stores import ErrorEntry, Manifest
 
 MAIN = "headrace.preparing.shards.run:main"
 
@@ -384,6 +385,7 @@ def prepare_shards(
     output: str | os.PathLike[str],
     *,
     options: ShardOptions | None = None,
+    storage: Storage | None = None,
     on_progress: Callable[[ShardProgress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Manifest:
@@ -395,8 +397,10 @@ def prepare_shards(
 
     Args:
         inputs: folders of files, and tables: CSV, TSV, JSON Lines, Parquet, Arrow; see `inputs.find_media`.
-        output: a new or empty folder, or one with an unfinished run.
+        output: a new or empty folder, or one with an unfinished run; or such a place at a URL, to which the shards are
+            uploaded when all of them are complete on this host.
         options: all options; None uses their defaults.
+        storage: how the store of a URL is reached; None goes by the environment.
         on_progress: called a few times a second.
         on_notice: called with messages that a user should see, such as which column became which part, or that a run
             is continued.
@@ -411,14 +415,16 @@ def prepare_shards(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: an input needs a package that is not installed.
     """
-    check_local(inputs, output)
+    check_local(inputs)
+    check_storage(storage, output)
     options = options or ShardOptions()
     notice = on_notice or (lambda message: None)
     check_ready(options)
-    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+    overwrite, restart = options.overwrite, options.restart
+    with output_at(output, overwrite=overwrite, restart=restart, storage=storage) as folder:
         plan = _begun(inputs, folder, options, notice)
         if plan is None:
-            return load_manifest(folder.path)
+            return folder.load()
         run = ShardRun(folder, plan, on_progress=on_progress or (lambda progress: None), on_notice=notice)
         manifest, moves = run.run()
         folder.commit(moves)

@@ -27,7 +27,7 @@ import numpy as np
 from headrace.errors import InputError
 from headrace.preparing.sources.block import Block, RecordSpec, SpanReader
 from headrace.preparing.sources.columnar import ColumnReader, check_rows, load_pyarrow, needed_columns
-from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC
+from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile
 
 TAIL = struct.Struct("<i6s")
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("", "<i4"), ("body_bytes", "<i8")])
@@ -97,15 +97,15 @@ def _uint32(data: memoryview, at: int) -> int:
     return int(struct.unpack_from("<I", data, at)[0])
 
 
-def describe_arrow(path: str, spec: RecordSpec, name: str) -> tuple[int, tuple[int, ...]]:
+def describe_arrow(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int, ...]]:
     """The number of record batches and the bytes of each; for a stream, the number of its bytes and an empty tuple.
 
     Raises:
         InputError: the file is neither an Arrow file nor a stream, or a column is missing or not text.
         MissingExtraError: pyarrow is not installed.
     """
-    arrow = _Arrow(path, name)
-    needed_columns(arrow.schema, spec, name)
+    arrow = _Arrow(source)
+    needed_columns(arrow.schema, spec, source.name)
     if not arrow.is_file:
         return len(arrow.map), ()
     sizes = tuple(place.num_bytes for place in arrow.places())
@@ -123,7 +123,7 @@ class ArrowSpanReader(SpanReader):
         """Yield all records of the span. Damage costs a file only the rows of that batch, but ends a stream."""
         file = self._file
         self._check_unchanged()
-        arrow = _Arrow(file.path, file.name)
+        arrow = _Arrow(file)
         columns = needed_columns(arrow.schema, self._spec, file.name)
         if arrow.is_file:
             rows = [place.num_rows for place in arrow.places()]
@@ -185,15 +185,16 @@ class ArrowSpanReader(SpanReader):
 
 
 class _Arrow:
-    """An Arrow file or stream, as a memory map."""
+    """An Arrow file or stream, as a memory map; of an object, a local copy is mapped."""
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, source: SourceFile) -> None:
+        name = source.name
         self._pa = load_pyarrow("pyarrow", name)
         self._ipc = load_pyarrow("pyarrow.ipc", name)
         self._name = name
         self.errors = (self._pa.ArrowException, OSError, ValueError)
         try:
-            with Path(path).open("rb") as file:
+            with Path(source.local_path()).open("rb") as file:
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InputError
+from headrace.io import reader_of
 from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span
 
 
@@ -218,18 +217,18 @@ class SpanReader(ABC):
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
         """The file, unbuffered. It must not have changed since the run began, nor change while it is read."""
+        file, span = self._file, self._span
         try:
-            with Path(self._file.path).open("rb", buffering=0) as raw:
-                self._file.check_unchanged(os.fstat(raw.fileno()))
-                yield raw
-                self._file.check_unchanged(os.fstat(raw.fileno()))
+            with file.open(end=span.end if span.end < file.extent else None) as raw:
+                yield cast(BinaryIO, raw)
+                file.check_opened(raw)
         except OSError as error:
-            raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
+            raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
 
     def _check_unchanged(self) -> None:
         """Check a file that pyarrow opens by its path, before and after it is read."""
         try:
-            self._file.check_unchanged(os.stat(self._file.path))  # noqa: PTH116
+            self._file.check(reader_of(self._file.storage))
         except OSError as error:
             raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
 

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import InputError
+from headrace.io import is_url
 from headrace.preparing.sources.source_file import (
     COMPRESSION_RATIO,
     GZIP_MAGIC,
@@ -50,7 +51,8 @@ def with_borders(
 ) -> tuple[SourceFile, ...]:
     """Return the files, those that are compressed and above ``task_bytes`` with the borders at which they are cut.
 
-    Cost: a read for each block of the files that are cut: of each 64 KiB (bgzip) or 128 KiB (zstd) of text.
+    Cost: a read for each block of the files that are cut: of each 64 KiB (bgzip) or 128 KiB (zstd) of text. Objects are
+    not cut.
 
     Args:
         files: the files.
@@ -67,7 +69,14 @@ def with_borders(
     found = []
     for file in files:
         is_lines = file.format.startswith("jsonl") or sample_by == "line"
-        if is_lines and file.format.endswith((".gz", ".zst")) and not file.fault and file.text_bytes > least:
+        # To find the borders of an object, all of it would have to be fetched.
+        if (
+            is_lines
+            and not is_url(file.path)
+            and file.format.endswith((".gz", ".zst"))
+            and not file.fault
+            and file.text_bytes > least
+        ):
             borders = _chosen(file, -(-file.size_bytes * COMPRESSION_RATIO // least), has_exact_places)
             file = msgspec.structs.replace(file, borders=borders)
         found.append(file)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InputError, MissingExtraError
+from headrace.io import is_url
 from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
+from headrace.preparing.sources.source_file import SourceFile
 
 MAX_BATCH_ROWS = 1024
 MAX_UNIT_ROWS = 1 << 31
@@ -255,14 +256,15 @@ BATCHES_A_BLOCK = 4
 """In sorted files, rows of similar length lie together; small batches limit the memory for a run of long rows."""
 
 
-def describe_parquet(path: str, spec: RecordSpec, name: str) -> tuple[int, tuple[int, ...]]:
+def describe_parquet(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int, ...]]:
     """The number of row groups, and the uncompressed bytes of the needed columns of each.
 
     Raises:
         InputError: the file is not a whole Parquet file, or a column is missing or not text.
         MissingExtraError: pyarrow is not installed.
     """
-    with _open(path, name) as file:
+    name = source.name
+    with _open(source) as file:
         metadata = file.metadata
         columns = _leaves(metadata, _names(file, spec, name))
         groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
@@ -281,7 +283,7 @@ class ParquetSpanReader(SpanReader):
         """Yield all records of the span. Damage costs only the rows of that row group that come after it."""
         name = self._file.name
         self._check_unchanged()
-        with _open(self._file.path, name) as file:
+        with _open(self._file) as file:
             metadata = file.metadata
             rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
             names = _names(file, self._spec, name)
@@ -324,14 +326,18 @@ class ParquetSpanReader(SpanReader):
         return min(max(wanted, 1), MAX_BATCH_ROWS)
 
 
-def _open(path: str, name: str) -> Any:
+def _open(source: SourceFile) -> Any:
+    name = source.name
     pa = load_pyarrow("pyarrow", name)
     pq = load_pyarrow("pyarrow.parquet", name)
     try:
-        Path(path).open("rb").close()  # raises the system's own message if it refuses access
-        return pq.ParquetFile(
-            pa.OSFile(path), pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
-        )
+        opened = source.open(in_order=False)  # raises the system's own message if it refuses access
+        if is_url(source.path):
+            file = pa.PythonFile(opened, mode="r")
+        else:
+            opened.close()
+            file = pa.OSFile(source.path)
+        return pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True)
     except OSError as error:
         if error.errno is not None:
             raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error

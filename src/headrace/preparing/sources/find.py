@@ -8,11 +8,27 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import AtomicFile, check_local, expand_braces, natural_key
+from headrace.io import (
+    AtomicFile,
+    Reader,
+    Storage,
+    check_readable,
+    etag_of,
+    expand_braces,
+    is_url,
+    natural_key,
+    path_at,
+    reader_at,
+    reader_of,
+)
+from headrace.io.remote import Stat
 from headrace.preparing.sources.arrow import describe_arrow
 from headrace.preparing.sources.block import RecordSpec
 from headrace.preparing.sources.columnar import describe_parquet
@@ -31,6 +47,8 @@ from headrace.preparing.sources.streams import load_zstandard
 from headrace.stores.saved_dataset import STATE_NAME, data_files, is_saved_dataset, splits_of
 
 STDIN = "-"
+_AT_ONCE = 32
+"""Objects of which the first bytes are fetched at the same time."""
 
 
 def find_inputs(
@@ -39,8 +57,9 @@ def find_inputs(
     spec: RecordSpec,
     stdin: Path | None = None,
     keep_faulty: bool = False,
+    storage: Storage | None = None,
 ) -> list[SourceFile]:
-    """Resolve files, folders, globs, braces and ``-``.
+    """Resolve files, folders, globs, braces and ``-``. All but the last may also be URLs.
 
     Arguments keep their order. The files within an argument have the order of `natural_key`.
 
@@ -58,76 +77,104 @@ def find_inputs(
         stdin: the file that `spool_stdin` wrote, if ``-`` is among the inputs.
         keep_faulty: return a file that cannot be read with its `SourceFile.fault`, instead of raising. Its only record
             is then a bad one.
+        storage: how the stores of URLs are reached.
 
     Raises:
         ConfigError: nothing matches, a file has a format that is not read, or the same file is named twice.
         InputError: a file or folder cannot be read, or a file has another format than its name says, or lacks a column.
         MissingExtraError: a package for one of the formats is not installed.
     """
-    check_local(inputs)
+    check_readable(list(inputs))
     if not inputs:
         raise ConfigError(f"no input: name at least one file, folder or glob ({FORMATS_IN_WORDS})")
-    files: list[SourceFile] = []
+    found: list[str] = []
     seen: dict[str, str] = {}
+    has_urls = any(map(is_url, inputs))
+    using = reader_at(list(inputs), "mmap", storage if has_urls else None)
     for argument in [os.fspath(path) for path in inputs]:
         try:
-            names = [STDIN] if argument == STDIN else _expand(argument)
+            names = [STDIN] if argument == STDIN else _expand(argument, using)
         except OSError as error:
             raise InputError(f"input {argument!r} cannot be read: {error.strerror or error}") from error
         for name in names:
             if not _is_text(name):
                 raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename the file")
-            real = STDIN if name == STDIN else os.path.realpath(name)
+            real = name if name == STDIN or is_url(name) else os.path.realpath(name)
             if real in seen:
                 raise ConfigError(_twice(name, seen[real], argument))
             seen[real] = argument
-            try:
-                files.append(_describe(name, _place(name, stdin), spec))
-            except InputError as error:
-                if not keep_faulty:
-                    raise
-                files.append(_faulty(name, _place(name, stdin), str(error).removeprefix(f"{name}: ")))
-    return files
+            found.append(name)
+
+    def described(name: str) -> SourceFile:
+        try:
+            return _describe(_file_at(name, stdin, using, storage), spec)
+        except InputError as error:
+            if not keep_faulty:
+                raise
+            return _faulty(name, _place(name, stdin), str(error).removeprefix(f"{name}: "), storage)
+
+    if not has_urls:
+        return list(map(described, found))
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(threads.map(described, found))
 
 
-def _expand(argument: str) -> list[str]:
+def _expand(argument: str, using: str | Reader) -> list[str]:
     """The names of the files behind one argument, in order."""
-    if Path(argument).exists():
-        return _take(argument)
+    if path_at(argument, using).exists():
+        return _take(argument, using)
     names: list[str] = []
     for name in expand_braces(argument):
         origin = f" (one of {argument!r})" if name != argument else ""
-        if Path(name).exists():
-            names += _take(name)
+        if path_at(name, using).exists():
+            names += _take(name, using)
         elif glob.has_magic(name):
-            names += _glob(name, origin)
+            names += _glob(name, origin, using)
         else:
             raise ConfigError(f"input {name!r}{origin} does not exist")
     return names
 
 
-def _glob(pattern: str, origin: str) -> list[str]:
-    # A glob ignores hidden names by default.
-    matches = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - keeps names as given
+def _glob(pattern: str, origin: str, using: str | Reader) -> list[str]:
+    matches = sorted(_objects(pattern, using) if is_url(pattern) else _paths(pattern), key=natural_key)
     if not matches:
         raise ConfigError(f"input {pattern!r}{origin} matches no file")
     if "**" in pattern:  # it also matches the folders above the files
-        matches = [match for match in matches if not Path(match).is_dir()] or matches
-    return [name for match in matches for name in _take(match)]
+        matches = [match for match in matches if not path_at(match, using).is_dir()] or matches
+    return [name for match in matches for name in _take(match, using)]
 
 
-def _take(name: str) -> list[str]:
-    if Path(name).is_dir():
-        return _search(name)
-    if not Path(name).is_file():
+def _paths(pattern: str) -> list[str]:
+    # A glob ignores hidden names by default.
+    return glob.glob(pattern, recursive=True)  # noqa: PTH207 - keeps names as given
+
+
+def _objects(pattern: str, using: str | Reader) -> list[str]:
+    """The URLs of the objects that a pattern matches, without those below a name that begins with a dot."""
+    parts = pattern.split("/")
+    first = next(at for at, part in enumerate(parts) if glob.has_magic(part))
+    folder = "/".join(parts[:first])
+    found = map(str, path_at(folder, using).glob("/".join(parts[first:])))
+    return [name for name in found if not _is_hidden(name.removeprefix(f"{folder}/"))]
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith(".") for part in relative.split("/"))
+
+
+def _take(name: str, using: str | Reader) -> list[str]:
+    place = path_at(name, using)
+    if not place.is_file() if is_url(name) else place.is_dir():
+        return _search(name, using)
+    if not place.is_file():
         raise ConfigError(f"input {name!r} is neither a regular file nor a folder")
     if _format(name) is None:
         raise ConfigError(f"input {name!r}: its name has no ending that can be read: {FORMATS_IN_WORDS}")
     return [name]
 
 
-def _search(folder: str) -> list[str]:
-    if len(splits := splits_of(Path(folder))) > 1:
+def _search(folder: str, using: str | Reader) -> list[str]:
+    if len(splits := splits_of(path_at(folder, using))) > 1:
         raise ConfigError(
             f"input {folder!r} is a DatasetDict with the splits {', '.join(splits)}: name those to read, such as"
             f" {os.path.join(folder, splits[0])!r}"  # noqa: PTH118 - keeps "./" as given
@@ -135,7 +182,7 @@ def _search(folder: str) -> list[str]:
     texts: list[str] = []
     data: list[str] = []
     others: list[str] = []
-    names = _without_caches(folder, [name for name, entry in walk(folder) if _is_file(entry)])
+    names = _without_caches(folder, _names(folder, using), using)
     for relative in sorted(names, key=natural_key):
         kind = format_of(relative)
         if kind is not None:
@@ -156,12 +203,21 @@ def _search(folder: str) -> list[str]:
     return [os.path.join(folder, relative) for relative in found]  # noqa: PTH118 - keeps "./" as given
 
 
-def _without_caches(folder: str, names: list[str]) -> list[str]:
+def _names(folder: str, using: str | Reader) -> list[str]:
+    """The relative paths of all files of a folder, without those below a name that begins with a dot."""
+    if not is_url(folder):
+        return [name for name, entry in walk(folder) if _is_file(entry)]
+    place = path_at(folder, using)
+    found = [str(one).removeprefix(f"{place}/") for one in place.rglob("*")]
+    return [name for name in found if not _is_hidden(name)]
+
+
+def _without_caches(folder: str, names: list[str], using: str | Reader) -> list[str]:
     """Leave out what ``datasets`` keeps beside a dataset that it saved: what a later ``map`` or ``filter`` made."""
     found = names
     for state in [Path(name) for name in names if Path(name).name == STATE_NAME]:
-        saved = Path(folder) / state.parent
-        if is_saved_dataset(str(saved)):
+        saved = path_at(folder, using) / state.parent
+        if is_saved_dataset(saved, using):
             try:
                 listed = data_files(saved)
             except StoreError as error:
@@ -213,42 +269,63 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
     return entry.is_file() or entry.is_symlink()
 
 
-def _describe(name: str, path: str, spec: RecordSpec) -> SourceFile:
+def _file_at(name: str, stdin: Path | None, using: str | Reader, storage: Storage | None) -> SourceFile:
+    """A file as it is now, of which nothing was read yet."""
+    path = _place(name, stdin)
+    place = path_at(path, using)
+    status: os.stat_result | Stat
+    try:
+        status = place.stat()
+        if etag := etag_of(place):
+            status = Stat(status.st_size, 0)  # a listing and a look-up may round the time differently
+    except OSError as error:
+        raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
+    return SourceFile(
+        name=name,
+        path=path,
+        format="jsonl",
+        size_bytes=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        extent=status.st_size,
+        etag=etag,
+        storage=storage if is_url(path) else None,
+    )
+
+
+def _describe(file: SourceFile, spec: RecordSpec) -> SourceFile:
+    name = file.name
     try:
         # It is opened already here, so that a missing permission stops the run before hours of work.
-        with Path(path).open("rb") as file:
-            status = os.fstat(file.fileno())
-            head = file.read(HEAD_BYTES)
+        with file.open(end=HEAD_BYTES) as opened:
+            head = opened.read(HEAD_BYTES)
     except OSError as error:
         raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
     kind = (sniff(head) if name == STDIN else _format(name)) or "jsonl"
-    if spec.lists and name.lower().endswith(".json") and is_list(path):
+    if spec.lists and name.lower().endswith(".json") and is_list(file):
         kind = "json"
     check_head(name, kind, head)
-    extent, unit_bytes = status.st_size, tuple[int, ...]()
+    extent, unit_bytes = file.size_bytes, tuple[int, ...]()
     if kind == "parquet":
-        extent, unit_bytes = describe_parquet(path, spec, name)
+        extent, unit_bytes = describe_parquet(file, spec)
     elif kind == "arrow":
-        extent, unit_bytes = describe_arrow(path, spec, name)
+        extent, unit_bytes = describe_arrow(file, spec)
     elif kind.endswith(".zst"):
         load_zstandard(name)
     if kind.startswith("txt"):
         _check_text_spec(name, spec)
-    return SourceFile(
-        name=name,
-        path=path,
+    return msgspec.structs.replace(
+        file,
         format=kind,
-        size_bytes=status.st_size,
-        mtime_ns=status.st_mtime_ns,
         extent=extent,
         unit_bytes=unit_bytes,
         can_split=kind == "jsonl" or (kind == "txt" and spec.sample_by == "line"),
     )
 
 
-def _faulty(name: str, path: str, fault: str) -> SourceFile:
+def _faulty(name: str, path: str, fault: str, storage: Storage | None) -> SourceFile:
+    status: os.stat_result | Stat
     try:
-        status = os.stat(path)  # noqa: PTH116
+        status = path_at(path, reader_of(storage) if is_url(path) else "mmap").stat()
         size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
     except OSError:
         size_bytes = mtime_ns = 0
@@ -260,6 +337,7 @@ def _faulty(name: str, path: str, fault: str) -> SourceFile:
         mtime_ns=mtime_ns,
         extent=0,
         fault=fault,
+        storage=storage if is_url(path) else None,
     )
 
 
@@ -268,6 +346,8 @@ def _format(name: str) -> Format | None:
 
 
 def _place(name: str, stdin: Path | None) -> str:
+    if is_url(name):
+        return str(path_at(name))
     if name != STDIN:
         return str(Path(name).absolute())
     if stdin is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +25,7 @@ from headrace.preparing.sources.block import (
     excerpt,
     too_long,
 )
+from headrace.preparing.sources.source_file import SourceFile
 from headrace.preparing.sources.streams import BOM, Lines, split_lines
 
 _ID = "identity"
@@ -240,17 +240,17 @@ def _is_utf8(data: bytes) -> bool:
 _HEAD_BYTES = 4096
 
 
-def is_list(path: str) -> bool:
+def is_list(source: SourceFile) -> bool:
     """Whether the first character of a file that is not white space begins an array.
 
     Raises:
         InputError: the file cannot be read.
     """
     try:
-        with Path(path).open("rb") as file:
+        with source.open(end=_HEAD_BYTES) as file:
             return file.read(_HEAD_BYTES).removeprefix(BOM).lstrip().startswith(b"[")
     except OSError as error:
-        raise InputError(f"{path}: the file cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{source.name}: the file cannot be read: {error.strerror or error}") from error
 
 
 class ListReader(SpanReader):

@@ -21,11 +21,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from io import RawIOBase
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal
 
 import msgspec
 
 from headrace.errors import InputError
+from headrace.io import Reader, Storage, etag_of, is_url, local_file, path_at, reader_at, reader_of
+from headrace.io.remote import Stat, Status
 
 Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "arrow", "txt", "txt.gz", "txt.zst", "csv", "tsv"]
 
@@ -173,7 +178,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     """The name that the user gave, or the folder joined with the relative path; ``-`` for standard input."""
 
     path: str
-    """Absolute path, for the workers."""
+    """Absolute path, or URL, for the workers."""
 
     format: Format
     size_bytes: int
@@ -197,6 +202,62 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     can_split: bool = False
     """Whether a span may begin at any byte."""
 
+    etag: str = ""
+    """What an object store says stands for the content; empty for local files."""
+
+    storage: Storage | None = None
+    """How the store of a URL is reached; None goes by the environment."""
+
+    def open(self, *, end: int | None = None, in_order: bool = True) -> RawIOBase:
+        """Open the file, unbuffered.
+
+        Args:
+            end: the byte up to which it is read, as far as that is known.
+            in_order: whether it is read in order.
+
+        Raises:
+            InputError: it has changed since the run began; of an object, the reads say so.
+            OSError: it cannot be opened.
+        """
+        if not is_url(self.path):
+            file = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 - the caller closes it
+            try:
+                self.check_opened(file)
+            except BaseException:
+                file.close()
+                raise
+            return file
+        expected = Status(self.size_bytes, self.etag, self.mtime_ns)
+        made: RawIOBase = resolve_name("headrace.io.objects.files:ObjectFile")(
+            self.path, expected, self.storage, end=end, in_order=in_order
+        )
+        return made
+
+    def check_opened(self, file: RawIOBase) -> None:
+        """Raise InputError if the open file has changed since the run began. Reads from an object check that itself."""
+        if not is_url(self.path):
+            self.check_unchanged(os.fstat(file.fileno()))
+
+    def check(self, using: str | Reader = "mmap") -> None:
+        """Raise InputError if the file has changed since the run began; OSError if it is not there any more.
+
+        Args:
+            using: what looks it up, if this is an object.
+        """
+        place = path_at(self.path, using)
+        status = place.stat()
+        if self.etag and etag_of(place) == self.etag:
+            status = Stat(status.st_size, self.mtime_ns)
+        self.check_unchanged(status)
+
+    def local_path(self) -> str:
+        """Return the path of a local file with the same content: a copy, which is kept, if this is an object.
+
+        Raises:
+            StoreError: the object cannot be read.
+        """
+        return str(local_file(path_at(self.path, reader_of(self.storage)))) if is_url(self.path) else self.path
+
     @property
     def text_bytes(self) -> int:
         """The uncompressed size of the file, estimated without reading it, to choose the size of tasks."""
@@ -204,17 +265,29 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             return sum(self.unit_bytes)
         return self.size_bytes * (COMPRESSION_RATIO if self.format.endswith((".gz", ".zst")) else 1)
 
-    def check_unchanged(self, status: os.stat_result) -> None:
+    def check_unchanged(self, status: os.stat_result | Stat) -> None:
         """Raise InputError if size or modification time have changed since the run began."""
         if status.st_size != self.size_bytes or status.st_mtime_ns != self.mtime_ns:
             what = (
                 f"its size went from {self.size_bytes:,} to {status.st_size:,} bytes"
                 if status.st_size != self.size_bytes
-                else "its modification time has changed"
+                else f"its {'ETag' if self.etag else 'modification time'} has changed"
             )
             raise InputError(
                 f"{self.name}: the file changed during the run: {what}. Wait until it is written, and run again."
             )
+
+
+def check_all(files: Sequence[SourceFile]) -> None:
+    """Raise InputError if one of the files has changed since the run began, or is not there any more."""
+    using = reader_of(next((file.storage for file in files if file.storage is not None), None))
+    if isinstance(using, str) and any(is_url(file.path) for file in files):
+        using = reader_at([file.path for file in files], using)
+    for file in files:
+        try:
+            file.check(using)
+        except OSError as error:
+            raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
 
 
 MIN_TASK_BYTES = 1 << 19

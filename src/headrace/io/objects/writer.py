@@ -1,0 +1,164 @@
+"""`ObjectWriter` writes, reads and removes whole objects: all that an output in an object store is made of.
+
+    small file      one PUT; with ``create`` one that leaves an object which is there as it is (``If-None-Match: *``)
+    file from 64 MiB on     parts of 32 MiB, several at a time; the object appears when all are there
+    killed upload   its parts stay, hidden and billed, until `ObjectWriter.abort_uploads` finds them
+
+Every object appears whole or not at all. Requests are tried again, bounded and counted as those of reading are, see
+`headrace.io.objects.client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import OutputError, StoreError
+from headrace.io.objects import abandoned
+from headrace.io.objects.client import (
+    Delete,
+    FetchPolicy,
+    FetchReply,
+    FetchRequest,
+    FetchStats,
+    Put,
+    submit,
+)
+from headrace.io.objects.lookups import BLOCK_BYTES, Objects
+from headrace.io.remote import Status
+from headrace.io.storage import Storage
+
+WHOLE_BYTES: Final = 64 << 20
+"""A file of at least so many bytes is sent in parts."""
+
+PART_BYTES: Final = 32 << 20
+MAX_PARTS: Final = 9_000
+"""Stores allow 10,000; the parts of a larger file are larger."""
+
+DELETES_AT_ONCE: Final = 1000
+
+
+def part_bytes(size: int) -> int:
+    """Return the size of the parts of a file; 0 if it is sent whole.
+
+    >>> [part_bytes(size) for size in (1000, 1 << 30, 1 << 40)]
+    [0, 33554432, 134217728]
+    """
+    if size < WHOLE_BYTES:
+        return 0
+    least = PART_BYTES
+    while size > least * MAX_PARTS:
+        least *= 2
+    return least
+
+
+class ObjectWriter:
+    """Writes objects of all stores that one `Storage` reaches.
+
+    Args:
+        storage: how the stores are reached; None goes by the environment.
+        policy: how long requests are tried.
+    """
+
+    def __init__(self, storage: Storage | None = None, policy: FetchPolicy | None = None) -> None:
+        # What it has looked up is not remembered: objects are written here.
+        self._objects = Objects(storage, policy)
+
+    @property
+    def storage(self) -> Storage:
+        """How the stores are reached."""
+        return self._objects.storage
+
+    @property
+    def stats(self) -> FetchStats:
+        """What was asked of object stores so far."""
+        return self._objects.stats
+
+    def create(self, url: str, data: bytes) -> bytes | None:
+        """Create an object, unless one is there.
+
+        Returns:
+            None if the object has this content now, whoever wrote it; otherwise the content that it has.
+
+        Raises:
+            OutputError: it cannot be written.
+            StoreError: what is there cannot be read.
+        """
+        if self._finish(url, self._begin(Put(url=url, data=data, create=True))).status is not None:
+            return None
+        # An answer may have been lost, so that our own attempt before this one has created it.
+        found = self.read(url)
+        if found is None:
+            raise OutputError(f"{url}: the object was removed while it was written; run again")
+        return None if found == data else found
+
+    def put_files(self, files: Mapping[str, Path]) -> dict[str, Status]:
+        """Write files to their URLs, all at the same time, and return what each object is.
+
+        Raises:
+            OutputError: one cannot be written.
+        """
+        begun = {}
+        for url, path in files.items():
+            what = Put(url=url, path=str(path), part_bytes=part_bytes(path.stat().st_size))
+            begun[url] = self._begin(what)
+        done = {url: self._finish(url, future).status for url, future in begun.items()}
+        return {url: status for url, status in done.items() if status is not None}
+
+    def read(self, url: str) -> bytes | None:
+        """Return the content of an object; None if there is none.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        self._objects.forget()
+        status = self._objects.status(url)
+        if status is None:
+            return None
+        blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
+        return b"".join(map(bytes, self._objects.ranges(url, blocks)))
+
+    def sizes(self, url: str) -> dict[str, int]:
+        """Return the sizes of all objects below a folder, by their names there, sorted.
+
+        Raises:
+            StoreError: they cannot be listed.
+        """
+        self._objects.forget()
+        found = {one.removeprefix(f"{url}/"): self._objects.status(one) for one in self._objects.below(url)}
+        return {name: status.size for name, status in found.items() if status is not None}
+
+    def delete(self, urls: Iterable[str]) -> None:
+        """Remove objects, in this order; those that are not there do not matter.
+
+        Raises:
+            OutputError: one cannot be removed.
+        """
+        left = list(urls)
+        for at in range(0, len(left), DELETES_AT_ONCE):
+            some = left[at : at + DELETES_AT_ONCE]
+            self._finish(some[0], self._begin(Delete(some[0], some)))
+
+    def abort_uploads(self, url: str) -> int | None:
+        """Abort the uploads in several parts that were begun below a folder and not ended, whoever began them.
+
+        A writer that is still at one of them begins it again.
+
+        Returns:
+            How many there were; None if the store does not list them, or the keys to sign with are not known here.
+
+        Raises:
+            OutputError: the store refuses it.
+        """
+        return abandoned.abort_uploads(url, self.storage, self._objects.policy)
+
+    def _begin(self, what: Put | Delete) -> Future[FetchReply]:
+        return submit(FetchRequest(what=what, storage=self.storage, policy=self._objects.policy))
+
+    def _finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
+        try:
+            return self._objects.finish(url, future)
+        except StoreError as error:
+            raise OutputError(str(error)) from None

@@ -1,0 +1,183 @@
+"""The output folder of a run whose output is the URL of an object store.
+
+    SCRATCH/.headrace/...       the work folder, as in a local output folder; see `output_folder`
+    URL/...                     the files that are complete; see `headrace.engine.uploading`
+
+The scratch folder lies in ``$HEADRACE_CACHE/outputs`` or ``~/.cache/headrace/outputs``, by a hash of the URL. A shard
+is uploaded and removed there once a checkpoint knows that it is complete, so that about one shard lies on the disk. A
+killed run continues from its scratch folder. If that is lost, it starts over, and uploads only what has no receipt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from headrace.engine.uploading import Upload
+from headrace.engine.work_folder import upload_scratch
+from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
+from headrace.io import AnyPath, Storage, is_url, path_at, reader_of
+from headrace.io.objects.writer import ObjectWriter
+from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words
+from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
+
+
+def output_at(
+    output: str | os.PathLike[str], *, overwrite: bool, restart: bool, storage: Storage | None = None
+) -> OutputFolder:
+    """Return the output folder of a run, not claimed yet: a local one, or that of a URL.
+
+    Args:
+        output: a local path or a URL.
+        overwrite: whether to replace the output of an earlier run; only local ones are replaced.
+        restart: whether to discard an unfinished run.
+        storage: how the store of a URL is reached.
+
+    Raises:
+        ConfigError: the output of another run at a URL is to be replaced.
+    """
+    if not is_url(output):
+        return OutputFolder(output, overwrite=overwrite, restart=restart)
+    if os.fspath(output).lower().startswith("http"):
+        raise ConfigError(f"{output}: objects are written to s3://, gs:// and az://, not to a web server")
+    if overwrite:
+        raise ConfigError(
+            f"{output}: overwrite is for local outputs: objects may be in use, and are not replaced; name another"
+            " place, or remove what is there"
+        )
+    return UploadedFolder(os.fspath(output), ObjectWriter(storage), restart=restart)
+
+
+class UploadedFolder(OutputFolder):
+    """Claims a scratch folder on this host for one run, and a URL for its output, as a context manager.
+
+    Args:
+        url: the URL.
+        writer: what reaches the store.
+        restart: whether to discard an unfinished run, here and at the URL.
+
+    Raises:
+        OutputError: something else is at the URL, another run is using the scratch folder, or the system or the store
+            refuses access.
+    """
+
+    _MADE_AGAIN = ""
+
+    def __init__(self, url: str, writer: ObjectWriter, *, restart: bool) -> None:
+        self.upload = Upload(str(path_at(url)), writer)
+        super().__init__(upload_scratch(self.upload.url), overwrite=False, restart=restart, name=self.upload.url)
+        self.send = self._send
+        self._is_first = False
+        """Whether no earlier run has left something at the URL that could be continued."""
+
+    def load(self) -> Manifest:
+        """See `OutputFolder.load`."""
+        return load_manifest(self._remote)
+
+    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
+        """See `OutputFolder.begin`; the run is claimed at the URL, too."""
+        notice = super().begin(run, is_made=is_made)
+        if notice:
+            self.upload.clear()
+            return notice
+        described = (self.work / RUN_NAME).read_bytes()
+        before = self.upload.unfinished()
+        if self._restart and before is not None:
+            self.upload.discard()
+            before = None
+        other = self.upload.claim(described)
+        if other is not None:
+            raise OutputError(
+                f"{self.upload.url}: an unfinished run with other options writes to this place:"
+                f" {differences_in_words(_read(other), json.loads(described))}. Give the same command to continue it,"
+                " or --restart to discard it"
+            )
+        if before is None and self.upload.others():
+            # A run that ended between our first look and the claim has left its output.
+            self.upload.clear()
+            raise OutputError(f"{self.upload.url}: another run has written to this place meanwhile; name another one")
+        self._is_first = before is None
+        self.upload.writer.abort_uploads(self.upload.url)
+        return ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()  # if there is no work folder left to continue from
+
+    def _leave(self) -> None:
+        if self._is_first and not self._keep:
+            # There is nothing to continue from here, so nothing stays there either.
+            with contextlib.suppress(HeadraceError):
+                self.upload.discard()
+        super()._leave()
+
+    @property
+    def _remote(self) -> AnyPath:
+        """The URL, as nobody has looked it up yet."""
+        return path_at(self.upload.url, reader_of(self.upload.writer.storage))
+
+    def _send(self, moves: Mapping[str, str]) -> None:
+        """Upload complete files, by their names in the work folder, and remove them there."""
+        for source, target in moves.items():
+            path = self.work / source
+            if path.exists():
+                self.upload.send(target, {target: path})
+                path.unlink()
+            elif self.upload.receipt(target) is None:
+                raise OutputError(f"{path}: the file is lost, and was not uploaded either; {_AGAIN}")
+
+    def _move(self) -> None:
+        moves = dict(self._commit()["moves"])
+        # The manifests of domains are in it before that of the whole store, which appears last.
+        manifests = sorted((source for source in moves if Path(source).name == MANIFEST_NAME), key=_depth, reverse=True)
+        files = {source: target for source, target in moves.items() if source not in manifests}
+        written = {moves[source]: self.work / source for source in manifests}
+        if not self.upload.is_finished(written):  # a run that was killed after that may have removed the receipts
+            self._send(files)
+        self.upload.finish(list(files.values()), written)
+        self._is_first = False
+
+    def _whole_output(self) -> Manifest | None:
+        remote = self._remote
+        if not (remote / MANIFEST_NAME).exists():
+            return None
+        try:
+            manifest = load_manifest(remote)
+        except StoreError as error:
+            raise OutputError(f"{error}; name another place, or remove it") from error
+        return manifest if manifest.is_complete(remote) else None
+
+    def _check_content(self) -> None:
+        names = self.upload.others()
+        if not names or (MANIFEST_NAME not in names and self.upload.unfinished() is not None):
+            return
+        what = (
+            "holds the output of an earlier run" if MANIFEST_NAME in names else f"is not empty: it holds {names[0]!r}"
+        )
+        raise OutputError(
+            f"{self.upload.url}: the place {what}; name another place, or remove what is there: outputs in object"
+            " stores are not replaced"
+        )
+
+
+_AGAIN = "give --restart to begin anew"
+
+
+def _depth(name: str) -> int:
+    return name.count("/")
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,98 @@
+"""Object stores in the memory of this process, in place of those that obstore would reach over the network."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from headrace.io.objects.writer import ObjectWriter
+from headrace.io.remote import Status
+
+_NUMBERS = itertools.count()
+"""The client of a process keeps the stores that it has made, so each bucket has a name of its own."""
+
+
+class MemoryBucket:
+    """A bucket.
+
+    Attributes:
+        url: its URL.
+        store: obstore's store.
+    """
+
+    def __init__(self, url: str, store: MemoryStore) -> None:
+        self.url = url
+        self.store = store
+
+    def put(self, key: str, data: bytes) -> None:
+        obstore.put(self.store, key, data)
+
+    def content(self, key: str = "") -> dict[str, bytes]:
+        """All objects below a folder, by their names there."""
+        found = [str(one["path"]) for batch in obstore.list(self.store, key or None) for one in batch]
+        below = f"{key}/" if key else ""
+        return {name.removeprefix(below): bytes(obstore.get(self.store, name).bytes()) for name in found}
+
+
+@contextlib.contextmanager
+def memory_bucket() -> Iterator[MemoryBucket]:
+    """A bucket that s3:// reaches until the end of the block."""
+    name = f"memory{next(_NUMBERS)}"
+    bucket = MemoryBucket(f"s3://{name}", MemoryStore())
+
+    def connect(root: str, scheme: str, storage: Any, *, retries: Any = None) -> MemoryStore:
+        assert root == bucket.url
+        return bucket.store
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.io.objects.client.connect", connect)
+        yield bucket
+
+
+CHANGES = ("create", "put_files", "delete")
+
+
+@contextlib.contextmanager
+def watched(act: Callable[[int, str], None]) -> Iterator[None]:
+    """Call ``act`` with the number and the kind of each change before it is made in a store."""
+    count = itertools.count()
+
+    def counted(name: str) -> Callable[..., Any]:
+        whole = getattr(ObjectWriter, name)
+
+        def call(*args: Any) -> Any:
+            act(next(count), name)
+            return whole(*args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CHANGES:
+            patch.setattr(ObjectWriter, name, counted(name))
+        yield
+
+
+@contextlib.contextmanager
+def sent_files() -> Iterator[list[str]]:
+    """The URLs to which files are uploaded."""
+    sent: list[str] = []
+    whole = ObjectWriter.put_files
+
+    def put_files(self: ObjectWriter, files: Mapping[str, Path]) -> dict[str, Status]:
+        sent.extend(files)
+        return whole(self, files)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ObjectWriter, "put_files", put_files)
+        yield sent
+
+
+class Stopped(BaseException):
+    """Stands for whatever ends a process."""

@@ -1,0 +1,364 @@
+"""Outputs in real object stores: the bytes of the local run, after kills and through faults, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import headrace
+import prepared_made
+import recipe_runs
+import servers
+from counts import cases
+from fault_proxy import FaultProxy, fault_proxy
+from headrace import preparing
+from headrace.cli import main
+from headrace.copying import CopyOptions
+from headrace.errors import OutputError
+from headrace.io import FetchPolicy
+from headrace.io.objects import abandoned, writer
+from headrace.io.objects.writer import ObjectWriter
+from headrace.preparing import OutputOptions, TextOptions, TokenOptions
+from headrace.stores import IndexedWriter
+
+pytestmark = pytest.mark.remote
+
+OPTIONS = TextOptions(
+    tokens=TokenOptions(backend="tokenizers"), workers=2, task_bytes=20_000, output=OutputOptions(shard_tokens=30_000)
+)
+QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
+PART_BYTES = 5 << 20
+"""The smallest parts that S3 takes."""
+
+SCRIPT = f"""
+import sys
+import headrace
+from headrace.copying import CopyOptions
+from headrace.io.objects import writer
+from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
+
+if __name__ == "__main__":
+    writer.WHOLE_BYTES = writer.PART_BYTES = {PART_BYTES}
+    what, inputs, output = sys.argv[1:]
+    if what == "merge":
+        headrace.merge([inputs + "/big"], output, options=CopyOptions(shards=4_000_000))
+    else:
+        shards = OutputOptions(shard_tokens=30_000, shuffle=3 if what == "shuffled" else None)
+        options = TextOptions(tokens=TokenOptions(backend="tokenizers"), workers=2, task_bytes=20_000, output=shards)
+        prepare_text([inputs + "/in"], output, tokenizer=inputs + "/model", options=options)
+"""
+"""What a process does that may be killed. The shards that it merges are uploaded in two parts each."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with texts and a tokeniser."""
+    folder = tmp_path_factory.mktemp("inputs")
+    rng = random.Random(4)
+    for number in range(3):
+        texts = [" ".join(f"word{rng.randrange(300)}" for _ in range(rng.randrange(60))) for _ in range(700)]
+        recipe_runs.write_lines(folder / "in" / f"{number}.jsonl", [{"text": text} for text in texts])
+    recipe_runs.make_model(folder / "model")
+    (folder / "big").mkdir()
+    with IndexedWriter(folder / "big" / "text_document", dtype="uint16") as made:
+        tokens = np.random.default_rng(5).integers(0, 1 << 16, 8_000_000, dtype=np.uint16)
+        made.add_documents(tokens, np.full(80, 100_000))
+        made.finish()
+    return folder
+
+
+@pytest.fixture
+def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment says how the store is reached, as for the commands."""
+    for name, value in environment(str(weed.storage.endpoint)).items():
+        monkeypatch.setenv(name, value)
+
+
+def environment(endpoint: str) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": servers.ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": servers.SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+    }
+
+
+@pytest.fixture
+def proxy(weed: servers.Bucket) -> Iterator[FaultProxy]:
+    with fault_proxy(str(weed.storage.endpoint)) as made:
+        yield made
+
+
+def objects(bucket: servers.Bucket, url: str) -> dict[str, bytes]:
+    """All objects below a URL, by their names there."""
+    reader = ObjectWriter(bucket.storage)
+    return {name: reader.read(f"{url}/{name}") or b"" for name in reader.sizes(url)}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def open_uploads(bucket: servers.Bucket, url: str) -> int:
+    """How many uploads were begun below a URL, and not ended."""
+    keys = abandoned._keys(bucket.storage)
+    assert keys is not None
+    found = abandoned._Client(url, bucket.storage, QUICK, keys).uploads()
+    assert found is not None
+    return len(found[0])
+
+
+def prepare(
+    inputs: Path, output: str | Path, storage: headrace.Storage | None = None, shuffle: int | None = None
+) -> None:
+    options = msgspec.structs.replace(OPTIONS, output=OutputOptions(shard_tokens=30_000, shuffle=shuffle))
+    preparing.prepare_text([inputs / "in"], output, tokenizer=inputs / "model", options=options, storage=storage)
+
+
+@pytest.mark.parametrize("server", ["weed", "azurite"])
+def test_prepare_and_copies(server: str, inputs: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Inputs, sources and outputs in the store."""
+    bucket: servers.Bucket = request.getfixturevalue(server)
+    url, storage = f"{bucket.url}/{tmp_path.name}", bucket.storage
+    prepare(inputs, tmp_path / "web")
+    prepare(inputs, f"{url}/web", storage)
+    assert objects(bucket, f"{url}/web") == files(tmp_path / "web")
+
+    bucket.upload(inputs / "in", f"{tmp_path.name}/in")
+    preparing.prepare_text(
+        [f"{url}/in/*.jsonl"], f"{url}/again", tokenizer=inputs / "model", options=OPTIONS, storage=storage
+    )
+    ours, wanted = objects(bucket, f"{url}/again"), files(tmp_path / "web")
+    assert {name: ours[name] for name in ours if name.startswith("text")} == {
+        name: wanted[name] for name in wanted if name.startswith("text")
+    }
+
+    headrace.merge([f"{url}/web", f"{url}/again"], f"{url}/merged", storage=storage, options=CopyOptions(shards=50_000))
+    store = headrace.open(f"{url}/merged", storage=storage)
+    assert len(store) == 2 * len(headrace.open(tmp_path / "web"))
+    headrace.convert(f"{url}/merged", tmp_path / "keyed", format="keyed", storage=storage)
+    headrace.split(f"{url}/merged", f"{url}/split", into=2, storage=storage)
+    half = headrace.open(f"{url}/split/part_00000", storage=storage)
+    whole = headrace.open(tmp_path / "keyed")
+    assert isinstance(half, headrace.stores.Store)
+    assert isinstance(whole, headrace.stores.Store)
+    assert (half.fetch(0, half.num_tokens) == whole.fetch(0, half.num_tokens)).all()
+
+
+COMMANDS = ("text-shards", "text-keyed", "text-ids", "sft", "grpo-jsonl", "tar-split", "merged-keyed", "split-parts")
+
+
+def test_every_command_writes_what_it_writes_locally(
+    weed: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepared_made.write_inputs(tmp_path)
+    for name in dict.fromkeys(("text", "text-shuffled", *COMMANDS)):
+        prepared_made.make(name)
+    for name in COMMANDS:
+        url = f"{weed.url}/{tmp_path.name}/{name}"
+        command, *rest = prepared_made.COMMANDS[name]
+        rest = [f"made/{one}" if command != "prepare" and one in prepared_made.COMMANDS else one for one in rest]
+        given = [*rest, "--output", url] if command != "split" else [rest[0], url, *rest[1:]]
+        prepared_made.run(command, *given)
+        for key, data in objects(weed, url).items():
+            path = tmp_path / "remote" / name / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        assert prepared_made.digests(tmp_path / "remote" / name) == prepared_made.digests(tmp_path / "made" / name), (
+            name
+        )
+        assert all(servers.SECRET.encode() not in data for data in objects(weed, url).values())
+        done, wanted = (CliRunner().invoke(main, ["check", path]) for path in (url, f"made/{name}"))
+        assert done.exit_code == wanted.exit_code, done.output
+        assert done.exit_code == 0 or name == "split-parts", done.output  # several stores in a folder
+
+
+def killed_run(
+    proxy: FaultProxy, what: str, inputs: Path, url: str, cache: Path, kill_at: int | None
+) -> tuple[int, str]:
+    """Run in a process that is killed when it sends its write request number ``kill_at``; exit code and output."""
+    script = cache.parent / "run.py"
+    script.write_text(SCRIPT)
+    environ = {**os.environ, **environment(proxy.endpoint), "HEADRACE_CACHE": str(cache)}
+    command = [sys.executable, str(script), what, str(inputs), url]
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    proxy.writes = 0
+
+    def kill(number: int) -> None:
+        if number == kill_at:
+            process.kill()
+
+    proxy.on_write = kill
+    try:
+        words, _ = process.communicate()
+    finally:
+        proxy.on_write = lambda number: None
+    return process.returncode, words
+
+
+@pytest.mark.parametrize("what", ["in order", "shuffled", "merge"])
+def test_killed_runs_end_in_the_same_objects(
+    weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, what: str
+) -> None:
+    """Each is killed several times, at requests drawn at random, some of them in the middle of an upload in parts."""
+    if what == "merge":
+        headrace.merge([inputs / "big"], tmp_path / "local", options=CopyOptions(shards=4_000_000))
+    else:
+        prepare(inputs, tmp_path / "local", shuffle=3 if what == "shuffled" else None)
+    wanted = files(tmp_path / "local")
+    cache = tmp_path / "cache"
+    code, words = killed_run(proxy, what, inputs, f"{weed.url}/{tmp_path.name}/whole", cache, None)
+    assert code == 0, words
+    assert objects(weed, f"{weed.url}/{tmp_path.name}/whole") == wanted
+    num_writes = proxy.writes
+    rng = random.Random(7)
+    num_open = 0
+    for number in range(cases(1, 40)):
+        url = f"{weed.url}/{tmp_path.name}/{number}"
+        for moment in sorted(rng.sample(range(1, num_writes), 3), reverse=True):
+            code, words = killed_run(proxy, what, inputs, url, cache, moment)
+            assert code in (-9, 0), words
+            num_open += open_uploads(weed, url)
+        code, words = killed_run(proxy, what, inputs, url, cache, None)
+        assert code == 0, words
+        assert servers.SECRET not in words
+        assert objects(weed, url) == wanted
+        assert open_uploads(weed, url) == 0
+        assert not list((cache / "outputs").iterdir())
+
+
+def test_uploads_that_were_not_ended_are_found_and_aborted(
+    weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path
+) -> None:
+    """A process that is killed when it sends the second part leaves an upload, which the same command aborts."""
+    url = f"{weed.url}/{tmp_path.name}/web"
+    num_open = moment = 0
+    while not num_open:
+        moment += 1
+        code, words = killed_run(proxy, "merge", inputs, url, tmp_path / "cache", moment)
+        assert code == -9, words
+        num_open = open_uploads(weed, url)
+    storage = msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
+    assert ObjectWriter(storage, QUICK).abort_uploads(url) == num_open
+    assert open_uploads(weed, url) == 0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.io.objects.lookups.FetchPolicy", lambda: QUICK)
+
+
+def test_faults_of_writes(
+    weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One request in twenty fails, also after the store has done what was asked."""
+    prepare(inputs, tmp_path / "local")
+    wanted = files(tmp_path / "local")
+    storage = msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
+    proxy.share = proxy.write_share = 0.05
+    proxy.all_requests = True
+    with caplog.at_level(logging.WARNING, "headrace"):
+        for number in range(cases(2, 40)):
+            url = f"{weed.url}/{tmp_path.name}/{number}"
+            prepare(inputs, url, storage)
+            assert objects(weed, url) == wanted
+    assert sum(proxy.made.values()) > 3
+    assert "trying again in" in caplog.text
+    assert servers.SECRET not in caplog.text
+
+
+def test_faults_of_uploads_in_parts(
+    weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "WHOLE_BYTES", PART_BYTES)
+    monkeypatch.setattr(writer, "PART_BYTES", PART_BYTES)
+    data = random.Random(1).randbytes(3 * PART_BYTES + 7)
+    (tmp_path / "file").write_bytes(data)
+    proxy.write_share = 0.4
+    ours = ObjectWriter(msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint), QUICK)
+    url = f"{weed.url}/{tmp_path.name}"
+    for number in range(cases(4, 40)):
+        ours.put_files({f"{url}/{number}": tmp_path / "file"})
+        assert ObjectWriter(weed.storage).read(f"{url}/{number}") == data
+    assert sum(proxy.made.values()) > 3
+    assert ours.stats.uploads >= 4
+    ours.abort_uploads(url)
+    assert open_uploads(weed, url) == 0
+
+
+def test_puts_are_counted(weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path) -> None:
+    storage = msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
+    proxy.write_share = 0.2
+    ours = ObjectWriter(storage, QUICK)
+    for number in range(40):
+        url = f"{weed.url}/{tmp_path.name}/{number}"
+        assert ours.create(url, b"content %d" % number) is None
+        assert ours.create(url, b"content %d" % number) is None
+        assert ours.create(url, b"another") == b"content %d" % number
+    stats = ours.stats
+    assert proxy.writes == stats.puts == 120 + stats.retries
+    assert stats.retries == sum(proxy.made.values()) > 5
+
+
+def test_a_store_that_stays_away_ends_in_an_error_and_the_run_goes_on_later(
+    weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = FetchPolicy(deadline_s=1, first_delay_s=0.05, most_delay_s=0.2)
+    monkeypatch.setattr("headrace.io.objects.lookups.FetchPolicy", lambda: policy)
+    storage = msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
+    url = f"{weed.url}/{tmp_path.name}/web"
+
+    def leave(number: int) -> None:
+        proxy.is_away = number >= 12
+
+    proxy.on_write = leave
+    message = rf"{url}/\S+: cannot be written: .*attempts in .*the deadline is 1 s"
+    with pytest.raises(OutputError, match=message) as caught:
+        prepare(inputs, url, storage)
+    assert servers.SECRET not in str(caught.value)
+    proxy.on_write = lambda number: None
+    proxy.is_away = False
+    prepare(inputs, url, storage)
+    prepare(inputs, tmp_path / "local")
+    assert objects(weed, url) == files(tmp_path / "local")
+
+
+def test_an_existing_store_of_other_content_is_refused_and_no_secret_is_said(
+    weed: servers.Bucket, inputs: Path, tmp_path: Path, around: None
+) -> None:
+    url = f"{weed.url}/{tmp_path.name}/web"
+
+    def done(*more: str) -> Result:
+        words = ["prepare", "text", str(inputs / "in"), "-o", url, "--tokenizer", str(inputs / "model"), *more]
+        return CliRunner().invoke(main, words)
+
+    assert done().exit_code == 0
+    before = objects(weed, url)
+    refused = done("--shuffle", "1")
+    assert refused.exit_code == OutputError.exit_code
+    assert f"{url}: the place holds the output of an earlier run; name another place" in refused.output
+    for executor in ("plan", "local"):
+        other = done("--executor", executor, "--overwrite")
+        assert other.exit_code == 2, other.output
+        assert url in other.output
+    wrong = CliRunner().invoke(
+        main, ["prepare", str(inputs / "in"), "-o", "s3://nobodys-bucket/a", "--tokenizer", str(inputs / "model")]
+    )
+    assert wrong.exit_code != 0
+    for said in (refused, wrong):
+        assert servers.SECRET not in said.output
+    assert objects(weed, url) == before
+    assert json.loads(before["headrace.json"])["outputs"]
