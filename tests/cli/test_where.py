@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -330,5 +331,6 @@ def test_where_lines_begin(
     begins = [sum(len(line) + 1 for line in lines[:number]) for number in wanted]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document_origins, "_READ_BYTES", size)
-        assert list(document_origins._offsets(path, wanted)) == list(zip(wanted, begins, strict=True))
-        assert list(document_origins._offsets(path, [len(lines) + 5])) == []
+        for given, found in ((wanted, list(zip(wanted, begins, strict=True))), ([len(lines) + 5], [])):
+            with FileIO(path) as file:
+                assert list(document_origins._offsets(file, given)) == found

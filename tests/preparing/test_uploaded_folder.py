@@ -166,6 +166,22 @@ def test_two_runs_of_the_same_output_at_the_same_time(
         assert bucket.content(str(moment)) == wanted
 
 
+def test_no_secret_is_in_what_a_run_leaves(kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
+    def stop(number: int, kind: str) -> None:
+        if number == 12:
+            raise Stopped
+
+    storage = headrace.Storage(region="us-east-1", options={"key": "known", "secret": "planted-secret"})
+    for file in inputs.iterdir():
+        bucket.put(f"in/{file.name}", file.read_bytes())
+    given = options("shards", errors=ErrorOptions(on_error="skip"))
+    with watched(stop), pytest.raises(Stopped):
+        prepare_text([f"{bucket.url}/in"], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=given, storage=storage)
+    left = [path.read_bytes() for folder in scratch() for path in folder.rglob("*") if path.is_file()]
+    assert len(left) > 3
+    assert not any(b"planted-secret" in data for data in [*left, *bucket.content().values()])
+
+
 def test_another_store_is_not_replaced(kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
     url = f"{bucket.url}/web"
     prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("shards"))

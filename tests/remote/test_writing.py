@@ -128,7 +128,9 @@ def prepare(
 
 
 @pytest.mark.parametrize("server", ["weed", "azurite"])
-def test_prepare_and_copies(server: str, inputs: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_prepare_and_copies(
+    server: str, inputs: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Inputs, sources and outputs in the store."""
     bucket: servers.Bucket = request.getfixturevalue(server)
     url, storage = f"{bucket.url}/{tmp_path.name}", bucket.storage
@@ -144,6 +146,14 @@ def test_prepare_and_copies(server: str, inputs: Path, tmp_path: Path, request: 
     assert {name: ours[name] for name in ours if name.startswith("text")} == {
         name: wanted[name] for name in wanted if name.startswith("text")
     }
+
+    if server == "weed":
+        for name, value in environment(str(storage.endpoint)).items():
+            monkeypatch.setenv(name, value)
+        lines = (inputs / "in" / "0.jsonl").read_text().splitlines()
+        told = CliRunner().invoke(main, ["where", f"{url}/again", "7"]).output
+        assert f"{url}/in/0.jsonl, line 8" in told
+        assert json.loads(lines[7])["text"][:40] in told
 
     headrace.merge([f"{url}/web", f"{url}/again"], f"{url}/merged", storage=storage, options=CopyOptions(shards=50_000))
     store = headrace.open(f"{url}/merged", storage=storage)

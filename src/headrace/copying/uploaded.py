@@ -65,8 +65,15 @@ class UploadedDestination:
             self._check_free()
 
     def clear(self) -> None:
-        """Remove what a copy that is complete has left."""
+        """Remove what a copy that is complete has left, there and on this host.
+
+        Raises:
+            OutputError: another copy on this host is writing to this destination.
+        """
         self.upload.clear()
+        if self._scratch.exists():
+            self._claimed.claim()
+            self._leave()
 
     def made(self, number: int) -> MadeShard | None:
         """Return what is known of a shard, by its number among all, that was uploaded; None if it was not."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,11 @@ class InputTexts:
         if entry.path == "-":
             return "the input was standard input, which is gone"
         try:
-            size = Path(entry.path).stat().st_size
+            size = path_at(entry.path).stat().st_size
         except OSError as error:
             return f"the input cannot be read: {error.strerror or error}"
+        except HeadraceError as error:
+            return str(error)
         if size != entry.size:
             return f"the input has changed: it had {entry.size:,} bytes, and has {size:,}"
         if size > FREE_BYTES and not self._read_all:
@@ -108,11 +111,12 @@ def texts_at(
     """Yield line and texts of the records on these lines (ascending) that can be read; whole records are JSON."""
     limit = max_record_bytes or MAX_LINE_BYTES
     if source.can_split:
-        for line, offset in _offsets(Path(source.path), lines):
-            # A span of one byte holds only the line that begins at it.
-            for block in open_span(source, Span(0, offset, offset + 1), spec, max_record_bytes=limit).blocks():
-                if len(block.lines):
-                    yield line, _texts_of(block, 0)
+        with source.open() as file:
+            for line, offset in _offsets(file, lines):
+                # A span of one byte holds only the line that begins at it.
+                for block in open_span(source, Span(0, offset, offset + 1), spec, max_record_bytes=limit).blocks():
+                    if len(block.lines):
+                        yield line, _texts_of(block, 0)
         return
     wanted = set(lines)
     for block in open_span(source, Span(0, 0, source.extent), spec, max_record_bytes=limit).blocks():
@@ -130,29 +134,28 @@ def _texts_of(block: Block, index: int) -> list[str]:
     return [json.dumps(block.records[index], ensure_ascii=False, default=str)]
 
 
-def _offsets(path: Path, lines: list[int]) -> Iterator[tuple[int, int]]:
+def _offsets(file: RawIOBase, lines: list[int]) -> Iterator[tuple[int, int]]:
     """Yield lines (ascending) with the byte at which each begins. Reads up to the last one, and counts newlines."""
     reached = begin = 0
     rest = iter(lines)
     line = next(rest, None)
-    with path.open("rb") as file:
-        while line is not None:
-            if line == 0:
-                yield 0, 0
-                line = next(rest, None)
-                continue
-            piece = file.read(_READ_BYTES)
-            if not piece:
-                return
-            num_newlines = piece.count(b"\n")
-            while line is not None and line <= reached + num_newlines:
-                at = -1
-                for _ in range(line - reached):
-                    at = piece.find(b"\n", at + 1)
-                yield line, begin + at + 1
-                line = next(rest, None)
-            reached += num_newlines
-            begin += len(piece)
+    while line is not None:
+        if line == 0:
+            yield 0, 0
+            line = next(rest, None)
+            continue
+        piece = file.read(_READ_BYTES)
+        if not piece:
+            return
+        num_newlines = piece.count(b"\n")
+        while line is not None and line <= reached + num_newlines:
+            at = -1
+            for _ in range(line - reached):
+                at = piece.find(b"\n", at + 1)
+            yield line, begin + at + 1
+            line = next(rest, None)
+        reached += num_newlines
+        begin += len(piece)
 
 
 def record_options(manifest: Manifest) -> _Records:
