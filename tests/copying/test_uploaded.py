@@ -11,6 +11,7 @@ import copies_made
 import headrace
 from counts import cases, spread
 from headrace.copying import CopyOptions, CopyReport
+from headrace.engine.work_folder import upload_scratch
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import cache_folder
 from memory_stores import MemoryBucket, Stopped, memory_bucket, sent_files, watched
@@ -169,3 +170,12 @@ def test_a_value_that_does_not_fit_leaves_nothing(bucket: MemoryBucket, tmp_path
         )
     assert not bucket.content("out")
     assert not scratch()
+
+
+def test_a_copy_that_is_complete_removes_what_a_kill_has_left(bucket: MemoryBucket, sources: list[str]) -> None:
+    """It was killed between the last request and the removal of its scratch folder."""
+    TOOLS["merge"](sources, f"{bucket.url}/out")
+    left = upload_scratch(f"{bucket.url}/out")
+    (left / "shard").mkdir(parents=True)
+    TOOLS["merge"](sources, f"{bucket.url}/out")
+    assert not left.exists()

@@ -1,0 +1,151 @@
+"""Objects as files, and whole objects that are created, uploaded and removed, in a store in memory."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace
+from counts import cases
+from headrace.errors import OutputError, StoreError
+from headrace.io.objects import abandoned, writer
+from headrace.io.objects.files import ObjectFile
+from headrace.io.objects.lookups import Objects
+from headrace.io.objects.writer import ObjectWriter, part_bytes
+from memory_stores import MemoryBucket, memory_bucket
+
+CONTENT = np.random.default_rng(1).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[MemoryBucket]:
+    with memory_bucket() as made:
+        made.put("content", CONTENT)
+        yield made
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_object_as_a_file(bucket: MemoryBucket, in_order: bool) -> None:
+    url = f"{bucket.url}/content"
+    expected = Objects().known(url)
+
+    @settings(max_examples=cases(20, 300), deadline=None)
+    @given(
+        st.lists(st.tuples(st.integers(0, len(CONTENT) + 9), st.integers(0, 900_000)), min_size=1, max_size=6),
+        st.none() | st.integers(0, len(CONTENT) + 9),
+    )
+    def check(reads: list[tuple[int, int]], end: int | None) -> None:
+        ours, wanted = ObjectFile(url, expected, end=end, in_order=in_order), io.BytesIO(CONTENT)
+        for offset, count in reads:
+            assert ours.seek(offset) == wanted.seek(offset)
+            assert ours.read(count) == wanted.read(count)
+            assert ours.read(7) == wanted.read(7)
+            assert ours.tell() == wanted.tell()
+        assert ours.seek(-5, io.SEEK_END) == len(CONTENT) - 5
+        assert ours.read() == CONTENT[-5:]
+
+    check()
+
+
+def test_an_object_that_is_read_in_order_takes_few_gets(bucket: MemoryBucket) -> None:
+    url = f"{bucket.url}/content"
+    file = ObjectFile(url, Objects().known(url))
+    while file.read(1000):
+        pass
+    assert file._objects.stats.gets == 4  # 256 KiB, 512 KiB, 1 MiB, and the rest
+    assert file._objects.stats.bytes == len(CONTENT)
+    assert file._objects.stats.heads == 0
+    short = ObjectFile(url, Objects().known(url), end=1000)
+    assert short.read(1000) == CONTENT[:1000]
+    assert short._objects.stats.bytes == 1000
+
+
+def test_an_object_that_changed_is_named(bucket: MemoryBucket) -> None:
+    url = f"{bucket.url}/changing"
+    bucket.put("changing", b"before")
+    file = ObjectFile(url, Objects().known(url))
+    bucket.put("changing", b"after!")
+    with pytest.raises(StoreError, match=r"changing: the object changed while it was in use"):
+        file.read(3)
+
+
+@given(st.integers(0, 50 << 40))
+def test_parts(size: int) -> None:
+    found = part_bytes(size)
+    assert (found == 0) == (size < writer.WHOLE_BYTES)
+    if found:
+        assert found >= writer.PART_BYTES
+        assert -(-size // found) <= writer.MAX_PARTS
+        assert found == writer.PART_BYTES or size > found // 2 * writer.MAX_PARTS
+
+
+def test_an_object_is_created_once(bucket: MemoryBucket) -> None:
+    ours, url = ObjectWriter(), f"{bucket.url}/once"
+    assert ours.read(url) is None
+    assert ours.create(url, b"first") is None
+    assert ours.create(url, b"first") is None, "the same content, whoever wrote it"
+    assert ours.create(url, b"second") == b"first"
+    assert ours.read(url) == b"first"
+    assert ours.create(f"{url}-empty", b"") is None
+    assert ours.read(f"{url}-empty") == b""
+    ours.delete([url, f"{url}-empty"])
+    assert ours.read(url) is None
+    assert (ours.stats.puts, ours.stats.deletes, ours.stats.sent_bytes) == (4, 1, 5)
+
+
+def test_files_are_uploaded_whole_and_in_parts(
+    bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(writer, "PART_BYTES", 1 << 19)
+    (tmp_path / "large").write_bytes(CONTENT)
+    (tmp_path / "small").write_bytes(CONTENT[:1000])
+    ours = ObjectWriter()
+    folder = f"{bucket.url}/uploaded"
+    ours.put_files({f"{folder}/a/large": tmp_path / "large", f"{folder}/small": tmp_path / "small"})
+    assert ours.sizes(folder) == {"a/large": len(CONTENT), "small": 1000}
+    assert ours.read(f"{folder}/a/large") == CONTENT
+    assert (ours.stats.puts, ours.stats.uploads, ours.stats.sent_bytes) == (1, 1, len(CONTENT) + 1000)
+    ours.put_files({f"{folder}/small": tmp_path / "large"})
+    assert ours.read(f"{folder}/small") == CONTENT, "a file replaces what was there"
+
+
+def test_a_file_that_vanished_is_named(bucket: MemoryBucket, tmp_path: Path) -> None:
+    with pytest.raises((OutputError, OSError), match="vanished"):
+        ObjectWriter().put_files({f"{bucket.url}/x": tmp_path / "vanished"})
+
+
+def test_the_keys_to_sign_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(abandoned, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    policy = headrace.io.FetchPolicy()
+    assert abandoned._keys(headrace.Storage()) is None
+    assert abandoned.abort_uploads("s3://bucket/a", headrace.Storage(), policy) is None
+    assert abandoned.abort_uploads("az://bucket/a", headrace.Storage(), policy) is None
+    for options in (
+        {"key": "k", "secret": "s", "token": "t"},
+        {"access_key_id": "k", "secret_access_key": "s", "session_token": "t"},
+        {"aws_access_key_id": "k", "AWS_SECRET_ACCESS_KEY": "s", "aws_session_token": "t"},
+    ):
+        assert abandoned._keys(headrace.Storage(options=options)) == ("k", "s", "t")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "around")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert abandoned._keys(headrace.Storage()) == ("around", "secret", "")
+    assert abandoned._keys(headrace.Storage(anonymous=True)) is None
+
+
+def test_what_is_signed_holds_no_secret() -> None:
+    """That the signature is right, real servers say; see `tests/remote`."""
+    storage = headrace.Storage(endpoint="http://127.0.0.1:9000", region="us-east-1")
+    keys = abandoned._Keys("me", "hidden", "")
+    client = abandoned._Client("s3://bucket/a b", storage, headrace.io.FetchPolicy(), keys)
+    request = client._signed("GET", "/bucket", {"uploads": "", "prefix": "a b/"})
+    assert request.full_url == "http://127.0.0.1:9000/bucket?prefix=a%20b%2F&uploads="
+    assert "hidden" not in f"{request.header_items()} {request.full_url}"
