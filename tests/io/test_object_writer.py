@@ -99,6 +99,18 @@ def test_an_object_is_created_once(bucket: MemoryBucket) -> None:
     assert (ours.stats.puts, ours.stats.deletes, ours.stats.sent_bytes) == (4, 1, 5)
 
 
+def test_an_object_that_another_is_about_to_create(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores answer with a conflict before the other's object can be seen."""
+    bucket.put("conflict", b"other")
+    seen: list[bytes | None] = [None, None, b"other"]
+    monkeypatch.setattr(ObjectWriter, "read", lambda self, url: seen.pop(0))
+    policy = headrace.io.FetchPolicy(first_delay_s=0.001)
+    assert ObjectWriter(policy=policy).create(f"{bucket.url}/conflict", b"mine") == b"other"
+    seen += [None] * 8
+    with pytest.raises(OutputError, match=r"conflict: cannot be created: the store says 8 times that it is there"):
+        ObjectWriter(policy=policy).create(f"{bucket.url}/conflict", b"mine")
+
+
 def test_files_are_uploaded_whole_and_in_parts(
     bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,6 +309,30 @@ def test_faults_of_uploads_in_parts(
     assert open_uploads(weed, url) == 0
 
 
+def test_an_upload_that_another_process_aborts_begins_again(
+    weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when two hosts run the same command, and one of them begins later."""
+    monkeypatch.setattr(writer, "WHOLE_BYTES", PART_BYTES)
+    monkeypatch.setattr(writer, "PART_BYTES", PART_BYTES)
+    data = random.Random(2).randbytes(3 * PART_BYTES + 7)
+    (tmp_path / "file").write_bytes(data)
+    url = f"{weed.url}/{tmp_path.name}"
+    aborted: list[int | None] = []
+
+    def abort(number: int) -> None:
+        if number == 2:
+            aborted.append(ObjectWriter(weed.storage).abort_uploads(url))
+
+    proxy.on_write = abort
+    ours = ObjectWriter(msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint), QUICK)
+    ours.put_files({f"{url}/file": tmp_path / "file"})
+    assert aborted == [1]
+    assert ours.stats.uploads == 2
+    assert ObjectWriter(weed.storage).read(f"{url}/file") == data
+    assert open_uploads(weed, url) == 0
+
+
 def test_puts_are_counted(weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path) -> None:
     storage = msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
     proxy.write_share = 0.2

@@ -566,6 +566,8 @@ def _plain_etag(found: str | None) -> str:
 
 def _final(error: Exception, words: str) -> str | None:
     """Return advice, which may be empty, for a failure that does not pass; None for one that may."""
+    if isinstance(error, _Passing):
+        return None
     kind = type(error).__name__
     if _NO_CREDENTIALS.search(words):
         return (

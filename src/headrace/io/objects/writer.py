@@ -10,6 +10,7 @@ Every object appears whole or not at all. Requests are tried again, bounded and 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -38,6 +39,7 @@ MAX_PARTS: Final = 9_000
 """Stores allow 10,000; the parts of a larger file are larger."""
 
 DELETES_AT_ONCE: Final = 1000
+_CREATIONS: Final = 8
 
 
 def part_bytes(size: int) -> int:
@@ -86,13 +88,18 @@ class ObjectWriter:
             OutputError: it cannot be written.
             StoreError: what is there cannot be read.
         """
-        if self._finish(url, self._begin(Put(url=url, data=data, create=True))).status is not None:
-            return None
-        # An answer may have been lost, so that our own attempt before this one has created it.
-        found = self.read(url)
-        if found is None:
-            raise OutputError(f"{url}: the object was removed while it was written; run again")
-        return None if found == data else found
+        for attempt in range(1, _CREATIONS + 1):
+            if self._finish(url, self._begin(Put(url=url, data=data, create=True))).status is not None:
+                return None
+            # An answer may have been lost, so that our own attempt before this one has created it.
+            found = self.read(url)
+            if found is not None:
+                return None if found == data else found
+            # Another writer is about to create it, and has not done so yet.
+            time.sleep(self._objects.policy.delay(attempt))
+        raise OutputError(
+            f"{url}: cannot be created: the store says {_CREATIONS} times that it is there, and it is not"
+        )
 
     def put_files(self, files: Mapping[str, Path]) -> dict[str, Status]:
         """Write files to their URLs, all at the same time, and return what each object is.
