@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -15,11 +16,13 @@ from headrace.copying.destination import Destination
 from headrace.copying.formats import FORMATS, CopyKinds, CopyOptions, FormatName, Shards, choose_kinds
 from headrace.copying.plan import CopyPlan, DocumentRange, FolderPlan, cut, limited, ranges_of, shard_borders
 from headrace.copying.sources import StoreSource
-from headrace.copying.uploaded import UploadedDestination, described_copy
 from headrace.errors import ConfigError
 from headrace.io import Storage, hash_bytes, is_url, path_at
 from headrace.stores import InputFile, Manifest, TokenizerInfo
 from headrace.stores.arguments import IntArray
+
+if TYPE_CHECKING:
+    from headrace.copying.uploaded import UploadedDestination
 
 
 def common_tokenizer(
@@ -146,9 +149,9 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
             )
         parts = [(source.path, source.documents, source.dialect, source.num_documents) for source in sources]
         decided = (self.plan, self.kinds, self.modes, self.tokenizer)
-        return UploadedDestination(
+        made: UploadedDestination = _of_uploads("UploadedDestination")(
             output,
-            described_copy(
+            _of_uploads("described_copy")(
                 self.request.tool,
                 self.kept,
                 parts,
@@ -157,11 +160,17 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
             ),
             storage,
         )
+        return made
 
     def destination(self, sources: Sequence[StoreSource]) -> Destination:
         """Return the local destination, not claimed yet."""
         files = [file for source in sources for file in source.files if isinstance(file, Path)]
         return Destination(self.request.output, overwrite=self.request.options.overwrite, sources=files)
+
+
+def _of_uploads(name: str) -> Any:
+    """Import what only destinations at URLs need."""
+    return resolve_name(f"headrace.copying.uploaded:{name}")
 
 
 def ordered(request: Request, sources: list[StoreSource], parts: Parts) -> CopyOrder:

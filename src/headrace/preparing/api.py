@@ -20,12 +20,11 @@ from headrace.preparing.options import (
     TokenOptions,
     check_options,
 )
-from headrace.preparing.output_folder import STDIN_NAME, OutputFolder
+from headrace.preparing.output_folder import STDIN_NAME, OutputFolder, output_at
 from headrace.preparing.run import run_in
 from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
 from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
-from headrace.preparing.uploaded_folder import output_at
 from headrace.stores import Manifest
 
 

@@ -22,6 +22,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from types import TracebackType
 from typing import Any, Literal
 
@@ -30,8 +31,16 @@ import xxhash
 
 from headrace.engine.job import PHASE_PREFIX
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
-from headrace.errors import HeadraceError, OutputError, StoreError
-from headrace.io import atomic_write, hash_bytes, output_errors, safe_relative, sync_folder
+from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
+from headrace.io import (
+    Storage,
+    atomic_write,
+    hash_bytes,
+    is_url,
+    output_errors,
+    safe_relative,
+    sync_folder,
+)
 from headrace.preparing.ledger import LedgerState
 from headrace.preparing.messages import Dealt, PiecePosition
 from headrace.preparing.store_output import OutputState
@@ -437,6 +446,35 @@ class OutputFolder:
                 shutil.rmtree(self.work, ignore_errors=True)
 
         self._claimed.leave(end)
+
+
+def output_at(
+    output: str | os.PathLike[str], *, overwrite: bool, restart: bool, storage: Storage | None = None
+) -> OutputFolder:
+    """Return the output folder of a run, not claimed yet: a local one, or that of a URL.
+
+    Args:
+        output: a local path or a URL.
+        overwrite: whether to replace the output of an earlier run; only local ones are replaced.
+        restart: whether to discard an unfinished run.
+        storage: how the store of a URL is reached.
+
+    Raises:
+        ConfigError: the output of another run at a URL is to be replaced.
+    """
+    if not is_url(output):
+        return OutputFolder(output, overwrite=overwrite, restart=restart)
+    if os.fspath(output).lower().startswith("http"):
+        raise ConfigError(f"{output}: objects are written to s3://, gs:// and az://, not to a web server")
+    if overwrite:
+        raise ConfigError(
+            f"{output}: overwrite is for local outputs: objects may be in use, and are not replaced; name another"
+            " place, or remove what is there"
+        )
+    # What talks to object stores is loaded when the first URL comes.
+    make = resolve_name("headrace.preparing.uploaded_folder:UploadedFolder")
+    made: OutputFolder = make(os.fspath(output), storage, restart=restart)
+    return made
 
 
 def _file_names(manifest: Manifest) -> list[str]:

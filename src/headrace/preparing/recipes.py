@@ -54,7 +54,7 @@ from headrace.preparing.options import (
     TokenOptions,
     check_documents,
 )
-from headrace.preparing.output_folder import STDIN_NAME, OutputFolder
+from headrace.preparing.output_folder import STDIN_NAME, OutputFolder, output_at
 from headrace.preparing.record_encoder import make_maker
 from headrace.preparing.run import run_in
 from headrace.preparing.run_plan import RecipePart, RunPlan, TextProgress, show_compared
@@ -68,7 +68,6 @@ from headrace.preparing.sources import (
     spool_stdin,
 )
 from headrace.preparing.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer, load_tokenizer
-from headrace.preparing.uploaded_folder import output_at
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
 from headrace.samples.maker.noticing import recipes_that_take

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,37 +19,11 @@ from typing import Any
 
 from headrace.engine.uploading import Upload
 from headrace.engine.work_folder import upload_scratch
-from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
-from headrace.io import AnyPath, Storage, is_url, path_at, reader_of
+from headrace.errors import HeadraceError, OutputError, StoreError
+from headrace.io import AnyPath, Storage, path_at, reader_of
 from headrace.io.objects.writer import ObjectWriter
 from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
-
-
-def output_at(
-    output: str | os.PathLike[str], *, overwrite: bool, restart: bool, storage: Storage | None = None
-) -> OutputFolder:
-    """Return the output folder of a run, not claimed yet: a local one, or that of a URL.
-
-    Args:
-        output: a local path or a URL.
-        overwrite: whether to replace the output of an earlier run; only local ones are replaced.
-        restart: whether to discard an unfinished run.
-        storage: how the store of a URL is reached.
-
-    Raises:
-        ConfigError: the output of another run at a URL is to be replaced.
-    """
-    if not is_url(output):
-        return OutputFolder(output, overwrite=overwrite, restart=restart)
-    if os.fspath(output).lower().startswith("http"):
-        raise ConfigError(f"{output}: objects are written to s3://, gs:// and az://, not to a web server")
-    if overwrite:
-        raise ConfigError(
-            f"{output}: overwrite is for local outputs: objects may be in use, and are not replaced; name another"
-            " place, or remove what is there"
-        )
-    return UploadedFolder(os.fspath(output), ObjectWriter(storage), restart=restart)
 
 
 class UploadedFolder(OutputFolder):
@@ -58,7 +31,7 @@ class UploadedFolder(OutputFolder):
 
     Args:
         url: the URL.
-        writer: what reaches the store.
+        storage: how the store is reached; None goes by the environment.
         restart: whether to discard an unfinished run, here and at the URL.
 
     Raises:
@@ -68,8 +41,8 @@ class UploadedFolder(OutputFolder):
 
     _MADE_AGAIN = ""
 
-    def __init__(self, url: str, writer: ObjectWriter, *, restart: bool) -> None:
-        self.upload = Upload(str(path_at(url)), writer)
+    def __init__(self, url: str, storage: Storage | None, *, restart: bool) -> None:
+        self.upload = Upload(str(path_at(url)), ObjectWriter(storage))
         super().__init__(upload_scratch(self.upload.url), overwrite=False, restart=restart, name=self.upload.url)
         self.send = self._send
         self._is_first = False

@@ -35,7 +35,7 @@ from headrace.engine.serving import (
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError
 from headrace.io import Storage, check_local, check_storage, file_sum, output_errors
 from headrace.preparing.ledger import check_tolerance
-from headrace.preparing.output_folder import OutputFolder, mark_of
+from headrace.preparing.output_folder import OutputFolder, mark_of, output_at
 from headrace.preparing.shards.filling import Filler, done_path
 from headrace.preparing.shards.finishing import (
     ORIGINS_NAME,
@@ -64,7 +64,6 @@ from headrace.preparing.shards.messages import (
 from headrace.preparing.shards.options import PartSpec, ShardOptions, check_options
 from headrace.preparing.shards.planning import NothingLeftError, Planned, Planner, Sums
 from headrace.preparing.shards.survey import Surveyor
-from headrace.preparing.uploaded_folder import output_at
 from headrace.stores import ErrorEntry, Manifest
 
 MAIN = "headrace.preparing.shards.run:main"
