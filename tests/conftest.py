@@ -14,10 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A session has a worker for each core, with which threads of libraries would compete; nor is anything here large.
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
-
 # The contracts live in the package, where pytest would not show what an assert compared.
 pytest.register_assert_rewrite("headrace.testing")
 

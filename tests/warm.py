@@ -52,6 +52,8 @@ class Warm:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+            "RAYON_NUM_THREADS": "1",
             _MODULES: " ".join(modules),
         }
         here = str(Path(__file__).parent)
@@ -111,7 +113,7 @@ class Ended(NamedTuple):
 
 def together(process: Warm, programs: list[list[str]], folder: Path, timeout: float) -> list[Ended]:
     """Run programs at the same time, ``FILE ...`` each; none outlives the call. Their output is kept in a folder."""
-    environment = dict(os.environ)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     running: list[Child] = []
     paths = [(folder / f"output-{number}", folder / f"errors-{number}") for number in range(len(programs))]
     try:

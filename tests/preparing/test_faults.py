@@ -237,7 +237,8 @@ def wait_for_pieces(output: Path, process: subprocess.Popen[bytes]) -> None:
         if (output / WORK_NAME / "state").exists() and any(output.glob(f"{WORK_NAME}/parts.*/*.piece")):
             return
         time.sleep(0.002)
-    raise AssertionError("the run made no pieces")
+    process.kill()
+    raise AssertionError(f"the run made no pieces: {process.communicate()[1].decode()}")
 
 
 @pytest.mark.parametrize("forks", [False, True])
