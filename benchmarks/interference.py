@@ -13,8 +13,9 @@ interval of Student's t; ``lost_ms_a_step`` the same in time. ``p99.9`` and ``ma
 within a step, in microseconds, beside the loader and, ``idle``, without it. ``taking`` is the part of ``lost`` in which
 the loop waited for the batch itself.
 
-``idle, again`` is a loader that does nothing, so it shows the noise of the machine. Peers that are not installed are
-left out, and named.
+``idle, again`` is a loader that does nothing, so it shows the noise of the machine. torch's loader, Grain and SPDL read
+the samples of Headrace's data sets one by one, and collate them with its function; litdata and Energon read files of
+their own. Peers that are not installed are left out, and named.
 
 The claim is about what a loader loses more than ``idle, again`` of the same kind: the difference of the two means, with
 the interval that their two intervals add up to (the root of the sum of squares). It holds if the difference is below
