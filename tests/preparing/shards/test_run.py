@@ -336,7 +336,7 @@ def test_the_hash_of_files(wanted: dict[str, dict[str, bytes]], tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("small_run")
-@pytest.mark.parametrize("torn", ["surveys/*.survey", "surveys/*.spool", "done/*.done", "shards/*.tar", "shards/*.idx"])
+@pytest.mark.parametrize("torn", ["surveys/*.survey", "surveys/*.spool", "shards/*.done", "shards/*.tar", "shards/*.idx"])
 @pytest.mark.parametrize("cut", [0, 5])
 @pytest.mark.sampled(1)
 def test_files_torn_by_a_loss_of_power(
