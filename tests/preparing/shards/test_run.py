@@ -21,6 +21,7 @@ from counts import cases
 from headrace.errors import ConfigError, InputError, OutputError
 from headrace.inspect.origins import find_sample_origins, find_shards
 from headrace.io import file_sum
+from headrace.io.atomic import LOCK_NAME
 from headrace.preparing import ErrorOptions
 from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource, estimate_shards, prepare_shards
@@ -101,6 +102,16 @@ def test_with_real_workers(
     assert faults.content(tmp_path / "out") == wanted["shuffled"]
 
 
+def is_over(output: Path) -> bool:
+    """Whether all was done but to remove an empty work folder. Before that, the run is known to be the same."""
+    left = {path.name for path in (output / WORK_NAME).glob("*")}
+    if not (output / "headrace.json").exists() or "commit.json" in left:
+        return False
+    assert left <= {LOCK_NAME}
+    shutil.rmtree(output / WORK_NAME, ignore_errors=True)
+    return True
+
+
 @pytest.mark.usefixtures("small_run")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(2)
@@ -114,11 +125,10 @@ def test_killed_at_any_moment_and_continued(
     chooser = random.Random(case)
     for moment in sorted(chooser.sample(range(num_changes), cases(4, num_changes))):
         assert not faults.run_killed(run, moment)
-        if output.exists() and (output / "headrace.json").exists():
-            assert not (output / WORK_NAME).exists() or (output / WORK_NAME / "commit.json").exists()
-        again = chooser.randrange(60)  # and killed once more on the way
-        faults.run_killed(action(inputs, case, output, workers=1), again)
-        if not (output / "headrace.json").exists() or (output / WORK_NAME).exists():
+        if not is_over(output):
+            again = chooser.randrange(60)  # and killed once more on the way
+            faults.run_killed(action(inputs, case, output, workers=1), again)
+        if not is_over(output):
             action(inputs, case, output, workers=3)()
         assert faults.content(output) == wanted[case], moment
         shutil.rmtree(output)
@@ -336,7 +346,9 @@ def test_the_hash_of_files(wanted: dict[str, dict[str, bytes]], tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("small_run")
-@pytest.mark.parametrize("torn", ["surveys/*.survey", "surveys/*.spool", "shards/*.done", "shards/*.tar", "shards/*.idx"])
+@pytest.mark.parametrize(
+    "torn", ["surveys/*.survey", "surveys/*.spool", "shards/*.done", "shards/*.tar", "shards/*.idx"]
+)
 @pytest.mark.parametrize("cut", [0, 5])
 @pytest.mark.sampled(1)
 def test_files_torn_by_a_loss_of_power(
