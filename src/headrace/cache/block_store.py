@@ -387,8 +387,8 @@ class BlockStore:
         # Files go while nobody else can change the index, so that none goes that was fetched again meanwhile.
         for victim in victims:
             self._evict(process, index, victim)
-        row_ = (name, size, process.owner, 0, file_name(name, size, 0, size))
-        index.execute("INSERT INTO blocks VALUES (?, ?, ?, NULL, ?, ?, 1)", row_)
+        kept = KeptBlock(name, size, process.owner, None, 0, name, 1)
+        index.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", kept)
         if self.policy == "plan":
             known = index.execute("SELECT 1 FROM uses WHERE name = ?", (name,)).fetchone()
             if known is None:

@@ -123,15 +123,16 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
     name = os.fspath(path)
     check_name(name)
     using = reader_at(name, using)
-    if not isinstance(using, str):
+    if not isinstance(using, str) and not name.endswith((*_TARS, *_FILES)):
+        # It may be a folder, or a prefix.
         _look_around(name, using)
-    _check_complete(path_at(name, using))
+        _check_complete(path_at(name, using))
     return next((found for found, layout in SAMPLE_LAYOUTS.items() if layout.is_at(name, using)), None)
 
 
 def _look_around(name: str, using: Reader) -> None:
-    """Ask at once for what tells the layouts apart, if a URL may be that of a folder or of a prefix."""
-    if is_url(name) and not name.endswith((*_TARS, *_FILES)):
+    """Ask at once for what tells the layouts apart, at a URL."""
+    if is_url(name):
         folder = name.rstrip("/")
         beside = [f"{folder.rpartition('/')[0]}/{MANIFEST_NAME}", *(folder + suffix for suffix in SUFFIXES)]
         inside = [f"{folder}/.nv-meta/{file}" for file in (INFO_NAME, OLD_INFO_NAME, INDEX_NAME)]
