@@ -124,6 +124,16 @@ def weed(folder: Path) -> Iterator[Bucket]:
         yield bucket
 
 
+def environment(endpoint: str) -> dict[str, str]:
+    """What a process needs around it to reach ``weed``."""
+    return {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+    }
+
+
 def s3_bucket(endpoint: str, name: str) -> Bucket:
     storage = headrace.Storage(endpoint=endpoint, region="us-east-1", options={"key": ACCESS_KEY, "secret": SECRET})
     store = S3Store(

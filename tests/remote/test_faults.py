@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,3 +177,31 @@ def test_a_run_with_faults_is_the_local_run(
     for ours, wanted in zip(loader(store), loader(local), strict=True):
         assert all((ours[name] == wanted[name]).all() for name in wanted)
     assert sum(proxy.made.values()) > 5
+
+
+ENDS_AT_ONCE = """
+import sys, time
+from asyncio import selector_events
+from threading import current_thread, main_thread
+
+from headrace.io import ObjectReader
+
+wake = selector_events.BaseSelectorEventLoop._write_to_self
+
+
+def wake_slowly(loop):
+    wake(loop)
+    if current_thread() is not main_thread():  # a thread of obstore, which is kept from Python meanwhile
+        time.sleep(0.1)
+
+
+selector_events.BaseSelectorEventLoop._write_to_self = wake_slowly
+ballast = [[number] for number in range(2_000_000)]  # so that the end of the interpreter takes longer than that
+print(len(ObjectReader().read(sys.argv[1], 0, 1000)))
+"""
+
+
+def test_a_process_may_end_while_a_thread_of_obstore_is_in_python(url: str, weed: servers.Bucket) -> None:
+    environ = {**os.environ, **servers.environment(str(weed.storage.endpoint))}
+    ended = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE, url], env=environ, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "1000\n"), ended.stderr

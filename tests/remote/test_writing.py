@@ -81,17 +81,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment says how the store is reached, as for the commands."""
-    for name, value in environment(str(weed.storage.endpoint)).items():
+    for name, value in servers.environment(str(weed.storage.endpoint)).items():
         monkeypatch.setenv(name, value)
-
-
-def environment(endpoint: str) -> dict[str, str]:
-    return {
-        "AWS_ACCESS_KEY_ID": servers.ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": servers.SECRET,
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": endpoint,
-    }
 
 
 @pytest.fixture
@@ -148,7 +139,7 @@ def test_prepare_and_copies(
     }
 
     if server == "weed":
-        for name, value in environment(str(storage.endpoint)).items():
+        for name, value in servers.environment(str(storage.endpoint)).items():
             monkeypatch.setenv(name, value)
         lines = (inputs / "in" / "0.jsonl").read_text().splitlines()
         told = CliRunner().invoke(main, ["where", f"{url}/again", "7"]).output
@@ -202,7 +193,7 @@ def killed_run(
     """Run in a process that is killed when it sends its write request number ``kill_at``; exit code and output."""
     script = cache.parent / "run.py"
     script.write_text(SCRIPT)
-    environ = {**os.environ, **environment(proxy.endpoint), "HEADRACE_CACHE": str(cache)}
+    environ = {**os.environ, **servers.environment(proxy.endpoint), "HEADRACE_CACHE": str(cache)}
     command = [sys.executable, str(script), what, str(inputs), url]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     proxy.writes = 0

@@ -33,8 +33,9 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from threading import Lock, Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -55,6 +56,7 @@ _REMEMBERED: Final = 512
 _LEAST_HEDGE_S: Final = 0.05
 _PARTS_AT_ONCE: Final = 8
 _END_S: Final = 2.0
+_LOOK_S: Final = 0.001
 _HEDGED_SHARE: Final = 0.05
 """The most GETs that are hedged: if a whole store becomes slow, twice the requests would not help it."""
 
@@ -235,11 +237,24 @@ class _Passing(Exception):  # noqa: N818 -- it never leaves this module
     """A failure that the next attempt may not meet."""
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop that knows its futures until nobody holds them any more, no thread of obstore either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.futures: WeakSet[asyncio.Future[Any]] = WeakSet()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future = super().create_future()
+        self.futures.add(future)
+        return future
+
+
 class Client:
     """Makes requests in a thread of its own. There is one a process; `submit` makes it."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._stores: dict[tuple[str, bytes], _Store] = {}
         self._storages: dict[bytes, Storage] = {}
         self._secrets = Secrets(self._storages.values())
@@ -247,7 +262,6 @@ class Client:
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._thread = Thread(target=self._loop.run_forever, name="headrace-fetch", daemon=True)
         self._thread.start()
-        # A thread of obstore that comes back to Python once the interpreter has ended would abort the process.
         atexit.register(self._end, os.getpid())
 
     def submit(self, request: FetchRequest) -> Future[FetchReply]:
@@ -255,7 +269,11 @@ class Client:
         return asyncio.run_coroutine_threadsafe(self._answered(request), self._loop)
 
     def _end(self, process: int) -> None:
-        """Give up what is under way, and end the loop."""
+        """Give up what is under way, end the loop, and wait until obstore has done with it.
+
+        A thread of obstore that comes back to Python when the interpreter has ended aborts the process. It holds the
+        future of its request until it has left Python for the last time, also if that is answered, or was given up.
+        """
         if os.getpid() != process:
             return  # the loop does not survive a fork
 
@@ -269,6 +287,11 @@ class Client:
             asyncio.run_coroutine_threadsafe(give_up(), self._loop).result(timeout=_END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_END_S)
+        deadline = monotonic() + _END_S
+        while self._loop.futures and monotonic() < deadline:
+            sleep(_LOOK_S)
+            # What a thread drops outside of Python is dropped in the next call of obstore by anyone, such as this one.
+            resolve_name("obstore.store:MemoryStore")()
 
     async def _answered(self, request: FetchRequest) -> FetchReply:
         reply = FetchReply(stats=FetchStats())
