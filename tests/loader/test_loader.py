@@ -21,6 +21,7 @@ import torch
 import corpora
 from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, Order, Run, StateError, WindowDataset
+from headrace.io.readers import waiting
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
 from headrace.loader.reading import Ahead, in_threads
@@ -69,7 +70,7 @@ def test_batches_that_are_kept_stay_as_they_are(run: Run) -> None:
 
 
 def test_memory_is_used_again() -> None:
-    buffers = Buffers({"x": ((4,), np.dtype(np.int64))})
+    buffers = Buffers({"x": ((4,), np.dtype(np.int64))}, 0)
     first = buffers.take(3)["x"]
     address = first.ctypes.data
     assert buffers.take(3)["x"].ctypes.data != address, "in use"
@@ -87,7 +88,7 @@ def test_memory_is_used_again() -> None:
 
 def test_memory_in_the_hands_of_threads_is_not_lent_again() -> None:
     """They pass tensors and views of it on to each other; who has it last does not matter, nor who looks meanwhile."""
-    buffers, hands = Buffers({"x": ((16,), np.dtype(np.int64)), "y": ((), np.dtype(np.uint8))}), SimpleQueue[Any]()
+    buffers, hands = Buffers({"x": ((16,), np.dtype(np.int64)), "y": ((), np.dtype(np.uint8))}, 0), SimpleQueue[Any]()
     wrong: list[int] = []
 
     def hold(seed: int) -> None:
@@ -325,6 +326,71 @@ def test_tasks_are_sent_ahead_of_their_answers() -> None:
     assert len(begun) <= 17
     rest = list(stream)
     assert rest == [(number, 2 * number) for number in range(1, 100)]
+
+
+def test_a_thread_is_started_when_all_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reads at a time; each that waits lets another one read, and answers come in order all the same."""
+    monkeypatch.setattr("headrace.loader.read_ahead._TURN_S", 60.0)
+    num_reading, most_reading, threads = 0, 0, set()
+    lock, barrier = threading.Lock(), threading.Barrier(5)
+
+    def read(number: int) -> int:
+        nonlocal num_reading, most_reading
+        with lock:
+            num_reading += 1
+            most_reading = max(most_reading, num_reading)
+            threads.add(threading.get_ident())
+        if number >= 10:
+            with lock:
+                num_reading -= 1
+            with waiting(), waiting():  # until five of them wait, which one thread could not
+                barrier.wait(60)
+            with lock:
+                num_reading += 1
+        with lock:
+            num_reading -= 1
+        if number == 19:
+            raise ValueError("a fault of task 19")
+        return -number
+
+    stream = in_threads([read], ((number, number) for number in range(20)), Reading(ahead=1 << 30), str)
+    assert list(itertools.islice(stream, 10)) == [(number, -number) for number in range(10)]
+    assert list(itertools.islice(stream, 9)) == [(number, -number) for number in range(10, 19)]
+    with pytest.raises(ValueError, match="a fault of task 19"):
+        next(stream)
+    assert most_reading == 1
+    assert 5 <= len(threads) <= 10
+
+
+def test_tasks_that_never_wait_are_read_by_one_thread() -> None:
+    threads = set()
+
+    def read(number: int) -> int:
+        threads.add(threading.get_ident())
+        return number
+
+    stream = in_threads([read], ((number, number) for number in range(500)), Reading(ahead=1 << 28), str)
+    assert list(stream) == [(number, number) for number in range(500)]
+    assert len(threads) == 1
+
+
+def test_a_turn_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread whose wait is over may be needed by the one that has the turn."""
+    monkeypatch.setattr("headrace.loader.read_ahead._TURN_S", 0.01)
+    is_over, has_gone_on = threading.Event(), threading.Event()
+
+    def read(number: int) -> int:
+        if number == 0:
+            with waiting():
+                assert is_over.wait(60)
+            has_gone_on.set()
+        else:
+            is_over.set()
+            assert has_gone_on.wait(60)
+        return number
+
+    stream = in_threads([read], ((number, number) for number in range(2)), Reading(ahead=1 << 28), str)
+    assert list(stream) == [(0, 0), (1, 1)]
 
 
 class CountedEvent(threading.Event):

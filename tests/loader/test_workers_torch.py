@@ -184,7 +184,7 @@ class TakenFrom(SimpleQueue[Any]):
 def test_threads_stop_that_take_their_last_task_at_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
     monkeypatch.setattr(threads, "SimpleQueue", TakenFrom)
-    monkeypatch.setattr(threads, "_STOP_S", PATIENCE_S)
+    monkeypatch.setattr(threads, "STOP_S", PATIENCE_S)
     held = threading.Event()
 
     def read(task: int) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace import ConfigError, stores
+from headrace.io import PreadReader
+from headrace.plan import IntArray
 from headrace.testing.shards import write_keyed, write_shard
 from headrace.testing.stores import numbered_documents
 
@@ -74,3 +77,28 @@ def test_mapped_streams_are_not_copied(folder: Path) -> None:
     assert [[np.shares_memory(piece, one) for one in whole] for piece in own] == [
         [True, False], [False, False], [False, True]
     ]  # fmt: skip
+
+
+def test_ranges_that_are_not_mapped_are_read_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store then fetches them all at the same time."""
+    (folder.parent / "other").mkdir()
+    write_shard(folder.parent / "other" / "indexed", numbered_documents(LENGTHS, "uint16"))
+    calls: list[int] = []
+    whole = PreadReader.read_ranges
+
+    def counted(self: PreadReader, path: str, offsets: IntArray, *rest: Any) -> Any:
+        calls.append(len(offsets))
+        return whole(self, path, offsets, *rest)
+
+    begins, lengths = np.array([0, 4, 2, 4]), np.array([3, 5, 0, 1])
+    for path, key in ((folder / "s1", None), (folder / "s1", "marks"), (folder.parent / "other" / "indexed", None)):
+        store, mapped = stores.open(path, reader="pread"), stores.open(path)
+        wanted = [piece.tolist() for piece in mapped.pieces(begins, lengths, key)]
+        store.pieces(begins, lengths, key)  # looks at the index
+        with monkeypatch.context() as patch:
+            patch.setattr(PreadReader, "read_ranges", counted)
+            calls.clear()
+            assert [piece.tolist() for piece in store.pieces(begins, lengths, key)] == wanted
+        assert calls == [4]
+        with pytest.raises(IndexError, match="out of range"):
+            store.pieces(np.array([0, store.num_tokens]), np.array([1, 1]), key)

@@ -19,7 +19,7 @@ from headrace.cache.folder import read_folder
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.io import MmapReader, Reader, parse_size, reader
-from headrace.io.readers import IntArray, OpenFile, read_for
+from headrace.io.readers import IntArray, OpenFile, read_for, waiting
 
 if TYPE_CHECKING:
     from headrace.io import RemotePath
@@ -302,7 +302,8 @@ class CachedReader(Reader):
         firsts = [number * store.block_bytes + claim.begin for number, claim in claims.items()]
         sizes = [claim.end - claim.begin for claim in claims.values()]
         data = np.empty(sum(sizes), np.uint8)
-        self.inner._fill(file, path, np.array(firsts, dtype=np.int64), np.array(sizes, dtype=np.int64), data)
+        with waiting():
+            self.inner._fill(file, path, np.array(firsts, dtype=np.int64), np.array(sizes, dtype=np.int64), data)
         at = num_kept = 0
         for (number, claim), size in zip(claims.items(), sizes, strict=True):
             block = data[at : at + size]
@@ -316,7 +317,8 @@ class CachedReader(Reader):
     def _fetch_ranges(self, file: OpenFile, path: str, pieces: list[_Piece], out: ByteArray) -> None:
         offsets, lengths, places = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
         data = np.empty(int(lengths.sum()), np.uint8)
-        self.inner._fill(file, path, offsets, lengths, data)
+        with waiting():
+            self.inner._fill(file, path, offsets, lengths, data)
         at = 0
         for place, length in zip(places.tolist(), lengths.tolist(), strict=True):
             out[place : place + length] = data[at : at + length]
@@ -342,7 +344,8 @@ class CachedReader(Reader):
                     read_for(),
                 )
                 return False
-            store.wait(wanted.name, 1.0)
+            with waiting():
+                store.wait(wanted.name, 1.0)
 
     def _wanted(self, file: OpenFile, path: str, number: int, pieces: list[_Piece]) -> Wanted:
         begin = min(piece.begin for piece in pieces)
@@ -360,15 +363,16 @@ class CachedReader(Reader):
 def _by_block(offsets: IntArray, lengths: IntArray, block_bytes: int) -> dict[int, list[_Piece]]:
     """Return the pieces of ranges by the number of their block, each with its place in the output."""
     found: dict[int, list[_Piece]] = {}
-    at = 0
-    for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
-        end = offset + length
-        while offset < end:
-            number, begin = divmod(offset, block_bytes)
-            count = min(end - offset, block_bytes - begin)
+    numbers, begins = np.divmod(offsets, block_bytes)
+    places = np.cumsum(lengths) - lengths
+    rows = zip(numbers.tolist(), begins.tolist(), lengths.tolist(), places.tolist(), strict=True)
+    for number, begin, length, at in rows:
+        while length > block_bytes - begin:
+            count = block_bytes - begin
             found.setdefault(number, []).append(_Piece(begin, count, at))
-            offset += count
-            at += count
+            number, begin, length, at = number + 1, 0, length - count, at + count
+        if length:
+            found.setdefault(number, []).append(_Piece(begin, length, at))
     return found
 
 

@@ -33,10 +33,12 @@ MOST_KEPT = 1 << 14
 
 _HORIZON_FACTOR = 4
 _MOST_LOOKS = 8
+_MOST_TOGETHER = 16
+_LEAST_PART = 64
 
 
 Stream = deque[int]
-"""The numbers of the spans that are planned and not read yet."""
+"""For each span that is planned and not read yet, the number under which it was planned."""
 
 
 class _Coming(NamedTuple):
@@ -112,6 +114,7 @@ class CachePlanner:
         self._sent: Stream = deque()
         self._done: list[int] = []
         self._began: tuple[int, float] | None = None
+        self._span_bytes = 0
         if cache.policy != "plan":
             return
         try:
@@ -130,18 +133,29 @@ class CachePlanner:
         self._sent = deque()
         return self._sent
 
-    def plan(self, positions: IntArray, steps: IntArray) -> None:
-        """Plan what the cache keeps of the blocks of a span of samples, before they are read.
+    @property
+    def num_together(self) -> int:
+        """How many spans are best planned together: a plan costs as much as a read, and pins what it holds.
 
-        Both arguments are (n,) int64: the positions of the samples that are read next, and their steps, which rise.
-        Spans are planned in the order of the run and may be read at any time; `done` or `finish` follows.
+        So it is only one if it is more than a small part of the cache.
+        """
+        if not self._span_bytes:
+            return 1
+        return max(1, min(_MOST_TOGETHER, self._cache.limit_bytes // _LEAST_PART // self._span_bytes))
+
+    def plan(self, positions: IntArray, steps: IntArray, num_spans: int = 1) -> None:
+        """Plan what the cache keeps of the blocks of some spans of samples, before they are read.
+
+        ``positions`` and ``steps`` are (n,) int64: of the samples that are read next, and of their steps, which rise.
+        Spans are planned in the order of the run and may be read at any time; `done` for each or `finish` follows.
         """
         number = self._cache.store.next_span()
-        self._sent.append(number)
+        self._sent.extend([number] * num_spans)
         if not len(positions) or self._cache.policy != "plan":
             return
         reads = self._uses.reads(positions)
         read_steps = steps[reads.rows]
+        self._span_bytes = -(-int(reads.used_bytes.sum()) // num_spans)
         # The last use of each block among these samples.
         order = np.lexsort((read_steps, reads.blocks))
         lasts = np.flatnonzero(np.diff(reads.blocks[order], append=-1))
@@ -168,14 +182,16 @@ class CachePlanner:
     def done(self) -> None:
         """Say that the first of the spans which are not done yet was read."""
         if self._sent:
-            self._done.append(self._sent.popleft())
+            number = self._sent.popleft()
+            if number not in self._sent:
+                self._done.append(number)
 
     def finish(self, stream: Stream) -> None:
         """Say that what was planned of a stream was read, or will not be, unless a new one has begun."""
         if stream is not self._sent:
             return
         if self._cache.policy == "plan" and (self._done or self._sent):
-            self._cache.store.finish([*self._done, *self._sent])
+            self._cache.store.finish([*self._done, *dict.fromkeys(self._sent)])
         self._done.clear()
         self._sent.clear()
 

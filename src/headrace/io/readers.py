@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _READ_FOR: ContextVar[Callable[[], str] | None] = ContextVar("headrace_read_for", default=None)
 
+Wait = contextlib.AbstractContextManager[None]
+_WAIT: ContextVar[Callable[[], Wait] | None] = ContextVar("headrace_wait", default=None)
+
 
 @contextlib.contextmanager
 def reading_for(words: Callable[[], str]) -> Iterator[None]:
@@ -58,6 +61,17 @@ def read_for() -> str:
     """Return the words of `reading_for` that hold here, after " for "; an empty text outside of any."""
     words = _READ_FOR.get()
     return "" if words is None else f" for {words()}"
+
+
+def tell_of_waits(wait: Callable[[], Wait]) -> None:
+    """Enter ``wait()`` around each wait of this thread for a store, so that others can read meanwhile."""
+    _WAIT.set(wait)
+
+
+def waiting() -> Wait:
+    """Return the context in which a reader waits for an object store, or for what a cache keeps from slow disks."""
+    wait = _WAIT.get()
+    return contextlib.nullcontext() if wait is None else wait()
 
 
 class FilePool:

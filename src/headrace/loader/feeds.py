@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 from weakref import proxy
@@ -31,7 +31,7 @@ from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
 from headrace.loader.memory import Blocks, Buffers
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Ahead, Queue, Reading, in_threads, num_readers, pinned, pins
+from headrace.loader.reading import Ahead, Queue, Reading, in_threads, num_ahead, pinned, pins
 from headrace.loader.spans import (
     UNTOLD,
     BatchSpan,
@@ -365,7 +365,7 @@ class StreamReader:
 
     def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:
         # Records and images are decoded into blocks, since their shapes are not known before.
-        buffers = Blocks() if self._run.traits.is_ragged else Buffers(self._run.fields)
+        buffers = Blocks() if self._run.traits.is_ragged else Buffers(self._run.fields, num_ahead(reading))
         # What each task brings is not kept, so that its memory is reused.
         work = (
             (span, (span, buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))))
@@ -375,7 +375,7 @@ class StreamReader:
         if not reading.num_threads:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
-        return in_threads([read] * num_readers(reading), work, reading, self._describe, self._ahead)
+        return in_threads([read] * reading.num_threads, work, reading, self._describe, self._ahead)
 
     def queue(self) -> Queue:
         """Return how many spans wait, and how often workers were replaced."""
@@ -391,15 +391,22 @@ class StreamReader:
 
 
 def _told(planner: CachePlanner, spans: Iterator[BatchSpan]) -> Iterator[BatchSpan]:
-    """Yield spans, each after it was planned what the cache keeps of the blocks in it; `CachePlanner.done` follows."""
+    """Yield spans, each after it was planned what the cache keeps of the blocks in it; `CachePlanner.done` follows.
+
+    Several are planned together, but the first ones are not, so that the first batch comes at once.
+    """
     stream = planner.begin()
     # A loop that was left ends this generator when the program does, and by then the globals may be gone. The locks of
     # the process go with it, so that nothing is pinned any more.
     is_finalizing = sys.is_finalizing
     try:
-        for span in spans:
-            planner.plan(span.located.positions, np.repeat(np.array(span.steps, dtype=np.int64), span.sizes))
-            yield span
+        most = 1
+        while together := list(islice(spans, most)):
+            positions = np.concatenate([span.located.positions for span in together])
+            steps = [np.repeat(np.array(span.steps, dtype=np.int64), span.sizes) for span in together]
+            planner.plan(positions, np.concatenate(steps), len(together))
+            yield from together
+            most = min(2 * most, planner.num_together)
     finally:
         if not is_finalizing():
             planner.finish(stream)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from headrace.datasets import Fields, Sample
 
 _SETS = 32
-"""Sets of arrays kept; a consumer that keeps more batches alive than these gets fresh memory for the rest."""
+"""Sets of arrays kept beside those that wait; a consumer that keeps more batches alive gets fresh memory for the rest.
+"""
 
 Block = NDArray[np.uint8]
 _BYTE: Final = np.dtype(np.uint8)
@@ -65,11 +66,17 @@ class _Memory:
 
 
 class Buffers:
-    """Sets of batch arrays, one (rows, ...) array for each field. Not safe for use in several threads."""
+    """Sets of batch arrays, one (rows, ...) array for each field. Not safe for use in several threads.
 
-    def __init__(self, fields: Fields) -> None:
+    Args:
+        fields: the fields.
+        num_ahead: how many sets may be filled, or about to be, before they are handed over.
+    """
+
+    def __init__(self, fields: Fields, num_ahead: int) -> None:
         self._fields = fields
-        self._sets: deque[tuple[int, list[tuple[str, _Memory, tuple[int, ...], np.dtype[Any]]]]] = deque(maxlen=_SETS)
+        self._sets: deque[tuple[int, list[tuple[str, _Memory, tuple[int, ...], np.dtype[Any]]]]]
+        self._sets = deque(maxlen=_SETS + num_ahead)
 
     def take(self, num_rows: int) -> Sample:
         """Return uninitialised arrays that nothing else refers to: over used memory of this size if there is any."""

@@ -34,11 +34,14 @@ M = TypeVar("M")
 METRICS_THREAD: Final = "headrace-metrics"
 """The name of the thread that serves metrics. It holds no lock that matters in a fork."""
 
+READ_AHEAD: Final = "headrace.loader.read_ahead:ReadAhead"
+"""Reads by the plan, in as many threads as have to wait. Imported when it is asked for."""
+
 _SENT_AT_ONCE: Final = 4
 _GIVES_WAY_S: Final = 0.005
 _LEAST_STEP_S: Final = 0.005
 _NOT_AGAIN_FOR: Final = 8
-_STOP_S: Final = 5.0
+STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
 """How long the description of a sample may take, which may have to be read from a disk."""
 
@@ -68,7 +71,7 @@ class Ahead(Generic[L]):
     """What threads were sent and did not hand over yet, in order."""
 
     def __init__(self) -> None:
-        self.sent: deque[tuple[L, _Thread[Any, Any]]] = deque()
+        self.sent: deque[tuple[L, Reads[Any, Any]]] = deque()
 
     @property
     def queue(self) -> Queue:
@@ -91,7 +94,11 @@ def in_threads(
     Raises:
         WorkerError: a task took longer than ``timeout_s``; the message names it, and the line that the thread is at.
     """
-    threads = [_Thread(read) for read in reads]
+    threads: list[Reads[T, M]]
+    if reading.ahead is None:
+        threads = [_ReadingThread(read) for read in reads]
+    else:
+        threads = [resolve_name(READ_AHEAD)(reads[0], len(reads))]
     most = num_ahead(reading)
     sent = Ahead[L]().sent if ahead is None else ahead.sent
     try:
@@ -117,7 +124,7 @@ def in_threads(
                 label, first = sent.popleft()
                 is_there = first.num_done > 0
                 # A loop that only takes batches had better go on while the thread reads.
-                if is_there and thread is not None and step_s > _LEAST_STEP_S and reading.ahead is None:
+                if is_there and thread is not None and step_s > _LEAST_STEP_S:
                     thread.give_way()
                 since = monotonic()
                 yield label, first.receive(label, reading, describe)
@@ -130,18 +137,13 @@ def in_threads(
         sent.clear()
 
 
-class _Thread(Generic[T, M]):
-    """A thread that reads tasks in the order in which they are sent."""
+class Reads(Generic[T, M]):
+    """Tasks that threads read. Their results are handed over in the order in which the tasks were sent."""
 
-    def __init__(self, read: Callable[[T], M]) -> None:
-        self._sent: SimpleQueue[tuple[T] | None] = SimpleQueue()
+    def __init__(self) -> None:
         self._done: SimpleQueue[tuple[M | None, BaseException | None]] = SimpleQueue()
-        self._has_read = Event()
-        self._num_skipped = 0
         self._is_lost = False
         self._is_finalizing = sys.is_finalizing
-        self._thread = Thread(target=self._work, args=(read,), name="headrace-read", daemon=True)
-        self._thread.start()
 
     @property
     def num_done(self) -> int:
@@ -149,22 +151,22 @@ class _Thread(Generic[T, M]):
         return self._done.qsize()
 
     def send(self, task: T) -> None:
-        self._has_read.clear()
-        self._sent.put((task,))
+        """Have a task read."""
+        raise NotImplementedError
 
     def give_way(self) -> None:
-        """Let the thread read what it was sent, for some ms, before the training loop goes on with a batch in hand.
+        """Let what was sent be read before the training loop goes on with a batch in hand, if that helps."""
 
-        A thread that wants the interpreter lock does not get it from a loop that launches kernels: the loop takes it
-        back before the thread wakes. Until the thread does get it, each launch wakes it in vain, and takes half as long
-        again. That lasts far longer than the read itself. A thread that waits for its disk is left alone for a while.
-        """
-        if self._num_skipped:
-            self._num_skipped -= 1
-        elif not self._has_read.wait(_GIVES_WAY_S):
-            self._num_skipped = _NOT_AGAIN_FOR
+    def stop(self) -> None:
+        """Make threads end after their current task. One that hangs ends when the task does, or with the process."""
+        raise NotImplementedError
+
+    def join(self) -> None:
+        """Wait some seconds at most for the threads to end."""
+        raise NotImplementedError
 
     def receive(self, label: Any, reading: Reading, describe: Callable[[Any], str]) -> M:
+        """Wait for the next result and return it; raises its error."""
         found, error = self._next(label, reading, describe)
         if error is not None:
             raise error
@@ -190,15 +192,50 @@ class _Thread(Generic[T, M]):
                 )
             within(DESCRIBE_S, partial(_say, waited_s, describe, label))
 
+    def _reader(self) -> Thread | None:
+        """Return the thread that reads the next result."""
+        raise NotImplementedError
+
     def _where(self) -> str:
         """Return the lines of code that the thread is at, the innermost call first."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        thread = self._reader()
+        frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
         found = [] if frame is None else traceback.extract_stack(frame)
         own = next((at for at, one in enumerate(found) if one.name == "_work"), -1)
         return "\n".join(f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found[:own:-1])
 
+
+class _ReadingThread(Reads[T, M]):
+    """A thread that reads tasks one after another."""
+
+    def __init__(self, read: Callable[[T], M]) -> None:
+        super().__init__()
+        self._sent: SimpleQueue[tuple[T] | None] = SimpleQueue()
+        self._has_read = Event()
+        self._num_skipped = 0
+        self._thread = Thread(target=self._work, args=(read,), name="headrace-read", daemon=True)
+        self._thread.start()
+
+    def send(self, task: T) -> None:
+        self._has_read.clear()
+        self._sent.put((task,))
+
+    def give_way(self) -> None:
+        """Let the thread read what it was sent, for some ms, before the training loop goes on with a batch in hand.
+
+        A thread that wants the interpreter lock does not get it from a loop that launches kernels: the loop takes it
+        back before the thread wakes. Until the thread does get it, each launch wakes it in vain, and takes half as long
+        again. That lasts far longer than the read itself. A thread that waits for its disk is left alone for a while.
+        """
+        if self._num_skipped:
+            self._num_skipped -= 1
+        elif not self._has_read.wait(_GIVES_WAY_S):
+            self._num_skipped = _NOT_AGAIN_FOR
+
+    def _reader(self) -> Thread:
+        return self._thread
+
     def stop(self) -> None:
-        """Make the thread end after its current task. One that hangs ends when the task does, or with the process."""
         while self._sent.qsize():
             # A loop that was left gets here when the program ends, and by then the names of modules may be gone.
             try:  # noqa: SIM105
@@ -208,10 +245,9 @@ class _Thread(Generic[T, M]):
         self._sent.put(None)
 
     def join(self) -> None:
-        """Wait some seconds at most for the thread to end."""
         # While the interpreter ends, other threads no longer run.
         if not self._is_lost and not self._is_finalizing():
-            self._thread.join(_STOP_S)
+            self._thread.join(STOP_S)
 
     def _work(self, read: Callable[[T], M]) -> None:
         while (task := self._sent.get()) is not None:
@@ -240,13 +276,14 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``num_threads=0, num_workers=0`` the loader reads a batch when it is asked for.
 
     Attributes:
-        num_threads: the number of threads that read, if there are no workers.
+        num_threads: the number of threads that read, if there are no workers. With ``ahead``, those that wait for an
+            object store do not count.
         num_workers: the number of worker processes, of torch's ``DataLoader``.
         prefetch: the number of spans that each thread or worker keeps ready. A span is about 4 MiB, 16 MiB for workers,
             and for media no more than is read in 20 ms. None means 1 for threads and 2 for workers.
         ahead: for threads, how many bytes of samples are read before they are due, such as ``"2GB"``, instead of
             ``prefetch``. The plan knows what comes next, across epochs and chapters, so that many reads wait for an
-            object store at the same time: up to 32, each of them a span.
+            object store at the same time: up to 32, each of them a span. From files, ``num_threads`` read at a time.
         pin_memory: whether batches are pinned. None pins if CUDA is available; True is an error of the loader if torch
             cannot pin.
         start_method: how workers start. None forks where that is safe, which it is not with CUDA, NCCL or other
@@ -334,11 +371,6 @@ def num_ahead(reading: Reading) -> int:
     if reading.ahead is None:
         return reading.num_threads * (reading.prefetch or 1)
     return max(1, _size(reading.ahead) // SPAN_BYTES)
-
-
-def num_readers(reading: Reading) -> int:
-    """Return the number of threads that read at the same time."""
-    return reading.num_threads if reading.ahead is None else max(reading.num_threads, min(num_ahead(reading), 32))
 
 
 def pins(reading: Reading) -> bool:

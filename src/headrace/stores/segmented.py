@@ -240,6 +240,13 @@ def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_
     return read_only(reader.read(path, offset, num_bytes).view(dtype))
 
 
+def buffers_of(tokens: TokenArray, lengths: IntArray) -> list[memoryview]:
+    """Return tokens of ranges that were read together, one after another, as a read-only buffer for each range."""
+    view = read_only(tokens).data
+    ends = np.cumsum(lengths).tolist()
+    return [view[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
 def mapped_windows(
     reader: Reader, path: str, dtype: np.dtype[Any], num_tokens: int, begins: IntArray, length: int
 ) -> TokenArray | None:

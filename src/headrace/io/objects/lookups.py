@@ -40,7 +40,7 @@ from headrace.io.objects.client import (
 )
 from headrace.io.once import unique_name
 from headrace.io.paths import cache_folder
-from headrace.io.readers import Reader, read_for
+from headrace.io.readers import Reader, read_for, waiting
 from headrace.io.remote import RemotePath, Status, bucket_of, missing
 from headrace.io.storage import Storage
 
@@ -175,13 +175,14 @@ class Objects:
     def finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
         """Wait for a request, count what it took, and return its reply; raises its error."""
         waited_s = 0.0
-        while True:
-            try:
-                reply = future.result(timeout=_SAY_AFTER_S)
-                break
-            except TimeoutError:
-                waited_s += _SAY_AFTER_S
-                _log.warning("%s: waiting for %.0f s for the object store", url, waited_s)
+        with waiting():
+            while True:
+                try:
+                    reply = future.result(timeout=_SAY_AFTER_S)
+                    break
+                except TimeoutError:
+                    waited_s += _SAY_AFTER_S
+                    _log.warning("%s: waiting for %.0f s for the object store", url, waited_s)
         with process_lock():
             self.stats.add(reply.stats)
         if reply.error is not None:

@@ -17,12 +17,20 @@ from numpy.typing import NDArray
 
 from headrace.errors import StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
-from headrace.stores.arguments import by_keys, check_range, check_ranges, document_number, positions, read_only
+from headrace.stores.arguments import (
+    by_keys,
+    check_range,
+    check_ranges,
+    document_number,
+    known_key,
+    positions,
+    read_only,
+)
 from headrace.stores.checking import Faults, check_file, check_values
 from headrace.stores.indexed.index import CHUNK, ContiguousStream, Index, Stream, check_bounds, examine, token_ids
 from headrace.stores.indexed.layout import AS_FOUND, IndexedOptions, open_index
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, entry_beside, load_manifest
-from headrace.stores.segmented import mapped_windows, tokens_at
+from headrace.stores.segmented import buffers_of, mapped_windows, tokens_at
 from headrace.stores.store import Extents, IntArray, KeyList, Problem, Store, TokenArray
 from headrace.stores.written import OutputShard
 
@@ -428,6 +436,17 @@ class IndexedStore(Store):
             return None
         whole: TokenArray = self.fetch(0, stream.num_tokens, key)
         return whole
+
+    def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
+        """Return ranges of the stream: views if it is mapped; otherwise they are read together if it is contiguous."""
+        stream = self._use_stream()
+        if type(stream) is not ContiguousStream or self._reader.view(self._bin) is not None:
+            return super().buffers(begins, lengths, key)
+        if key is not None:
+            known_key(key, _KEYS)
+        check_ranges(begins, lengths, stream.num_tokens)
+        itemsize = self._dtype.itemsize
+        return buffers_of(self._read_ranges(begins * itemsize, lengths * itemsize), lengths)
 
     def document_buffers(self, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[memoryview]:
         """Return ranges of documents; if each sequence is a document, the pointers are used without a pass before."""

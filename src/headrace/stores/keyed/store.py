@@ -18,7 +18,7 @@ from headrace.stores.arguments import MAIN, check_ranges, known_key, not_paralle
 from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
-from headrace.stores.segmented import SegmentedStore, mapped_windows, tokens_at
+from headrace.stores.segmented import SegmentedStore, buffers_of, mapped_windows, tokens_at
 from headrace.stores.store import Extents, IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
@@ -224,6 +224,16 @@ class KeyedStore(SegmentedStore):
         item = dtype.itemsize
         data = self._reader.read_ranges(path, begins * item, np.full(len(begins), length * item, np.int64))
         return data.view(dtype).reshape(len(begins), length)
+
+    def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
+        """Return ranges of the stream: views if it is mapped; otherwise they are read together."""
+        if self._reader.view(self._bins[self._keys[0]]) is not None:
+            return super().buffers(begins, lengths, key)
+        name = self._known(key)
+        check_ranges(begins, lengths, self.num_tokens)
+        dtype = self._dtypes[name]
+        data = self._reader.read_ranges(self._bins[name], begins * dtype.itemsize, lengths * dtype.itemsize)
+        return buffers_of(data.view(dtype), lengths)
 
     def stream_view(self, key: str | None = None) -> TokenArray | None:
         """Return the mapped ``.bin`` of the main key, or of a key that is parallel to it."""
