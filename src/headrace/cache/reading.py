@@ -301,18 +301,16 @@ class CachedReader(Reader):
         store = self.cache.store
         firsts = [number * store.block_bytes + claim.begin for number, claim in claims.items()]
         sizes = [claim.end - claim.begin for claim in claims.values()]
-        data = np.empty(sum(sizes), np.uint8)
         with waiting():
-            self.inner._fill(file, path, np.array(firsts, dtype=np.int64), np.array(sizes, dtype=np.int64), data)
-        at = num_kept = 0
-        for (number, claim), size in zip(claims.items(), sizes, strict=True):
-            block = data[at : at + size]
-            at += size
+            offsets, lengths = np.array(firsts, dtype=np.int64), np.array(sizes, dtype=np.int64)
+            blocks = self.inner._read_each(file, path, offsets, lengths)
+        num_kept = 0
+        for (number, claim), block in zip(claims.items(), blocks, strict=True):
             for piece in missing[number]:
                 begin = piece.begin - claim.begin
                 out[piece.at : piece.at + piece.length] = block[begin : begin + piece.length]
             num_kept += store.put(self._name(path, number), self._size(file, number), claim.begin, block)
-        store.count(fetched_blocks=num_kept, fetched_bytes=len(data))
+        store.count(fetched_blocks=num_kept, fetched_bytes=sum(sizes))
 
     def _fetch_ranges(self, file: OpenFile, path: str, pieces: list[_Piece], out: ByteArray) -> None:
         offsets, lengths, places = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))

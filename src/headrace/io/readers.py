@@ -472,6 +472,12 @@ class Reader(ABC):
             StoreError: the file has changed since it was opened.
         """
 
+    def _read_each(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray) -> list[ByteArray]:
+        """Read ranges as `_fill` does, and return the bytes of each, which may be memory of the reader's own."""
+        data = np.empty(int(lengths.sum()), np.uint8)
+        self._fill(file, path, offsets, lengths, data)
+        return np.split(data, np.cumsum(lengths)[:-1])
+
 
 class MmapReader(Reader):
     """Reads through a mapping of the whole file: the page cache is the buffer, and views cost no copy.

@@ -23,7 +23,7 @@ from headrace.io.readers import OPEN_FILES, ByteArray, FilePool, IntArray, MmapR
 from headrace.io.remote import RemotePath, Status
 from headrace.io.storage import Storage
 
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 32
 """The most objects that are fetched as a whole at the same time."""
 
 _WASTE: Final = 20
@@ -202,6 +202,13 @@ class ObjectReader(Reader):
             return
         pieces = merged(offsets, lengths)
         scatter(pieces, self.objects.ranges(_plain(path), pieces), offsets, lengths, out)
+
+    def _read_each(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray) -> list[ByteArray]:
+        pieces = merged(offsets, lengths)
+        if file.data is not None or pieces != list(zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)):
+            return super()._read_each(file, path, offsets, lengths)
+        # Each is an answer of its own, which need not be copied.
+        return [np.frombuffer(answer, np.uint8) for answer in self.objects.ranges(_plain(path), pieces)]
 
 
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:

@@ -279,6 +279,7 @@ class EnergonStore(SampleStore):
         The first use costs O(shards). It does not depend on the contents of the samples.
         """
         if self._fingerprint is None:
+            self._shards.tars.keep_indexes(np.flatnonzero(self._shards.is_tar).tolist())
             facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
             self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
         return self._fingerprint

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,7 +20,7 @@ from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
-from headrace.stores.kept_arrays import ENTRY_BYTES
+from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES
 from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import (
     IndexPlace,
@@ -235,8 +236,18 @@ class TarShards:
         Raises:
             StoreError: the index is missing or malformed, or belongs to another shard.
         """
-        place = self._verified(shard).place
-        return open_index(place, self.reader, self.path(shard)) if isinstance(place, str) else place
+        used = self._used.get(shard) or self._verified(shard)
+        if not isinstance(used.place, str):
+            return used.place
+        mapped = self.reader.kept(used.place, "offsets", _offsets)
+        return open_index(used.place, self.reader, used.path) if mapped is None else mapped
+
+    def keep_indexes(self, shards: Sequence[int]) -> None:
+        """Fetch the indexes of shards, which are about to be used, at the same time if they are objects."""
+        places = [place for place in map(self._place, shards) if isinstance(place, str)]
+        # Whoever uses one that is not there has the words for it.
+        with contextlib.suppress(StoreError):
+            self.reader.keep_all(places)
 
     @property
     def data_files(self) -> tuple[str, ...]:
@@ -263,6 +274,7 @@ class TarShards:
         """Read all headers of a shard, compare them with its index, and yield what is wrong."""
         path = self.path(shard)
         try:
+            self._verified(shard)
             offsets = self.offsets(shard)
         except StoreError as error:
             yield Problem.of(path, error)
@@ -398,6 +410,10 @@ def _read_spans(using: Reader, place: str, numbers: Sequence[int]) -> list[tuple
     begins = np.asarray(numbers, np.int64) * ENTRY_BYTES
     pairs = using.read_ranges(place, begins, np.full(len(begins), 2 * ENTRY_BYTES)).view("<i8").reshape(-1, 2)
     return [(begin if at else 0, end) for at, (begin, end) in zip(numbers, pairs.tolist(), strict=True)]
+
+
+def _offsets(data: NDArray[np.uint8]) -> IntArray:
+    return data.view(ENTRY)
 
 
 def _memory(data: NDArray[np.uint8]) -> memoryview:
