@@ -319,7 +319,7 @@ def test_tasks_are_sent_ahead_of_their_answers() -> None:
             begun.append(number)
             yield number, number
 
-    reading = Reading(ahead=64 << 20)  # 16 spans
+    reading = Reading(ahead=128 << 20)  # 16 spans
     reads = [lambda number: 2 * number] * 3
     stream = in_threads(reads, work(), reading, str)
     assert next(stream) == (0, 0)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.encoders import Fault
     from headrace.loader.ranks import Ranks
 
-SPAN_BYTES = 4 << 20
+SPAN_BYTES = 8 << 20
 """The most bytes of a span: enough to spread the cost of a hand-over, few enough to stay in the cache."""
 
 SPAN_BYTES_AWAY = 16 << 20
