@@ -154,7 +154,7 @@ def show_tasks(bar: ProgressBar, progress: TaskProgress) -> None:
     bar.update(name, progress.done, progress.num_tasks, text=number, speeds=speeds)
 
 
-@click.command(cls=Command, name="task", short_help="Do tasks of a planned job on this host.")
+@click.command(cls=Command, urls=("output",), name="task", short_help="Do tasks of a planned job on this host.")
 @click.argument("output", metavar="DIR")
 @click.option("--tasks", metavar="RANGES", help="Tasks to do, as 0-99,120 (default: all that are open).")
 @click.option("--most", metavar="N", type=int, help="Begin at most N tasks.")
@@ -228,7 +228,7 @@ def _ranges(text: str, tasks: range) -> list[int]:
     return found
 
 
-@click.command(cls=Command, name="status", short_help="Show how far a planned job is.")
+@click.command(cls=Command, urls=("output",), name="status", short_help="Show how far a planned job is.")
 @click.argument("output", metavar="DIR")
 @click.option("--watch", is_flag=True, help="Show it again every few seconds, until the job is complete.")
 @json_option
@@ -290,7 +290,7 @@ def _in_words(states: dict[str, int]) -> str:
     return told or "ended, or no Slurm here"
 
 
-@click.command(cls=JobCommand, name="finish", short_help="Complete a planned job.")
+@click.command(cls=JobCommand, urls=("output",), name="finish", short_help="Complete a planned job.")
 @click.argument("output", metavar="DIR")
 @click.option(
     "--workers", metavar="N", type=int, help="Worker processes for tasks that are open (default: one per usable core)."

@@ -28,6 +28,7 @@ from headrace.copying.sources import StoreSource, open_sources
 from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed, Parent, Progress, Reply, attempted, serve
+from headrace.engine.shared import Shared
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import AnyPath, hash_bytes, output_errors, sync_folder
@@ -267,10 +268,11 @@ class CopyJob(OnePhaseJob):
 
     kind = KIND
     main = MAIN
+    output: Path
 
-    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
+    def __init__(self, output: Path, shared: Shared, plan: msgspec.Raw) -> None:
         self._plan = msgspec.json.decode(plan, type=CopyJobPlan)
-        super().__init__(output, work, self._plan.phase, [*self._plan.shard_tasks, *self._plan.file_tasks])
+        super().__init__(output, shared, self._plan.phase, [*self._plan.shard_tasks, *self._plan.file_tasks])
 
     def setup(self, phase: Phase, results: Path) -> CopySetup:
         """See `Job`."""

@@ -17,9 +17,9 @@ from headrace.engine.heartbeat import Heartbeat, Nodes
 from headrace.engine.job import Job, Phase, TaskProgress, TaskResult
 from headrace.engine.poison import AnyTask
 from headrace.engine.processes import REPORT_S, WorkerProcesses, WorkerTasks
-from headrace.engine.receipts import Receipt, remove_files, sync_files
+from headrace.engine.receipts import Receipt
 from headrace.engine.serving import Done, Failed
-from headrace.errors import InputError, WorkerError
+from headrace.errors import InputError, OutputError, StoreError, WorkerError
 from headrace.io import output_errors, unique_name
 
 MAX_ATTEMPTS: Final = 9
@@ -115,10 +115,12 @@ class Doer:
         self._on_progress = on_progress
         self._attempt = unique_name()
         self._receipts = job.receipts(phase)
-        self._results = self._receipts.folder / self._attempt
+        self._folder = f"{self._receipts.name}/{self._attempt}"
+        self._results = job.shared.here / self._folder
         self._tasks = job.tasks(phase)
-        self._nodes = Nodes(job.work)
-        self._heartbeat = Heartbeat(job.work, self._attempt, phase.name)
+        self._shared = job.shared
+        self._nodes = Nodes(job.shared)
+        self._heartbeat = Heartbeat(job.shared, self._attempt, phase.name)
         self._began_s: dict[int, float] = {}
         self._pieces: dict[int, dict[int, Done]] = {}
         self._refreshed_s = 0.0
@@ -135,13 +137,25 @@ class Doer:
     def run(self) -> int:
         """Do the tasks; return of how many this process has created the receipt.
 
+        If another process completes or discards the job meanwhile, this ends. A shared folder is gone then.
+
         Raises:
             WorkerError: a task has ended several workers, or several processes that had begun it.
             Exception: the error of a task that failed.
         """
+        try:
+            self._run()
+        except (OutputError, StoreError):
+            if self._shared.is_folder or self._shared.is_planned():
+                raise
+        finally:
+            self._shared.sweep()
+        return len(self.seconds)
+
+    def _run(self) -> None:
         self._receipts.prepare()
         with output_errors(self._results, "make the folder"):
-            self._results.mkdir(exist_ok=True)
+            self._results.mkdir(parents=True, exist_ok=True)
         self._refresh()
         with self._heartbeat:
             self._queue.extend(self._unclaimed())
@@ -149,7 +163,6 @@ class Doer:
                 self._work(task)
         with contextlib.suppress(OSError):
             self._results.rmdir()  # if there is nothing in it
-        return len(self.seconds)
 
     def _work(self, first: AnyTask) -> None:
         """Start the workers, and do tasks until there is none at the moment."""
@@ -166,7 +179,7 @@ class Doer:
                     elif isinstance(reply, Done):
                         self._take(reply)
                 self._heartbeat.beat({task: time.time() - began for task, began in self._began_s.items()})
-                if time.monotonic() - self._refreshed_s > REFRESH_S:
+                if time.monotonic() - self._refreshed_s > max(REFRESH_S, 5 * self._shared.pause_s):
                     self._refresh()
                 self._report()
                 tasks.assign()
@@ -175,13 +188,18 @@ class Doer:
         """Claim the next task; None if there is none to begin now."""
         while self._queue and self._limits.allow(self._num_begun, self._longest_s):
             task_index, number = self._queue.popleft()
-            if task_index in self._receipts.done or self._receipts.read(task_index) is not None:
+            if task_index in self._receipts.done or self._is_done_meanwhile(task_index):
                 continue
             if not self._claims or self._receipts.claim(task_index, self._attempt, number):
                 self._began_s[task_index] = time.time()
                 self._num_begun += 1
                 return self._tasks[task_index]
         return None
+
+    def _is_done_meanwhile(self, task_index: int) -> bool:
+        """Look whether another has done a task. Where a look costs as much as a claim, the claim tells."""
+        is_told_by_claim = self._claims and not self._shared.is_folder
+        return not is_told_by_claim and self._receipts.read(task_index) is not None
 
     def _unclaimed(self) -> list[tuple[int, int]]:
         claimed = self._receipts.claimed() if self._claims else set[int]()
@@ -212,7 +230,7 @@ class Doer:
             if not self._waits:
                 return None
             self._heartbeat.beat({})
-            time.sleep(min(REFRESH_S, 0.1 * (1 + len(undone))))
+            time.sleep(max(self._shared.pause_s, min(REFRESH_S, 0.1 * (1 + len(undone)))))
         return None
 
     def _take(self, reply: Done) -> None:
@@ -229,7 +247,7 @@ class Doer:
         """Create the receipt of a task, or throw its files away if there is one already."""
         began_s = self._began_s.pop(task_index, time.time())
         self._longest_s = max(self._longest_s, time.time() - began_s)
-        sync_files(self._results, result.files)
+        self._shared.publish(self._folder, result.files)
         receipt = Receipt(
             task_index=task_index,
             attempt=self._attempt,
@@ -244,7 +262,7 @@ class Doer:
         if self._receipts.create(receipt):
             self.seconds.append(receipt.seconds)
         else:
-            remove_files(self._results, result.files)
+            self._shared.withdraw(self._folder, result.files)
         self._check_failed()
 
     def _refresh(self) -> None:

@@ -24,7 +24,9 @@ from headrace.io import file_sum
 from headrace.io.objects.writer import ObjectWriter
 
 WORK_NAME: Final = ".headrace"
-_RUN: Final = f"{WORK_NAME}/run.json"
+RUN: Final = f"{WORK_NAME}/run.json"
+PLAN: Final = f"{WORK_NAME}/plan.json"
+"""The plan, if processes on any hosts do the tasks, see `headrace.engine.shared_objects`."""
 _RECEIPTS: Final = f"{WORK_NAME}/receipts/"
 
 
@@ -69,11 +71,11 @@ class Upload:
         Returns:
             None, or the description of another run that has not completed its output.
         """
-        return self.writer.create(self._at(_RUN), run)
+        return self.writer.create(self._at(RUN), run)
 
     def unfinished(self) -> bytes | None:
         """Return the description of a run that has not completed its output; None if there is none."""
-        return self.writer.read(self._at(_RUN))
+        return self.writer.read(self._at(RUN))
 
     def receipt(self, name: str) -> UploadReceipt | None:
         """Return a receipt; None if there is none.
@@ -153,17 +155,23 @@ class Upload:
         self.clear()
 
     def clear(self) -> None:
-        """Remove what belongs to runs that are over: receipts, and uploads that were begun and not ended."""
-        self.writer.abort_uploads(self.url)
-        self.writer.delete([self._at(name) for name in self._names() if name.startswith(_RECEIPTS)])
-        self.writer.delete([self._at(_RUN)])
-        self._receipts.clear()
+        """Remove what belongs to runs that are over: plan, receipts, results of tasks, and uploads that were not ended.
+
+        The plan goes first, so that no other process begins a task any more.
+        """
+        self._remove(f"{WORK_NAME}/")
 
     def discard(self) -> None:
         """Remove everything that a run without a manifest has written; its description goes last."""
+        self._remove("")
+
+    def _remove(self, below: str) -> None:
+        names = [name for name in self._names() if name.startswith(below) and name != RUN]
+        if PLAN in names:
+            self.writer.delete([self._at(PLAN)])
         self.writer.abort_uploads(self.url)
-        self.writer.delete([self._at(name) for name in self._names() if name != _RUN])
-        self.writer.delete([self._at(_RUN)])
+        self.writer.delete([self._at(name) for name in names])
+        self.writer.delete([self._at(RUN)])
         self._receipts.clear()
 
     def _check(self, names: Sequence[str]) -> None:

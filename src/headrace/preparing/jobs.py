@@ -25,17 +25,26 @@ import numpy as np
 
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
-from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, load_plan, planned_in, receipts_of, save_plan
+from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, is_planned, load_plan
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed
-from headrace.engine.work_folder import PLAN_NAME, inside
-from headrace.errors import ConfigError, sentence
-from headrace.io import atomic_write, check_local, output_errors, path_at
+from headrace.engine.shared import Shared
+from headrace.engine.work_folder import inside
+from headrace.errors import ConfigError, OutputError, StoreError, sentence
+from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at
 from headrace.preparing import worker
 from headrace.preparing.exchange.duplicates import duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.messages import Exchange, FindTask, HashTask, Order, Setup, SortTask
-from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, RunState, load_state, mark_of
+from headrace.preparing.output_folder import (
+    RUN_NAME,
+    WORK_NAME,
+    OutputFolder,
+    RunState,
+    load_state,
+    mark_of,
+    output_at,
+)
 from headrace.preparing.piece import HASHES, PARTS, piece_path
 from headrace.preparing.run import REFERENCE, TextRun, begin_run, cut, encoding_phases, hash_files
 from headrace.preparing.run_plan import RunPlan, encoding, finding, sorting
@@ -43,6 +52,7 @@ from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
 KIND = "text"
+TOKENIZER_NAME: Final = "tokenizer.json"
 
 
 def plan_run(
@@ -63,19 +73,18 @@ def plan_run(
         raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
-        return load_manifest(folder.path)
+        return folder.load()
     plan = cut(plan)
     files = tuple(msgspec.structs.replace(file, path=str(path_at(file.path).absolute())) for file in plan.files)
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
-    atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
-    num_tasks = len(plan.all_orders())
-    for backend in {plan.choice.name, REFERENCE}:
-        receipts = receipts_of(folder.work, encoding(mark_of(folder.work), backend, num_tasks))
-        receipts.refresh()
-        receipts.forget_failed()
-    software = {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version}
-    save_plan(folder.work, KIND, kept, software)
-    folder.keep()
+    num_tasks, mark = len(plan.all_orders()), mark_of(folder.work)
+    folder.save_plan(
+        KIND,
+        kept,
+        {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version},
+        files={TOKENIZER_NAME: plan.tokenizer.json},
+        phases=[encoding(mark, backend, num_tasks) for backend in sorted({plan.choice.name, REFERENCE})],
+    )
     return None
 
 
@@ -85,25 +94,25 @@ class TextJob(Job):
     kind = KIND
     main = worker.MAIN
 
-    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
-        super().__init__(output, work)
+    def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw) -> None:
+        super().__init__(output, shared)
         found = msgspec.json.decode(plan, type=RunPlan)
-        with output_errors(work, "read the plan in"):
-            data = (work / "tokenizer.json").read_bytes()
-            run = json.loads((work / RUN_NAME).read_bytes())
-            self._mark = mark_of(work)
+        with output_errors(self.work, "read the plan in"):
+            data = (self.work / TOKENIZER_NAME).read_bytes()
+            run = json.loads((self.work / RUN_NAME).read_bytes())
+            self._mark = mark_of(self.work)
         self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
         self._orders = self._plan.all_orders()
         function = self._plan.options.filters.function
         if function is not None and function_fingerprint(function) != run["filter"]:
             raise ConfigError(
                 f"--filter {function}: its code on host {platform.node()} differs from that of the plan, which was made"
-                f" in {load_plan(work).folder}: bring the same module to all hosts, or plan again"
+                f" in {load_plan(self.work).folder}: bring the same module to all hosts, or plan again"
             )
 
     def phase(self) -> Phase | None:
         """See `Job`. The last phase before documents are sorted is still returned if it is over, for `advance`."""
-        if not (self.work / PLAN_NAME).exists():
+        if not self.is_planned:
             return None  # another process has finished the job
         state = load_state(self.work)
         if state is not None and state.phase == "sort":
@@ -116,7 +125,7 @@ class TextJob(Job):
             receipts = self._read(phase)
             if receipts.open_tasks or receipts.failed:
                 return phase
-        return phases[-1] if self._plan.is_shuffled else None
+        return phases[-1] if self._plan.is_shuffled and self.shared.is_folder else None
 
     def tasks(self, phase: Phase) -> Sequence[Order]:
         """See `Job`."""
@@ -174,7 +183,7 @@ class TextJob(Job):
 
     def advance(self, phase: Phase, show: Show) -> None:
         """See `Job`: number the documents of a shuffled run once all of them are there."""
-        following = self.phase() if self._plan.is_shuffled else None
+        following = self.phase() if self._plan.is_shuffled and self.shared.is_folder else None
         if following is None or following.name.startswith("sort") or self._read(following).open_tasks:
             return
         with self._folder() as folder:
@@ -183,14 +192,25 @@ class TextJob(Job):
 
     def finish(self, show: Show) -> Manifest:
         """See `Job`: commit all pieces in their order, as the end of a local run."""
+        try:
+            return self._finish(show)
+        except (OutputError, StoreError):
+            if self.shared.is_folder or self.is_planned:
+                raise
+            # Another host has completed the job meanwhile, and has removed what this one was reading.
+            return self._finish(show)
+
+    def _finish(self, show: Show) -> Manifest:
         with self._folder() as folder:
             if (manifest := folder.resume()) is None:
+                if not self.shared.is_folder:
+                    atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
                 manifest, moves = self._local_run(folder, show).run()
                 folder.commit(moves)
         return manifest
 
     def _folder(self) -> OutputFolder:
-        return OutputFolder(self.output, overwrite=self._plan.options.overwrite, restart=False)
+        return output_at(self.output, overwrite=self._plan.options.overwrite, restart=False)
 
     def _local_run(self, folder: OutputFolder, show: Show) -> TextRun:
         return TextRun(self._plan, folder, None, read=self._read, on_progress=show.progress, on_notice=show.notice)
@@ -204,7 +224,12 @@ class TextJob(Job):
         return encoding_phases(self._plan, self._orders, self._mark, self._read)
 
     def _exchange(self, state: RunState | None) -> Exchange | None:
-        """Return what tasks exchange; None if the run was begun as a local one, which does it in order."""
+        """Return what tasks exchange; None if it is done in order at the end.
+
+        That is so if the run was begun as a local one, and if the results of tasks lie in an object store.
+        """
+        if not self.shared.is_folder:
+            return None
         return self._plan.exchange if state is None or state.exchanges else None
 
     def _kinds(self, state: RunState | None) -> list[str]:
@@ -239,7 +264,7 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
         OutputError: nothing is planned there, or the plan cannot be read.
         ConfigError: the software of this host differs from that of the plan.
     """
-    check_local(output)
+    check_readable(output)
     return engine_job.open_job(output, KINDS, checks_software=checks_software)
 
 
@@ -252,9 +277,10 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         OutputError: nothing was planned in this folder.
         Exception: see `drive`.
     """
-    check_local(output)
-    if planned_in(output, KINDS) is not None or not Path(output, MANIFEST_NAME).exists():
+    check_readable(output)
+    if is_planned(output, KINDS) or not (path_at(output) / MANIFEST_NAME).exists():
         return drive(open_job(output), executor, show)
-    with OutputFolder(output, overwrite=False, restart=False):
+    with output_at(output, overwrite=False, restart=False) as folder:
+        folder.clear_left()
         show.notice(f"{output}: the output is complete already")
-    return load_manifest(output)
+    return load_manifest(path_at(output))

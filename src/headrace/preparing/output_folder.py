@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
@@ -29,7 +29,8 @@ from typing import Any, Literal
 import msgspec
 import xxhash
 
-from headrace.engine.job import PHASE_PREFIX
+from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of, save_plan
+from headrace.engine.receipts import Receipts
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
 from headrace.io import (
@@ -275,6 +276,9 @@ class OutputFolder:
             self._remove_temporaries()
         return None
 
+    def clear_left(self) -> None:
+        """Remove what runs whose output is complete have left; in this folder that happens when it is left."""
+
     def load(self) -> Manifest:
         """The manifest of the output, once that is complete."""
         return load_manifest(self.path)
@@ -287,6 +291,34 @@ class OutputFolder:
         if self._found is not None:
             return self._found.options
         return (None if self._restart else self._unfinished()) or {}
+
+    def save_plan(
+        self,
+        kind: str,
+        plan: object,
+        software: Mapping[str, str],
+        *,
+        files: Mapping[str, bytes],
+        phases: Sequence[Phase],
+    ) -> None:
+        """Write the plan of this run, and leave it to processes on any hosts.
+
+        Args:
+            kind: the kind of work.
+            plan: what it keeps.
+            software: versions that decide the results, besides those of every kind of work.
+            files: further files of the work folder.
+            phases: the phases of which tasks that failed before are to be tried again.
+
+        Raises:
+            OutputError: the system refuses a write.
+        """
+        for name, data in files.items():
+            atomic_write(self.work / name, data)
+        for phase in phases:
+            forget_failed(receipts_of(self.work, phase))
+        save_plan(self.work, kind, plan, software)
+        self.keep()
 
     def keep(self) -> None:
         """Leave the hidden folder for a later run to continue if this one ends without `commit`."""
@@ -446,6 +478,12 @@ class OutputFolder:
                 shutil.rmtree(self.work, ignore_errors=True)
 
         self._claimed.leave(end)
+
+
+def forget_failed(receipts: Receipts) -> None:
+    """Let tasks that failed be done again."""
+    receipts.refresh()
+    receipts.forget_failed()
 
 
 def output_at(

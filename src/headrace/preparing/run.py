@@ -20,6 +20,7 @@ from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed, Progress
+from headrace.engine.shared import FetchedAhead
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import HeadraceError, InputError, OutputError, WorkerError, sentence
 from headrace.io import atomic_write, file_sum, output_errors, path_at, reader_of
@@ -105,6 +106,8 @@ class _Adopted(NamedTuple):
 
     folder: Path
     names: tuple[str, ...]
+    away: tuple[str, ...] = ()
+    """By which names its pieces are fetched, in their order; empty if they lie on this host."""
 
     def num_pieces(self) -> int:
         return sum(name.endswith(f".{PIECE}") for name in self.names)
@@ -136,6 +139,8 @@ class TextRun:
         # piece; the pieces of other runs and backends lie in other folders.
         self._mark = mark_of(folder.work)
         self._read = read or self._read_receipts
+        self._is_planned = read is not None
+        self._fetched: FetchedAhead | None = None
         self._serve = functools.partial(worker.main, proved=encoder)
         self._on_progress = on_progress
         self._on_notice = on_notice
@@ -193,6 +198,8 @@ class TextRun:
         except BaseException:
             self._committer.suspend()
             raise
+        finally:
+            self._stop_fetching()
 
     def _encode_all(self) -> None:
         while self._state.phase == "encode":
@@ -279,7 +286,7 @@ class TextRun:
         setup = self._plan.setup_in(self._work, self._mark, backend, self._exchange)
         state = self._state
         adopted: Mapping[int, _Adopted] = {}
-        if any(self._work.glob(f"{PHASE_PREFIX}*")):
+        if self._is_planned or any(self._work.glob(f"{PHASE_PREFIX}*")):
             adopted = self._adopt(encoding(self._mark, backend, len(self._plan.all_orders())), Path(setup.parts))
         with output_errors(Path(setup.parts), "create"):
             Path(setup.parts).mkdir(exist_ok=True)
@@ -297,6 +304,8 @@ class TextRun:
                 self._committer.checkpoint()
                 save_state(self._work, state, TASK_NAME)
             path = piece_path(setup.parts, result.task_index, result.piece)
+            if self._fetched is not None:
+                self._fetched.wait(path)
             self._committer.take_text(read_piece(path), path, self._parts(path, adopted.get(result.task_index)))
             if result.is_last:
                 self._underway.pop(result.task_index, None)
@@ -339,11 +348,25 @@ class TextRun:
         for receipt in receipts.done.values():
             if hashed := (receipt.value or {}).get("xxh3_128"):
                 self._ledger.state.hashes[receipt.value["file"]] = hashed
-        return {
-            receipt.task_index: _Adopted(receipts.folder / receipt.attempt, receipt.files)
-            for receipt in receipts.done.values()
-            if receipt.files
-        }
+        is_here = receipts.shared.is_folder
+        adopted = {}
+        wanted: dict[Path, str] = {}
+        for receipt in sorted(receipts.done.values(), key=lambda receipt: receipt.task_index):
+            pieces = [name for name in receipt.files if name.endswith(f".{PIECE}")]
+            away = () if is_here else tuple(receipts.away(receipt, name) for name in pieces)
+            if receipt.files:
+                adopted[receipt.task_index] = _Adopted(receipts.folder / receipt.attempt, receipt.files, away)
+            if receipt.task_index >= self._state.task_index:
+                wanted.update(zip((folder / name for name in pieces), away, strict=False))
+        self._stop_fetching()
+        if wanted:
+            self._fetched = FetchedAhead(receipts.shared, wanted)
+        return adopted
+
+    def _stop_fetching(self) -> None:
+        if self._fetched is not None:
+            self._fetched.close()
+            self._fetched = None
 
     def _results(
         self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int, adopted: Mapping[int, _Adopted]
@@ -380,7 +403,13 @@ class TextRun:
         if folder.is_dir():
             for path in folder.glob("[0-9]*.piece"):
                 task_index, piece = (int(part) for part in path.name.split(".")[:2])
+                if task_index in adopted and adopted[task_index].away:
+                    path.unlink()  # it is fetched again
+                    continue
                 found.setdefault(task_index, {})[piece] = path
+        for task_index, one in adopted.items():
+            if one.away:
+                found[task_index] = {piece: piece_path(folder, task_index, piece) for piece in range(len(one.away))}
         for task_index, pieces in sorted(found.items()):
             first = self._state.cursor.piece if task_index == self._state.task_index else 0
             numbers = [number for number in sorted(pieces) if number >= first]

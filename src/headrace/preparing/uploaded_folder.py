@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
-from headrace.engine.uploading import Upload
+from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
+from headrace.engine.shared_objects import SharedObjects
+from headrace.engine.uploading import PLAN, Upload
 from headrace.engine.work_folder import upload_scratch
 from headrace.errors import HeadraceError, OutputError, StoreError
-from headrace.io import AnyPath, Storage, path_at, reader_of
+from headrace.io import AnyPath, Storage, atomic_write, output_errors, path_at, reader_of, unique_name
 from headrace.io.objects.writer import ObjectWriter
-from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words
+from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words, forget_failed
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
+
+JOB_NAME: Final = "job"
+"""The file that says to which planned job the checkpoint on this host belongs."""
 
 
 class UploadedFolder(OutputFolder):
@@ -47,6 +52,10 @@ class UploadedFolder(OutputFolder):
         self.send = self._send
         self._is_first = False
         """Whether no earlier run has left something at the URL that could be continued."""
+
+    def clear_left(self) -> None:
+        """See `OutputFolder.clear_left`: what lies at the URL."""
+        self.upload.clear()
 
     def load(self) -> Manifest:
         """See `OutputFolder.load`."""
@@ -91,6 +100,54 @@ class UploadedFolder(OutputFolder):
             with contextlib.suppress(HeadraceError):
                 self.upload.discard()
         super()._leave()
+
+    def save_plan(
+        self,
+        kind: str,
+        plan: object,
+        software: Mapping[str, str],
+        *,
+        files: Mapping[str, bytes],
+        phases: Sequence[Phase],
+    ) -> None:
+        """See `OutputFolder.save_plan`. Nothing stays on this host."""
+        url = f"{self.upload.url}/{PLAN}"
+        writer = self.upload.writer
+        before = writer.read(url)
+        name = unique_name() if before is None else decoded_plan(before, url).name
+        while True:
+            shared = SharedObjects(self.upload.url, name, writer, self.work)
+            for file, data in files.items():
+                shared.replace(f"plan/{file}", data)
+            for phase in phases:
+                forget_failed(receipts_of(shared, phase))
+            made = encoded_plan(kind, plan, software, name)
+            if before is not None:
+                writer.put(url, made)  # the software may be another one now
+                break
+            # Of two processes that plan the same at the same time, one names the job.
+            if (before := writer.create(url, made)) is None:
+                break
+            name = decoded_plan(before, url).name
+        self._is_first = self._keep = False
+
+    def resume(self) -> Manifest | None:
+        """See `OutputFolder.resume`. This host goes on from its own checkpoint, if that is of the same job."""
+        run = self.upload.unfinished()
+        plan = self.upload.writer.read(f"{self.upload.url}/{PLAN}")
+        if run is None or plan is None:
+            manifest = load_manifest(self._remote)
+            self.clear_left()
+            self._keep = False
+            return manifest
+        name = decoded_plan(plan, f"{self.upload.url}/{PLAN}").name.encode()
+        marked = self.work / JOB_NAME
+        with output_errors(self.work, "use as the work folder"):
+            if not marked.exists() or marked.read_bytes() != name or self._unfinished() is None:
+                self._clear()
+                atomic_write(self.work / RUN_NAME, run)
+                atomic_write(marked, name)
+        return super().resume()
 
     @property
     def _remote(self) -> AnyPath:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import OutputError, StoreError
+from headrace.io.atomic import AtomicFile
 from headrace.io.objects import abandoned
 from headrace.io.objects.client import (
+    MAX_IN_FLIGHT,
     Delete,
     FetchPolicy,
     FetchReply,
@@ -40,6 +42,7 @@ MAX_PARTS: Final = 9_000
 
 DELETES_AT_ONCE: Final = 1000
 _CREATIONS: Final = 8
+_BLOCKS_AT_ONCE: Final = 4
 
 
 def part_bytes(size: int) -> int:
@@ -101,6 +104,14 @@ class ObjectWriter:
             f"{url}: cannot be created: the store says {_CREATIONS} times that it is there, and it is not"
         )
 
+    def put(self, url: str, data: bytes) -> None:
+        """Write an object, in place of one that is there.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self._finish(url, self._begin(Put(url=url, data=data)))
+
     def put_files(self, files: Mapping[str, Path]) -> dict[str, Status]:
         """Write files to their URLs, all at the same time, and return what each object is.
 
@@ -126,6 +137,53 @@ class ObjectWriter:
             return None
         blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
         return b"".join(map(bytes, self._objects.ranges(url, blocks)))
+
+    def listed(self, url: str) -> dict[str, Status]:
+        """Return the objects right below a folder, by their names there, sorted.
+
+        Raises:
+            StoreError: they cannot be listed.
+        """
+        self._objects.forget()
+        found = {one.removeprefix(f"{url}/"): self._objects.status(one) for one in self._objects.listing(url)[1]}
+        return {name: status for name, status in found.items() if status is not None}
+
+    def read_all(self, objects: Mapping[str, Status]) -> dict[str, bytes]:
+        """Return the contents of small objects, by their URLs, given what `listed` says of them; many at a time.
+
+        Raises:
+            StoreError: one cannot be read, was removed or has changed.
+        """
+        for url, status in objects.items():
+            self._objects.expect(url, status)
+        found: dict[str, bytes] = {}
+        urls = list(objects)
+        for at in range(0, len(urls), MAX_IN_FLIGHT):
+            some = urls[at : at + MAX_IN_FLIGHT]
+            whole = {url: (0, objects[url].size) for url in some if objects[url].size}
+            begun = {url: self._objects.begin_ranges(url, [one]) for url, one in whole.items()}
+            for url in some:
+                found[url] = bytes(self._objects.finish(url, begun[url]).data[0]) if url in begun else b""
+        return found
+
+    def fetch(self, url: str, path: Path) -> None:
+        """Bring an object to a local path, where it appears whole.
+
+        Raises:
+            StoreError: it is not there, or cannot be read.
+            OutputError: the system refuses the write.
+        """
+        status = self._objects.status(url)
+        if status is None:  # perhaps its folder was listed before it was there
+            self._objects.forget()
+            status = self._objects.status(url)
+        if status is None:
+            raise StoreError(f"{url}: is not there any more")
+        blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
+        with AtomicFile(path) as file:
+            for at in range(0, len(blocks), _BLOCKS_AT_ONCE):
+                for data in self._objects.ranges(url, blocks[at : at + _BLOCKS_AT_ONCE]):
+                    file.write(memoryview(data))
 
     def sizes(self, url: str) -> dict[str, int]:
         """Return the sizes of all objects below a folder, by their names there, sorted.

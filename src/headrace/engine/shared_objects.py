@@ -1,0 +1,233 @@
+"""`SharedObjects`: what the processes of a job share if its output is a URL, so that no folder has to be seen by all.
+
+    URL/.headrace/run.json             what decides the bytes of the output, see `headrace.engine.uploading`
+                  plan.json            the plan, which names the job
+                  job-NAME/...         what lies in a shared work folder elsewhere: files that the plan refers to,
+                                       receipts, claims, notes, and the results of attempts
+
+No other job has the same NAME: a process of a job that was discarded cannot get in the way of the next one. What is
+created once is a PUT with ``If-None-Match: *``. Each process makes its files in a scratch folder of its own,
+
+    SCRATCH/task.HOST.PROCESS.RANDOM/  beside the scratch folders of outputs that one host makes
+
+and removes it at its end. One that a killed process has left is removed by the next process on that host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from headrace.engine.heartbeat import host_and_process, process_exists
+from headrace.engine.job import decoded_plan
+from headrace.engine.shared import Shared, remove_files
+from headrace.engine.uploading import PLAN, RUN, WORK_NAME
+from headrace.engine.work_folder import PLAN_NAME, upload_scratch
+from headrace.errors import HeadraceError, OutputError
+from headrace.io import atomic_write, output_errors, path_at, unique_name
+from headrace.io.objects.writer import ObjectWriter
+from headrace.io.remote import Status
+
+_PREFIX: Final = "task."
+
+
+class SharedObjects(Shared):
+    """What the processes of a job share below a URL.
+
+    Args:
+        url: the URL of the output, without a slash at its end.
+        name: the name of the job, as its plan says.
+        writer: what reaches the store.
+        here: the folder in which this process makes its files.
+    """
+
+    is_folder = False
+    beat_s = 15.0
+    pause_s = 2.0
+
+    def __init__(self, url: str, name: str, writer: ObjectWriter, here: Path) -> None:
+        self._url = url
+        self._name = name
+        self._base = f"{url}/{WORK_NAME}/job-{name}"
+        self._writer = writer
+        self._listed: dict[str, Status] = {}
+        self.here = here
+
+    @property
+    def address(self) -> str:
+        """See `Shared`: the URL of the output."""
+        return self._url
+
+    def is_planned(self) -> bool:
+        """See `Shared`."""
+        data = self._writer.read(f"{self._url}/{PLAN}")
+        return data is not None and decoded_plan(data, f"{self._url}/{PLAN}").name == self._name
+
+    def make(self, folders: Iterable[str]) -> None:
+        """See `Shared`: objects need no folders."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Shared`."""
+        return self._writer.create(self._at(name), data) is None
+
+    def read(self, name: str) -> bytes | None:
+        """See `Shared`."""
+        return self._writer.read(self._at(name))
+
+    def read_all(self, names: Sequence[str]) -> dict[str, bytes]:
+        """See `Shared`. What was listed last needs no look-up."""
+        known = {self._at(name): self._listed[name] for name in names if name in self._listed}
+        found = self._writer.read_all(known)
+        return {name: found[self._at(name)] for name in names if self._at(name) in found}
+
+    def names(self, folder: str) -> list[str]:
+        """See `Shared`."""
+        found = self._writer.listed(self._at(folder))
+        self._listed = {f"{folder}/{name}": status for name, status in found.items()}
+        return list(found)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """See `Shared`."""
+        self._writer.put(self._at(name), data)
+
+    def read_replaced(self, name: str) -> bytes | None:
+        """See `Shared`."""
+        return self._writer.read(self._at(name))
+
+    def remove(self, name: str) -> None:
+        """See `Shared`."""
+        self._writer.delete([self._at(name)])
+
+    def note(self, name: str, data: bytes) -> None:
+        """See `Shared`."""
+        with contextlib.suppress(HeadraceError):
+            self._writer.put(self._at(name), data)
+
+    def notes(self, folder: str) -> dict[str, bytes]:
+        """See `Shared`. A note that is rewritten meanwhile is read once more."""
+        found = {}
+        for name in self.names(folder):
+            with contextlib.suppress(HeadraceError):
+                data = self.read(f"{folder}/{name}")
+                if data is not None:
+                    found[name] = data
+        return found
+
+    def versions(self, folder: str) -> Mapping[str, object]:
+        """See `Shared`: ETag and time."""
+        found: dict[str, object] = {}
+        with contextlib.suppress(HeadraceError):
+            found.update(self._writer.listed(self._at(folder)))
+        return found
+
+    def forget(self, name: str) -> None:
+        """See `Shared`."""
+        with contextlib.suppress(HeadraceError):
+            self._writer.delete([self._at(name)])
+
+    def publish(self, folder: str, names: Sequence[str]) -> None:
+        """See `Shared`: upload them, and remove them here."""
+        place = self.here / folder
+        files = {path.relative_to(place).as_posix(): path for name in names for path in _files(place / name)}
+        self._writer.put_files({self._at(f"{folder}/{name}"): path for name, path in files.items()})
+        remove_files(place, names)
+
+    def withdraw(self, folder: str, names: Sequence[str]) -> None:
+        """See `Shared`."""
+        below = self._writer.sizes(self._at(folder))
+        self._writer.delete(
+            [self._at(f"{folder}/{one}") for one in below if any(f"{one}/".startswith(f"{name}/") for name in names)]
+        )
+
+    def fetch(self, name: str, path: Path) -> None:
+        """See `Shared`."""
+        self._writer.fetch(self._at(name), path)
+
+    def sweep(self) -> None:
+        """See `Shared`. No other process needs what is left of a job that is over."""
+        with contextlib.suppress(HeadraceError):
+            if not self.is_planned():
+                self._writer.delete([self._at(name) for name in self._writer.sizes(self._base)])
+
+    def mirror(self) -> None:
+        """Bring the files of the plan to ``here``.
+
+        Raises:
+            OutputError, StoreError: one cannot be read or written.
+        """
+        for name in self.names("plan"):
+            self.fetch(f"plan/{name}", self.here / name)
+        self._writer.fetch(f"{self._url}/{RUN}", self.here / Path(RUN).name)
+
+    def _at(self, name: str) -> str:
+        return f"{self._base}/{name}"
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+
+
+def kind_at(url: str) -> str:
+    """Return the kind of the job that is planned at a URL; empty if none is, or it is completed.
+
+    Raises:
+        OutputError: the plan is damaged.
+        StoreError: the store cannot be reached.
+    """
+    where = f"{path_at(url)}/{PLAN}"
+    data = ObjectWriter().read(where)
+    return "" if data is None else decoded_plan(data, where).kind
+
+
+def opened(url: str) -> SharedObjects:
+    """Return what the processes of the job share that is planned at a URL, with the files of its plan on this host.
+
+    The store is reached by what the environment of this process says.
+
+    Raises:
+        OutputError: nothing is planned there, or the plan is damaged or of another version.
+        StoreError: the store cannot be reached.
+    """
+    url, writer = str(path_at(url)), ObjectWriter()
+    where = f"{url}/{PLAN}"
+    data = writer.read(where)
+    if data is None:
+        raise OutputError(f"{url}: nothing is planned at this URL, or it is complete: there is no {where}")
+    plan = decoded_plan(data, where)
+    here = _own_folder(url)
+    shared = SharedObjects(url, plan.name, writer, here)
+    atomic_write(here / PLAN_NAME, data)
+    shared.mirror()
+    # Not a method: the folder is to go when nobody has what is shared any more, or at the end of the process.
+    weakref.finalize(shared, _remove, here, os.getpid())
+    return shared
+
+
+def _own_folder(url: str) -> Path:
+    """Make a folder for this process, and remove those of processes that were killed on this host.
+
+    Raises:
+        ConfigError: there is no home folder.
+        OutputError: the system refuses the folder.
+    """
+    place = upload_scratch(url).parent
+    folder = place / f"{_PREFIX}{unique_name()}"
+    with output_errors(folder, "make the scratch folder"):
+        folder.mkdir(parents=True)
+        for left in place.glob(f"{_PREFIX}*"):
+            host, process = host_and_process(left.name.removeprefix(_PREFIX))
+            if host == platform.node() and not process_exists(process):
+                shutil.rmtree(left, ignore_errors=True)
+    return folder
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove the folder of a process, unless a fork of it ends."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
