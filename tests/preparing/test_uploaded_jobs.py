@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 import faults
 import jobs_by_hand
-from headrace.engine.doing import Doer, Limits
+from counts import cases
+from headrace.cli import main
+from headrace.engine import heartbeat
+from headrace.engine.doing import Doer, FailedTaskError, Limits
 from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Job, Show
 from headrace.engine.shared_objects import SharedObjects
-from headrace.errors import OutputError
+from headrace.errors import ConfigError, InputError, OutputError
 from headrace.preparing import (
     OutputOptions,
     TextOptions,
@@ -28,7 +33,7 @@ from headrace.preparing import (
     plan_text,
     prepare_text,
 )
-from memory_stores import MemoryBucket, memory_bucket
+from memory_stores import MemoryBucket, Stopped, memory_bucket, watched
 
 PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
 CASES = {
@@ -144,3 +149,187 @@ def test_finish_does_what_is_open(kit: Any, bucket: MemoryBucket, inputs: Path, 
         finish_job(f"{bucket.url}/web", LOCAL, Show())
     assert bucket.content("web") == wanted
     assert not hosts.left()
+
+
+def stop_at(moment: int) -> Callable[[int, str], None]:
+    def stop(number: int, kind: str) -> None:
+        if number == moment:
+            raise Stopped
+
+    return stop
+
+
+@pytest.mark.parametrize("name", ["shards", "shuffled"])
+def test_whatever_ends_processes(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path, name: str
+) -> None:
+    """Planning, doing tasks and finishing are each ended at a change in the store, on one host, and go on on others."""
+    given = CASES[name]
+    wanted = local(kit, inputs, tmp_path / "local", given)
+    chooser = random.Random(5)
+    num_stopped = 0
+    for number in range(cases(8, 200)):
+        url = f"{bucket.url}/{number}"
+
+        def task(url: str = url) -> None:
+            job = open_job(url)
+            phase = job.phase()
+            if phase is not None:
+                do(job, chooser.choices(phase_tasks(job), k=4))
+
+        steps: list[Callable[[], object]] = [
+            lambda url=url: plan(kit, inputs, url, given),
+            *[task] * 4,
+            lambda url=url: finish_job(url, LOCAL, Show()),
+        ]
+        for step in steps:
+            for _ in range(2):
+                with hosts.on(chooser.randrange(3)), watched(stop_at(chooser.randrange(30))):
+                    try:
+                        step()
+                        break
+                    except Stopped:
+                        num_stopped += 1
+            else:
+                with hosts.on(chooser.randrange(3)):
+                    step()
+        with hosts.on(0):
+            finish_job(url, LOCAL, Show())
+        assert bucket.content(str(number)) == wanted
+    assert num_stopped > 8
+
+
+def phase_tasks(job: Job) -> list[int]:
+    phase = job.phase()
+    return [] if phase is None else list(job.receipts(phase).tasks)
+
+
+@pytest.mark.parametrize("name", ["shards", "shuffled"])
+@pytest.mark.parametrize("moment", [0, 3, 9, 15])
+def test_two_hosts_finish_at_the_same_time(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path, name: str, moment: int
+) -> None:
+    given = CASES[name]
+    wanted = local(kit, inputs, tmp_path / "local", given)
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan(kit, inputs, url, given)
+        take_part(open_job(url), Limits(), Show(), workers=2)
+    found = []
+
+    def meet(number: int, kind: str) -> None:
+        if number >= moment and not found:
+            found.append(None)
+            with hosts.on(2):
+                found[0] = finish_job(url, LOCAL, Show())
+
+    with hosts.on(1), watched(meet):
+        assert finish_job(url, LOCAL, Show()) == found[0]
+    assert bucket.content("web") == wanted
+    assert not hosts.left()
+
+
+def test_a_task_that_comes_late_leaves_nothing(kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts) -> None:
+    """Another host does the same task, and the job is completed, before this one shows its results."""
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan(kit, inputs, url, CASES["shards"])
+    is_met = False
+
+    def meet(number: int, kind: str) -> None:
+        nonlocal is_met
+        if kind == "put_files" and not is_met:
+            is_met = True
+            with hosts.on(1):
+                finish_job(url, LOCAL, Show())
+
+    with hosts.on(2), watched(meet), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heartbeat, "process_exists", lambda process: False)  # the other host takes this one for dead
+        do(open_job(url), [2])
+    assert is_met
+    assert not any(".headrace" in name for name in bucket.content("web"))
+    assert not hosts.left()
+
+
+def test_an_unfinished_job_is_continued_discarded_or_refused(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path
+) -> None:
+    url = f"{bucket.url}/web"
+    given, other = CASES["shards"], CASES["shuffled"]
+    with hosts.on(0):
+        plan(kit, inputs, url, given)
+        late = open_job(url)
+        do(late, [1, 2])
+    with hosts.on(1):
+        message = r"/web: an unfinished run with other options writes to this place: output.shuffle was None, is 3"
+        with pytest.raises(OutputError, match=message):
+            plan(kit, inputs, url, other)
+        plan(kit, inputs, url, msgspec.structs.replace(other, restart=True))
+    with hosts.on(0):
+        assert late.phase() is None
+        do(late, [3])
+    del late
+    with hosts.on(2):
+        finish_job(url, LOCAL, Show())
+    assert bucket.content("web") == local(kit, inputs, tmp_path / "local", other)
+    assert not hosts.left()
+
+    with hosts.on(0):
+        plan(kit, inputs, f"{bucket.url}/taken", given)
+        do(open_job(f"{bucket.url}/taken"), [0])
+        prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
+        with pytest.raises(OutputError, match=r"/taken: the place holds the output of an earlier run"):
+            plan(kit, inputs, f"{bucket.url}/taken", other)
+        manifest = plan_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
+    assert manifest is not None
+    assert bucket.content("taken") == local(kit, inputs, tmp_path / "also", given)
+    assert not hosts.left()
+
+
+def test_bad_records_are_named_and_other_refusals(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path
+) -> None:
+    (inputs / "z.jsonl").write_text(json.dumps({"text": "good"}) + "\n{\n")
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan(kit, inputs, url, PLAIN)
+        with pytest.raises(FailedTaskError, match=r"z\.jsonl"):
+            take_part(open_job(url), Limits(), Show(), workers=2)
+        with pytest.raises(InputError, match=r"z\.jsonl, line 2"):
+            finish_job(url, LOCAL, Show())
+        assert "web/headrace.json" not in bucket.content()
+        (inputs / "z.jsonl").unlink()
+        plan(kit, inputs, url, msgspec.structs.replace(PLAIN, restart=True))
+        finish_job(url, LOCAL, Show())
+        assert bucket.content("web") == local(kit, inputs, tmp_path / "local", PLAIN)
+        for scheme, message in (("hdfs://x", "the scheme hdfs:// is not supported"), (f"{url}/no", "nothing is plan")):
+            with pytest.raises((ConfigError, OutputError), match=message):
+                open_job(scheme)
+
+
+def test_status_and_commands(kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts) -> None:
+    url = f"{bucket.url}/web"
+
+    def run(*args: str) -> dict[str, Any]:
+        done = CliRunner().invoke(main, [*args, "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    with hosts.on(0):
+        tokens = ["--tokenizer", str(kit.tokenizer), "--backend", "tokenizers"]
+        assert run("prepare", "plan", str(inputs), "-o", url, *tokens)["num_tasks"] > 0
+    with hosts.on(1):
+        assert run("job", "status", url)["done"] == 0
+        assert run("job", "task", url, "--workers", "1")["open"] == 0
+        assert run("job", "status", url)["phase"] == ""
+    with hosts.on(2):
+        assert run("job", "finish", url)["output"] == url
+    assert not hosts.left()
+    for command in (["prepare", "media", str(inputs)], ["split", url, "--parts", "2"], ["convert", url, "--format", "keyed"]):
+        place = f"{bucket.url}/other"
+        given = [*command, "-o", place] if command[0] == "prepare" else [*command[:2], place, *command[2:]]
+        refused = CliRunner().invoke(main, [*given, "--executor", "plan"])
+        assert refused.exit_code == ConfigError.exit_code, refused.output
+        assert bucket.url in refused.output
+    assert not bucket.content("other")

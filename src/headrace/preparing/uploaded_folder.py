@@ -175,6 +175,11 @@ class UploadedFolder(OutputFolder):
         self.upload.finish(list(files.values()), written)
         self._is_first = False
 
+    def _unfinished(self) -> dict[str, Any] | None:
+        """See `OutputFolder`. A run that another host has completed or discarded is not to be continued here."""
+        found = super()._unfinished()
+        return None if found is None or self.upload.unfinished() is None else found
+
     def _whole_output(self) -> Manifest | None:
         remote = self._remote
         if not (remote / MANIFEST_NAME).exists():
