@@ -326,7 +326,11 @@ def test_status_and_commands(kit: Any, bucket: MemoryBucket, inputs: Path, hosts
     with hosts.on(2):
         assert run("job", "finish", url)["output"] == url
     assert not hosts.left()
-    for command in (["prepare", "media", str(inputs)], ["split", url, "--parts", "2"], ["convert", url, "--format", "keyed"]):
+    for command in (
+        ["prepare", "media", str(inputs)],
+        ["split", url, "--parts", "2"],
+        ["convert", url, "--format", "keyed"],
+    ):
         place = f"{bucket.url}/other"
         given = [*command, "-o", place] if command[0] == "prepare" else [*command[:2], place, *command[2:]]
         refused = CliRunner().invoke(main, [*given, "--executor", "plan"])

@@ -1,0 +1,156 @@
+"""Planned jobs whose output is a URL: hosts share nothing else, some die, and the objects are the local ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import recipe_runs
+import servers
+from counts import cases
+from fault_proxy import FaultProxy
+from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_text, prepare_text
+from stored import files, objects, open_uploads
+
+pytestmark = pytest.mark.remote
+
+OPTIONS = TextOptions(
+    tokens=TokenOptions(backend="tokenizers"), workers=1, task_bytes=20_000, output=OutputOptions(shard_tokens=30_000)
+)
+VARIANTS = {
+    "in order": OPTIONS,
+    "shuffled": msgspec.structs.replace(
+        OPTIONS, output=OutputOptions(shard_tokens=30_000, shuffle=3), deduplicate=True
+    ),
+}
+SCRIPT = """
+import random
+import sys
+
+from headrace.engine.doing import Doer, Limits
+from headrace.engine.executors import LocalExecutor, take_part
+from headrace.engine.job import Show
+from headrace.engine.shared_objects import SharedObjects
+from headrace.preparing import finish_job, open_job
+
+if __name__ == "__main__":
+    SharedObjects.pause_s, SharedObjects.beat_s = 0.1, 1.0
+    what, seed, url = sys.argv[1:]
+    if what == "finish":
+        finish_job(url, LocalExecutor(workers=1), Show())
+    elif what == "take part":
+        take_part(open_job(url), Limits(), Show(), workers=1)
+    else:
+        job = open_job(url)
+        if (phase := job.phase()) is not None:
+            order = random.Random(seed).sample(range(phase.num_tasks), phase.num_tasks // 2)
+            Doer(
+                job, phase, wanted=order, workers=1, claims=False, waits=False, limits=Limits(), on_progress=print
+            ).run()
+"""
+"""What a host does: without turns it takes half of the tasks, which others may do at the same time."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    rng = random.Random(4)
+    for number in range(3):
+        texts = [" ".join(f"word{rng.randrange(300)}" for _ in range(rng.randrange(60))) for _ in range(700)]
+        recipe_runs.write_lines(folder / "in" / f"{number}.jsonl", [{"text": text} for text in texts + texts[:40]])
+    recipe_runs.make_model(folder / "model")
+    return folder
+
+
+class Hosts:
+    """Processes on hosts of their own: each has a scratch folder that no other sees."""
+
+    def __init__(self, proxy: FaultProxy, folder: Path) -> None:
+        self._proxy = proxy
+        self._folder = folder
+        self._script = folder / "host.py"
+        self._script.write_text(SCRIPT)
+        self._lock = threading.Lock()
+        self._running: dict[int, subprocess.Popen[str]] = {}
+        self.num_killed = 0
+
+    def start(self, host: int, what: str, url: str) -> None:
+        environ = {
+            **os.environ,
+            **servers.environment(self._proxy.endpoint),
+            "HEADRACE_CACHE": str(self._folder / f"host-{host}"),
+        }
+        command = [sys.executable, str(self._script), what, str(host), url]
+        with self._lock:
+            self._running[host] = subprocess.Popen(
+                command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+
+    @contextlib.contextmanager
+    def dying(self, moments: list[int], chooser: random.Random) -> Iterator[None]:
+        """One host that works is killed at each of these writes, counted from now."""
+        self._proxy.writes = 0
+
+        def kill(number: int) -> None:
+            if number in moments:
+                with self._lock:
+                    alive = [host for host, process in self._running.items() if process.poll() is None]
+                    if alive:
+                        process = self._running[chooser.choice(alive)]
+                        process.kill()
+                        process.wait()  # until then the system says that it exists
+                        self.num_killed += 1
+
+        self._proxy.on_write = kill
+        try:
+            yield
+        finally:
+            self._proxy.on_write = lambda number: None
+
+    def wait(self) -> None:
+        """Wait until all have ended, by themselves or by a kill."""
+        for process in self._running.values():
+            words, _ = process.communicate()
+            assert process.returncode in (0, -9), words
+            assert servers.SECRET not in words
+        self._running.clear()
+
+    def left(self) -> list[Path]:
+        return [path for path in self._folder.glob("host-*/outputs/*") if not path.name.startswith("task.")]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tasks_on_hosts_that_die(
+    weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, around: None, name: str
+) -> None:
+    """Some take turns, and some do the same tasks at the same time; two finish at the same time."""
+    given = VARIANTS[name]
+    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
+    wanted = files(tmp_path / "local")
+    hosts = Hosts(proxy, tmp_path)
+    chooser = random.Random(f"deaths {name}")
+    for number in range(cases(1, 20)):
+        url = f"{weed.url}/{tmp_path.name}/{number}"
+        plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
+        with hosts.dying(chooser.sample(range(5, 60), 3), chooser):
+            for host, what in enumerate(("take part", "take part", "half", "half")):
+                hosts.start(host, what, url)
+            hosts.wait()
+        with hosts.dying(chooser.sample(range(30), 1), chooser):
+            for host in (3, 4):
+                hosts.start(host, "finish", url)
+            hosts.wait()
+        hosts.start(4, "finish", url)
+        hosts.wait()
+        assert objects(weed, url) == wanted
+        assert open_uploads(weed, url) == 0
+    assert hosts.num_killed >= 2
