@@ -8,6 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -28,6 +29,9 @@ MAX_ATTEMPTS: Final = 9
 _MARGIN: Final = 1.5
 _MARGIN_S: Final = 20.0
 """A task may take so many times as long as the longest before it, and the process so many seconds to end."""
+
+MAX_SHOWN: Final = 8
+"""Tasks of whose results a process may be sending at the same time; they lie on its disk meanwhile."""
 
 REFRESH_S: Final = 3.0
 """Seconds between two looks at the receipts of others."""
@@ -122,9 +126,12 @@ class Doer:
         self._nodes = Nodes(job.shared)
         self._heartbeat = Heartbeat(job.shared, self._attempt, phase.name)
         self._began_s: dict[int, float] = {}
+        # Where showing results takes round trips, workers go on meanwhile.
+        self._threads = None if job.shared.is_folder else futures.ThreadPoolExecutor(MAX_SHOWN)
+        self._shown: dict[futures.Future[bool], Receipt] = {}
         self._pieces: dict[int, dict[int, Done]] = {}
         self._refreshed_s = 0.0
-        self._wanted = list(self._receipts.tasks) if wanted is None else list(wanted)
+        self._wanted = list(self._receipts.tasks) if wanted is None else list(dict.fromkeys(wanted))
         if wanted is None:
             # Processes that begin at the same time begin at different places, so that they seldom try the same claim.
             first = xxhash.xxh3_64_intdigest(self._attempt.encode()) % max(len(self._wanted), 1)
@@ -149,6 +156,8 @@ class Doer:
             if self._shared.is_folder or self._shared.is_planned():
                 raise
         finally:
+            if self._threads is not None:
+                self._threads.shutdown(wait=True, cancel_futures=True)
             self._shared.sweep()
         return len(self.seconds)
 
@@ -179,10 +188,12 @@ class Doer:
                     elif isinstance(reply, Done):
                         self._take(reply)
                 self._heartbeat.beat({task: time.time() - began for task, began in self._began_s.items()})
+                self._note_shown(MAX_SHOWN)
                 if time.monotonic() - self._refreshed_s > max(REFRESH_S, 5 * self._shared.pause_s):
                     self._refresh()
                 self._report()
                 tasks.assign()
+            self._note_shown(0)
 
     def _next_task(self) -> AnyTask | None:
         """Claim the next task; None if there is none to begin now."""
@@ -244,10 +255,9 @@ class Doer:
         self._end(reply.task_index, self._job.result(self._phase, done, self._results))
 
     def _end(self, task_index: int, result: TaskResult) -> None:
-        """Create the receipt of a task, or throw its files away if there is one already."""
-        began_s = self._began_s.pop(task_index, time.time())
+        """Begin to show the results of a task."""
+        began_s = self._began_s.get(task_index, time.time())
         self._longest_s = max(self._longest_s, time.time() - began_s)
-        self._shared.publish(self._folder, result.files)
         receipt = Receipt(
             task_index=task_index,
             attempt=self._attempt,
@@ -259,10 +269,34 @@ class Doer:
             value=result.value,
             error=result.error,
         )
-        if self._receipts.create(receipt):
+        if self._threads is None:
+            self._note(receipt, is_ours=self._show(receipt))
+            return
+        self._shown[self._threads.submit(self._show, receipt)] = receipt
+        self._note_shown(MAX_SHOWN)
+
+    def _show(self, receipt: Receipt) -> bool:
+        """Create the receipt of a task, or throw its files away if there is one already."""
+        self._shared.publish(self._folder, receipt.files)
+        is_ours = self._receipts.write(receipt)
+        if not is_ours:
+            self._shared.withdraw(self._folder, receipt.files)
+        return is_ours
+
+    def _note_shown(self, most: int) -> None:
+        """Note the results that were shown meanwhile, and wait until at most so many are under way."""
+        while self._shown:
+            done, under_way = futures.wait(self._shown, timeout=0)
+            if not done and len(under_way) <= most:
+                return
+            for shown in done or futures.wait(under_way, return_when=futures.FIRST_COMPLETED).done:
+                self._note(self._shown.pop(shown), is_ours=shown.result())
+
+    def _note(self, receipt: Receipt, *, is_ours: bool) -> None:
+        self._began_s.pop(receipt.task_index, None)
+        if is_ours:
+            self._receipts.add(receipt)
             self.seconds.append(receipt.seconds)
-        else:
-            self._shared.withdraw(self._folder, result.files)
         self._check_failed()
 
     def _refresh(self) -> None:

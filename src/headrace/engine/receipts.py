@@ -105,10 +105,14 @@ class Receipts:
         Raises:
             OutputError: the system refuses the write.
         """
-        is_ours = self.shared.create(self._path(RECEIPTS_NAME, receipt.task_index), msgspec.json.encode(receipt))
+        is_ours = self.write(receipt)
         if is_ours:
-            self._add(receipt)
+            self.add(receipt)
         return is_ours
+
+    def write(self, receipt: Receipt) -> bool:
+        """Do as `create` does, in any thread; `add` then lets the process know of the receipt."""
+        return self.shared.create(self._path(RECEIPTS_NAME, receipt.task_index), msgspec.json.encode(receipt))
 
     def refresh(self) -> None:
         """Look for new receipts.
@@ -129,12 +133,15 @@ class Receipts:
                 continue
             new = {index for index in self._listed(RECEIPTS_NAME, number) if index not in self.done}
             for name, data in self.shared.read_all([self._path(RECEIPTS_NAME, index) for index in sorted(new)]).items():
-                self._add(self._decoded(name, data))
+                self.add(self._decoded(name, data))
             first, last = number * _A_FOLDER, (number + 1) * _A_FOLDER
             if all(index in self.done for index in range(max(first, self.tasks.start), min(last, self.tasks.stop))):
                 self._full.add(number)
 
-    def _add(self, receipt: Receipt) -> None:
+    def add(self, receipt: Receipt) -> None:
+        """Know of a receipt."""
+        if receipt.task_index in self.done:
+            return
         self.done[receipt.task_index] = receipt
         if receipt.error:
             self.failed[receipt.task_index] = receipt

@@ -73,8 +73,8 @@ class SharedObjects(Shared):
         """See `Shared`: objects need no folders."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """See `Shared`."""
-        return self._writer.create(self._at(name), data) is None
+        """See `Shared`. It is safe in threads."""
+        return self._anew().create(self._at(name), data) is None
 
     def read(self, name: str) -> bytes | None:
         """See `Shared`."""
@@ -132,22 +132,23 @@ class SharedObjects(Shared):
             self._writer.delete([self._at(name)])
 
     def publish(self, folder: str, names: Sequence[str]) -> None:
-        """See `Shared`: upload them, and remove them here."""
+        """See `Shared`: upload them, and remove them here. It is safe in threads."""
         place = self.here / folder
         files = {path.relative_to(place).as_posix(): path for name in names for path in _files(place / name)}
-        self._writer.put_files({self._at(f"{folder}/{name}"): path for name, path in files.items()})
+        self._anew().put_files({self._at(f"{folder}/{name}"): path for name, path in files.items()})
         remove_files(place, names)
 
     def withdraw(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`."""
-        below = self._writer.sizes(self._at(folder))
-        self._writer.delete(
-            [self._at(f"{folder}/{one}") for one in below if any(f"{one}/".startswith(f"{name}/") for name in names)]
-        )
+        writer = self._anew()
+        below = [
+            one for one in writer.sizes(self._at(folder)) if any(f"{one}/".startswith(f"{name}/") for name in names)
+        ]
+        writer.delete([self._at(f"{folder}/{one}") for one in below])
 
     def fetch(self, name: str, path: Path) -> None:
-        """See `Shared`."""
-        self._writer.fetch(self._at(name), path)
+        """See `Shared`. It is safe in threads."""
+        self._anew().fetch(self._at(name), path)
 
     def sweep(self) -> None:
         """See `Shared`. No other process needs what is left of a job that is over."""
@@ -164,6 +165,10 @@ class SharedObjects(Shared):
         for name in self.names("plan"):
             self.fetch(f"plan/{name}", self.here / name)
         self._writer.fetch(f"{self._url}/{RUN}", self.here / Path(RUN).name)
+
+    def _anew(self) -> ObjectWriter:
+        """Return what reaches the store and has looked up nothing, for use in any thread."""
+        return ObjectWriter(self._writer.storage)
 
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}"
