@@ -145,6 +145,9 @@ def test_tasks_on_hosts_that_die(
             for host, what in enumerate(("take part", "take part", "half", "half")):
                 hosts.start(host, what, url)
             hosts.wait()
+        found = objects(weed, url)
+        assert any("/phase-" in name for name in found)
+        assert not any(servers.SECRET.encode() in data for data in found.values())
         with hosts.dying(chooser.sample(range(30), 1), chooser):
             for host in (3, 4):
                 hosts.start(host, "finish", url)

@@ -277,7 +277,7 @@ class Doer:
 
     def _show(self, receipt: Receipt) -> bool:
         """Create the receipt of a task, or throw its files away if there is one already."""
-        self._shared.publish(self._folder, receipt.files)
+        self._job.publish(self._folder, receipt)
         is_ours = self._receipts.write(receipt)
         if not is_ours:
             self._shared.withdraw(self._folder, receipt.files)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from headrace.engine.poison import AnyTask
-from headrace.engine.receipts import Receipts
+from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Done, Failed
 from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME
@@ -182,6 +182,18 @@ class Job(ABC):
     def is_planned(self) -> bool:
         """False once another process has finished the job."""
         return self.shared.is_planned()
+
+    def publish(self, folder: str, receipt: Receipt) -> None:
+        """Show the files of a task to all, before its receipt is created; in any thread.
+
+        Args:
+            folder: the folder of the attempt, in the work folder.
+            receipt: the receipt.
+
+        Raises:
+            OutputError: the system or the store refuses it.
+        """
+        self.shared.publish(folder, receipt.files)
 
     def receipts(self, phase: Phase) -> Receipts:
         """Return the receipts of a phase, as far as this process knows them.

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.engine.heartbeat import host_and_process, process_exists
-from headrace.engine.job import decoded_plan
+from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
 from headrace.engine.shared import Shared, remove_files
 from headrace.engine.uploading import PLAN, RUN, WORK_NAME
 from headrace.engine.work_folder import PLAN_NAME, upload_scratch
@@ -35,6 +35,7 @@ from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 
 _PREFIX: Final = "task."
+_FILES: Final = "plan"
 
 
 class SharedObjects(Shared):
@@ -151,10 +152,14 @@ class SharedObjects(Shared):
         self._anew().fetch(self._at(name), path)
 
     def sweep(self) -> None:
-        """See `Shared`. No other process needs what is left of a job that is over."""
+        """See `Shared`. No other process needs what is left of a job that is over, and of others if no run is there."""
         with contextlib.suppress(HeadraceError):
-            if not self.is_planned():
-                self._writer.delete([self._at(name) for name in self._writer.sizes(self._base)])
+            if self.is_planned():
+                return
+            below = f"{self._url}/{WORK_NAME}"
+            left = [f"{below}/{name}" for name in self._writer.sizes(below)]
+            is_free = self._writer.read(f"{self._url}/{RUN}") is None
+            self._writer.delete([one for one in left if is_free or one.startswith(f"{self._base}/")])
 
     def mirror(self) -> None:
         """Bring the files of the plan to ``here``.
@@ -162,8 +167,8 @@ class SharedObjects(Shared):
         Raises:
             OutputError, StoreError: one cannot be read or written.
         """
-        for name in self.names("plan"):
-            self.fetch(f"plan/{name}", self.here / name)
+        for name in self.names(_FILES):
+            self.fetch(f"{_FILES}/{name}", self.here / name)
         self._writer.fetch(f"{self._url}/{RUN}", self.here / Path(RUN).name)
 
     def _anew(self) -> ObjectWriter:
@@ -188,6 +193,51 @@ def kind_at(url: str) -> str:
     where = f"{path_at(url)}/{PLAN}"
     data = ObjectWriter().read(where)
     return "" if data is None else decoded_plan(data, where).kind
+
+
+def save_plan(
+    url: str,
+    writer: ObjectWriter,
+    kind: str,
+    plan: object,
+    software: Mapping[str, str],
+    *,
+    files: Mapping[str, bytes],
+    phases: Sequence[Phase],
+) -> None:
+    """Write the plan of a job at the URL of its output; tasks that failed before are to be tried again.
+
+    Args:
+        url: the URL, which a run has claimed that does the same.
+        writer: what reaches the store.
+        kind: the kind of work.
+        plan: what it keeps.
+        software: versions that decide the results, besides those of every kind of work.
+        files: further files that each process finds in its work folder.
+        phases: the phases whose tasks may have failed.
+
+    Raises:
+        OutputError, StoreError: the store refuses it.
+    """
+    where = f"{url}/{PLAN}"
+    before = writer.read(where)
+    name = unique_name() if before is None else decoded_plan(before, where).name
+    while True:
+        shared = SharedObjects(url, name, writer, Path())
+        for file, data in files.items():
+            shared.replace(f"{_FILES}/{file}", data)
+        for phase in phases:
+            receipts = receipts_of(shared, phase)
+            receipts.refresh()
+            receipts.forget_failed()
+        made = encoded_plan(kind, plan, software, name)
+        if before is not None:
+            writer.put(where, made)  # the software may be another one now
+            return
+        # Of two processes that plan the same at the same time, one names the job.
+        if (before := writer.create(where, made)) is None:
+            return
+        name = decoded_plan(before, where).name
 
 
 def opened(url: str) -> SharedObjects:

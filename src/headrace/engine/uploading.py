@@ -51,14 +51,15 @@ class Upload:
     Args:
         url: the URL, without a slash at its end.
         writer: what reaches the store.
+        looks: whether to look which receipts are there before anything is sent.
     """
 
-    def __init__(self, url: str, writer: ObjectWriter) -> None:
+    def __init__(self, url: str, writer: ObjectWriter, *, looks: bool = True) -> None:
         self.url = url
         self.writer = writer
         self._receipts: dict[str, UploadReceipt | None] = {}
         """The receipts that are known to exist; None for those that were not read."""
-        self._is_listed = False
+        self._is_listed = not looks
 
     def others(self) -> list[str]:
         """Return the names of all objects below the URL, except those that belong to a run."""
@@ -96,6 +97,18 @@ class Upload:
                 return None
             found = self._receipts[name] = _decoded(url, data)
         return found
+
+    def read_receipts(self) -> None:
+        """Read all receipts that are there, many at a time.
+
+        Raises:
+            StoreError: one cannot be read, or is damaged.
+        """
+        below = self._at(_RECEIPTS.rstrip("/"))
+        found = {f"{below}/{name}": status for name, status in self.writer.listed(below).items()}
+        for url, data in self.writer.read_all(found).items():
+            self._receipts[url.removeprefix(f"{below}/")] = _decoded(url, data)
+        self._is_listed = True
 
     def send(self, name: str, files: Mapping[str, Path], value: Any = None) -> UploadReceipt:
         """Upload complete files, and create their receipt; what has one is not uploaded again.
@@ -176,6 +189,7 @@ class Upload:
 
     def _check(self, names: Sequence[str]) -> None:
         """Raise OutputError unless all files are there, in their sizes."""
+        self.read_receipts()
         sizes = self.writer.sizes(self.url)
         for name in names:
             receipt = self.receipt(name)

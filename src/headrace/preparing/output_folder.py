@@ -30,7 +30,6 @@ import msgspec
 import xxhash
 
 from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of, save_plan
-from headrace.engine.receipts import Receipts
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
 from headrace.io import (
@@ -316,7 +315,9 @@ class OutputFolder:
         for name, data in files.items():
             atomic_write(self.work / name, data)
         for phase in phases:
-            forget_failed(receipts_of(self.work, phase))
+            receipts = receipts_of(self.work, phase)
+            receipts.refresh()
+            receipts.forget_failed()
         save_plan(self.work, kind, plan, software)
         self.keep()
 
@@ -478,12 +479,6 @@ class OutputFolder:
                 shutil.rmtree(self.work, ignore_errors=True)
 
         self._claimed.leave(end)
-
-
-def forget_failed(receipts: Receipts) -> None:
-    """Let tasks that failed be done again."""
-    receipts.refresh()
-    receipts.forget_failed()
 
 
 def output_at(

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
-from headrace.engine.shared_objects import SharedObjects
+from headrace.engine.job import Phase, decoded_plan
+from headrace.engine.shared_objects import save_plan
 from headrace.engine.uploading import PLAN, Upload
 from headrace.engine.work_folder import upload_scratch
 from headrace.errors import HeadraceError, OutputError, StoreError
-from headrace.io import AnyPath, Storage, atomic_write, output_errors, path_at, reader_of, unique_name
+from headrace.io import AnyPath, Storage, atomic_write, output_errors, path_at, reader_of
 from headrace.io.objects.writer import ObjectWriter
-from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words, forget_failed
+from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 
 JOB_NAME: Final = "job"
@@ -111,24 +111,7 @@ class UploadedFolder(OutputFolder):
         phases: Sequence[Phase],
     ) -> None:
         """See `OutputFolder.save_plan`. Nothing stays on this host."""
-        url = f"{self.upload.url}/{PLAN}"
-        writer = self.upload.writer
-        before = writer.read(url)
-        name = unique_name() if before is None else decoded_plan(before, url).name
-        while True:
-            shared = SharedObjects(self.upload.url, name, writer, self.work)
-            for file, data in files.items():
-                shared.replace(f"plan/{file}", data)
-            for phase in phases:
-                forget_failed(receipts_of(shared, phase))
-            made = encoded_plan(kind, plan, software, name)
-            if before is not None:
-                writer.put(url, made)  # the software may be another one now
-                break
-            # Of two processes that plan the same at the same time, one names the job.
-            if (before := writer.create(url, made)) is None:
-                break
-            name = decoded_plan(before, url).name
+        save_plan(self.upload.url, self.upload.writer, kind, plan, software, files=files, phases=phases)
         self._is_first = self._keep = False
 
     def resume(self) -> Manifest | None:
