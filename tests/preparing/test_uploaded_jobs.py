@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import faults
 import jobs_by_hand
+import recipe_runs
 from counts import cases
 from headrace.cli import main
 from headrace.engine import heartbeat
@@ -26,13 +27,16 @@ from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, InputError, OutputError
 from headrace.preparing import (
     OutputOptions,
+    RecipeOptions,
     TextOptions,
     TokenOptions,
     finish_job,
     open_job,
+    plan_recipe,
     plan_text,
     prepare_text,
 )
+from headrace.samples.recipe import parse_recipe
 from memory_stores import MemoryBucket, Stopped, memory_bucket, watched
 
 PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
@@ -331,3 +335,36 @@ def test_status_and_commands(kit: Any, bucket: MemoryBucket, inputs: Path, hosts
     assert refused.exit_code == ConfigError.exit_code, refused.output
     assert place in refused.output
     assert not bucket.content("other")
+
+
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a limit": (
+        recipe_runs.SFT + "mask: {unstable: last_turn}\nfilters: {max_records: 33, min_tokens: 20}\n"
+        "output: {position_ids: continuous, shard_tokens: 900}\n",
+        {"deduplicate": True, "shuffle": 4},
+    ),
+    "domains": (
+        recipe_runs.SFT + "mask: {unstable: split}\n"
+        "output: {format: keyed, domain_key: source, position_ids: continuous, shard_tokens: 2500}\n",
+        {"deduplicate": True, "id_field": "id"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RECIPES)
+def test_recipes(bucket: MemoryBucket, hosts: Hosts, tmp_path: Path, case: str) -> None:
+    text, options = RECIPES[case]
+    options = {"task_bytes": 4000, "workers": 1, "backend": "tokenizers", **options}
+    recipe_runs.make_model(tmp_path / "model", recipe_runs.THINKING)
+    recipe_runs.write_lines(tmp_path / "data" / "a.jsonl", recipe_runs.conversations(70))
+    recipe_runs.write_lines(tmp_path / "data" / "b.jsonl", recipe_runs.conversations(40))
+    recipe_runs.prepare(text, tmp_path, tmp_path / "local", **options)
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan_recipe(parse_recipe(recipe_runs.in_folder(text, tmp_path)), url, options=RecipeOptions(**options))
+    with hosts.on(1):
+        do(open_job(url), [1, 3, 2])
+    with hosts.on(2):
+        finish_job(url, LOCAL, Show())
+    assert bucket.content("web") == faults.content(tmp_path / "local")
+    assert not hosts.left()

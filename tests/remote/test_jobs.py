@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
 
+import ray_cluster
 import recipe_runs
 import servers
-from counts import cases
+import slurm_cluster
+from counts import PATIENCE_S, cases
 from fault_proxy import FaultProxy
 from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_text, prepare_text
 from stored import files, objects, open_uploads
@@ -32,6 +37,8 @@ VARIANTS = {
         OPTIONS, output=OutputOptions(shard_tokens=30_000, shuffle=3), deduplicate=True
     ),
 }
+CLUSTERED = msgspec.structs.replace(OPTIONS, task_bytes=None)
+C = TypeVar("C")
 SCRIPT = """
 import random
 import sys
@@ -157,3 +164,58 @@ def test_tasks_on_hosts_that_die(
         assert objects(weed, url) == wanted
         assert open_uploads(weed, url) == 0
     assert hosts.num_killed >= 2
+
+
+def prepared(inputs: Path, url: str, environ: dict[str, str], *more: str) -> dict[str, object]:
+    """Run the command with an executor."""
+    command = [sys.executable, "-m", "headrace", "prepare", str(inputs / "in"), "-o", url, "--json", *more]
+    tokens = ["--tokenizer", str(inputs / "model"), "--backend", "tokenizers", "--shard-tokens", "30000"]
+    done = subprocess.run([*command, *tokens], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert servers.SECRET not in done.stdout + done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def started(name: str, cluster: AbstractContextManager[C], stack: contextlib.ExitStack) -> C:
+    """A cluster; where it does not start, as in some containers, the test says so, but not in the full run."""
+    try:
+        return stack.enter_context(cluster)
+    except Exception as error:
+        if "HEADRACE_FULL" in os.environ:
+            raise
+        pytest.skip(f"{name} does not start here: {error!r:.200}")
+
+
+@pytest.fixture
+def wanted(inputs: Path, tmp_path: Path) -> dict[str, bytes]:
+    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=CLUSTERED)
+    return files(tmp_path / "local")
+
+
+def test_slurm(weed: servers.Bucket, inputs: Path, tmp_path: Path, around: None, wanted: dict[str, bytes]) -> None:
+    if missing := slurm_cluster.missing():
+        pytest.skip(f"Slurm is not installed: no {', '.join(missing)}")
+    url = f"{weed.url}/{tmp_path.name}/out"
+    (tmp_path / "slurm").mkdir()
+    with contextlib.ExitStack() as stack:
+        slurm = started("Slurm", slurm_cluster.cluster(tmp_path / "slurm", num_nodes=2), stack)
+        environ = {**slurm.environment, "HEADRACE_CACHE": str(tmp_path / "cache")}
+        told = prepared(inputs, url, environ, "--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "4")
+        assert len(told["jobs"]) == 2  # type: ignore[arg-type]
+        slurm.wait_until_empty(PATIENCE_S)
+    for job in told["jobs"]:  # type: ignore[attr-defined]
+        for log in Path("/tmp").glob(f"headrace-*-{job}-*.log"):
+            log.unlink()
+    assert objects(weed, url) == wanted
+    assert not list((tmp_path / "cache" / "outputs").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray(weed: servers.Bucket, inputs: Path, tmp_path: Path, around: None, wanted: dict[str, bytes]) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+    url = f"{weed.url}/{tmp_path.name}/out"
+    with contextlib.ExitStack() as stack:
+        ray = started("Ray", ray_cluster.cluster(num_nodes=1), stack)
+        prepared(inputs, url, dict(os.environ), "--executor", "ray", "--address", ray.address)
+    assert objects(weed, url) == wanted

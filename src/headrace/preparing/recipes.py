@@ -190,12 +190,12 @@ def plan_recipe(
     Raises:
         ConfigError, InputError, OutputError, MissingExtraError: as `prepare_recipe`.
     """
-    check_local(recipe, output, tokenizer)
-    check_readable(inputs)
+    check_local(recipe, tokenizer)
+    check_readable(inputs, output)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
-    with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
+    with output_at(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
         plan, _ = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, None)
         return plan_run(folder, plan, deciding(plan), notice)
 
