@@ -37,8 +37,8 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
     """Open the job that was planned for an output, of whatever kind.
 
     Args:
-        output: the output: a folder, or the dataset that is checked. If several jobs are planned for it, the first in
-            the order of `KINDS` is opened.
+        output: the output: a folder, a URL, or the dataset that is checked. If several jobs are planned for it, the
+            first in the order of `KINDS` is opened.
         checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:

@@ -167,10 +167,10 @@ def task(
 ) -> None:
     """Do tasks of the job that was planned in DIR, together with any number of other processes on any hosts.
 
-    The same command may run on many hosts that share DIR: each takes the next open task, and a task that a host leaves
-    undone is done by another. On SIGTERM, the tasks that are under way are completed, and no others are begun. Without
-    --tasks, --most or --no-wait, the processes stay until the tasks of all phases are done. Then `headrace job finish
-    DIR` makes the output.
+    The same command may run on many hosts that share DIR, or reach it if it is a URL: each takes the next open task,
+    and a task that a host leaves undone is done by another. On SIGTERM, the tasks that are under way are completed, and
+    no others are begun. Without --tasks, --most or --no-wait, the processes stay until the tasks of all phases are
+    done. Then `headrace job finish DIR` makes the output.
     """
     from headrace.engine.doing import Doer, Limits
     from headrace.engine.executors import take_part
@@ -235,7 +235,7 @@ def _ranges(text: str, tasks: range) -> list[int]:
 def status(output: str, watch: bool, as_json: bool) -> None:
     """Show how far the job is that was planned in DIR: what is done, under way and failed, how fast, and what is left.
 
-    All of it is read from the folder, on any host.
+    All of it is read from the folder or the store, on any host.
     """
     from headrace.engine.status import StatusReader
     from headrace.kinds import open_job
@@ -403,6 +403,6 @@ def command() -> None:
     """Do the tasks of a job that was planned, on any hosts; show how far it is; complete it.
 
     `headrace prepare plan`, and --executor plan of the commands that prepare, copy, measure and check, plan a job. DIR
-    is its output: the folder that was named as the output, or the dataset that is prepared in place or checked.
-    Each of the three commands has --json.
+    is its output: the folder or the URL that was named as the output, or the dataset that is prepared in place or
+    checked. Each of the three commands has --json.
     """

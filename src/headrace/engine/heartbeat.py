@@ -1,6 +1,6 @@
-"""Which processes are at work on a job, as others can see it in its folder.
+"""Which processes are at work on a job, as others can see it.
 
-Each process rewrites a small file every few seconds. Others watch whether it changes, by their own clocks, since the
+Each process rewrites a note every few seconds. Others watch whether it changes, by their own clocks, since the
 clocks of hosts may differ by minutes. A process of the same host is asked for at the system.
 """
 

@@ -1,4 +1,4 @@
-"""A job: offline work that is planned in a folder, and whose tasks any process on any host may do.
+"""A job: offline work that is planned in a folder or at a URL, and whose tasks any process on any host may do.
 
     plan.json                what kind of work it is, and all that decides it
     phases of tasks          each task is a pure function of the plan and of the phases before it

@@ -5,8 +5,9 @@
     RESULTS/ATTEMPT/...                   the files of an attempt: all tasks of one process
 
 A task may be done several times, at the same time, on several hosts. Each process writes its files into a folder of its
-own, syncs them, and then creates the receipt, which names the folder. The second to come finds the receipt, and throws
-its files away. Claims only spare work: they keep two processes from doing the same task, and they count the attempts.
+own, brings them to where all see them, and then creates the receipt, which names the folder. The second to come finds
+the receipt, and throws its files away. Claims only spare work: they keep two processes from doing the same task, and
+they count the attempts. What all see is a folder, or objects, see `shared`.
 """
 
 from __future__ import annotations

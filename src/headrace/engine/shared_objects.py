@@ -112,13 +112,15 @@ class SharedObjects(Shared):
 
     def notes(self, folder: str) -> dict[str, bytes]:
         """See `Shared`. A note that is rewritten meanwhile is read once more."""
-        found = {}
-        for name in self.names(folder):
-            with contextlib.suppress(HeadraceError):
-                data = self.read(f"{folder}/{name}")
-                if data is not None:
-                    found[name] = data
-        return found
+        place, found = self._at(folder), dict[str, bytes]()
+        changed: list[str] = []
+        with contextlib.suppress(HeadraceError):
+            listed = {f"{place}/{name}": status for name, status in self._writer.listed(place).items()}
+            found = self._writer.read_all(listed, on_error=lambda url, error: changed.append(url))
+            for url in changed:
+                if (data := self._writer.read(url)) is not None:
+                    found[url] = data
+        return {url.removeprefix(f"{place}/"): data for url, data in sorted(found.items())}
 
     def versions(self, folder: str) -> Mapping[str, object]:
         """See `Shared`: ETag and time."""

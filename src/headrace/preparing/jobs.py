@@ -257,7 +257,7 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
     place, has it in ``.nv-meta/.headrace``. If there are plans at both places, the first is opened.
 
     Args:
-        output: the folder.
+        output: the folder, or a URL, where the plan is in ``.headrace`` too.
         checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:

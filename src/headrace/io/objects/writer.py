@@ -11,7 +11,7 @@ Every object appears whole or not at all. Requests are tried again, bounded and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -148,8 +148,14 @@ class ObjectWriter:
         found = {one.removeprefix(f"{url}/"): self._objects.status(one) for one in self._objects.listing(url)[1]}
         return {name: status for name, status in found.items() if status is not None}
 
-    def read_all(self, objects: Mapping[str, Status]) -> dict[str, bytes]:
+    def read_all(
+        self, objects: Mapping[str, Status], on_error: Callable[[str, StoreError], None] | None = None
+    ) -> dict[str, bytes]:
         """Return the contents of small objects, by their URLs, given what `listed` says of them; many at a time.
+
+        Args:
+            objects: the objects.
+            on_error: called for each that cannot be read, was removed or has changed; without it that is raised.
 
         Raises:
             StoreError: one cannot be read, was removed or has changed.
@@ -163,7 +169,12 @@ class ObjectWriter:
             whole = {url: (0, objects[url].size) for url in some if objects[url].size}
             begun = {url: self._objects.begin_ranges(url, [one]) for url, one in whole.items()}
             for url in some:
-                found[url] = bytes(self._objects.finish(url, begun[url]).data[0]) if url in begun else b""
+                try:
+                    found[url] = bytes(self._objects.finish(url, begun[url]).data[0]) if url in begun else b""
+                except StoreError as error:
+                    if on_error is None:
+                        raise
+                    on_error(url, error)
         return found
 
     def fetch(self, url: str, path: Path) -> None:
