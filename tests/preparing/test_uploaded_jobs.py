@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import platform
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +29,7 @@ from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Job, Show
 from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, InputError, OutputError
+from headrace.io import cache_folder
 from headrace.preparing import (
     OutputOptions,
     RecipeOptions,
@@ -281,7 +286,12 @@ def test_an_unfinished_job_is_continued_discarded_or_refused(
     with hosts.on(0):
         plan(kit, inputs, f"{bucket.url}/taken", given)
         do(open_job(f"{bucket.url}/taken"), [0])
-        prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
+        with pytest.raises(
+            OutputError, match=r"/taken: a run is planned for this place: complete it with headrace job"
+        ):
+            prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
+        restarted = msgspec.structs.replace(given, restart=True)
+        prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=restarted)
         with pytest.raises(OutputError, match=r"/taken: the place holds the output of an earlier run"):
             plan(kit, inputs, f"{bucket.url}/taken", other)
         manifest = plan_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
@@ -335,6 +345,24 @@ def test_status_and_commands(kit: Any, bucket: MemoryBucket, inputs: Path, hosts
     assert refused.exit_code == ConfigError.exit_code, refused.output
     assert place in refused.output
     assert not bucket.content("other")
+
+
+def test_folders_of_killed_processes_are_removed(kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts) -> None:
+    url = f"{bucket.url}/web"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with hosts.on(0):
+        plan(kit, inputs, url, PLAIN)
+        outputs = cache_folder("outputs")
+        assert outputs is not None
+        names = [f"task.{host}.{ended.pid}.0" for host in (platform.node(), "another")]
+        names.append(f"task.{platform.node()}.{os.getpid()}.0")
+        for name in names:
+            (outputs / name).mkdir(parents=True)
+        job = open_job(url)
+        assert {path.name for path in outputs.iterdir()} == {*names[1:], job.work.name}
+        del job
+    assert {path.name for path in hosts.left()} == set(names[1:])
 
 
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -267,21 +267,25 @@ def opened(url: str) -> SharedObjects:
 
 
 def _own_folder(url: str) -> Path:
-    """Make a folder for this process, and remove those of processes that were killed on this host.
+    """Make a folder for this process, and remove those of processes that were killed.
 
     Raises:
         ConfigError: there is no home folder.
         OutputError: the system refuses the folder.
     """
-    place = upload_scratch(url).parent
-    folder = place / f"{_PREFIX}{unique_name()}"
+    remove_killed(url)
+    folder = upload_scratch(url).with_name(f"{_PREFIX}{unique_name()}")
     with output_errors(folder, "make the scratch folder"):
         folder.mkdir(parents=True)
-        for left in place.glob(f"{_PREFIX}*"):
-            host, process = host_and_process(left.name.removeprefix(_PREFIX))
-            if host == platform.node() and not process_exists(process):
-                shutil.rmtree(left, ignore_errors=True)
     return folder
+
+
+def remove_killed(url: str) -> None:
+    """Remove the scratch folders of processes that were killed on this host; ConfigError if there is no home folder."""
+    for left in upload_scratch(url).parent.glob(f"{_PREFIX}*"):
+        host, process = host_and_process(left.name.removeprefix(_PREFIX))
+        if host == platform.node() and not process_exists(process):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _remove(folder: Path, process: int) -> None:

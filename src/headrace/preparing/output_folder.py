@@ -275,6 +275,13 @@ class OutputFolder:
             self._remove_temporaries()
         return None
 
+    def refuse_planned(self) -> None:
+        """Refuse to do a planned run without what its tasks have done. In this folder, they are found.
+
+        Raises:
+            OutputError: the run is planned, and what its tasks have done lies elsewhere.
+        """
+
     def clear_left(self) -> None:
         """Remove what runs whose output is complete have left; in this folder that happens when it is left."""
 

@@ -559,6 +559,7 @@ def run_in(
     Raises:
         HeadraceError: see `prepare_text`.
     """
+    folder.refuse_planned()
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
         return folder.load()

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from headrace.engine.job import Phase, decoded_plan
-from headrace.engine.shared_objects import save_plan
+from headrace.engine.shared_objects import remove_killed, save_plan
 from headrace.engine.uploading import PLAN, Upload
 from headrace.engine.work_folder import upload_scratch
 from headrace.errors import HeadraceError, OutputError, StoreError
@@ -53,9 +53,19 @@ class UploadedFolder(OutputFolder):
         self._is_first = False
         """Whether no earlier run has left something at the URL that could be continued."""
 
+    def refuse_planned(self) -> None:
+        """See `OutputFolder.refuse_planned`."""
+        url = self.upload.url
+        if not self._restart and self.upload.writer.read(f"{url}/{PLAN}") is not None:
+            raise OutputError(
+                f"{url}: a run is planned for this place: complete it with headrace job finish {url}, or give --restart"
+                " to discard it"
+            )
+
     def clear_left(self) -> None:
-        """See `OutputFolder.clear_left`: what lies at the URL."""
+        """See `OutputFolder.clear_left`: what lies at the URL, and the scratch folders of its tasks."""
         self.upload.clear()
+        remove_killed(self.upload.url)
 
     def load(self) -> Manifest:
         """See `OutputFolder.load`."""
