@@ -118,7 +118,7 @@ def test_whatever_ends_processes(
     wanted = copies_made.files(tmp_path / "local")
     chooser = random.Random(3)
     num_stopped = 0
-    for number in range(cases(6, 100)):
+    for number in range(cases(4, 100)):
         url = f"{bucket.url}/{number}"
         steps: list[Callable[[], object]] = [
             lambda url=url: tool(sources, url, plan_only=True),
@@ -143,7 +143,7 @@ def test_whatever_ends_processes(
         with on(0):
             tool(sources, url)  # the same command without a plan does what is left
         assert bucket.content(str(number)) == wanted
-    assert num_stopped > 5
+    assert num_stopped > 3
 
 
 def test_a_shard_that_comes_late_leaves_nothing(

@@ -177,7 +177,7 @@ def test_whatever_ends_processes(
     wanted = local(kit, inputs, tmp_path / "local", given)
     chooser = random.Random(5)
     num_stopped = 0
-    for number in range(cases(8, 200)):
+    for number in range(cases(4, 200)):
         url = f"{bucket.url}/{number}"
 
         def task(url: str = url) -> None:
@@ -205,7 +205,7 @@ def test_whatever_ends_processes(
         with hosts.on(0):
             finish_job(url, LOCAL, Show())
         assert bucket.content(str(number)) == wanted
-    assert num_stopped > 8
+    assert num_stopped > 4
 
 
 def phase_tasks(job: Job) -> list[int]:
@@ -214,7 +214,7 @@ def phase_tasks(job: Job) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["shards", "shuffled"])
-@pytest.mark.parametrize("moment", [0, 3, 9, 15])
+@pytest.mark.parametrize("moment", [3, 15])
 def test_two_hosts_finish_at_the_same_time(
     kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path, name: str, moment: int
 ) -> None:

@@ -30,7 +30,7 @@ _MARGIN: Final = 1.5
 _MARGIN_S: Final = 20.0
 """A task may take so many times as long as the longest before it, and the process so many seconds to end."""
 
-MAX_SHOWN: Final = 8
+MAX_SHOWN: Final = 4
 """Tasks of whose results a process may be sending at the same time; they lie on its disk meanwhile."""
 
 REFRESH_S: Final = 3.0

@@ -36,6 +36,7 @@ from headrace.io.remote import Status
 
 _PREFIX: Final = "task."
 _FILES: Final = "plan"
+_AT_ONCE: Final = 2
 
 
 class SharedObjects(Shared):
@@ -137,8 +138,11 @@ class SharedObjects(Shared):
     def publish(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`: upload them, and remove them here. It is safe in threads."""
         place = self.here / folder
-        files = {path.relative_to(place).as_posix(): path for name in names for path in _files(place / name)}
-        self._anew().put_files({self._at(f"{folder}/{name}"): path for name, path in files.items()})
+        writer = self._anew()
+        files = [path for name in names for path in _files(place / name)]
+        for at in range(0, len(files), _AT_ONCE):  # each is in memory while it is sent
+            some = files[at : at + _AT_ONCE]
+            writer.put_files({self._at(f"{folder}/{path.relative_to(place).as_posix()}"): path for path in some})
         remove_files(place, names)
 
     def withdraw(self, folder: str, names: Sequence[str]) -> None:
