@@ -41,6 +41,7 @@ from headrace.preparing import (
     plan_text,
     prepare_text,
 )
+from headrace.preparing.exchange import duplicates
 from headrace.samples.recipe import parse_recipe
 from memory_stores import MemoryBucket, Stopped, memory_bucket, watched
 
@@ -50,6 +51,12 @@ CASES = {
     "shards": msgspec.structs.replace(PLAIN, output=OutputOptions(shard_tokens=2500)),
     "shuffled": msgspec.structs.replace(PLAIN, output=OutputOptions(shard_tokens=2500, shuffle=3)),
     "deduplicated": msgspec.structs.replace(PLAIN, deduplicate=True),
+    "both": msgspec.structs.replace(PLAIN, deduplicate=True, output=OutputOptions(shard_tokens=2500, shuffle=3)),
+}
+PHASES = {
+    "shuffled": ["encode", "sort"],
+    "deduplicated": ["encode", "duplicates"],
+    "both": ["encode", "duplicates", "sort"],
 }
 LOCAL = LocalExecutor(workers=2)
 
@@ -58,6 +65,9 @@ LOCAL = LocalExecutor(workers=2)
 def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
     monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
+    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 5000)
+    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 1000)
+    monkeypatch.setattr(duplicates, "BLOCK_PIECES", 4)
     with jobs_by_hand.small_jobs():
         yield
 
@@ -135,9 +145,13 @@ def test_tasks_on_hosts_that_share_nothing(
     for host, some in enumerate((order[:third], order[third // 2 : 2 * third])):  # some of them twice
         with hosts.on(host):
             do(open_job(url), some)
+    seen: dict[str, int] = {}
     with hosts.on(2):
-        take_part(open_job(url), Limits(), Show(), workers=2)
+        show = Show(tasks=lambda progress: seen.update({progress.phase.partition("-")[0]: progress.num_tasks}))
+        take_part(open_job(url), Limits(), show, workers=2)
         assert open_job(url).phase() is None
+    assert list(seen) == PHASES.get(name, ["encode"])
+    assert all(count > 3 for count in seen.values())
     assert "web/headrace.json" not in bucket.content()
     del job
     with hosts.on(3):
@@ -168,7 +182,7 @@ def stop_at(moment: int) -> Callable[[int, str], None]:
     return stop
 
 
-@pytest.mark.parametrize("name", ["shards", "shuffled"])
+@pytest.mark.parametrize("name", ["shards", "both"])
 def test_whatever_ends_processes(
     kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path, name: str
 ) -> None:
@@ -177,7 +191,7 @@ def test_whatever_ends_processes(
     wanted = local(kit, inputs, tmp_path / "local", given)
     chooser = random.Random(5)
     num_stopped = 0
-    for number in range(cases(4, 200)):
+    for number in range(cases(3, 100)):
         url = f"{bucket.url}/{number}"
 
         def task(url: str = url) -> None:
@@ -188,7 +202,8 @@ def test_whatever_ends_processes(
 
         steps: list[Callable[[], object]] = [
             lambda url=url: plan(kit, inputs, url, given),
-            *[task] * 4,
+            *[task] * 2,
+            *[lambda url=url: take_part(open_job(url), Limits(most=9), Show(), workers=1)] * 4,
             lambda url=url: finish_job(url, LOCAL, Show()),
         ]
         for step in steps:
@@ -205,7 +220,7 @@ def test_whatever_ends_processes(
         with hosts.on(0):
             finish_job(url, LOCAL, Show())
         assert bucket.content(str(number)) == wanted
-    assert num_stopped > 4
+    assert num_stopped > 3
 
 
 def phase_tasks(job: Job) -> list[int]:
@@ -213,7 +228,7 @@ def phase_tasks(job: Job) -> list[int]:
     return [] if phase is None else list(job.receipts(phase).tasks)
 
 
-@pytest.mark.parametrize("name", ["shards", "shuffled"])
+@pytest.mark.parametrize("name", ["shards", "both"])
 @pytest.mark.parametrize("moment", [3, 15])
 def test_two_hosts_finish_at_the_same_time(
     kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path, name: str, moment: int

@@ -37,7 +37,7 @@ VARIANTS = {
         OPTIONS, output=OutputOptions(shard_tokens=30_000, shuffle=3), deduplicate=True
     ),
 }
-CLUSTERED = msgspec.structs.replace(OPTIONS, task_bytes=None)
+CLUSTERED = msgspec.structs.replace(OPTIONS, task_bytes=None, output=OutputOptions(shard_tokens=30_000, shuffle=3))
 C = TypeVar("C")
 SCRIPT = """
 import random
@@ -47,7 +47,9 @@ from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
-from headrace.preparing import finish_job, open_job
+from headrace.preparing import finish_job, open_job, run_plan
+
+run_plan.RANGE_BYTES, run_plan.DEALT_BYTES = 100_000, 50_000  # several ranges and buckets
 
 if __name__ == "__main__":
     SharedObjects.pause_s, SharedObjects.beat_s = 0.1, 1.0
@@ -137,7 +139,13 @@ class Hosts:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_tasks_on_hosts_that_die(
-    weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, around: None, name: str
+    weed: servers.Bucket,
+    proxy: FaultProxy,
+    inputs: Path,
+    tmp_path: Path,
+    around: None,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     """Some take turns, and some do the same tasks at the same time; two finish at the same time.
 
@@ -148,6 +156,8 @@ def test_tasks_on_hosts_that_die(
     wanted = files(tmp_path / "local")
     hosts = Hosts(proxy, tmp_path)
     chooser = random.Random(f"deaths {name}")
+    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 50_000)
     proxy.share = proxy.write_share = 0.02
     proxy.all_requests = True
     for number in range(cases(1, 20)):
@@ -176,6 +186,7 @@ def prepared(inputs: Path, url: str, environ: dict[str, str], *more: str) -> dic
     """Run the command with an executor."""
     command = [sys.executable, "-m", "headrace", "prepare", str(inputs / "in"), "-o", url, "--json", *more]
     tokens = ["--tokenizer", str(inputs / "model"), "--backend", "tokenizers", "--shard-tokens", "30000"]
+    tokens += ["--shuffle", "3"]
     done = subprocess.run([*command, *tokens], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert servers.SECRET not in done.stdout + done.stderr

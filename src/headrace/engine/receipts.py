@@ -225,7 +225,7 @@ class Receipts:
                             (self.folder / receipt.attempt / name).rename(target / name)
 
     def away(self, receipt: Receipt, name: str) -> str:
-        """Return the name of a result of a task that is to be fetched with `Shared.fetch`."""
+        """Return the name of a result of a task, by which `Shared` knows it."""
         return f"{self.name}/{receipt.attempt}/{name}"
 
     def _place(self, kind: str, number: int) -> str:

@@ -119,6 +119,10 @@ class Shared(ABC):
         """Remove results of which another process has shown the same."""
 
     @abstractmethod
+    def place(self, name: str) -> Path | str:
+        """Return where a result is that somebody has shown: its path, or its URL."""
+
+    @abstractmethod
     def fetch(self, name: str, path: Path) -> None:
         """Bring a result that somebody has shown to a path on this host, unless it is there.
 
@@ -235,6 +239,10 @@ class SharedFolder(Shared):
     def withdraw(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`."""
         remove_files(self.here / folder, names)
+
+    def place(self, name: str) -> Path | str:
+        """See `Shared`."""
+        return self.here / name
 
     def fetch(self, name: str, path: Path) -> None:
         """See `Shared`: it is there."""

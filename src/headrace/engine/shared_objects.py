@@ -153,6 +153,10 @@ class SharedObjects(Shared):
         ]
         writer.delete([self._at(f"{folder}/{one}") for one in below])
 
+    def place(self, name: str) -> str:
+        """See `Shared`."""
+        return self._at(name)
+
     def fetch(self, name: str, path: Path) -> None:
         """See `Shared`. It is safe in threads."""
         self._anew().fetch(self._at(name), path)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,19 +27,23 @@ import numpy as np
 
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
+from headrace.engine.heartbeat import Heartbeat, Nodes
 from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, is_planned, load_plan
-from headrace.engine.receipts import Receipts
+from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Done, Failed
 from headrace.engine.shared import Shared
-from headrace.engine.work_folder import inside
+from headrace.engine.work_folder import BusyError, inside
 from headrace.errors import ConfigError, OutputError, StoreError, sentence
-from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at
+from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at, unique_name
 from headrace.preparing import worker
+from headrace.preparing.committer import ORIGINS_NAME
+from headrace.preparing.exchange.buckets import NUMBERS_NAME
 from headrace.preparing.exchange.duplicates import duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.messages import Exchange, FindTask, HashTask, Order, Setup, SortTask
 from headrace.preparing.output_folder import (
     RUN_NAME,
+    STATE_NAME,
     WORK_NAME,
     OutputFolder,
     RunState,
@@ -47,12 +53,13 @@ from headrace.preparing.output_folder import (
 )
 from headrace.preparing.piece import HASHES, PARTS, piece_path
 from headrace.preparing.run import REFERENCE, TextRun, begin_run, cut, encoding_phases, hash_files
-from headrace.preparing.run_plan import RunPlan, encoding, finding, sorting
+from headrace.preparing.run_plan import BUCKETS_NAME, RunPlan, encoding, finding, sorting
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
 KIND = "text"
 TOKENIZER_NAME: Final = "tokenizer.json"
+NUMBERS: Final = f"{BUCKETS_NAME}/{NUMBERS_NAME}"
 
 
 def plan_run(
@@ -103,6 +110,8 @@ class TextJob(Job):
             self._mark = mark_of(self.work)
         self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
         self._orders = self._plan.all_orders()
+        self._nodes = Nodes(shared)
+        self._known: RunState | None = None
         function = self._plan.options.filters.function
         if function is not None and function_fingerprint(function) != run["filter"]:
             raise ConfigError(
@@ -114,7 +123,7 @@ class TextJob(Job):
         """See `Job`. The last phase before documents are sorted is still returned if it is over, for `advance`."""
         if not self.is_planned:
             return None  # another process has finished the job
-        state = load_state(self.work)
+        state = self._state()
         if state is not None and state.phase == "sort":
             phase = sorting(self._mark, state.num_buckets, first_task=state.task_index)
             return phase if self._read(phase).open_tasks else None
@@ -125,28 +134,32 @@ class TextJob(Job):
             receipts = self._read(phase)
             if receipts.open_tasks or receipts.failed:
                 return phase
-        return phases[-1] if self._plan.is_shuffled and self.shared.is_folder else None
+        return phases[-1] if self._plan.is_shuffled else None
 
     def tasks(self, phase: Phase) -> Sequence[Order]:
         """See `Job`."""
         if phase.name.startswith("duplicates"):
             return [FindTask(number) for number in range(phase.num_tasks)]
         if phase.name.startswith("sort"):
-            state = load_state(self.work)
+            state = self._state()
             sizes = state.bucket_sizes if state is not None else []
             return [SortTask(bucket, size) for bucket, size in enumerate(sizes)]
         return self._orders
 
     def setup(self, phase: Phase, results: Path) -> Setup:
         """See `Job`."""
-        state = load_state(self.work)
+        state = self._state()
+        url = "" if self.shared.is_folder else str(self.shared.place("")).rstrip("/")
         if phase.name.startswith("sort"):
-            exchange = Exchange(dealt=tuple(state.dealt)) if state is not None and state.exchanges else None
+            exchange = None
+            if state is not None and state.exchanges:
+                numbers = "" if self.shared.is_folder else self._gathered_name(NUMBERS)
+                exchange = Exchange(dealt=tuple(state.dealt), url=url, numbers=numbers)
             setup = self._plan.sort_setup(self.work, self._mark, exchange)
         else:
             exchange = self._exchange(state)
             if phase.name.startswith("duplicates"):
-                exchange = Exchange(hashes=hash_files(self._encoding(), self._read))
+                exchange = Exchange(hashes=hash_files(self._encoding(), self._read), url=url)
             setup = self._plan.setup_in(self.work, self._mark, self._backend(phase), exchange)
         return msgspec.structs.replace(setup, parts=str(results))
 
@@ -161,7 +174,7 @@ class TextJob(Job):
         if phase.name.startswith("duplicates"):
             names = [duplicates_path("", task_index).name]
         else:
-            kinds = self._kinds(load_state(self.work)) if is_encoded else []
+            kinds = self._kinds(self._state()) if is_encoded else []
             names = [piece_path("", task_index, piece.piece).name for piece in done]
             for piece, (_, documents, _) in zip(done, counts, strict=True):
                 names += [piece_path("", task_index, piece.piece, kind).name for kind in kinds if documents]
@@ -183,12 +196,58 @@ class TextJob(Job):
 
     def advance(self, phase: Phase, show: Show) -> None:
         """See `Job`: number the documents of a shuffled run once all of them are there."""
-        following = self.phase() if self._plan.is_shuffled and self.shared.is_folder else None
+        following = self.phase() if self._plan.is_shuffled else None
         if following is None or following.name.startswith("sort") or self._read(following).open_tasks:
+            return
+        if not self.shared.is_folder:
+            self._gather_for_all(show)
             return
         with self._folder() as folder:
             if folder.resume() is None:
                 self._local_run(folder, show).gather()
+
+    def _gather_for_all(self, show: Show) -> None:
+        """Number the documents, and show what the next phase needs of it to all hosts: this is done by one of them.
+
+        Raises:
+            BusyError: another process does it.
+        """
+        receipts, attempt = self._read(self._gathering), unique_name()
+        claims = receipts.claims(0)
+        if (
+            receipts.done
+            or (claims and claims[-1] in self._nodes.alive())
+            or not receipts.claim(0, attempt, len(claims))
+        ):
+            raise BusyError(
+                f"{self.output}: another process numbers the documents before they are sorted: try again later"
+            )
+        began_s = time.time()
+        with Heartbeat(self.shared, attempt, self._gathering.name) as heart:
+
+            def progress(found: Any) -> None:
+                heart.beat({0: time.time() - began_s})
+                show.progress(found)
+
+            with self._folder() as folder:
+                if folder.resume() is not None:
+                    return
+                atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
+                self._local_run(folder, msgspec.structs.replace(show, progress=progress)).gather()
+                place = self.shared.here / receipts.name / attempt
+                names = _moved(folder.work, place)
+                folder.leave_to_others()
+            receipt = Receipt(
+                task_index=0,
+                attempt=attempt,
+                host=platform.node(),
+                finished_s=time.time(),
+                seconds=time.time() - began_s,
+                files=tuple(names),
+            )
+            self.shared.publish(f"{receipts.name}/{attempt}", names)
+            if not receipts.create(receipt):
+                self.shared.withdraw(f"{receipts.name}/{attempt}", names)
 
     def finish(self, show: Show) -> Manifest:
         """See `Job`: commit all pieces in their order, as the end of a local run."""
@@ -205,6 +264,7 @@ class TextJob(Job):
             if (manifest := folder.resume()) is None:
                 if not self.shared.is_folder:
                     atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
+                    self._fetch_gathered(folder.work)
                 manifest, moves = self._local_run(folder, show).run()
                 folder.commit(moves)
         return manifest
@@ -224,13 +284,38 @@ class TextJob(Job):
         return encoding_phases(self._plan, self._orders, self._mark, self._read)
 
     def _exchange(self, state: RunState | None) -> Exchange | None:
-        """Return what tasks exchange; None if it is done in order at the end.
-
-        That is so if the run was begun as a local one, and if the results of tasks lie in an object store.
-        """
-        if not self.shared.is_folder:
-            return None
+        """Return what tasks exchange; None if the run was begun as a local one, which does it in order."""
         return self._plan.exchange if state is None or state.exchanges else None
+
+    @property
+    def _gathering(self) -> Phase:
+        """What one process does between two phases of a job at a URL, as a phase of one task."""
+        return Phase(name=f"number-{self._mark}", num_tasks=1)
+
+    def _gathered_name(self, name: str) -> str:
+        """Return by which name a file is known that the process has shown which has numbered the documents."""
+        receipts = self._read(self._gathering)
+        return receipts.away(receipts.done[0], name)
+
+    def _state(self) -> RunState | None:
+        """Return the checkpoint; at a URL there is one for all when the documents are numbered."""
+        if self.shared.is_folder:
+            return load_state(self.work)
+        if self._known is None and self._plan.is_shuffled and self._read(self._gathering).done:
+            self.shared.fetch(self._gathered_name(STATE_NAME), self.work / STATE_NAME)
+            self._known = load_state(self.work)
+        return self._known
+
+    def _fetch_gathered(self, work: Path) -> None:
+        """Bring what another host has numbered to the work folder of a run that has no checkpoint of its own."""
+        receipts = self._read(self._gathering)
+        if (work / STATE_NAME).exists() or not receipts.done:
+            return
+        for name in sorted(receipts.done[0].files, key=lambda name: name == STATE_NAME):  # the checkpoint comes last
+            path = work / name
+            with output_errors(path, "make the folder of"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self.shared.fetch(receipts.away(receipts.done[0], name), path)
 
     def _kinds(self, state: RunState | None) -> list[str]:
         """Return what a task of encoding writes beside each piece that has documents."""
@@ -240,6 +325,17 @@ class TextJob(Job):
 
     def _backend(self, phase: Phase) -> str:
         return REFERENCE if phase.name.endswith(f"-{REFERENCE}") else self._plan.choice.name
+
+
+def _moved(work: Path, place: Path) -> list[str]:
+    """Move the files of the checkpoint of numbered documents to another folder; return their names."""
+    found = [work / STATE_NAME, work / NUMBERS, *sorted((work / ORIGINS_NAME).rglob("*"))]
+    names = [path.relative_to(work).as_posix() for path in found if path.is_file()]
+    with output_errors(place, "move results to"):
+        for name in names:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(work / name, place / name)
+    return names
 
 
 KINDS: Final = {

@@ -328,6 +328,10 @@ class OutputFolder:
         save_plan(self.work, kind, plan, software)
         self.keep()
 
+    def leave_to_others(self) -> None:
+        """Leave nothing on this host, but what lies at a URL."""
+        self._keep = False
+
     def keep(self) -> None:
         """Leave the hidden folder for a later run to continue if this one ends without `commit`."""
         self._keep = True

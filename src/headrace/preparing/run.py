@@ -96,7 +96,7 @@ def hash_files(phases: Sequence[Phase], read: ReadReceipts) -> tuple[str, ...]:
         receipts = read(phase)
         for task_index in range(phase.first_task, end):
             receipt = receipts.done[task_index]
-            folder = f"{receipts.folder.name}/{receipt.attempt}"
+            folder = f"{receipts.name}/{receipt.attempt}"
             found += [f"{folder}/{name}" for name in receipt.files if name.endswith(f".{HASHES}")]
     return tuple(found)
 
@@ -152,7 +152,7 @@ class TextRun:
         if state is None:
             count = len(self._plan.files)
             ledger = LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
-            state = RunState(ledger=ledger, exchanges=(self._work / PLAN_NAME).exists())
+            state = RunState(ledger=ledger, exchanges=self._is_planned or (self._work / PLAN_NAME).exists())
             if state.exchanges:
                 state.num_buckets = plan.exchange.num_buckets
             elif self._plan.is_shuffled:
@@ -256,9 +256,8 @@ class TextRun:
                     f"{receipts.folder}: results of other hosts cannot be seen yet: run the command again"
                 )
             return None
-        ranges = [
-            duplicates_path(receipts.folder / receipts.done[number].attempt, number) for number in range(num_ranges)
-        ]
+        names = (receipts.away(receipts.done[number], duplicates_path("", number).name) for number in range(num_ranges))
+        ranges = [receipts.shared.place(name) for name in names]
         return FoundDuplicates(ranges, hash_files(phases, self._read))
 
     @property
@@ -311,13 +310,22 @@ class TextRun:
                 self._underway.pop(result.task_index, None)
             self._check_errors()
 
-    def _parts(self, path: Path, adopted: _Adopted | None) -> Path:
-        """Where the documents of a piece lie: beside it, or where the task of another process has put them."""
+    def _parts(self, path: Path, adopted: _Adopted | None) -> Path | str:
+        """Where the documents of a piece lie: beside it, or where the task of another process has put them.
+
+        If that is not on this host, this is the name by which they are known.
+        """
+        if adopted is not None and adopted.away:
+            return f"{adopted.away[0].rpartition('/')[0]}/{path.stem}.{PARTS}"
         own = self._work / path.parent.name / f"{path.stem}.{PARTS}"
         return own if adopted is None or not self._state.exchanges or own.exists() else adopted.folder / own.name
 
     def _sort(self) -> None:
-        exchange = Exchange(dealt=tuple(self._state.dealt)) if self._state.exchanges else None
+        exchange = None
+        if self._state.exchanges:
+            shared = self._read(sorting(self._mark, self._state.num_buckets)).shared
+            url = "" if shared.is_folder else str(shared.place("")).rstrip("/")
+            exchange = Exchange(dealt=tuple(self._state.dealt), url=url)
         setup = self._plan.sort_setup(self._work, self._mark, exchange)
         folder = Path(setup.buckets)
         adopted = self._adopt(sorting(self._mark, self._state.num_buckets), folder)
@@ -331,6 +339,8 @@ class TextRun:
         for result in self._results(setup, orders, folder, 1, adopted):
             if result.task_index >= 0:
                 path = piece_path(folder, result.task_index, result.piece)
+                if self._fetched is not None:
+                    self._fetched.wait(path)
                 made_of = bucket_path(folder, result.task_index) if exchange is None else None
                 self._committer.take_sorted(read_piece(path), path, made_of)
 
@@ -415,7 +425,8 @@ class TextRun:
             numbers = [number for number in sorted(pieces) if number >= first]
             if task_index in adopted:
                 given = adopted[task_index]
-                is_whole = numbers == list(range(first, given.num_pieces())) and given.has_parts(folder)
+                is_whole = numbers == list(range(first, given.num_pieces()))
+                is_whole = is_whole and (bool(given.away) or given.has_parts(folder))
             else:
                 is_whole = self._is_whole(pieces, first, numbers)
             if task_index < self._state.task_index or not is_whole:

@@ -122,7 +122,12 @@ class UploadedFolder(OutputFolder):
     ) -> None:
         """See `OutputFolder.save_plan`. Nothing stays on this host."""
         save_plan(self.upload.url, self.upload.writer, kind, plan, software, files=files, phases=phases)
-        self._is_first = self._keep = False
+        self.leave_to_others()
+
+    def leave_to_others(self) -> None:
+        """See `OutputFolder.leave_to_others`."""
+        super().leave_to_others()
+        self._is_first = False
 
     def resume(self) -> Manifest | None:
         """See `OutputFolder.resume`. This host goes on from its own checkpoint, if that is of the same job."""
