@@ -176,7 +176,9 @@ class UploadedFolder(OutputFolder):
     def _unfinished(self) -> dict[str, Any] | None:
         """See `OutputFolder`. A run that another host has completed or discarded is not to be continued here."""
         found = super()._unfinished()
-        return None if found is None or self.upload.unfinished() is None else found
+        if found is None or self.upload.unfinished() is None or (self._remote / MANIFEST_NAME).exists():
+            return None
+        return found
 
     def _whole_output(self) -> Manifest | None:
         remote = self._remote
