@@ -65,8 +65,8 @@ LOCAL = LocalExecutor(workers=2)
 def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
     monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
-    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 5000)
-    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 1000)
+    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 8000)
+    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 2000)
     monkeypatch.setattr(duplicates, "BLOCK_PIECES", 4)
     with jobs_by_hand.small_jobs():
         yield
@@ -191,7 +191,7 @@ def test_whatever_ends_processes(
     wanted = local(kit, inputs, tmp_path / "local", given)
     chooser = random.Random(5)
     num_stopped = 0
-    for number in range(cases(3, 100)):
+    for number in range(cases(2, 100)):
         url = f"{bucket.url}/{number}"
 
         def task(url: str = url) -> None:
@@ -220,7 +220,7 @@ def test_whatever_ends_processes(
         with hosts.on(0):
             finish_job(url, LOCAL, Show())
         assert bucket.content(str(number)) == wanted
-    assert num_stopped > 3
+    assert num_stopped > 2
 
 
 def phase_tasks(job: Job) -> list[int]:
