@@ -149,6 +149,7 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "plan of a merge": lambda path: headrace.merge(["x", "y"], path, plan_only=True),
     "prepare_shards in": lambda path: preparing.prepare_shards([path], "out"),
     "prepare_recipe": lambda path: preparing.prepare_recipe(path, "out"),
+    "read_recipe": preparing.read_recipe,
     "prepare_energon": prepare_energon,
     "merge from": lambda path: headrace.merge([path, "x"], "out"),
     "merge to": lambda path: headrace.merge(["x", "y"], path),
@@ -171,6 +172,9 @@ REMOTE_DOORS: frozenset[str] = frozenset(
             "convert from",
             "convert to",
             "split to",
+            "load_tokenizer",
+            "prepare_recipe",
+            "read_recipe",
         ),
     )
 )

@@ -314,6 +314,7 @@ def read_recipe(path: str | os.PathLike[str], storage: Storage | None = None) ->
         >>> headrace.preparing.read_recipe("chats.yaml").inputs[0].paths
         'chats.jsonl'
     """
+    check_readable(path)
     if not is_url(path):
         return load_recipe(path)
     place = path_at(path, reader_of(storage))
