@@ -173,6 +173,7 @@ REMOTE_DOORS: frozenset[str] = frozenset(
             "convert to",
             "split to",
             "load_tokenizer",
+            "prepare_shards in",
             "prepare_recipe",
             "read_recipe",
         ),
