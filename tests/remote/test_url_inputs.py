@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import energon_made
+import headrace
 import recipe_runs
 import servers
 import shards_made
@@ -22,7 +26,10 @@ from fault_proxy import FaultProxy, fault_proxy
 from headrace.cli import main
 from headrace.errors import InputError
 from headrace.io import FetchPolicy
+from headrace.io.objects.writer import ObjectWriter
+from headrace.preparing.energon import EnergonOptions, SplitChoice, prepare_energon
 from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource, prepare_shards
+from headrace.stores.energon import EnergonStore
 
 pytestmark = pytest.mark.remote
 
@@ -220,3 +227,100 @@ def test_media_of_killed_runs(
         assert servers.SECRET not in said
         assert data(out) == data(tmp_path / "local")
         assert not secrets_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of shards, one of which has large contents."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(6):
+        members = [(f"{number}_{n}.{part}", bytes(20_000 * n)) for n in range(1, 8) for part in ("bin", "txt")]
+        energon_made.write_tar(folder / f"shards/{number}.tar", members)
+    energon_made.write_tar(folder / "large.tar", [(f"large{n}.bin", bytes(4_000_000)) for n in range(4)])
+    return folder
+
+
+ENERGON = EnergonOptions(split=SplitChoice(ratio=(1, 1)))
+
+
+def same_dataset(bucket: servers.Bucket, url: str, shards: Path, folder: Path) -> None:
+    """Compare all files at a URL with what the local command makes of the same shards."""
+    shutil.copytree(shards, folder)
+    prepare_energon(folder, options=ENERGON)
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    reader = ObjectWriter(bucket.storage)
+    found = {name: reader.read(f"{url}/{name}") or b"" for name in reader.sizes(url)}
+    assert found.keys() == files.keys()
+    state = ".nv-meta/headrace.json"  # with times and ETags
+    assert {name for name, data in found.items() if data != files[name]} == {state}
+    assert all(servers.SECRET.encode() not in data for data in found.values())
+    with (
+        EnergonStore(url, using=headrace.io.ObjectReader(bucket.storage), split_part="train") as ours,
+        EnergonStore(folder, split_part="train") as theirs,
+    ):
+        assert [sample.parts for sample in ours.read(np.arange(len(ours)))] == [
+            sample.parts for sample in theirs.read(np.arange(len(theirs)))
+        ]
+
+
+@pytest.mark.parametrize("server", ["weed", "azurite"])
+def test_energon(server: str, shards: Path, folder_key: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    bucket: servers.Bucket = request.getfixturevalue(server)
+    url = bucket.upload(shards, folder_key)
+    report = prepare_energon(url, options=ENERGON, storage=bucket.storage)
+    assert report.read == 7
+    same_dataset(bucket, url, shards, tmp_path / "local")
+    again = prepare_energon(url, options=ENERGON, storage=bucket.storage)
+    assert (again.unchanged, again.written) == (7, ())
+
+
+def test_energon_by_the_command(
+    weed: servers.Bucket, around: None, shards: Path, folder_key: str, tmp_path: Path
+) -> None:
+    url = weed.upload(shards, folder_key)
+    assert "7 read, 0 unchanged" in run("prepare", url, "--split-ratio", "1,1")
+    same_dataset(weed, url, shards, tmp_path / "local")
+    assert "energon, 7 shards\n  samples       46\n" in run("info", url)
+    run("check", url)
+    refused = CliRunner().invoke(main, ["prepare", "plan", url, "--split-ratio", "1,1"])
+    assert refused.exit_code == 2
+    assert f"{url}: the scheme s3:// is not supported; paths must be local here" in refused.output
+
+
+def test_energon_with_faults(
+    weed: servers.Bucket,
+    proxy: FaultProxy,
+    shards: Path,
+    folder_key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("headrace.io.objects.lookups.FetchPolicy", lambda: QUICK)
+    storage = msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
+    proxy.share = proxy.write_share = 0.2
+    proxy.all_requests = True
+    for number in range(cases(2, 20)):
+        url = weed.upload(shards, f"{folder_key}/{number}")
+        prepare_energon(url, options=ENERGON, storage=storage)
+        same_dataset(weed, url, shards, tmp_path / str(number))
+    assert sum(proxy.made.values()) > 3
+    assert servers.SECRET not in caplog.text
+
+
+def test_energon_of_killed_runs(
+    weed: servers.Bucket, proxy: FaultProxy, shards: Path, folder_key: str, tmp_path: Path
+) -> None:
+    rng = random.Random(5)
+    for number in range(cases(1, 20)):
+        url = weed.upload(shards, f"{folder_key}/{number}")
+        words = ["prepare", "energon", url, "--split-ratio", "1,1"]
+        for moment in sorted(rng.sample(range(2, 50), 3), reverse=True):
+            code, said = killed(proxy, words, tmp_path, moment)
+            assert code in (-9, 0), said
+            assert not secrets_in(tmp_path)
+        code, said = killed(proxy, words, tmp_path, None)
+        assert code == 0, said
+        assert servers.SECRET not in said
+        same_dataset(weed, url, shards, tmp_path / str(number))
+        assert not list((tmp_path / "cache" / "outputs").iterdir())

@@ -315,9 +315,9 @@ def test_large_contents_are_not_fetched(
 ) -> None:
     write_tar(tmp_path / "a.tar", [(f"{n}.bin", bytes(member_bytes)) for n in range(40)])
     url = upload(bucket, tmp_path)
-    monkeypatch.setattr(tar_scan, "OF_OBJECTS", tar_scan.Steps(near=20_000, after_gap=2000, far=5000))
-    dataset = energon_objects.RemoteDataset(url, None)
-    monkeypatch.setattr(energon_objects, "RemoteDataset", lambda given, storage: dataset)
+    monkeypatch.setattr(tar_scan, "OF_OBJECTS", tar_scan.WindowSteps(near=20_000, after_gap=2000, far=5000))
+    dataset = energon_objects.ObjectShards(url, None)
+    monkeypatch.setattr(energon_objects, "ObjectShards", lambda given, storage: dataset)
     prepare(url)
     fetched = dataset._reader.stats.bytes
     size = (tmp_path / "a.tar").stat().st_size

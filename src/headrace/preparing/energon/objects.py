@@ -38,7 +38,7 @@ _INDEXES_AT_ONCE: Final = 64
 _CLAIM_NAME: Final = "claim"
 
 
-class RemoteDataset:
+class ObjectShards:
     """A dataset at a URL.
 
     Args:

@@ -34,7 +34,7 @@ from headrace.stores.energon.splits import Splits, find_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
 
 if TYPE_CHECKING:
-    from headrace.preparing.energon.objects import RemoteDataset
+    from headrace.preparing.energon.objects import ObjectShards
 
 WORKER_BYTES: Final = 128 << 20
 """Bytes of tars that are worth a worker process, since starting one takes as long as reading the headers of some."""
@@ -55,7 +55,7 @@ class ShardsRun:
 
     def __init__(
         self,
-        root: Path | RemoteDataset,
+        root: Path | ObjectShards,
         options: EnergonOptions,
         *,
         on_progress: Callable[[EnergonProgress], None],
@@ -313,7 +313,7 @@ def prepare_energon(
     options = EnergonOptions() if options is None else options
     check_options(options)
     if is_url(path):
-        dataset = _remote_dataset(os.fspath(path), options, storage)
+        dataset = _object_shards(os.fspath(path), options, storage)
         return ShardsRun(dataset, options, on_progress=on_progress, on_notice=on_notice).run()
     root = Path(path)
     if _is_single(root):
@@ -362,7 +362,7 @@ def plan_energon(
         work.plan(lambda: plan)
 
 
-def _remote_dataset(url: str, options: EnergonOptions, storage: Storage | None) -> RemoteDataset:
+def _object_shards(url: str, options: EnergonOptions, storage: Storage | None) -> ObjectShards:
     """Return the dataset at a URL.
 
     Raises:
@@ -379,7 +379,7 @@ def _remote_dataset(url: str, options: EnergonOptions, storage: Storage | None) 
             " is: copy it, prepare the copy, and upload what was made"
         )
     # What talks to object stores is loaded when the first URL comes.
-    dataset: RemoteDataset = resolve_name("headrace.preparing.energon.objects:RemoteDataset")(url, storage)
+    dataset: ObjectShards = resolve_name("headrace.preparing.energon.objects:ObjectShards")(url, storage)
     if not dataset.root.is_dir():
         raise InputError(f"{url}: there are no objects below this URL; expected a folder of tars")
     return dataset

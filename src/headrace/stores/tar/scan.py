@@ -33,7 +33,7 @@ _TAIL_BYTES: Final = 1 << 20
 """How many bytes after the end are searched for more data: tar pads an archive to records, mostly of 10 KiB."""
 
 
-class Steps(NamedTuple):
+class WindowSteps(NamedTuple):
     """How a `Window` moves.
 
     Attributes:
@@ -47,10 +47,10 @@ class Steps(NamedTuple):
     far: int
 
 
-ON_DISK: Final = Steps(1 << 20, 4 << 10, 64 << 10)
+ON_DISK: Final = WindowSteps(1 << 20, 4 << 10, 64 << 10)
 """Even if the disk reads ahead."""
 
-OF_OBJECTS: Final = Steps(8 << 20, 64 << 10, 2 << 20)
+OF_OBJECTS: Final = WindowSteps(8 << 20, 64 << 10, 2 << 20)
 """While a store begins to answer a GET, it sends some MiB of another one."""
 
 
@@ -66,7 +66,7 @@ class Window:
         steps: how many bytes are read at a time; by default as on a disk.
     """
 
-    def __init__(self, using: Reader, path: str, steps: Steps | None = None) -> None:
+    def __init__(self, using: Reader, path: str, steps: WindowSteps | None = None) -> None:
         self._steps = steps or ON_DISK
         self.size = using.size(path)
         self._reader = using
