@@ -34,10 +34,10 @@ from headrace.stores.energon import EnergonStore
 pytestmark = pytest.mark.remote
 
 QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
-NUM_PICTURES = 80
+NUM_PICTURES = 50
 MEDIA = ShardOptions(
     source=ShardSource(parts=tuple(map(PartSpec.parse, ("image=path:file", "json=row"))), key_field="id"),
-    output=ShardOutput(samples_per_shard=20, shuffle=2),
+    output=ShardOutput(samples_per_shard=15, shuffle=2),
     workers=2,
 )
 
@@ -101,7 +101,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of files, of which one takes several GETs, and a table that names them."""
     folder = tmp_path_factory.mktemp("pictures")
     shards_made.write_pictures(folder, NUM_PICTURES)
-    (folder / "pictures" / "050.jpg").write_bytes(shards_made.JPG + random.Random(1).randbytes(9_000_000))
+    (folder / "pictures" / "020.jpg").write_bytes(shards_made.JPG + random.Random(1).randbytes(9_000_000))
     shards_made.write_table(folder / "t.jsonl", shards_made.rows(NUM_PICTURES))
     return folder
 
@@ -212,7 +212,7 @@ def test_media_of_killed_runs(
 ) -> None:
     url = weed.upload(pictures, folder_key)
     words = ["prepare", "media", f"{url}/t.jsonl", "--part", "image=path:file", "--part", "json=row", "--shuffle", "2"]
-    words += ["--key-field", "id", "--samples-per-shard", "20", "--workers", "2", "-o"]
+    words += ["--key-field", "id", "--samples-per-shard", "15", "--workers", "2", "-o"]
     run(*[word.replace(url, str(pictures)) for word in words], str(tmp_path / "local"))
     rng = random.Random(3)
     for number in range(cases(1, 20)):
