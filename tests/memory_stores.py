@@ -57,7 +57,7 @@ def memory_bucket() -> Iterator[MemoryBucket]:
         yield bucket
 
 
-CHANGES = ("create", "put_files", "delete")
+CHANGES = ("create", "put", "put_files", "delete")
 
 
 @contextlib.contextmanager

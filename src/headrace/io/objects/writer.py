@@ -114,6 +114,16 @@ class ObjectWriter:
         done = {url: self._finish(url, future).status for url, future in begun.items()}
         return {url: status for url, status in done.items() if status is not None}
 
+    def put(self, data: Mapping[str, bytes]) -> None:
+        """Write small objects, by their URLs, all at the same time.
+
+        Raises:
+            OutputError: one cannot be written.
+        """
+        begun = [(url, self._begin(Put(url=url, data=content))) for url, content in data.items()]
+        for url, future in begun:
+            self._finish(url, future)
+
     def read(self, url: str) -> bytes | None:
         """Return the content of an object; None if there is none.
 
@@ -133,9 +143,13 @@ class ObjectWriter:
         Raises:
             StoreError: they cannot be listed.
         """
+        return {name: status.size for name, status in self.statuses(url).items()}
+
+    def statuses(self, url: str) -> dict[str, Status]:
+        """Return what all objects below a folder are, by their names there, sorted; raises as `sizes` does."""
         self._objects.forget()
         found = {one.removeprefix(f"{url}/"): self._objects.status(one) for one in self._objects.below(url)}
-        return {name: status.size for name, status in found.items() if status is not None}
+        return {name: status for name, status in found.items() if status is not None}
 
     def delete(self, urls: Iterable[str]) -> None:
         """Remove objects, in this order; those that are not there do not matter.
