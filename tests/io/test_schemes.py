@@ -149,7 +149,9 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "plan of a merge": lambda path: headrace.merge(["x", "y"], path, plan_only=True),
     "prepare_shards in": lambda path: preparing.prepare_shards([path], "out"),
     "prepare_recipe": lambda path: preparing.prepare_recipe(path, "out"),
+    "read_recipe": preparing.read_recipe,
     "prepare_energon": prepare_energon,
+    "plan_energon": preparing.plan_energon,
     "merge from": lambda path: headrace.merge([path, "x"], "out"),
     "merge to": lambda path: headrace.merge(["x", "y"], path),
     "convert from": lambda path: headrace.convert(path, "out", format="keyed"),
@@ -172,6 +174,11 @@ REMOTE_DOORS: frozenset[str] = frozenset(
             "convert from",
             "convert to",
             "split to",
+            "load_tokenizer",
+            "prepare_shards in",
+            "prepare_energon",
+            "prepare_recipe",
+            "read_recipe",
         ),
     )
 )

@@ -117,6 +117,8 @@ def _is_in_place(inputs: Sequence[str], given: Collection[str]) -> bool:
         return True
     if len(inputs) != 1:
         return False
+    if "://" in inputs[0]:
+        return True  # what can be prepared without output and tokeniser
     path = Path(inputs[0])
     if path.is_file():
         return path.suffix in (".jsonl", ".yaml")

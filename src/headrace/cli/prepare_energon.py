@@ -73,6 +73,7 @@ _MEDIA = (
 
 @click.command(
     cls=common.Subcommand,
+    urls=("inputs",),
     name="energon",
     short_help="Make tars, a JSONL or a metadataset ready for Energon, in place.",
     what="a folder of .tar shards, which is prepared in place",
@@ -97,8 +98,9 @@ _MEDIA = (
 def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Prepare the dataset at PATH in place, as energon prepare does; see docs/energon.md.
 
-    PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. On a terminal, what is
-    missing is asked for. When it is run again, only new and changed shards are read.
+    PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. A folder of .tar shards
+    may be at a URL. On a terminal, what is missing is asked for, except for a URL. When it is run again, only new and
+    changed shards are read.
     """
     from headrace.preparing.energon import plan_energon, prepare_energon
 
@@ -106,7 +108,7 @@ def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
         raise ConfigError(f"only one folder or file at a time is prepared in place; found {len(inputs)}")
     path = inputs[0]
     options = _options(given)
-    if _may_ask(given, quiet=quiet, as_json=as_json):
+    if _may_ask(given, quiet=quiet, as_json=as_json) and "://" not in path:
         options = ask(Path(path), options)
     if is_planned_only():
         with ProgressBar(quiet=quiet) as bar:

@@ -58,7 +58,7 @@ _SHARDS = (
 
 @click.command(
     cls=common.Subcommand,
-    urls=("output",),
+    urls=("inputs", "output", "root", "captions"),
     name="media",
     short_help="Write media into tar shards.",
     what="media in tar shards",
@@ -76,9 +76,9 @@ def command(
 ) -> None:
     """Write media into tar shards in DIR, which Energon and webdataset read; see docs/shards.md.
 
-    INPUT is a folder of media, or a table that names or holds them: .csv, .tsv, .jsonl, .parquet or .arrow. The result
-    does not depend on the number of workers, and appears whole or not at all. If a run ends early for any reason, the
-    same command continues it.
+    INPUT is a folder of media, or a table that names or holds them: .csv, .tsv, .jsonl, .parquet or .arrow. All of them
+    may be at URLs. The result does not depend on the number of workers, and appears whole or not at all. If a run ends
+    early for any reason, the same command continues it.
     """
     from headrace.preparing.shards import estimate_shards, plan_shards, prepare_shards
 

@@ -41,7 +41,7 @@ _FROM_COMMAND_LINE = (
 
 @click.command(
     cls=common.Subcommand,
-    urls=("inputs", "output"),
+    urls=("path", "inputs", "output", "tokenizer"),
     name="recipe",
     short_help="Make samples of records, as a recipe says.",
     what="a recipe",
@@ -78,8 +78,9 @@ def command(
     """Make samples of records as RECIPE says, a file in YAML or JSON; see docs/recipes.md.
 
     A recipe names its own inputs, unless INPUT is given: a file, a folder, a glob, a brace pattern, or - for standard
-    input. The result does not depend on the number of workers, and appears whole or not at all. If a run ends early
-    for any reason, the same command continues it.
+    input. All of these may be URLs; relative paths in a recipe at a URL begin at its folder. The result does not depend
+    on the number of workers, and appears whole or not at all. If a run ends early for any reason, the same command
+    continues it.
     """
 
     context = click.get_current_context()
@@ -110,12 +111,12 @@ def _load(path: str, given: dict[str, Any], tokenizer: str | None) -> Recipe:
     """
     import msgspec
 
-    from headrace.samples.recipe import load_recipe, with_now
+    from headrace.samples.recipe import with_now
 
     if "max_errors" in given:
         given["max_errors"] = common.number_or_share(given["max_errors"])
     check_shards(given)
-    recipe = load_recipe(path)
+    recipe = preparing.read_recipe(path)
     if tokenizer is not None and recipe.tokenizer not in (None, tokenizer):
         raise ConfigError(f"{path} says tokenizer: {recipe.tokenizer}, but --tokenizer says {tokenizer}: name only one")
     values = {name: given[name] for name in _PLACES if name in given}

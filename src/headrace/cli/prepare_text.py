@@ -285,7 +285,7 @@ _OUTPUT = (
 
 @click.command(
     cls=common.Subcommand,
-    urls=("inputs", "output"),
+    urls=("inputs", "output", "tokenizer"),
     name="text",
     short_help="Make tokens of text.",
     what="texts",

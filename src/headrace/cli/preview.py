@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from headrace.plan.packing import Packing
 
 
-@click.command(cls=Command, urls=("path",), name="preview", short_help="Show samples of a store, and what is trained.")
+@click.command(
+    cls=Command, urls=("path", "tokenizer"), name="preview", short_help="Show samples of a store, and what is trained."
+)
 @click.argument("path", metavar="PATH")
 @click.option(
     "--documents",
@@ -185,7 +187,12 @@ def write_page(name: str, text: str, *, quiet: bool) -> None:
         click.echo(f"{name}: {size(len(data))}")
 
 
-@click.command(cls=Command, name="render", short_help="Show what a recipe makes of one record, and why.")
+@click.command(
+    cls=Command,
+    urls=("recipe", "input_path", "tokenizer"),
+    name="render",
+    short_help="Show what a recipe makes of one record, and why.",
+)
 @click.argument("recipe", metavar="RECIPE")
 @click.option(
     "--record", metavar="N", type=int, required=True, help="Number of the record, counted from 0 over all inputs."

@@ -70,7 +70,7 @@ def info(path: str, as_json: bool, **options: Any) -> None:
 _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack")
 
 
-@click.command(cls=JobCommand, urls=("path",), name="check", short_help="Check that a store is whole.")
+@click.command(cls=JobCommand, urls=("path", "tokenizer"), name="check", short_help="Check that a store is whole.")
 @click.argument("path", metavar="PATH")
 @click.option(
     "--tokenizer",

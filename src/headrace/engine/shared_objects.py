@@ -96,7 +96,7 @@ class SharedObjects(Shared):
 
     def replace(self, name: str, data: bytes) -> None:
         """See `Shared`."""
-        self._writer.put(self._at(name), data)
+        self._writer.put({self._at(name): data})
 
     def read_replaced(self, name: str) -> bytes | None:
         """See `Shared`."""
@@ -109,7 +109,7 @@ class SharedObjects(Shared):
     def note(self, name: str, data: bytes) -> None:
         """See `Shared`."""
         with contextlib.suppress(HeadraceError):
-            self._writer.put(self._at(name), data)
+            self._writer.put({self._at(name): data})
 
     def notes(self, folder: str) -> dict[str, bytes]:
         """See `Shared`. A note that is rewritten meanwhile is read once more."""
@@ -242,7 +242,7 @@ def save_plan(
             receipts.forget_failed()
         made = encoded_plan(kind, plan, software, name)
         if before is not None:
-            writer.put(where, made)  # the software may be another one now
+            writer.put({where: made})  # the software may be another one now
             return
         # Of two processes that plan the same at the same time, one names the job.
         if (before := writer.create(where, made)) is None:

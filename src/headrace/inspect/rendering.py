@@ -22,15 +22,15 @@ from headrace.inspect.figures import count
 from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering, ShownSequence, Stretch
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
 from headrace.preparing.messages import RecipeSetup
-from headrace.preparing.recipes import find_end_names, find_template, find_tokenizer, with_inputs
-from headrace.preparing.record_encoder import make_maker
+from headrace.preparing.recipes import find_template, find_tokenizer, read_recipe, with_inputs
+from headrace.preparing.record_encoder import find_end_names, make_maker
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import NUM_RECORDS, Sample
 from headrace.samples.maker import Explained, MadeDocuments, SampleMaker
 from headrace.samples.masking import DroppedError, TokenEvidence
 from headrace.samples.masking.results import SUPERVISION_CUT
-from headrace.samples.recipe import LengthSpec, Recipe, load_recipe, resolve_layout, with_now
+from headrace.samples.recipe import LengthSpec, Recipe, resolve_layout, with_now
 from headrace.samples.recipe.recipe import lengths_key
 from headrace.samples.templates import ChatTemplate
 
@@ -447,7 +447,7 @@ def render(
         ('line 4', 'kept', {'tokens': 10, 'loss_mask': 10, 'num_supervised': 1})
     """
     path = os.fspath(recipe)
-    loaded = load_recipe(recipe)
+    loaded = read_recipe(recipe)
     if now is not None:
         loaded = with_now(loaded, now, path)
     loaded = with_inputs(loaded, [] if input_path is None else [input_path])

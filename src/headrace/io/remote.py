@@ -111,6 +111,9 @@ class ObjectLookup(Protocol):
     def open_pass(self, url: str) -> BufferedReader:
         """Open an object for one pass from its beginning."""
 
+    def forget(self) -> None:
+        """Forget what was looked up; the next look-up asks again."""
+
 
 def missing(url: str) -> NoReturn:
     """Raise FileNotFoundError, as a file system would."""

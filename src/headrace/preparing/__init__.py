@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headrace.preparing.filters import FilterSpec
     from headrace.preparing.jobs import finish_job, open_job
     from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
-    from headrace.preparing.recipes import RecipeOptions, estimate_recipe, plan_recipe, prepare_recipe
+    from headrace.preparing.recipes import RecipeOptions, estimate_recipe, plan_recipe, prepare_recipe, read_recipe
     from headrace.preparing.run_plan import TextProgress
     from headrace.preparing.shards import ShardOptions, estimate_shards, plan_shards, prepare_shards
 
@@ -72,6 +72,7 @@ _HOMES = {
     "prepare_recipe": "headrace.preparing.recipes",
     "prepare_shards": "headrace.preparing.shards",
     "prepare_text": "headrace.preparing.api",
+    "read_recipe": "headrace.preparing.recipes",
 }
 
 __all__ = [
@@ -99,6 +100,7 @@ __all__ = [
     "prepare_recipe",
     "prepare_shards",
     "prepare_text",
+    "read_recipe",
 ]
 
 if not TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from headrace.errors import ConfigError
-from headrace.io import Storage, check_local, check_readable, check_storage
+from headrace.io import Storage, check_readable, check_storage
 from headrace.preparing.backends import Choice, ProvedEncoder, choose_backend
 from headrace.preparing.backends.first_documents import prove_first_documents
 from headrace.preparing.estimate import Estimate, estimate_plan
@@ -48,7 +48,7 @@ def prepare_text(
         inputs: files, folders, globs, braces and ``-``, see `sources.find_inputs`; also URLs.
         output: a new or empty folder, or one with an unfinished run; or such a place at a URL, see
             `headrace.preparing.uploaded_folder`.
-        tokenizer: a ``tokenizer.json``, or a folder that holds one.
+        tokenizer: a ``tokenizer.json``, or a folder that holds one; also a URL.
         options: see `TextOptions`.
         storage: how the stores of URLs are reached; None goes by the environment.
         on_progress: called a few times a second.
@@ -71,8 +71,7 @@ def prepare_text(
         >>> manifest.ledger.documents.kept == len(headrace.open("texts"))
         True
     """
-    check_storage(storage, inputs, output)
-    check_local(tokenizer)
+    check_storage(storage, inputs, output, tokenizer)
     options = options or TextOptions()
     check_options(options)
     show = on_progress or (lambda progress: None)
@@ -115,8 +114,7 @@ def plan_text(
         >>> job.phase().name.partition("-")[0]
         'encode'
     """
-    check_readable(inputs, output)
-    check_local(tokenizer)
+    check_readable(inputs, output, tokenizer)
     options = options or TextOptions()
     check_options(options)
     show = on_progress or (lambda progress: None)
@@ -136,7 +134,7 @@ def _resolved_text(
 ) -> tuple[RunPlan, ProvedEncoder | None]:
     """Return the plan of a run, and an encoder that is loaded already if there is one."""
     show(TextProgress(phase="tokenizer"))
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, storage)
     ends = _ends(loaded, options.tokens)
     spec = RunPlan.record_spec(options)
     stdin_path = None
@@ -170,12 +168,12 @@ def estimate_text(
         InputError: a file cannot be read, or there are no records. Bad records are counted and raise nothing.
         MissingExtraError: the input or the tokeniser needs a package that is not installed.
     """
-    check_storage(storage, inputs)
+    check_storage(storage, inputs, tokenizer)
     options = options or TextOptions()
     check_options(options)
     if any(os.fspath(name) == "-" for name in inputs):
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, storage)
     ends = _ends(loaded, options.tokens)
     spec, keep_faulty = RunPlan.record_spec(options), options.errors.on_error == "skip"
     files = find_inputs(inputs, spec=spec, keep_faulty=keep_faulty, storage=storage)

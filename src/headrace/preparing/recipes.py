@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.forking import may_fork
 from headrace.errors import ConfigError, InputError, RenderLimitError
-from headrace.io import Storage, check_local, check_readable, check_storage, is_url
+from headrace.io import AnyPath, Storage, check_readable, check_storage, is_url, path_at, reader_of
 from headrace.preparing.backends import (
     REFERENCE,
     Backend,
@@ -55,7 +55,7 @@ from headrace.preparing.options import (
     check_documents,
 )
 from headrace.preparing.output_folder import STDIN_NAME, OutputFolder, output_at
-from headrace.preparing.record_encoder import make_maker
+from headrace.preparing.record_encoder import end_notices, find_end_names, make_maker
 from headrace.preparing.run import run_in
 from headrace.preparing.run_plan import RecipePart, RunPlan, TextProgress, show_compared
 from headrace.preparing.sources import (
@@ -67,18 +67,23 @@ from headrace.preparing.sources import (
     open_span,
     spool_stdin,
 )
-from headrace.preparing.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer, load_tokenizer
+from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
 from headrace.samples.maker.noticing import recipes_that_take
-from headrace.samples.maker.sequences import BEGIN_TOKEN
 from headrace.samples.masking.options import MaskOptions
-from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.masking.token_spans import SpanEncoder
-from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec, load_recipe, resolve_layout
+from headrace.samples.recipe import (
+    ErrorSpec,
+    Recipe,
+    StoreKey,
+    TemplateSpec,
+    load_recipe,
+    parse_recipe,
+    resolve_layout,
+)
 from headrace.samples.recipe.recipe import InputSpec
-from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
-from headrace.samples.templates.load import CONFIG, read_json
+from headrace.samples.templates import ChatTemplate, TemplateSetup, suite_names
 from headrace.stores import Manifest
 from headrace.stores.hdf5.store import load_h5py
 from headrace.stores.indexed.layout import dtype_code
@@ -135,12 +140,12 @@ def prepare_recipe(
     alone, all files appear together, and the same call continues a run that was interrupted or killed.
 
     Args:
-        recipe: a recipe, or the path of its file; a configuration of AstrAI is accepted too.
+        recipe: a recipe, or the path or URL of its file, see `read_recipe`; a configuration of AstrAI is accepted too.
         output: a new or empty folder, or one with an unfinished run; or such a place at a URL.
         inputs: files to read in place of those that the recipe names.
-        tokenizer: the tokeniser, if the recipe names none.
+        tokenizer: the tokeniser, if the recipe names none; also a URL.
         options: see `RecipeOptions`.
-        storage: how the stores of URLs, of inputs and output, are reached; None goes by the environment.
+        storage: how the stores of URLs, wherever they stand, are reached; None goes by the environment.
         on_progress: called a few times a second.
         on_notice: called with what a user should know, such as the layout of the records, or that a run is continued.
         stdin: the stream that ``-`` reads; by default standard input.
@@ -163,12 +168,12 @@ def prepare_recipe(
         >>> manifest.ledger.documents.kept == len(headrace.open("sequences"))
         True
     """
-    check_local(recipe, tokenizer)
-    check_readable(inputs, output)
+    check_readable(recipe, tokenizer, inputs, output)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
-    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
-    check_storage(storage, _all_paths(recipe), output)
+    given = recipe
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions(), storage)
+    check_storage(storage, _all_paths(recipe), output, given, tokenizer)
     overwrite, restart = run_options.overwrite, run_options.restart
     with output_at(output, overwrite=overwrite, restart=restart, storage=storage) as folder:
         plan, encoder = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, stdin, storage)
@@ -190,8 +195,7 @@ def plan_recipe(
     Raises:
         ConfigError, InputError, OutputError, MissingExtraError: as `prepare_recipe`.
     """
-    check_local(recipe, tokenizer)
-    check_readable(inputs, output)
+    check_readable(recipe, output, tokenizer, inputs)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
@@ -242,7 +246,8 @@ def estimate_recipe(
         InputError: a file cannot be read, or there are no records. Bad records are counted.
         MissingExtraError: as `prepare_recipe`.
     """
-    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    check_readable(recipe, tokenizer, inputs)
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions(), storage)
     if reads_stdin(recipe):
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
     plan, _ = resolve(
@@ -259,11 +264,14 @@ def estimate_recipe(
 
 
 def _resolved(
-    recipe: Recipe | str | os.PathLike[str], inputs: Sequence[str | os.PathLike[str]], options: RecipeOptions
+    recipe: Recipe | str | os.PathLike[str],
+    inputs: Sequence[str | os.PathLike[str]],
+    options: RecipeOptions,
+    storage: Storage | None = None,
 ) -> tuple[Recipe, TextOptions]:
     """The recipe with its inputs, and the options of the run as `TextOptions`."""
     if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe)
+        recipe = read_recipe(recipe, storage)
     recipe = with_inputs(recipe, inputs)
     output = recipe.output
     run_options = TextOptions(
@@ -284,6 +292,58 @@ def _resolved(
     )
     check_documents(run_options)
     return recipe, run_options
+
+
+def read_recipe(path: str | os.PathLike[str], storage: Storage | None = None) -> Recipe:
+    """Read a recipe as `load_recipe` does, also from a URL, to whose folder relative paths in the recipe refer then.
+
+    A template that is not there by its name may be one of our suite, as with a local recipe.
+
+    Args:
+        path: the path of the file, or its URL.
+        storage: how the store of a URL is reached; None goes by the environment.
+
+    Raises:
+        ConfigError: as `load_recipe`.
+        StoreError: the store of the URL cannot be reached.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("chats.yaml").write_text("{type: sft, inputs: chats.jsonl, tokenizer: chat-tokenizer}")
+        >>> headrace.preparing.read_recipe("chats.yaml").inputs[0].paths
+        'chats.jsonl'
+    """
+    check_readable(path)
+    if not is_url(path):
+        return load_recipe(path)
+    place = path_at(path, reader_of(storage))
+    name = os.fspath(path)
+    try:
+        recipe = parse_recipe(place.read_text("utf-8"), name=name)
+    except FileNotFoundError:
+        raise ConfigError(f"recipe {name!r} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {name!r} cannot be read: {error}") from error
+    folder = str(place.parent)
+    inputs = []
+    for spec in recipe.inputs:
+        paths = tuple(_placed(one, folder) for one in _paths(spec))
+        inputs.append(msgspec.structs.replace(spec, paths=paths[0] if isinstance(spec.paths, str) else paths))
+    tokenizer = None if recipe.tokenizer is None else _placed(recipe.tokenizer, folder)
+    template = recipe.template
+    if template is not None and template.path is not None:
+        found = _placed(template.path, folder)
+        if template.path not in suite_names() or (is_url(found) and path_at(found, reader_of(storage)).exists()):
+            template = msgspec.structs.replace(template, path=found)
+    return msgspec.structs.replace(recipe, inputs=tuple(inputs), tokenizer=tokenizer, template=template)
+
+
+def _placed(path: str, folder: str) -> str:
+    """Return a path that a recipe in a folder at a URL names: the URL of a relative one, all others as they are."""
+    if path == "-" or path.startswith("/") or "://" in path:
+        return path
+    slash = "/" if path.endswith("/") else ""
+    return f"{path_at(folder) / path}{slash}"
 
 
 class RecipeInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -366,8 +426,9 @@ def find_recipe_inputs(
     return RecipeInputs(recipe=recipe, files=tuple(files), sources=tuple(sources), first_records=tuple(first_records))
 
 
-def _all_paths(recipe: Recipe) -> list[str]:
-    return [path for spec in recipe.inputs for path in _paths(spec)]
+def _all_paths(recipe: Recipe) -> list[str | None]:
+    template = None if recipe.template is None else recipe.template.path
+    return [*(path for spec in recipe.inputs for path in _paths(spec)), recipe.tokenizer, template]
 
 
 def _paths(spec: InputSpec) -> tuple[str, ...]:
@@ -430,8 +491,8 @@ def resolve(
         MissingExtraError: a package is not installed.
     """
     on_progress(TextProgress(phase="tokenizer"))
-    loaded, folder = find_tokenizer(recipe, tokenizer)
-    recipe, template = find_template(recipe, folder, earlier)
+    loaded, folder = find_tokenizer(recipe, tokenizer, storage)
+    recipe, template = find_template(recipe, folder, earlier, storage)
     choice = _choice(loaded, options, show_compared(on_progress, "probe"))
     inputs = find_recipe_inputs(
         recipe,
@@ -481,8 +542,10 @@ def deciding(plan: RunPlan) -> dict[str, Any]:
     return {**described, "recipe": {**described["recipe"], "errors": msgspec.to_builtins(ErrorSpec())}}
 
 
-def find_tokenizer(recipe: Recipe, given: str | os.PathLike[str] | None) -> tuple[TextTokenizer, Path]:
-    """The tokeniser of a recipe, or ``given`` if the recipe names none, and its folder.
+def find_tokenizer(
+    recipe: Recipe, given: str | os.PathLike[str] | None, storage: Storage | None = None
+) -> tuple[TextTokenizer, AnyPath]:
+    """The tokeniser of a recipe, or ``given`` if the recipe names none, and its folder; both may be at a URL.
 
     Raises:
         ConfigError: there is no tokeniser, or there are two different ones.
@@ -494,19 +557,29 @@ def find_tokenizer(recipe: Recipe, given: str | os.PathLike[str] | None) -> tupl
     name = given if given is not None else recipe.tokenizer
     if name is None:
         raise ConfigError("no tokeniser: write `tokenizer: FOLDER` in the recipe, or give --tokenizer PATH")
-    place = Path(name)
-    return load_tokenizer(name), place if place.is_dir() else place.parent
+    loaded = load_tokenizer(name, storage)
+    place = path_at(name, reader_of(storage))
+    if place.is_dir():
+        return loaded, place
+    # By the slash at its end a folder of a web server is known.
+    return loaded, place.parent if isinstance(place, Path) else place.at(f"{place.parent}/")
 
 
-def find_template(recipe: Recipe, folder: Path, earlier: Mapping[str, Any]) -> tuple[Recipe, TemplateSetup | None]:
+def find_template(
+    recipe: Recipe, folder: AnyPath, earlier: Mapping[str, Any], storage: Storage | None = None
+) -> tuple[Recipe, TemplateSetup | None]:
     """The template, if there is one, and the recipe with the time that the template sees, if it asks for the time."""
     spec = recipe.template or TemplateSpec()
     try:
         if spec.path is None:
             template = ChatTemplate.load(folder, name=spec.name)
         else:
-            is_folder = Path(spec.path).is_dir()
-            template = ChatTemplate.load(spec.path, name=spec.name, tokenizer=None if is_folder else folder)
+            place = path_at(spec.path, reader_of(storage)) if is_url(spec.path) else Path(spec.path)
+            template = ChatTemplate.load(
+                place if is_url(spec.path) else spec.path,
+                name=spec.name,
+                tokenizer=None if place.is_dir() else folder,
+            )
     except ConfigError:
         if recipe.template is not None and (spec.path is not None or spec.name is not None):
             raise
@@ -667,64 +740,3 @@ def _described(recipe: Recipe, template: TemplateSetup | None, options: TextOpti
         msgspec.json.encode({"recipe": recipe, "template": template, **described})
     )
     return decoded
-
-
-_USUAL = {"eos_token": USUAL_EODS, "bos_token": USUAL_BOSES}
-_USED = {
-    "eos_token": ("eos", "ends", "`ends: {eos: TOKEN}` chooses another, `ends: {append_eos: false}` none"),
-    "bos_token": ("bos", "begins", "`ends: {bos: TOKEN}` chooses another, `ends: {prepend_bos: false}` none"),
-}
-
-
-class EndNames(NamedTuple):
-    """The tokens that begin and end a sequence, and how they were found."""
-
-    tokens: dict[str, str]
-    """``eos_token``, ``bos_token`` and the other special tokens that the folder names, and `BEGIN_TOKEN` if the
-    tokeniser begins every text with BOS."""
-
-    by_vocabulary: frozenset[str]
-    """The names among them that were found only because the vocabulary has one usual token for them."""
-
-
-def find_end_names(loaded: TextTokenizer, folder: Path, template: TemplateSetup | None) -> EndNames:
-    """Find the tokens at the ends of a sequence, for a `SampleMaker`, which prefers those of its template.
-
-    A token that neither the template nor a file of the folder names is the only usual token that the vocabulary has.
-    If the configuration says that there is none (``"bos_token": null``), there is none.
-    """
-    config: dict[str, Any] = read_json(folder / CONFIG)
-    named = special_tokens(folder) | (dict(template.special_tokens) if template is not None else {})
-    found = {}
-    for name, usual in _USUAL.items():
-        if name in named or name in config:
-            continue
-        known = [token for token in usual if token in loaded.known_tokens]
-        if len(known) == 1:
-            found[name] = known[0]
-    tokens = {**found, **named}
-    if config.get("add_bos_token") is True and "bos_token" in tokens:
-        tokens[BEGIN_TOKEN] = tokens["bos_token"]
-    return EndNames(tokens, frozenset(found))
-
-
-def end_notices(names: EndNames, counts: Mapping[str, int], num_records: int) -> Iterator[str]:
-    """Notices for the user about the tokens at the ends, from the samples of the first records.
-
-    Args:
-        names: the tokens, as `find_end_names` returned them.
-        counts: how many tokens were added under ``eos`` and ``bos``, and how often `MISSING_BOS` was noted.
-        num_records: number of the first records.
-    """
-    for name, (short, verb, options) in _USED.items():
-        if name in names.by_vocabulary and counts.get(short):
-            yield (
-                f"{names.tokens[name]!r} {verb} a sequence: neither the chat template nor tokenizer_config.json names "
-                f"{name}, and it is the only token of the vocabulary with a usual name. {options}"
-            )
-    if counts.get(MISSING_BOS):
-        yield (
-            f"{counts[MISSING_BOS]:,} sequences of the first {num_records:,} records do not begin with BOS, although "
-            "the tokeniser begins texts with it: the chat template does not write it. `ends: {prepend_bos: true}` adds "
-            "it; all such sequences are counted as missing_bos, and `mask: {on_missing_bos: error}` refuses them"
-        )

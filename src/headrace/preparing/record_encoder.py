@@ -1,14 +1,14 @@
 """Makes documents of several keys from blocks of whole records, as a recipe says.
 
 `WatchedEncoder` encodes the texts of a recipe with a fast library, and compares a sample of them with the reference
-tokeniser.
+tokeniser. `find_end_names` finds the tokens that begin and end a sequence.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,9 +25,13 @@ from headrace.preparing.filters import Filters
 from headrace.preparing.messages import RecipeSetup, Setup
 from headrace.preparing.sources import Block
 from headrace.preparing.tally import LENGTH, NO_TOKENS, Tally, added
+from headrace.preparing.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer
 from headrace.samples.maker import MadeDocuments, SampleMaker
+from headrace.samples.maker.sequences import BEGIN_TOKEN
+from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.recipe import Recipe
-from headrace.samples.templates import ChatTemplate, TemplateSetup
+from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
+from headrace.samples.templates.load import CONFIG, ReadablePath, read_json
 from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
 
 
@@ -209,3 +213,64 @@ def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encod
         special_tokens=making.special_tokens,
         source=source,
     )
+
+
+_USUAL = {"eos_token": USUAL_EODS, "bos_token": USUAL_BOSES}
+_USED = {
+    "eos_token": ("eos", "ends", "`ends: {eos: TOKEN}` chooses another, `ends: {append_eos: false}` none"),
+    "bos_token": ("bos", "begins", "`ends: {bos: TOKEN}` chooses another, `ends: {prepend_bos: false}` none"),
+}
+
+
+class EndNames(NamedTuple):
+    """The tokens that begin and end a sequence, and how they were found."""
+
+    tokens: dict[str, str]
+    """``eos_token``, ``bos_token`` and the other special tokens that the folder names, and `BEGIN_TOKEN` if the
+    tokeniser begins every text with BOS."""
+
+    by_vocabulary: frozenset[str]
+    """The names among them that were found only because the vocabulary has one usual token for them."""
+
+
+def find_end_names(loaded: TextTokenizer, folder: ReadablePath, template: TemplateSetup | None) -> EndNames:
+    """Find the tokens at the ends of a sequence, for a `SampleMaker`, which prefers those of its template.
+
+    A token that neither the template nor a file of the folder names is the only usual token that the vocabulary has.
+    If the configuration says that there is none (``"bos_token": null``), there is none.
+    """
+    config: dict[str, Any] = read_json(folder / CONFIG)
+    named = special_tokens(folder) | (dict(template.special_tokens) if template is not None else {})
+    found = {}
+    for name, usual in _USUAL.items():
+        if name in named or name in config:
+            continue
+        known = [token for token in usual if token in loaded.known_tokens]
+        if len(known) == 1:
+            found[name] = known[0]
+    tokens = {**found, **named}
+    if config.get("add_bos_token") is True and "bos_token" in tokens:
+        tokens[BEGIN_TOKEN] = tokens["bos_token"]
+    return EndNames(tokens, frozenset(found))
+
+
+def end_notices(names: EndNames, counts: Mapping[str, int], num_records: int) -> Iterator[str]:
+    """Notices for the user about the tokens at the ends, from the samples of the first records.
+
+    Args:
+        names: the tokens, as `find_end_names` returned them.
+        counts: how many tokens were added under ``eos`` and ``bos``, and how often `MISSING_BOS` was noted.
+        num_records: number of the first records.
+    """
+    for name, (short, verb, options) in _USED.items():
+        if name in names.by_vocabulary and counts.get(short):
+            yield (
+                f"{names.tokens[name]!r} {verb} a sequence: neither the chat template nor tokenizer_config.json names "
+                f"{name}, and it is the only token of the vocabulary with a usual name. {options}"
+            )
+    if counts.get(MISSING_BOS):
+        yield (
+            f"{counts[MISSING_BOS]:,} sequences of the first {num_records:,} records do not begin with BOS, although "
+            "the tokeniser begins texts with it: the chat template does not write it. `ends: {prepend_bos: true}` adds "
+            "it; all such sequences are counted as missing_bos, and `mask: {on_missing_bos: error}` refuses them"
+        )

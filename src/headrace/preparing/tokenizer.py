@@ -7,14 +7,13 @@ name.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError
-from headrace.io import check_local, hash_bytes
+from headrace.io import Storage, check_readable, hash_bytes, path_at, reader_of
 
 FILE_NAME = "tokenizer.json"
 
@@ -124,15 +123,22 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         return "its added tokens are: " + (", ".join(shown) or "none")
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
-    """Read a ``tokenizer.json``, or the one in a folder. Nothing is downloaded.
+def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None) -> TextTokenizer:
+    """Read a ``tokenizer.json``, or the one in a folder. One at a URL is fetched once and kept.
+
+    Names of models are not looked up.
+
+    Args:
+        path: the file or the folder; also a URL.
+        storage: how the store of a URL is reached; None goes by the environment.
 
     Raises:
         ConfigError: the file does not exist, cannot be read, or is not a tokeniser of the library ``tokenizers``.
+        StoreError: the store of the URL cannot be reached.
     """
-    check_local(path)
+    check_readable(path)
     name = os.fspath(path)
-    file = Path(name)
+    file = path_at(path, reader_of(storage))
     if file.is_dir():
         file = file / FILE_NAME
         if not file.is_file():

@@ -81,9 +81,7 @@ def test_without_hidden_ones(golden: Path) -> None:
 def test_whatever_is_read_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: int, sizes: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(scan, "_SMALL", sizes[0])
-    monkeypatch.setattr(scan, "_LARGE", sizes[1])
-    monkeypatch.setattr(scan, "_FAR", sizes[2])
+    monkeypatch.setattr(scan, "ON_DISK", scan.WindowSteps(near=sizes[1], after_gap=sizes[0], far=sizes[2]))
     rng = np.random.default_rng(0)
     members = [
         (

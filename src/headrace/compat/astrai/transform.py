@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.preparing.messages import RecipeSetup
-from headrace.preparing.recipes import find_end_names, find_template, find_tokenizer
-from headrace.preparing.record_encoder import make_maker
+from headrace.preparing.recipes import find_template, find_tokenizer
+from headrace.preparing.record_encoder import find_end_names, make_maker
 from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.recipe import Recipe, load_recipe, make_recipe, parse_recipe
 from headrace.samples.recipe.recipe import lengths_key

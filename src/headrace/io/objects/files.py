@@ -1,16 +1,72 @@
-"""`ObjectFile` reads an object as a file: from any byte on, in order, some blocks at a time."""
+"""`ObjectFile` reads an object as a file: from any byte on, in order, some blocks at a time.
+
+`fetched` reads parts of many objects in a row, many of them at the same time.
+"""
 
 from __future__ import annotations
 
 import io
-from typing import Any, Final
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple
 
+from headrace.io.objects.client import FetchReply
 from headrace.io.objects.lookups import BLOCK_BYTES, Objects
 from headrace.io.remote import Status
 from headrace.io.storage import Storage
 
 FIRST_BYTES: Final = 1 << 18
 """The first GET after a jump; each that follows it in order is twice as long, up to `BLOCK_BYTES`."""
+
+
+AHEAD: Final = 32
+"""The most parts of objects that `fetched` has under way, or has fetched and not yielded."""
+
+AHEAD_BYTES: Final = 64 << 20
+"""The same in bytes."""
+
+
+class ObjectPart(NamedTuple):
+    """Some bytes of an object, at least one and at most `BLOCK_BYTES`."""
+
+    url: str
+    expected: Status
+    begin: int
+    end: int
+
+
+def parts_of(url: str, expected: Status) -> Iterator[ObjectPart]:
+    """Yield all bytes of an object, in parts of `BLOCK_BYTES`."""
+    for begin in range(0, expected.size, BLOCK_BYTES):
+        yield ObjectPart(url, expected, begin, min(begin + BLOCK_BYTES, expected.size))
+
+
+def fetched(parts: Iterable[ObjectPart], storage: Storage | None) -> Iterator[Any]:
+    """Yield the bytes of parts in their order, each by a GET of its own, up to `AHEAD` of them at the same time.
+
+    Raises:
+        StoreError: an object cannot be read, or is not what is expected.
+    """
+    objects = Objects(storage)
+    ahead: deque[tuple[ObjectPart, Future[FetchReply]]] = deque()
+    num_bytes = 0
+
+    def next_bytes() -> Any:
+        nonlocal num_bytes
+        part, future = ahead.popleft()
+        num_bytes -= part.end - part.begin
+        return objects.finish(part.url, future).data[0]
+
+    for part in parts:
+        while ahead and (len(ahead) >= AHEAD or num_bytes + part.end - part.begin > AHEAD_BYTES):
+            yield next_bytes()
+        objects.expect(part.url, part.expected)
+        ahead.append((part, objects.begin_ranges(part.url, [(part.begin, part.end)])))
+        objects.forget()
+        num_bytes += part.end - part.begin
+    while ahead:
+        yield next_bytes()
 
 
 class ObjectFile(io.RawIOBase):

@@ -104,14 +104,6 @@ class ObjectWriter:
             f"{url}: cannot be created: the store says {_CREATIONS} times that it is there, and it is not"
         )
 
-    def put(self, url: str, data: bytes) -> None:
-        """Write an object, in place of one that is there.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
-        self._finish(url, self._begin(Put(url=url, data=data)))
-
     def put_files(self, files: Mapping[str, Path]) -> dict[str, Status]:
         """Write files to their URLs, all at the same time, and return what each object is.
 
@@ -124,6 +116,16 @@ class ObjectWriter:
             begun[url] = self._begin(what)
         done = {url: self._finish(url, future).status for url, future in begun.items()}
         return {url: status for url, status in done.items() if status is not None}
+
+    def put(self, data: Mapping[str, bytes]) -> None:
+        """Write small objects, by their URLs, all at the same time.
+
+        Raises:
+            OutputError: one cannot be written.
+        """
+        begun = [(url, self._begin(Put(url=url, data=content))) for url, content in data.items()]
+        for url, future in begun:
+            self._finish(url, future)
 
     def read(self, url: str) -> bytes | None:
         """Return the content of an object; None if there is none.
@@ -202,9 +204,13 @@ class ObjectWriter:
         Raises:
             StoreError: they cannot be listed.
         """
+        return {name: status.size for name, status in self.statuses(url).items()}
+
+    def statuses(self, url: str) -> dict[str, Status]:
+        """Return what all objects below a folder are, by their names there, sorted; raises as `sizes` does."""
         self._objects.forget()
         found = {one.removeprefix(f"{url}/"): self._objects.status(one) for one in self._objects.below(url)}
-        return {name: status.size for name, status in found.items() if status is not None}
+        return {name: status for name, status in found.items() if status is not None}
 
     def delete(self, urls: Iterable[str]) -> None:
         """Remove objects, in this order; those that are not there do not matter.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headrace.errors import InputError
+from headrace.io import AnyPath, local_file
 from headrace.preparing.energon.options import EnergonOptions, MediaFilter
 from headrace.preparing.energon.report import DuplicateKey
 from headrace.preparing.energon.scanning import ShardScan
@@ -54,7 +54,9 @@ class ShardCommitter:
         writer: the index; None if only tar indices are written.
     """
 
-    def __init__(self, root: Path, options: EnergonOptions, before: DatasetState, writer: SqliteWriter | None) -> None:
+    def __init__(
+        self, root: AnyPath, options: EnergonOptions, before: DatasetState, writer: SqliteWriter | None
+    ) -> None:
         self._root = root
         self._options = options
         self._before = before
@@ -86,6 +88,7 @@ class ShardCommitter:
         self.states[scan.tar.name] = ShardState(
             size=scan.tar.size,
             mtime_ns=scan.tar.mtime_ns,
+            etag=scan.tar.etag or msgspec.UNSET,
             count=scan.count,
             parts=scan.parts,
             tar_index=scan.tar_index,
@@ -99,7 +102,7 @@ class ShardCommitter:
         if state.count and self._writer is not None and self._before.index is not None:
             self._names.append(name)
             earlier = EarlierShard(
-                self._root / META_FOLDER / INDEX_NAME,
+                local_file(self._root / META_FOLDER / INDEX_NAME),
                 self._numbers[name],
                 bytes.fromhex(state.digest or ""),
                 self._before.index.media is not None,
@@ -128,7 +131,7 @@ class ShardCommitter:
             self.duplicates.append(duplicate)
 
 
-def _twice(root: Path, found: DuplicateKey, number: int, *, is_same: bool) -> str:
+def _twice(root: AnyPath, found: DuplicateKey, number: int, *, is_same: bool) -> str:
     more = "" if number == 1 else f"; and {number - 1:,} more of this shard"
     where = (
         f"sample {found.first_sample} of {root / found.first_shard} and sample {found.sample} of {root / found.shard}"

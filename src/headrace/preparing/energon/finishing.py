@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from headrace.errors import HeadraceError, InputError, some
-from headrace.io import atomic_write, file_sum
+from headrace.io import AnyPath, atomic_write, file_sum
 from headrace.preparing.energon.committer import Indexed
 from headrace.preparing.energon.options import EnergonOptions, SplitChoice, part_patterns
 from headrace.preparing.energon.report import EnergonReport, Misfit, find_misfit
@@ -104,7 +104,7 @@ class Finisher:
         on_notice: called with messages about what was decided, left out or kept.
     """
 
-    def __init__(self, root: Path, options: EnergonOptions, on_notice: Callable[[str], None]) -> None:
+    def __init__(self, root: AnyPath, options: EnergonOptions, on_notice: Callable[[str], None]) -> None:
         self._root = root
         self._meta = root / META_FOLDER
         self._options = options
@@ -181,7 +181,8 @@ class Finisher:
         """Return what the split file excludes: the user's entries for shards that exist, and our own."""
         before = set(read_state(self._root).excluded)
         kept = set(names)
-        exclude = sorted(entry for entry in splits.exclude if entry not in before and _shard_of(entry, kept))
+        ours = before.union(excluded)  # which a run that was killed at a URL may have written, and not yet the state
+        exclude = sorted(entry for entry in splits.exclude if entry not in ours and _shard_of(entry, kept))
         return [*exclude, *(excluded if indexed.is_new else sorted(before))]
 
     def _notice_new(self, new: Sequence[str], parts: Parts) -> None:
@@ -222,7 +223,7 @@ class Finisher:
             status = (staged / INDEX_NAME).stat()
             index = IndexState(
                 size=status.st_size,
-                mtime_ns=status.st_mtime_ns,
+                mtime_ns=status.st_mtime_ns if isinstance(self._root, Path) else 0,
                 media=indexed.media,
                 duplicates=self._options.duplicates,
             )

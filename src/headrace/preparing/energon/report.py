@@ -6,13 +6,13 @@ The check looks at some samples, spread evenly over the dataset.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 
 from headrace.errors import DecodeError, FieldAccessError
+from headrace.io import AnyPath
 from headrace.preparing.energon.state import ShardFault
 from headrace.samples.media.decoding.basic import read_json
 from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parse_field_map
@@ -46,7 +46,7 @@ class Misfit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def find_misfit(root: Path, dataset_config: str, shards: Sequence[str]) -> Misfit | None:
+def find_misfit(root: AnyPath, dataset_config: str, shards: Sequence[str]) -> Misfit | None:
     """Check samples spread over a dataset against its field map; None if the map fits all of them.
 
     Parts are read only if the map leads into JSON. Other contents are not checked: their faults show in decoding.

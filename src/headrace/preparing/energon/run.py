@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import check_local
+from headrace.io import AnyPath, Storage, check_local, check_storage, is_url, local_path
 from headrace.preparing.energon.committer import Indexed, ShardCommitter
 from headrace.preparing.energon.finishing import Finisher
 from headrace.preparing.energon.media import MediaTask, find_files, load_media, media_tasks
@@ -25,11 +27,14 @@ from headrace.preparing.energon.options import EnergonOptions, MediaFilter, chec
 from headrace.preparing.energon.report import EnergonProgress, EnergonReport
 from headrace.preparing.energon.scanning import FoundTar, ShardScan, find_shards, load_scan
 from headrace.preparing.energon.state import DatasetState, ShardState, is_indexed, read_state, tell_of_new_index
-from headrace.preparing.energon.work import ReadPlan, ScanTask, WorkFolder, read_all
+from headrace.preparing.energon.work import LocalWork, ReadPlan, ScanTask, WorkFolder, read_all
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind, read_info
 from headrace.stores.energon.jsonl import index_place, write_lines
 from headrace.stores.energon.splits import Splits, find_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
+
+if TYPE_CHECKING:
+    from headrace.preparing.energon.objects import ObjectShards
 
 WORKER_BYTES: Final = 128 << 20
 """Bytes of tars that are worth a worker process, since starting one takes as long as reading the headers of some."""
@@ -42,7 +47,7 @@ class ShardsRun:
     """Prepares the tars of a folder.
 
     Args:
-        root: the folder.
+        root: the folder, or the dataset at a URL.
         options: options that `check_options` has accepted.
         on_progress: called with how far the run is.
         on_notice: called with messages about what was decided, left out or kept.
@@ -50,14 +55,15 @@ class ShardsRun:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | ObjectShards,
         options: EnergonOptions,
         *,
         on_progress: Callable[[EnergonProgress], None],
         on_notice: Callable[[str], None],
     ) -> None:
-        self._root = root
-        self._meta = root / META_FOLDER
+        self._remote = None if isinstance(root, Path) else root
+        self._root: AnyPath = root if isinstance(root, Path) else root.root
+        self._meta = self._root / META_FOLDER
         self._options = options
         self._skips = options.errors.on_error == "skip"
         self._on_progress = on_progress
@@ -66,7 +72,7 @@ class ShardsRun:
     def run(self) -> EnergonReport:
         """Do the whole run; see `prepare_energon`."""
         found = self._found()
-        with WorkFolder(self._root, restart=self._options.restart) as work:
+        with self._work(found) as work:
             splits = self._splits()
             before, media = self._before()
             known = self._known(splits)
@@ -82,12 +88,17 @@ class ShardsRun:
     def plan(self) -> None:
         """Leave the reading of the shards to processes on any hosts; see `plan_energon`."""
         found = self._found()
-        with WorkFolder(self._root, restart=self._options.restart) as work:
+        with self._work(found) as work:
             self._splits()
             before, media = self._before()
             to_read = self._to_read(found, before, media) or set()
             wanted = [tar for tar in found if tar.name in to_read]
             work.plan(lambda: self._plan([tar for tar in wanted if not self._is_read(work, tar, media)], media))
+
+    def _work(self, found: Sequence[FoundTar]) -> WorkFolder:
+        if self._remote is not None:
+            return self._remote.work(self._options, found)
+        return LocalWork(local_path(self._root), restart=self._options.restart)
 
     def _found(self) -> list[FoundTar]:
         return find_shards(
@@ -143,7 +154,7 @@ class ShardsRun:
         needs_rows = not self._options.index_only
         if needs_rows and (before.index is None or before.index.media != media):
             return names
-        changed = {tar.name for tar in found if not self._is_unchanged(tar, before.shards.get(tar.name))}
+        changed = {tar.name for tar, is_same in zip(found, self._unchanged(found, before), strict=True) if not is_same}
         files = [INFO_NAME, UUID_NAME] if needs_rows else [INFO_NAME]
         is_same = not changed and before.shards.keys() == names and all((self._meta / name).exists() for name in files)
         if not needs_rows:
@@ -156,10 +167,18 @@ class ShardsRun:
             return None
         return changed | incomplete
 
+    def _unchanged(self, found: Sequence[FoundTar], before: DatasetState) -> Iterable[bool]:
+        """Whether each shard is as it was; of objects, many are looked at at the same time."""
+        known = [before.shards.get(tar.name) for tar in found]
+        if self._remote is None:
+            return list(map(self._is_unchanged, found, known))
+        with ThreadPoolExecutor(self._remote.at_once) as threads:
+            return list(threads.map(self._is_unchanged, found, known))
+
     def _is_unchanged(self, tar: FoundTar, known: ShardState | None) -> bool:
         return (
             known is not None
-            and (known.size, known.mtime_ns) == (tar.size, tar.mtime_ns)
+            and (known.size, known.mtime_ns, known.etag or "") == (tar.size, tar.mtime_ns, tar.etag)
             and (self._skips or not known.faults)
             and is_indexed(self._root, tar.name, known)
         )
@@ -203,7 +222,6 @@ class ShardsRun:
         if ready:
             self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are read")
         plan = self._plan(wanted, media)
-        setup = plan.setup(self._root, work.scans, adds_index=True)
         total_bytes = sum(tar.size for tar in wanted)
         worker_bytes = WORKER_BYTES if media is None else MEDIA_WORKER_BYTES
         useful = -(-sum(tar.size for task_index, tar in enumerate(wanted) if task_index not in ready) // worker_bytes)
@@ -221,7 +239,13 @@ class ShardsRun:
                 )
             )
 
-        with contextlib.closing(read_all(plan.tasks, ready, setup, num_workers, report)) as done_tasks:
+        if self._remote is None:
+            setup = plan.setup(local_path(self._root), work.scans, adds_index=True)
+            reading = read_all(plan.tasks, ready, setup, num_workers, report)
+        else:
+            num_threads = self._options.workers or self._remote.at_once
+            reading = self._remote.read(plan, ready, work.scans, num_threads, report)
+        with contextlib.closing(reading) as done_tasks:
             for tar in wanted:
                 next(done_tasks)
                 scan = load_scan(work.scans, tar, media, skips_faults=self._skips)
@@ -253,6 +277,7 @@ def prepare_energon(
     path: str | os.PathLike[str],
     *,
     options: EnergonOptions | None = None,
+    storage: Storage | None = None,
     on_progress: Callable[[EnergonProgress], None] = lambda progress: None,
     on_notice: Callable[[str], None] = lambda message: None,
 ) -> EnergonReport:
@@ -264,9 +289,11 @@ def prepare_energon(
     ready.
 
     Args:
-        path: a folder of tars; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder of files; or the
-            ``.yaml`` of a metadataset, which gets the indices of its joins.
-        options: all options; None uses their defaults.
+        path: a folder of tars, also at a URL; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder
+            of files; or the ``.yaml`` of a metadataset, which gets the indices of its joins.
+        options: all options; None uses their defaults. At a URL, ``workers`` is how many shards are read at the same
+            time, by default 16.
+        storage: how the store of a URL is reached; None goes by the environment.
         on_progress: called with how far the run is.
         on_notice: called with messages about what was decided, left out or kept.
 
@@ -276,14 +303,18 @@ def prepare_energon(
     Raises:
         ConfigError: options contradict each other, or do not say how the shards are assigned.
         InputError: a tar is malformed or compressed, a key comes twice, or there is nothing to prepare.
-        StoreError: files of an earlier run are malformed, or a join cannot be made.
+        StoreError: files of an earlier run are malformed, or a join cannot be made; or the store of the URL cannot be
+            reached.
         OutputError: a file cannot be written, or another run is working in this folder.
         WorkerError: worker processes ended before their work was done.
         MissingExtraError: metadata of media are asked for, and the package that reads them is not installed.
     """
-    check_local(path)
+    check_storage(storage, path)
     options = EnergonOptions() if options is None else options
     check_options(options)
+    if is_url(path):
+        dataset = _object_shards(os.fspath(path), options, storage)
+        return ShardsRun(dataset, options, on_progress=on_progress, on_notice=on_notice).run()
     root = Path(path)
     if _is_single(root):
         _check_plain(root, options)
@@ -325,10 +356,33 @@ def plan_energon(
         ShardsRun(root, options, on_progress=lambda progress: None, on_notice=on_notice).plan()
         return
     plan = _media_plan(root, options)
-    with WorkFolder(root, restart=options.restart) as work:
+    with LocalWork(root, restart=options.restart) as work:
         if work.planned != plan:
             work.clear()
         work.plan(lambda: plan)
+
+
+def _object_shards(url: str, options: EnergonOptions, storage: Storage | None) -> ObjectShards:
+    """Return the dataset at a URL.
+
+    Raises:
+        ConfigError: it is no folder of tars, or its files cannot be written there.
+        InputError: there is nothing.
+    """
+    if url.lower().startswith("http"):
+        raise ConfigError(f"{url}: objects are written to s3://, gs:// and az://, not to a web server")
+    if options.media_only:
+        raise ConfigError(f"{url}: a folder of plain media is prepared on a disk; at a URL, only a folder of tars is")
+    if url.endswith((".jsonl", ".yaml")):
+        raise ConfigError(
+            f"{url}: a .jsonl, or the .yaml of a metadataset, is prepared on a disk; at a URL, only a folder of tars"
+            " is: copy it, prepare the copy, and upload what was made"
+        )
+    # What talks to object stores is loaded when the first URL comes.
+    dataset: ObjectShards = resolve_name("headrace.preparing.energon.objects:ObjectShards")(url, storage)
+    if not dataset.root.is_dir():
+        raise InputError(f"{url}: there are no objects below this URL; expected a folder of tars")
+    return dataset
 
 
 def _is_single(path: Path) -> bool:
@@ -404,7 +458,7 @@ def run_media(
     """Gather the metadata of the files of a plan; what others have read of it is not read again."""
     tasks = [task for task in plan.tasks if isinstance(task, MediaTask)]
     total = sum(len(task.names) for task in tasks)
-    with WorkFolder(root, restart=restart) as work:
+    with LocalWork(root, restart=restart) as work:
         if work.planned != plan:
             work.clear()  # files may have changed since they were read
         work.adopt()

@@ -8,9 +8,9 @@ samples before a dataset is prepared.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import xxhash
 
 from headrace.engine.serving import load, save
 from headrace.errors import InputError, OutputError
-from headrace.io import AtomicFile, local_path
+from headrace.io import AnyPath, AtomicFile, PreadReader, Reader, etag_of, local_path
 from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder, walk_files
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
@@ -28,32 +28,34 @@ from headrace.stores.tar.members import SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import ScannedShard, scan_shard
 
 
-class FoundTar(msgspec.Struct, frozen=True):
-    """A tar, with its size and time of change when the run began."""
+class FoundTar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tar, with its size and time of change, or ETag, when the run began."""
 
     name: str
     """Path relative to the folder, with slashes."""
     size: int
     mtime_ns: int
+    etag: str = ""
 
 
 def find_shards(
-    root: Path, exclude: str | None, *, refuse_compressed: bool, on_notice: Callable[[str], None]
+    root: AnyPath, exclude: str | None, *, refuse_compressed: bool, on_notice: Callable[[str], None]
 ) -> list[FoundTar]:
     """Find the shards of a dataset, in order.
 
     Args:
-        root: the folder; links to folders are followed.
+        root: the folder, or its URL; links to folders are followed.
         exclude: a regular expression; tars in whose names it is found are left out.
         refuse_compressed: whether a compressed tar is an error; otherwise it is left out with a notice.
         on_notice: called with a message about compressed tars that are left out.
 
     Raises:
         InputError: a folder cannot be read; a tar is compressed; there is no tar.
+        StoreError: the store of the URL cannot be reached.
     """
     pattern = exclude_pattern(exclude) if exclude is not None else None
     names, compressed = [], []
-    for name in _walk(root):
+    for name in _walk(root) if isinstance(root, Path) else _objects(root):
         if pattern is not None and pattern.search(name):
             continue
         if name.endswith(".tar"):
@@ -86,6 +88,14 @@ def _walk(root: Path) -> list[str]:
     return [name for name in walk_files(root, enters, follow_links=True) if not name.rpartition("/")[2].startswith(".")]
 
 
+def _objects(root: AnyPath) -> Iterator[str]:
+    """The names of all objects that are not hidden."""
+    for path in root.rglob("*"):
+        name = str(path).removeprefix(f"{root}/")
+        if not any(part.startswith(".") for part in name.split("/")):
+            yield name
+
+
 def _leads_up(path: str, seen: set[str]) -> bool:
     """Whether a link leads to a folder that contains it, or that was visited: following it would never end."""
     target = os.path.realpath(path)
@@ -95,12 +105,13 @@ def _leads_up(path: str, seen: set[str]) -> bool:
     return False
 
 
-def _status(root: Path, name: str) -> FoundTar:
+def _status(root: AnyPath, name: str) -> FoundTar:
     try:
-        status = (root / name).stat()
+        status, etag = (root / name).stat(), etag_of(root / name)
     except OSError as error:
         raise InputError(f"{root / name}: cannot be read: {error.strerror or error}") from error
-    return FoundTar(name, status.st_size, status.st_mtime_ns)
+    # A listing and a look-up may round the time of an object differently.
+    return FoundTar(name, status.st_size, 0 if etag else status.st_mtime_ns, etag)
 
 
 MAX_PARTS: Final = 50
@@ -165,28 +176,45 @@ def load_scan(scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_fa
 
 
 def scan_tar(
-    root: Path, scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_faults: bool, adds_index: bool
+    root: AnyPath,
+    scans: Path,
+    tar: FoundTar,
+    media: MediaFilter | None,
+    *,
+    skips_faults: bool,
+    adds_index: bool,
+    using: Reader | None = None,
 ) -> ShardScan:
     """Read the headers of a shard and its media; save the scan, and add the ``.tar.idx`` if there is none yet.
 
     A ``.tar.idx`` that exists and differs is replaced at the end of the run, together with the other files.
 
+    Args:
+        root: the folder of the dataset, or its URL.
+        scans: where the scan is saved.
+        tar: the shard as it was found.
+        media: the media whose metadata are gathered.
+        skips_faults: whether the samples before a fault are used.
+        adds_index: whether a missing index is written at once; not at a URL.
+        using: what reads an object, which it knows as it was found; by default a reader of files.
+
     Raises:
         InputError: the shard is malformed and faults are not skipped, or it changed while it was read.
+        StoreError: the shard cannot be read, or the object changed.
         OutputError: a file cannot be written.
         MissingExtraError: the package that reads media is not installed.
     """
     path = root / tar.name
-    scanned = scan_shard(path, on_fault="keep" if skips_faults else "raise")
+    scanned = scan_shard(path, on_fault="keep" if skips_faults else "raise", using=using)
     faults = [ShardFault(fault.byte, fault.sample, fault.message) for fault in scanned.faults]
     scanned, unwritable = _writable(scanned)
     if unwritable is not None:
         if not skips_faults:
             raise InputError(f"{path}: sample {unwritable.sample}: byte {unwritable.byte}: {unwritable.message}")
         faults.append(unwritable)
-    rows = _media_rows(path, scanned, media) if media is not None else []
+    rows = _media_rows(str(path), scanned, media, using or PreadReader()) if media is not None else []
     status = path.stat()
-    if (status.st_size, status.st_mtime_ns) != (tar.size, tar.mtime_ns):
+    if not tar.etag and (status.st_size, status.st_mtime_ns) != (tar.size, tar.mtime_ns):
         raise InputError(f"{path}: the shard changed during the run; run again when it is complete")
     arrays = (scanned.offsets, scanned.part_bounds, scanned.part_offsets, scanned.part_sizes)
     offsets, bounds, places, sizes = (np.ascontiguousarray(array, "<i8").tobytes() for array in arrays)
@@ -194,7 +222,7 @@ def scan_tar(
         tar, media, skips_faults, offsets, scanned.keys, bounds, scanned.part_names, places, sizes, rows, tuple(faults)
     )
     if adds_index and scan.count and not index_path(path).exists():
-        write_tar_index(root, scan)
+        write_tar_index(local_path(root), scan)
     save(scan_path(scans, tar.name), scan)
     return scan
 
@@ -256,36 +284,54 @@ def _is_utf8(name: str) -> bool:
     return True
 
 
-def _media_rows(path: Path, scanned: ScannedShard, wanted: MediaFilter) -> list[MediaRow]:
+MEDIA_BYTES: Final = 16 << 20
+"""About this many bytes of media are read at once."""
+
+
+MEDIA_AT_ONCE: Final = 64
+"""The most media that are read at once."""
+
+
+class _Medium(NamedTuple):
+    """A part that may be a medium: its name, where its content is, and what kind it is."""
+
+    name: str
+    offset: int
+    size: int
+    kind: str | None
+
+
+def _media_rows(path: str, scanned: ScannedShard, wanted: MediaFilter, using: Reader) -> list[MediaRow]:
     finder = MediaFinder(wanted)
-    rows = []
     samples = np.repeat(np.arange(len(scanned.keys)), np.diff(scanned.part_bounds)).tolist()
     parts = zip(samples, scanned.part_names, scanned.part_offsets.tolist(), scanned.part_sizes.tolist(), strict=True)
+    named = ((f"{scanned.keys[sample]}.{part}", offset, size) for sample, part, offset, size in parts)
+    found = [_Medium(*one, None) for one in named if finder.may_be(one[0])]
+    heads = [min(one.size, HEAD_BYTES) if finder.needs_head else 0 for one in found]
+    begins = _contents(path, [(one.offset, head) for one, head in zip(found, heads, strict=True)], using)
+    kinds = [finder.kind(one.name, begin) for one, begin in zip(found, begins, strict=True)]
+    media = [one._replace(kind=kind) for one, kind in zip(found, kinds, strict=True) if kind is not None]
+    contents = _contents(path, [(one.offset, one.size) for one in media], using)
+    rows = (finder.row(one.name, str(one.kind), data) for one, data in zip(media, contents, strict=True))
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for sample, part, offset, size in parts:
-                name = f"{scanned.keys[sample]}.{part}"
-                if not finder.may_be(name):
-                    continue
-                head = os.pread(descriptor, min(size, HEAD_BYTES), offset) if finder.needs_head else b""
-                kind = finder.kind(name, head)
-                row = None if kind is None else finder.row(name, kind, _read(descriptor, offset, size))
-                if row is not None:
-                    rows.append(row)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return rows
+        return [row for row in rows if row is not None]
+    finally:
+        using.release(path)
 
 
-def _read(descriptor: int, offset: int, size: int) -> bytes:
-    """Read all bytes of a part; one ``pread`` returns at most 2 GB."""
-    data = os.pread(descriptor, size, offset)
-    while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
-        data += more
-    return data
+def _contents(path: str, spans: Sequence[tuple[int, int]], using: Reader) -> Iterator[bytes]:
+    """Yield the bytes of spans, which are read `MEDIA_BYTES` or `MEDIA_AT_ONCE` of them at a time."""
+    at = 0
+    while at < len(spans):
+        first, total = at, 0
+        while at < len(spans) and at - first < MEDIA_AT_ONCE and (at == first or total + spans[at][1] <= MEDIA_BYTES):
+            total += spans[at][1]
+            at += 1
+        table = np.array(spans[first:at], np.int64).reshape(-1, 2)
+        data = using.read_ranges(path, table[:, 0].copy(), table[:, 1].copy()).data
+        ends = np.cumsum(table[:, 1]).tolist()
+        for begin, end in zip([0, *ends], ends, strict=False):
+            yield data[begin:end].tobytes()
 
 
 MAX_JSON_BYTES: Final = 1 << 20

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import AnyPath, FileSum, atomic_write, file_sum, hash_bytes
+from headrace.io import AnyPath, FileSum, atomic_write, file_sum, hash_bytes, local_file
 from headrace.preparing.energon.options import MediaFilter
 from headrace.stores import Problem, check_file
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
@@ -39,13 +39,14 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         size: size of the tar in bytes.
-        mtime_ns: time of its last change.
+        mtime_ns: time of its last change; 0 if it has an ETag.
         count: number of samples.
         parts: names of its parts, sorted; at most 50.
         tar_index: hash of its ``.tar.idx``.
         digest: hash of its rows in ``index.sqlite``; None if not all of them are there.
         media: number of its media whose metadata are in the index.
         faults: the faults because of which samples are missing.
+        etag: what an object store says stands for its content.
     """
 
     size: int
@@ -56,10 +57,14 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
     media: int = 0
     faults: tuple[ShardFault, ...] = ()
+    etag: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class IndexState(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``index.sqlite`` of these shards. It numbers the shards that have samples in their order."""
+    """The ``index.sqlite`` of these shards. It numbers the shards that have samples in their order.
+
+    Of an object, ``mtime_ns`` is 0: it is known by its hash.
+    """
 
     size: int
     mtime_ns: int
@@ -92,7 +97,7 @@ class DatasetState(msgspec.Struct, frozen=True, kw_only=True):
         return {name: at for at, name in enumerate(name for name, shard in self.shards.items() if shard.count)}
 
 
-def read_state(root: Path) -> DatasetState:
+def read_state(root: AnyPath) -> DatasetState:
     """Read the state of a dataset; an empty one if there is none, it has another version, or it is damaged.
 
     If ``index.sqlite`` has changed since the state was written, the field ``index`` is None.
@@ -104,7 +109,7 @@ def read_state(root: Path) -> DatasetState:
         state = None
     if state is None:
         return DatasetState()
-    if state.index is not None and not _is_as_it_was(root, state.index):
+    if state.index is not None and not _is_as_it_was(root, state.index, state.files):
         state = msgspec.structs.replace(state, index=None)
     return state
 
@@ -162,9 +167,14 @@ def tell_of_new_index(root: Path) -> None:
         atomic_write(meta / STATE_NAME, encode_state(msgspec.structs.replace(state, files=files)))
 
 
-def _is_as_it_was(root: Path, index: IndexState) -> bool:
+def _is_as_it_was(root: AnyPath, index: IndexState, files: Sequence[FileSum]) -> bool:
+    path = root / META_FOLDER / INDEX_NAME
     try:
-        status = (root / META_FOLDER / INDEX_NAME).stat()
+        if not isinstance(path, Path):
+            known = [(file.size, file.xxh3_128) for file in files if file.name == INDEX_NAME]
+            found = file_sum(local_file(path))
+            return known == [(found.size, found.xxh3_128)]
+        status = path.stat()
     except OSError:
         return False
     return (status.st_size, status.st_mtime_ns) == (index.size, index.mtime_ns)

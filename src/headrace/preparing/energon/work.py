@@ -1,5 +1,7 @@
 """The hidden folder of a run, ``.nv-meta/.headrace``, and the worker processes that read shards and files.
 
+The folder of a dataset at a URL lies on this host, see `objects`.
+
     lock          held by the run
     plan.json     what processes on any hosts read, if that is left to them, see `job`
     phase-*/      what they have read
@@ -17,7 +19,8 @@ import contextlib
 import functools
 import os
 import shutil
-from collections.abc import Callable, Collection, Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -66,26 +69,30 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     moves: tuple[str, ...]
 
 
-class WorkFolder:
+class WorkFolder(ABC):
     """The hidden folder. As a context manager it locks the folder for one run; scans stay if the run fails.
+
+    Args:
+        name: the dataset, for messages.
+        home: the folder that holds it, which is made if it does not exist.
+        restart: whether to discard what an unfinished run has read.
 
     Raises:
         OutputError: another run holds the lock, or the folder cannot be used.
     """
 
-    def __init__(self, root: Path, *, restart: bool) -> None:
-        self._root = root
+    def __init__(self, name: str, home: Path, *, restart: bool) -> None:
+        self._home = home
         self._restart = restart
-        self._meta = root / META_FOLDER
-        self.path = self._meta / META_WORK_NAME
+        self.path = home / META_WORK_NAME
         self.scans = self.path / "scans"
         self.staged = self.path / "staged"
-        self._claimed = ClaimedFolder(self.path, f"{root}: another headrace prepare is working in this folder")
+        self._claimed = ClaimedFolder(self.path, f"{name}: another headrace prepare is working in this folder")
         self._is_complete = False
 
     def __enter__(self) -> WorkFolder:
-        with output_errors(self._meta, "use"):
-            self._meta.mkdir(exist_ok=True)
+        with output_errors(self._home, "use"):
+            self._home.mkdir(parents=True, exist_ok=True)
             self._claimed.claim()
             try:
                 commit = load(self.path / "commit", Commit)
@@ -155,7 +162,7 @@ class WorkFolder:
         """
         commit = Commit(tuple(remove), tuple(indexed), tuple(moves))
         save(self.path / "commit", commit, sync=True)
-        with output_errors(self._meta, "replace files in"):
+        with output_errors(self._home, "replace files in"):
             self._execute(commit)
         self._is_complete = True
 
@@ -163,26 +170,25 @@ class WorkFolder:
         """Mark the run as complete, so that its scans are removed at the end."""
         self._is_complete = True
 
+    @abstractmethod
     def _execute(self, commit: Commit) -> None:
-        for name in commit.remove:
-            if (
-                name not in commit.moves or (self.staged / META_FOLDER / name).exists()
-            ):  # otherwise it is already the new one
-                (self._meta / name).unlink(missing_ok=True)
-        if commit.remove:
-            sync_folder(self._meta / "any")
+        """Carry out the last steps, as far as an earlier run has not done so, and remove the file ``commit``."""
+
+    def _replaced(self, commit: Commit) -> list[str]:
+        """Return what is removed first, without what is already the new file of its name."""
+        return [name for name in commit.remove if name not in commit.moves or self._staged(name).exists()]
+
+    def _staged(self, name: str) -> Path:
+        return self.staged / META_FOLDER / name
+
+    def _indexed(self, commit: Commit) -> Iterator[ShardScan]:
+        """Yield the scans of the shards whose ``.tar.idx`` may be replaced."""
         for name in commit.indexed:
             scan = load(scan_path(self.scans, name), ShardScan)
             if scan is None:
                 raise HeadraceError(f"{self.path}: the scan of {name} is missing: run again with --restart --overwrite")
-            if scan.count and not is_tar_index_right(self._root, scan):
-                write_tar_index(self._root, scan)
-        for name in commit.moves:
-            staged = self.staged / META_FOLDER / name
-            if staged.exists():  # otherwise an earlier run has moved it
-                staged.rename(self._meta / name)
-        sync_folder(self._meta / "any")
-        (self.path / "commit").unlink()
+            if scan.count:
+                yield scan
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -191,13 +197,43 @@ class WorkFolder:
         if kind is not None:
             # Remove the folder if this run made it and left it empty.
             with contextlib.suppress(OSError):
-                self._meta.rmdir()
+                self._home.rmdir()
 
     def _end(self) -> None:
+        if not self._is_complete and (self.path / "commit").exists():
+            return  # the next run carries it out
         if not self._is_complete and ((self.path / PLAN_NAME).exists() or any(self.scans.iterdir())):
             shutil.rmtree(self.staged, ignore_errors=True)
         elif not (self.path / "commit").exists():
             remove_work(self.path)
+
+
+class LocalWork(WorkFolder):
+    """The hidden folder of a local dataset, which lies in its ``.nv-meta``.
+
+    Args:
+        root: the dataset.
+        restart: see `WorkFolder`.
+    """
+
+    def __init__(self, root: Path, *, restart: bool) -> None:
+        super().__init__(str(root), root / META_FOLDER, restart=restart)
+        self._root = root
+
+    def _execute(self, commit: Commit) -> None:
+        meta = self._home
+        for name in self._replaced(commit):
+            (meta / name).unlink(missing_ok=True)
+        if commit.remove:
+            sync_folder(meta / "any")
+        for scan in self._indexed(commit):
+            if not is_tar_index_right(self._root, scan):
+                write_tar_index(self._root, scan)
+        for name in commit.moves:
+            if self._staged(name).exists():  # otherwise an earlier run has moved it
+                self._staged(name).rename(meta / name)
+        sync_folder(meta / "any")
+        (self.path / "commit").unlink()
 
 
 MAIN: Final = "headrace.preparing.energon.work:main"

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.errors import InputError
+from headrace.io import Storage, check_storage
 from headrace.preparing.shards.inputs import choose_parts, find_media, plan_survey
 from headrace.preparing.shards.messages import SurveySetup
 from headrace.preparing.shards.options import ShardOptions
@@ -52,6 +53,7 @@ def estimate_shards(
     inputs: Sequence[str | os.PathLike[str]],
     *,
     options: ShardOptions | None = None,
+    storage: Storage | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> ShardEstimate:
     """Survey up to 16 tasks that are spread over all inputs, in this process, and scale up what they find.
@@ -59,6 +61,7 @@ def estimate_shards(
     Args:
         inputs: as for `prepare_shards`.
         options: as for `prepare_shards`.
+        storage: as for `prepare_shards`.
         on_notice: called with messages that a user should see.
 
     Raises:
@@ -68,10 +71,11 @@ def estimate_shards(
     """
     options = options or ShardOptions()
     notice = on_notice or (lambda message: None)
-    check_ready(options)
-    found = find_media(inputs, options.source, notice)
-    parts = [choose_parts(given, options.source) for given in found]
     source = options.source
+    check_storage(storage, list(inputs), source.root, source.captions)
+    check_ready(options)
+    found = find_media(inputs, source, notice, storage)
+    parts = [choose_parts(given, source, storage) for given in found]
     sums = Sums(found)
     setup = SurveySetup(
         parts=tuple(parts),
@@ -80,6 +84,7 @@ def estimate_shards(
         verify=source.verify,
         max_record_bytes=source.max_record_bytes,
         roots=tuple(given.root for given in found),
+        storage=storage,
         folder="",
     )
     surveyor = Surveyor(setup, lambda *counts: None)

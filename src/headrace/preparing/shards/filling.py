@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import xxhash
 
 from headrace.engine.job import TaskResult
 from headrace.engine.serving import save
-from headrace.errors import HeadraceError, InputError, OutputError
+from headrace.errors import HeadraceError, InputError, OutputError, StoreError
+from headrace.io import is_url
+from headrace.io.remote import Status
+from headrace.preparing.shards.files import url_of
 from headrace.preparing.shards.messages import FilledShard, FillTask, FoundPart, ListedSample, ShardSetup, spool_path
 from headrace.stores.tar.writer import TarWriter
 
@@ -79,6 +83,8 @@ def read_list(path: Path) -> list[ListedSample]:
 class Filler:
     """Writes shards. Parts are copied in pieces of 4 MiB, so memory is bounded for parts of any size.
 
+    Parts that are objects are fetched in pieces of 8 MiB, some of them ahead, see `headrace.io.objects.files.fetched`.
+
     Args:
         setup: the folders and inputs of the run.
         report: called with the bytes of contents and the number of samples that a shard holds so far.
@@ -94,9 +100,11 @@ class Filler:
 
         Raises:
             InputError: a file cannot be read, or has changed since it was surveyed.
+            StoreError: the same of an object.
             OutputError: a file cannot be written.
         """
         samples = read_list(list_path(self._setup.lists, order.shard))
+        objects = self._objects(samples)
         parts: list[tuple[int, str, int, int]] = []
         hashes: dict[int, FileHashes] = {}
         file_bytes: dict[int, int] = {}
@@ -108,7 +116,8 @@ class Filler:
                     for part in sample.parts:
                         if part.path:
                             sums = hashes.setdefault(sample.input, FileHashes())
-                            offset = writer.add_part(part.name, part.size, self._file(sample.input, part, sums))
+                            data = self._file(sample.input, part, sums, objects)
+                            offset = writer.add_part(part.name, part.size, data)
                             file_bytes[sample.input] = file_bytes.get(sample.input, 0) + part.size
                         else:
                             offset = writer.add_part(part.name, part.size, self._spooled(sample.spool, part))
@@ -117,6 +126,7 @@ class Filler:
                     self._report(copied, number + 1)
                 written = writer.finish()
         finally:
+            objects.close()
             for file in self._spools.values():
                 file.close()
             self._spools.clear()
@@ -135,8 +145,34 @@ class Filler:
             files=(*(file.name for file in filled.files), path.name), counts={"bytes": copied, "samples": len(samples)}
         )
 
-    def _file(self, given: int, part: FoundPart, sums: FileHashes) -> Iterator[bytes]:
-        path = Path(self._setup.survey.roots[given], part.path)
+    def _objects(self, samples: Sequence[ListedSample]) -> Generator[Any]:
+        """Yield the bytes of all parts that are objects, some of which are fetched ahead."""
+        roots = self._setup.survey.roots
+        wanted = [(sample.input, part) for sample in samples for part in sample.parts if part.path]
+        urls = ((url_of(roots[given], part.path), part) for given, part in wanted if is_url(roots[given]))
+        if any(is_url(roots[given]) for given, _ in wanted):
+            files = import_module("headrace.io.objects.files")
+            parts = (one for url, part in urls for one in files.parts_of(url, _status(part)))
+            yield from files.fetched(parts, self._setup.survey.storage)
+
+    def _file(self, given: int, part: FoundPart, sums: FileHashes, objects: Iterator[Any]) -> Iterator[Any]:
+        root = self._setup.survey.roots[given]
+        if not is_url(root):
+            yield from self._local_file(Path(root, part.path), part, sums)
+            return
+        hasher = xxhash.xxh3_128()
+        left = part.size
+        while left:
+            try:
+                data = next(objects)
+            except StoreError as error:
+                raise StoreError(f"{error}. If objects were replaced, run again with --restart.") from None
+            left -= len(data)
+            hasher.update(data)
+            yield data
+        sums.add(part.path, hasher.digest())
+
+    def _local_file(self, path: Path, part: FoundPart, sums: FileHashes) -> Iterator[bytes]:
         hasher = xxhash.xxh3_128()
         left = part.size
         try:
@@ -175,3 +211,7 @@ class Filler:
             raise OutputError(f"{path}: cannot be read back: {error.strerror or error}") from error
         if left:
             raise HeadraceError(f"{path}: the file is too short: start again with --restart")
+
+
+def _status(part: FoundPart) -> Status:
+    return Status(part.size, part.etag, part.mtime_ns)

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HeadraceError
-from headrace.io import as_read_back, atomic_write, file_sum, output_errors
+from headrace.io import Storage, as_read_back, atomic_write, file_sum, output_errors, path_at
+from headrace.preparing.shards.files import digests
 from headrace.preparing.shards.filling import FileHashes
 from headrace.preparing.shards.inputs import MediaInput
 from headrace.preparing.shards.listing import group_files
@@ -202,7 +203,7 @@ def _inputs(
             first.append(
                 InputFile(path=given.name, format=table.format, size=table.size_bytes, xxh3_128=hashes[number])
             )
-            root = options.source.root or str(Path(given.name).parent)
+            root = options.source.root or str(path_at(given.name).parent)
             more += [entry] if (entry := totals.files(number, root, "files")) is not None else []
             continue
         empty = InputFile(path=given.name, format="folder", size=0, xxh3_128=FileHashes().xxh3_128)
@@ -226,7 +227,11 @@ def asked_options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) 
 
 
 def is_made(
-    manifest: Manifest, inputs: Sequence[MediaInput], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions
+    manifest: Manifest,
+    inputs: Sequence[MediaInput],
+    parts: Sequence[tuple[PartSpec, ...]],
+    options: ShardOptions,
+    storage: Storage | None = None,
 ) -> bool:
     """Whether a run would write what this manifest lists. If everything else is equal, all inputs are read.
 
@@ -239,14 +244,15 @@ def is_made(
     found: list[tuple[str, str]] = []
     for given in inputs:
         if given.table is not None:
-            found.append((given.name, file_sum(given.table.path).xxh3_128))
+            found.append((given.name, given.table.digest()))
         if given.listing is None:
             continue
         total = FileHashes()
-        for group in group_files(given.listing, options.source.key_dots, None)[0]:
-            for _, file in group.files:
-                total.add(file.name, bytes.fromhex(file_sum(Path(given.root, file.name)).xxh3_128))
+        groups = group_files(given.listing, options.source.key_dots, None)[0]
+        files = [file for group in groups for _, file in group.files]
+        for file, digest in zip(files, digests(given.root, files, storage), strict=True):
+            total.add(file.name, digest)
         found.append((given.name, total.xxh3_128))
         if given.captions is not None:
-            found.append((given.captions.name, file_sum(given.captions.path).xxh3_128))
+            found.append((given.captions.name, given.captions.digest()))
     return sorted(found) == sorted((file.path, file.xxh3_128) for file in manifest.inputs)

@@ -18,7 +18,18 @@ import msgspec
 from headrace.engine.job import Phase
 from headrace.engine.serving import save
 from headrace.errors import ConfigError, InputError, some
-from headrace.io import check_local, expand_braces, natural_key, output_errors
+from headrace.io import (
+    Reader,
+    Storage,
+    check_readable,
+    expand_braces,
+    is_url,
+    natural_key,
+    output_errors,
+    path_at,
+    reader_at,
+)
+from headrace.preparing.shards.files import FilesBelow, files_below
 from headrace.preparing.shards.listing import (
     GROUPS_A_TASK,
     Listing,
@@ -41,6 +52,7 @@ from headrace.preparing.sources import (
     open_span,
     plan_tasks,
 )
+from headrace.preparing.sources.find import file_at, matching_objects
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 
 METADATA_STEM = "metadata"
@@ -56,7 +68,7 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: the name as the user gave it, or the folder that the user gave joined with the relative path.
-        root: absolute path of the folder of its files.
+        root: absolute path of the folder of its files, or its URL.
         table: the table; None for a folder.
         listing: the files of the folder; None for a table.
         captions: the table that describes the files of a folder.
@@ -77,31 +89,36 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_media(
-    inputs: Sequence[str | os.PathLike[str]], source: ShardSource, on_notice: Callable[[str], None]
+    inputs: Sequence[str | os.PathLike[str]],
+    source: ShardSource,
+    on_notice: Callable[[str], None],
+    storage: Storage | None = None,
 ) -> list[MediaInput]:
     """Resolve files, folders, globs and braces. Arguments keep their order; within one it is that of `natural_key`.
 
     A folder that holds only tables stands for these tables. Any other folder is a folder of files: it is searched at
     any depth, without names that begin with a dot, and a ``metadata.csv`` (or ``.jsonl``, ``.parquet``) in it holds the
-    captions.
+    captions. All of them may be at URLs, where a glob finds tables, and no folders.
 
     Raises:
         ConfigError: nothing matches, a file has an unknown format, or a file is named twice.
         InputError: a file or folder cannot be read.
+        StoreError: the store of a URL cannot be reached.
         MissingExtraError: a package for one of the formats is not installed.
     """
-    check_local(inputs)
+    check_readable(list(inputs))
     if not inputs:
         raise ConfigError(f"no input is given: name a folder of files, or tables ({_ENDINGS_IN_WORDS})")
+    finder = _Finder(inputs, source, on_notice, storage)
     found: list[MediaInput] = []
     seen: set[str] = set()
     for argument in [os.fspath(given) for given in inputs]:
-        for name in _expand(argument):
-            real = os.path.realpath(name)
+        for name in finder.expand(argument):
+            real = _real(name)
             if real in seen:
                 raise ConfigError(f"input {name!r} is named twice: name it once")
             seen.add(real)
-            found += _folder(name, source, on_notice) if Path(name).is_dir() else [_table(name, source)]
+            found += finder.find(name)
     if source.captions is not None and not any(given.captions for given in found):
         raise ConfigError("--captions describes the files of a folder, but no input is a folder of files")
     if source.captions is not None and sum(given.listing is not None for given in found) > 1:
@@ -111,30 +128,25 @@ def find_media(
     return found
 
 
-def open_table(name: str) -> SourceFile:
+def open_table(name: str, using: str | Reader = "mmap", storage: Storage | None = None) -> SourceFile:
     """Open an existing table.
+
+    Args:
+        name: its path; also a URL.
+        using: what looks up a URL.
+        storage: how the store of a URL is reached.
 
     Raises:
         ConfigError: its name is not that of a table.
         InputError: the file cannot be read.
+        StoreError: the store of the URL cannot be reached.
     """
     kind = _csv_kind(name)
-    if kind is None:
-        if (format_of(name) or "txt").startswith("txt"):
-            raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
-        return msgspec.structs.replace(find_inputs([name], spec=SPEC)[0], path=str(Path(name).absolute()))
-    try:
-        status = os.stat(name)  # noqa: PTH116
-    except OSError as error:
-        raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error
-    return SourceFile(
-        name=name,
-        path=str(Path(name).absolute()),
-        format=kind,  # type: ignore[arg-type]
-        size_bytes=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        extent=status.st_size,
-    )
+    if kind is not None:
+        return msgspec.structs.replace(file_at(name, None, using, storage), format=kind)
+    if (format_of(name) or "txt").startswith("txt"):
+        raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
+    return find_inputs([name], spec=SPEC, storage=storage if is_url(name) else None)[0]
 
 
 def first_row(file: SourceFile) -> dict[str, Any]:
@@ -146,7 +158,7 @@ def first_row(file: SourceFile) -> dict[str, Any]:
     return {}
 
 
-def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]:
+def choose_parts(given: MediaInput, source: ShardSource, storage: Storage | None = None) -> tuple[PartSpec, ...]:
     """Choose the parts that the columns of a table become: those that the user named, or by the names of the columns.
 
     A column ``image`` (bytes, a struct with bytes, base64 or a path), or a column of paths such as ``image_path`` or
@@ -163,7 +175,7 @@ def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]
         _check_columns(source.parts, row, table)
         return source.parts
     named = None if given.captions is None else captions_column(row, table.name)
-    specs = [] if named is not None else _image_parts(row, table.name, given.root)
+    specs = [] if named is not None else _image_parts(row, table.name, files_below(given.root, storage))
     text = _first_of(_TEXT_COLUMNS, row)
     if text is not None:
         specs.append(PartSpec(part="txt", kind="column", column=text))
@@ -189,11 +201,11 @@ def _check_columns(parts: Sequence[PartSpec], row: dict[str, Any], table: Source
             )
 
 
-def _image_parts(row: dict[str, Any], where: str, root: str) -> list[PartSpec]:
+def _image_parts(row: dict[str, Any], where: str, files: FilesBelow) -> list[PartSpec]:
     """The image that a row holds or names; nothing if no column has a known name."""
     column = next((name for name in (*_IMAGE_COLUMNS, *_PATH_COLUMNS) if row.get(name)), None)
     if column is not None:
-        kind = _image_kind(row[column], root) if column in _IMAGE_COLUMNS else "path"
+        kind = _image_kind(row[column], files) if column in _IMAGE_COLUMNS else "path"
         return [PartSpec(part=IMAGE, kind=kind, column=column)]
     url = _first_of(_URL_COLUMNS, row)
     if url is not None:
@@ -223,63 +235,96 @@ def captions_column(row: dict[str, Any], where: str) -> str:
     return name
 
 
-def _expand(argument: str) -> list[str]:
-    if Path(argument).exists():
-        return [argument]
-    names: list[str] = []
-    for name in expand_braces(argument):
-        if Path(name).exists():
-            names.append(name)
-            continue
-        matches = sorted(glob.glob(name, recursive=True), key=natural_key)  # noqa: PTH207 - keeps names as given
-        if not matches:
-            raise ConfigError(f"input {name!r} does not exist")
-        names += matches
-    return names
+class _Finder:
+    """Finds the inputs behind names, see `find_media`."""
+
+    def __init__(
+        self,
+        inputs: Sequence[str | os.PathLike[str]],
+        source: ShardSource,
+        on_notice: Callable[[str], None],
+        storage: Storage | None,
+    ) -> None:
+        self._source = source
+        self._on_notice = on_notice
+        self._storage = storage
+        places = [*inputs, *(path for path in (source.root, source.captions) if path is not None)]
+        self._using = reader_at(places, "mmap", storage if any(map(is_url, places)) else None)
+
+    def expand(self, argument: str) -> list[str]:
+        """Return the names of the files and folders behind one argument, in order."""
+        if path_at(argument, self._using).exists():
+            return [argument]
+        names: list[str] = []
+        for name in expand_braces(argument):
+            if path_at(name, self._using).exists():
+                names.append(name)
+                continue
+            matches = sorted(self._matches(name), key=natural_key)
+            if not matches:
+                more = ", nor does a table that it matches: folders in object stores are named" if is_url(name) else ""
+                raise ConfigError(f"input {name!r} does not exist{more if glob.has_magic(name) else ''}")
+            names += matches
+        return names
+
+    def _matches(self, pattern: str) -> list[str]:
+        if is_url(pattern):
+            return matching_objects(pattern, self._using) if glob.has_magic(pattern) else []
+        return glob.glob(pattern, recursive=True)  # noqa: PTH207 - keeps names as given
+
+    def find(self, name: str) -> list[MediaInput]:
+        """Return the input of a name; several if it is a folder of tables."""
+        place = path_at(name, self._using)
+        is_folder = not place.is_file() if is_url(name) else place.is_dir()
+        return self._folder(name) if is_folder else [self._table(name)]
+
+    def _opened(self, name: str) -> SourceFile:
+        return open_table(name, self._using, self._storage)
+
+    def _table(self, name: str) -> MediaInput:
+        table = self._opened(name)
+        root = path_at(name).parent if self._source.root is None else path_at(self._source.root)
+        return MediaInput(name=name, root=str(root.absolute()), table=table)
+
+    def _folder(self, name: str) -> list[MediaInput]:
+        listing = list_folder(name, self._using)
+        tables = [file.name for file in listing.files if is_table(file.name)]
+        files = tuple(file for file in listing.files if not is_table(file.name))
+        others = [file.name for file in files if file.name not in DESCRIPTIONS]
+        if tables and not others:
+            return [self._table(os.path.join(name, table)) for table in tables]  # noqa: PTH118 - keeps "./" as given
+        if self._source.root is not None:
+            raise ConfigError(
+                f"--root is the folder of the files that a table names, but {name!r} is a folder of files: leave it out"
+            )
+        captions, left = self._find_captions(name, tables)
+        if left:
+            raise ConfigError(
+                f"input {name!r} holds a table ({left[0]!r}, {len(left):,} in all) beside other files "
+                f"({others[0]!r}, {len(others):,} in all): name the table as input, or add --captions {left[0]}"
+            )
+        table = None if captions is None else self._opened(captions)
+        if not files:
+            raise ConfigError(f"input {name!r}: the folder holds no files to read")
+        root = str(path_at(name).absolute())
+        return [MediaInput(name=name, root=root, listing=Listing(files=files), captions=table)]
+
+    def _find_captions(self, folder: str, tables: list[str]) -> tuple[str | None, list[str]]:
+        """The table that describes the files of a folder, if there is one, and the tables in it that do not."""
+        named = self._source.captions
+        if named is not None:
+            real = _real(named)
+            return named, [table for table in tables if _real(os.path.join(folder, table)) != real]  # noqa: PTH118
+        if len(tables) == 1 and tables[0].partition(".")[0] == METADATA_STEM:
+            captions = os.path.join(folder, tables[0])  # noqa: PTH118 - keeps "./" as given
+            self._on_notice(f"{captions} describes the files of {folder}")
+            return captions, []
+        return None, tables
 
 
-def _table(name: str, source: ShardSource) -> MediaInput:
-    table = open_table(name)
-    root = Path(source.root) if source.root is not None else Path(name).parent
-    return MediaInput(name=name, root=str(root.absolute()), table=table)
-
-
-def _folder(name: str, source: ShardSource, on_notice: Callable[[str], None]) -> list[MediaInput]:
-    listing = list_folder(name)
-    tables = [file.name for file in listing.files if is_table(file.name)]
-    files = tuple(file for file in listing.files if not is_table(file.name))
-    others = [file.name for file in files if file.name not in DESCRIPTIONS]
-    if tables and not others:
-        return [_table(os.path.join(name, table), source) for table in tables]  # noqa: PTH118 - keeps "./" as given
-    if source.root is not None:
-        raise ConfigError(
-            f"--root is the folder of the files that a table names, but {name!r} is a folder of files: leave it out"
-        )
-    captions, left = _find_captions(name, tables, source.captions, on_notice)
-    if left:
-        raise ConfigError(
-            f"input {name!r} holds a table ({left[0]!r}, {len(left):,} in all) beside other files "
-            f"({others[0]!r}, {len(others):,} in all): name the table as input, or add --captions {left[0]}"
-        )
-    table = None if captions is None else open_table(captions)
-    if not files:
-        raise ConfigError(f"input {name!r}: the folder holds no files to read")
-    root = str(Path(name).absolute())
-    return [MediaInput(name=name, root=root, listing=Listing(files=files), captions=table)]
-
-
-def _find_captions(
-    folder: str, tables: list[str], named: str | None, on_notice: Callable[[str], None]
-) -> tuple[str | None, list[str]]:
-    """The table that describes the files of a folder, if there is one, and the tables in the folder that do not."""
-    if named is not None:
-        real = os.path.realpath(named)
-        return named, [table for table in tables if os.path.realpath(Path(folder, table)) != real]
-    if len(tables) == 1 and tables[0].partition(".")[0] == METADATA_STEM:
-        captions = os.path.join(folder, tables[0])  # noqa: PTH118 - keeps "./" as given
-        on_notice(f"{captions} describes the files of {folder}")
-        return captions, []
-    return None, tables
+def _real(name: str) -> str:
+    """Return what stands for a file or folder, whatever name it was given."""
+    return str(path_at(name)) if is_url(name) else os.path.realpath(name)
 
 
 def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | None:
@@ -303,11 +348,11 @@ def _csv_kind(name: str) -> str | None:
     return ending if ending in ("csv", "tsv") else None
 
 
-def _image_kind(value: Any, root: str) -> PartKind:
+def _image_kind(value: Any, files: FilesBelow) -> PartKind:
     """Return ``bytes`` if a column of images holds them, ``path`` if it names their files."""
     if not isinstance(value, str):
         return "bytes"
-    if Path(root, value).is_file():
+    if files.holds(value):
         return "path"
     try:
         return "bytes" if image_part(base64.b64decode(value[:64], validate=True)) else "path"
@@ -433,6 +478,7 @@ def described(given: MediaInput) -> dict[str, Any]:
     for name, file in (("table", given.table), ("captions", given.captions)):
         if file is not None:
             found[name] = {"name": file.name, "size": file.size_bytes, "mtime_ns": file.mtime_ns}
+            found[name] |= {"etag": file.etag} if file.etag else {}
     if given.listing is not None:
         found["files"] = {"number": len(given.listing.files), "names, sizes and times": given.listing.xxh3_128}
     return found

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
 import xxhash
 
 from headrace.errors import InputError, StoreError
-from headrace.io import natural_key, safe_relative
+from headrace.io import Reader, etag_of, is_url, natural_key, path_at, safe_relative
 from headrace.preparing.shards.messages import SPEC
 from headrace.preparing.sources import SourceFile, Span, counted_from, open_span, record_noun
 from headrace.preparing.sources.find import walk
@@ -103,6 +103,7 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
     name: str
     size: int
     mtime_ns: int
+    etag: str = ""
 
 
 class SampleFiles(msgspec.Struct, frozen=True, array_like=True):
@@ -127,23 +128,30 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def xxh3_128(self) -> str:
-        """Hash of the names, sizes and times of change of all files."""
+        """Hash of the names, sizes and times of change of all files; of objects, that of their ETags."""
         hasher = xxhash.xxh3_128()
         for file in self.files:
-            hasher.update(f"{file.name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            stamp = file.etag or file.mtime_ns
+            hasher.update(f"{file.name}\0{file.size}\0{stamp}\n".encode("utf-8", "surrogateescape"))
         return hasher.hexdigest()
 
 
-def list_folder(folder: str) -> Listing:
+def list_folder(folder: str, using: str | Reader = "mmap") -> Listing:
     """List all files below a folder. Links are followed and names that begin with a dot are skipped.
 
     It takes about 5 us per file.
 
+    Args:
+        folder: the folder; also a URL.
+        using: what lists a URL.
+
     Raises:
         InputError: a folder cannot be read, or a link is broken.
+        StoreError: the store of the URL cannot be reached, or does not list.
     """
     try:
-        files = sorted(map(_listed, walk(folder)), key=lambda file: natural_key(file.name))
+        found = _objects(folder, using) if is_url(folder) else map(_listed, walk(folder))
+        files = sorted(found, key=lambda file: natural_key(file.name))
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
     return Listing(files=tuple(files))
@@ -211,3 +219,13 @@ def load_captions(
 def _listed(found: tuple[str, os.DirEntry[str]]) -> ListedFile:
     status = found[1].stat()
     return ListedFile(found[0], status.st_size, status.st_mtime_ns)
+
+
+def _objects(folder: str, using: str | Reader) -> Iterator[ListedFile]:
+    place = path_at(folder, using)
+    for path in place.rglob("*"):
+        name = str(path).removeprefix(f"{place}/")
+        if not any(part.startswith(".") for part in name.split("/")):
+            status, etag = path.stat(), etag_of(path)
+            # A listing and a look-up may round the time differently.
+            yield ListedFile(name, status.st_size, 0 if etag else status.st_mtime_ns, etag)

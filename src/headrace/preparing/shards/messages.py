@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.io import FileSum
+from headrace.io import FileSum, Storage
 from headrace.preparing.shards.options import PartSpec
 from headrace.preparing.sources import RecordSpec, SourceFile, Task, spans_in_words
 
@@ -37,7 +37,9 @@ class SurveySetup(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool
     max_record_bytes: int
     roots: tuple[str, ...]
-    """For each input the absolute path of the folder of its files."""
+    """For each input the absolute path, or URL, of the folder of its files."""
+    storage: Storage | None
+    """How the stores of roots at URLs are reached; None goes by the environment."""
     folder: str
     """Folder of the surveys and spools."""
 
@@ -135,6 +137,8 @@ class FoundPart(msgspec.Struct, frozen=True, array_like=True):
     path: str = ""
     """Path of the file, relative to the root of its input; empty if the content is in the spool."""
     mtime_ns: int = 0
+    etag: str = ""
+    """What an object store says stands for the content of the file."""
 
 
 class FoundSample(msgspec.Struct, frozen=True, array_like=True):

@@ -12,6 +12,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from headrace.engine.serving import (
     serve,
 )
 from headrace.engine.shared import sync_files
-from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError
-from headrace.io import Storage, check_local, check_storage, file_sum, output_errors
+from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError
+from headrace.io import Storage, check_local, check_readable, check_storage, output_errors
 from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.output_folder import OutputFolder, mark_of, output_at
 from headrace.preparing.shards.filling import Filler, done_path
@@ -65,6 +66,7 @@ from headrace.preparing.shards.messages import (
 from headrace.preparing.shards.options import PartSpec, ShardOptions, check_options
 from headrace.preparing.shards.planning import NothingLeftError, Planned, Planner, Sums
 from headrace.preparing.shards.survey import Surveyor
+from headrace.preparing.sources import check_all
 from headrace.stores import ErrorEntry, Manifest
 
 MAIN = "headrace.preparing.shards.run:main"
@@ -86,9 +88,7 @@ class ShardWorker:
 
     def _run(self, order: ShardOrder) -> Reply:
         if isinstance(order, SumTask):
-            digest = file_sum(order.file.path).xxh3_128
-            order.file.check_unchanged(os.stat(order.file.path))  # noqa: PTH116
-            result = TaskResult(value={"file": order.number, "xxh3_128": digest})
+            result = TaskResult(value={"file": order.number, "xxh3_128": order.file.digest()})
         elif isinstance(order, FillTask):
             result = self._filler.run(order)
         else:
@@ -123,9 +123,11 @@ class ShardRun:
         folder: OutputFolder,
         plan: MediaPlan,
         *,
+        storage: Storage | None = None,
         on_progress: Callable[[ShardProgress], None],
         on_notice: Callable[[str], None],
     ) -> None:
+        self._storage = storage
         self._folder = folder
         self._work = folder.work
         self._mark = mark_of(folder.work)
@@ -304,7 +306,7 @@ class ShardRun:
         wanted = min(self._options.workers or usable_cores(), len(orders) - len(ready))
         if self._workers is None or len(self._workers) < wanted:
             stack.close()
-            setup = setup_of(self._work.absolute(), self._plan)
+            setup = setup_of(self._work.absolute(), self._plan, self._storage)
             self._workers = stack.enter_context(WorkerProcesses(wanted, setup, MAIN))
         for result in run_tasks(
             self._workers,
@@ -323,11 +325,7 @@ class ShardRun:
         check_tolerance(errors, self._options.errors, noun="samples", advice=_ADVICE, num_read=num_read)
 
     def _check_unchanged(self) -> None:
-        for file in (file for given in self._inputs for file in (given.table, given.captions) if file is not None):
-            try:
-                file.check_unchanged(Path(file.path).stat())
-            except OSError as error:
-                raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
+        check_all([file for given in self._inputs for file in (given.table, given.captions) if file is not None])
 
     def _is_worth_keeping(self, error: BaseException) -> bool:
         """Whether the same command could continue: not after a defect, or if inputs have changed or hold no samples."""
@@ -339,6 +337,8 @@ class ShardRun:
             self._check_unchanged()
         except InputError:
             return False
+        except StoreError:  # if the store is away, the same command may continue later
+            return True
         return True
 
 
@@ -347,8 +347,14 @@ def fill_tasks(planned: Planned) -> list[FillTask]:
     return [FillTask(shard, shard_name(shard)) for shard in range(planned.plan.num_shards)]
 
 
-def setup_of(work: Path, plan: MediaPlan) -> ShardSetup:
-    """Return the first message to the workers of a local run in a work folder, which has an absolute path."""
+def setup_of(work: Path, plan: MediaPlan, storage: Storage | None = None) -> ShardSetup:
+    """Return the first message to the workers of a local run in a work folder, which has an absolute path.
+
+    Args:
+        work: the work folder.
+        plan: the run.
+        storage: how the stores of roots at URLs are reached; None goes by the environment.
+    """
     source = plan.options.source
     return ShardSetup(
         parent=os.getpid(),
@@ -359,6 +365,7 @@ def setup_of(work: Path, plan: MediaPlan) -> ShardSetup:
             verify=source.verify,
             max_record_bytes=source.max_record_bytes,
             roots=tuple(given.root for given in plan.inputs),
+            storage=storage,
             folder=str(work / SURVEYS_NAME),
         ),
         lists=str(work / LISTS_NAME),
@@ -393,14 +400,16 @@ def prepare_shards(
 
     The bytes depend only on inputs and options, never on the number of workers. Everything appears at the end at once,
     or nothing does. If a run ends early for any reason, the same call continues it. Values of columns are written twice
-    on the way; files are read once. Memory is 41 bytes per sample, plus the names of a folder's files.
+    on the way; files are read once. Memory is 41 bytes per sample, plus the names of a folder's files, and for objects
+    up to 64 MiB for each worker.
 
     Args:
-        inputs: folders of files, and tables: CSV, TSV, JSON Lines, Parquet, Arrow; see `inputs.find_media`.
+        inputs: folders of files, and tables: CSV, TSV, JSON Lines, Parquet, Arrow; see `inputs.find_media`. They, and
+            the root and the captions of the options, may be URLs.
         output: a new or empty folder, or one with an unfinished run; or such a place at a URL, to which the shards are
             uploaded when all of them are complete on this host.
         options: all options; None uses their defaults.
-        storage: how the store of a URL is reached; None goes by the environment.
+        storage: how the stores of URLs, of inputs and output, are reached; None goes by the environment.
         on_progress: called a few times a second.
         on_notice: called with messages that a user should see, such as which column became which part, or that a run
             is continued.
@@ -415,17 +424,17 @@ def prepare_shards(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: an input needs a package that is not installed.
     """
-    check_local(inputs)
-    check_storage(storage, output)
     options = options or ShardOptions()
+    check_storage(storage, list(inputs), output, options.source.root, options.source.captions)
     notice = on_notice or (lambda message: None)
     check_ready(options)
     overwrite, restart = options.overwrite, options.restart
     with output_at(output, overwrite=overwrite, restart=restart, storage=storage) as folder:
-        plan = _begun(inputs, folder, options, notice)
+        plan = _begun(inputs, folder, options, notice, storage)
         if plan is None:
             return folder.load()
-        run = ShardRun(folder, plan, on_progress=on_progress or (lambda progress: None), on_notice=notice)
+        show = on_progress or (lambda progress: None)
+        run = ShardRun(folder, plan, storage=storage, on_progress=show, on_notice=notice)
         manifest, moves = run.run()
         folder.commit(moves)
         return manifest
@@ -443,7 +452,8 @@ def plan_shards(
     The output is the same, byte for byte. If the run is planned or complete already, this does nothing.
 
     Args:
-        inputs: see `prepare_shards`; they must have the same paths on all hosts.
+        inputs: see `prepare_shards`; they must have the same paths on all hosts, which reach URLs by what their
+            environment says.
         output: a folder that all hosts can write to, by the same path.
         options: see `prepare_shards`.
         on_notice: see `prepare_shards`.
@@ -456,8 +466,9 @@ def plan_shards(
         >>> headrace.preparing.open_job("shared-shards").phase().name.partition("-")[0]
         'survey'
     """
-    check_local(inputs, output)
+    check_local(output)
     options = options or ShardOptions()
+    check_readable(list(inputs), options.source.root, options.source.captions)
     check_ready(options)
     with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
         plan = _begun(inputs, folder, options, on_notice or (lambda message: None))
@@ -474,16 +485,18 @@ def _begun(
     folder: OutputFolder,
     options: ShardOptions,
     notice: Callable[[str], None],
+    storage: Storage | None = None,
 ) -> MediaPlan | None:
     """Begin or continue a run in a folder that was claimed; return its plan, or None if its output is complete."""
-    found = find_media(inputs, options.source, notice)
-    parts = [choose_parts(given, options.source) for given in found]
+    found = find_media(inputs, options.source, notice, storage)
+    parts = [choose_parts(given, options.source, storage) for given in found]
     if not options.source.parts:
         for given, specs in zip(found, parts, strict=True):
             if specs:
                 notice(f"{given.name}: {', '.join(map(str, specs))}")
     described_run = deciding([described(given) for given in found], parts, options)
-    if complete := folder.begin(described_run, is_made=lambda manifest: is_made(manifest, found, parts, options)):
+    is_same = partial(is_made, inputs=found, parts=parts, options=options, storage=storage)
+    if complete := folder.begin(described_run, is_made=is_same):
         notice(complete)
         return None
     tasks = plan_survey(found, options, Path(folder.work) / LISTINGS_NAME, notice)

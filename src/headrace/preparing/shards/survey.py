@@ -5,6 +5,8 @@ A task writes two files, named by its number:
     7.survey    all samples of the task: the key, and name, size and place of each part; all faults
     7.spool     the values of columns, one after another; a part is a range of this file, or a file of the input
 
+Files in an object store are looked up, and their first bytes read, many at the same time.
+
 `part_content` makes the content of a part from a column: bytes, or the file that the column names. `look` checks that
 the content of a part is what its name says. Of images it reads only the headers.
 """
@@ -13,22 +15,25 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import functools
 import importlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
 from headrace.engine.job import TaskResult
 from headrace.engine.serving import load, save
-from headrace.errors import HeadraceError, InputError, MissingExtraError, StoreError
-from headrace.io import output_errors, safe_relative, write_all
-from headrace.preparing.shards.listing import HEAD_BYTES, BadNameError, ListedFile, SampleFiles, checked_key, image_part
+from headrace.errors import HeadraceError, MissingExtraError, StoreError
+from headrace.io import is_url, output_errors, safe_relative, write_all
+from headrace.preparing.shards.files import FilesBelow, NamedFile, ObjectFiles, files_below
+from headrace.preparing.shards.listing import HEAD_BYTES, BadNameError, SampleFiles, checked_key, image_part
 from headrace.preparing.shards.messages import (
     SPEC,
     FolderTask,
@@ -46,6 +51,15 @@ from headrace.preparing.sources import Block, SourceFile, Span, open_span
 from headrace.preparing.sources.json import kind as kind_in_words
 
 _BUFFER_BYTES = 1 << 20
+_AT_ONCE: Final = 32
+"""Samples whose objects are looked at at the same time."""
+
+
+class _Made(NamedTuple):
+    """A sample whose values have no place in the spool yet."""
+
+    sample: FoundSample
+    values: bytearray
 
 
 class Surveyor:
@@ -62,6 +76,7 @@ class Surveyor:
         self._report = report
         key = {setup.key_field} if setup.key_field is not None else set[str]()
         self._taken = [{spec.column for spec in parts} | key for parts in setup.parts]
+        self._files = [files_below(root, setup.storage) for root in setup.roots]
         self._spool = bytearray()
         self._spooled = 0
         self._spool_file: BinaryIO | None = None
@@ -118,11 +133,14 @@ class Surveyor:
     def _rows(self, block: Block, given: int) -> list[FoundSample]:
         found = [FoundSample(bad.line, "", (), bad.message) for bad in block.bad]
         records: list[Any] = list(block.records or [])  # A line of JSON may hold any value.
-        for line, row in zip(block.lines.tolist(), records, strict=True):
+
+        def make(line: int, row: Any) -> _Made:
             if isinstance(row, Mapping):
-                found.append(self._sample(line, functools.partial(self._row_key, row), self._row_parts(row, given)))
-            else:
-                found.append(FoundSample(line, "", (), f"not a JSON object but {kind_in_words(row)}"))
+                return self._made(line, functools.partial(self._row_key, row), self._row_parts(row, given))
+            return _Made(FoundSample(line, "", (), f"not a JSON object but {kind_in_words(row)}"), bytearray())
+
+        with self._each(given) as each:
+            found += map(self._placed, each(make, block.lines.tolist(), records))
         return sorted(found, key=lambda sample: sample.line) if block.bad else found
 
     def _group_span(self, order: FolderTask) -> FoundSpan:
@@ -132,14 +150,27 @@ class Surveyor:
         begin, listed = groups
         samples = []
         total = 0
-        for number, group in enumerate(listed):
-            parts = self._group_parts(group, order.input)
-            sample = self._sample(number, functools.partial(str, group.name), parts)
-            samples.append(sample)
-            size = sum(file.size for _, file in group.files)
-            total += size
-            self._advance(size, [sample])
+
+        def make(number: int, group: SampleFiles) -> _Made:
+            return self._made(number, functools.partial(str, group.name), self._group_parts(group, order.input))
+
+        with self._each(order.input) as each:
+            for group, made in zip(listed, each(make, range(len(listed)), listed), strict=True):
+                sample = self._placed(made)
+                samples.append(sample)
+                size = sum(file.size for _, file in group.files)
+                total += size
+                self._advance(size, [sample])
         return FoundSpan(order.input, len(listed), tuple(samples), (), total, begin, begin + len(listed))
+
+    @contextlib.contextmanager
+    def _each(self, given: int) -> Iterator[Callable[..., Iterable[_Made]]]:
+        """Return what is called as `map` for the samples of an input; objects are looked at in threads."""
+        if not isinstance(self._files[given], ObjectFiles):
+            yield map
+            return
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-survey") as threads:
+            yield threads.map
 
     def _row_key(self, row: Mapping[str, Any]) -> str:
         field = self._setup.key_field
@@ -152,11 +183,8 @@ class Surveyor:
             raise BadNameError(f"the key field {field!r} {what}: it must hold a string or an integer")
         return str(value)
 
-    def _sample(
-        self, line: int, name_of: Callable[[], str], parts: Iterator[tuple[str, bytes | NamedFile]]
-    ) -> FoundSample:
+    def _made(self, line: int, name_of: Callable[[], str], parts: Iterator[tuple[str, bytes | NamedFile]]) -> _Made:
         """Make one sample. The values of a bad sample are not spooled, but their sizes are kept."""
-        spooled = self._spooled, len(self._spool)
         values = bytearray()
         found: list[FoundPart] = []
         key = name = bad = ""
@@ -171,25 +199,30 @@ class Surveyor:
                 raise BadPartError("it has no parts")
         except (BadNameError, BadPartError) as error:
             bad = str(error)
-        if not bad:
-            self._write(values)
-        begin = sum(spooled)
-        placed = tuple(part if part.path else FoundPart(part.name, part.size, part.offset + begin) for part in found)
-        return FoundSample(line, key, placed, bad, name if name != key else "")
+        return _Made(FoundSample(line, key, tuple(found), bad, name if name != key else ""), values)
+
+    def _placed(self, made: _Made) -> FoundSample:
+        """Spool the values of a sample, and return it with their places."""
+        begin = self._spooled + len(self._spool)
+        if not made.sample.bad:
+            self._write(made.values)
+        parts = tuple(
+            part if part.path else FoundPart(part.name, part.size, part.offset + begin) for part in made.sample.parts
+        )
+        return msgspec.structs.replace(made.sample, parts=parts)
 
     def _add_part(self, found: list[FoundPart], values: bytearray, part: str, content: bytes | NamedFile) -> None:
         if isinstance(content, bytes):
             made = FoundPart(part, len(content), len(values))
             values += content
         else:
-            made = FoundPart(part, content.size, 0, content.name, content.mtime_ns)
+            made = FoundPart(part, content.size, 0, content.name, content.mtime_ns, content.etag)
         found.append(made)
         if not made.size:
             raise BadPartError(f"part {part!r} is empty")
         if needs_look(part, verify=self._setup.verify):
-            source = content if isinstance(content, bytes) else content.path
             try:
-                part = look(part, source, verify=self._setup.verify)
+                part = look(part, content, verify=self._setup.verify)
             except BadPartError as error:
                 raise BadPartError(f"{made.path}: {error}" if made.path else str(error)) from error
             found[-1] = msgspec.structs.replace(made, name=part)
@@ -197,15 +230,13 @@ class Surveyor:
             raise BadPartError(f"it has the part {part!r} twice")
 
     def _row_parts(self, row: Mapping[str, Any], given: int) -> Iterator[tuple[str, bytes | NamedFile]]:
-        root = self._setup.roots[given]
         rest = row.keys() - self._taken[given]
         for spec in self._setup.parts[given]:
-            yield spec.part, part_content(spec, row, rest, root)
+            yield spec.part, part_content(spec, row, rest, self._files[given])
 
     def _group_parts(self, group: SampleFiles, given: int) -> Iterator[tuple[str, bytes | NamedFile]]:
-        root = self._setup.roots[given]
         for part, file in group.files:
-            yield part, _as_listed(file, root)
+            yield part, self._files[given].as_listed(file)
         if group.bad:
             raise BadPartError(group.bad)
         if group.row is not None:
@@ -229,18 +260,6 @@ class Surveyor:
         self._spool.clear()
 
 
-def _as_listed(file: ListedFile, root: str) -> NamedFile:
-    """Return a file; it must not have changed since the run began."""
-    path = Path(root, file.name)
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise InputError(f"{root}/{file.name}: cannot be read: {error.strerror or error}") from error
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-        raise InputError(f"{root}/{file.name}: the file changed during the run; run again when it is complete")
-    return NamedFile(file.name, file.size, file.mtime_ns, path)
-
-
 _SHOWN = 80
 
 
@@ -248,23 +267,14 @@ class BadPartError(ValueError):
     """A part that cannot be made. The message says which column, what was found, and what to do."""
 
 
-class NamedFile(NamedTuple):
-    """An existing file below the root."""
-
-    name: str
-    size: int
-    mtime_ns: int
-    path: Path
-
-
-def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str], root: str) -> bytes | NamedFile:
+def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str], files: FilesBelow) -> bytes | NamedFile:
     """Make the content of one part of a row.
 
     Args:
         spec: the part and its column.
         row: all columns.
         rest: the columns that no other part uses.
-        root: folder of the files that rows name.
+        files: the files that rows name.
 
     Raises:
         BadPartError: the column is missing or null, or the part cannot be made of its value.
@@ -279,23 +289,25 @@ def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str], 
     if spec.kind == "path":
         if not isinstance(value, str):
             raise BadPartError(f"column {spec.column!r} must name a file, found {kind_in_words(value)}")
-        return named_file(value, root)
+        return named_file(value, files)
     if spec.kind == "column":
         return value.encode() if isinstance(value, str) else _json(value, f"column {spec.column!r}")
-    return _binary(value, spec.column, root)
+    return _binary(value, spec.column, files)
 
 
-def named_file(value: str, root: str) -> NamedFile:
-    """Find the file that a row names by a path relative to the root, or an absolute path below it.
+def named_file(value: str, files: FilesBelow) -> NamedFile:
+    """Find the file that a row names by a path relative to the root, or an absolute path or a URL below it.
 
     Raises:
         BadPartError: the path leads out of the root, does not exist, or is not a file.
+        StoreError: the store of the root cannot be reached.
     """
-    name = value
-    if name.startswith("/"):
+    name, root = value, files.root
+    if is_url(root):
+        name = name.removeprefix(f"{root}/")
+    elif name.startswith("/"):
         name = os.path.relpath(name, root)
-    elif name.startswith("./"):
-        name = name[2:]
+    name = name.removeprefix("./")
     try:
         safe_relative(name)
     except StoreError:
@@ -303,26 +315,25 @@ def named_file(value: str, root: str) -> NamedFile:
             f"the file {value[:_SHOWN]!r} is not below {root}; --root DIR names the folder of the files of a table"
         ) from None
     try:
-        path = Path(root, name)
-        status = path.stat()
+        found = files.find(name)
     except (OSError, ValueError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
         raise BadPartError(f"the file {value[:_SHOWN]!r} below {root} cannot be read: {reason}") from None
-    if not path.is_file():
+    if found is None:
         raise BadPartError(f"{value[:_SHOWN]!r} below {root} is not a file")
-    return NamedFile(name, status.st_size, status.st_mtime_ns, path)
+    return found
 
 
-def _binary(value: Any, column: str, root: str) -> bytes | NamedFile:
+def _binary(value: Any, column: str, files: FilesBelow) -> bytes | NamedFile:
     if isinstance(value, bytes):
         return value
     if isinstance(value, Mapping) and (
         "bytes" in value or "path" in value
     ):  # an image of the Hugging Face library ``datasets``
         if value.get("bytes") is not None:
-            return _binary(value["bytes"], column, root)
+            return _binary(value["bytes"], column, files)
         if isinstance(value.get("path"), str):
-            return named_file(value["path"], root)
+            return named_file(value["path"], files)
     if isinstance(value, str):
         try:
             return base64.b64decode(value, validate=True)
@@ -360,7 +371,7 @@ def needs_look(part: str, *, verify: bool) -> bool:
     return part == IMAGE or (verify and _kind(part) in IMAGES | _TEXTS | _JSON)
 
 
-def look(part: str, content: bytes | Path, *, verify: bool) -> str:
+def look(part: str, content: bytes | NamedFile, *, verify: bool) -> str:
     """Check the content of a part, and return the name of the part; ``image`` is renamed by its content.
 
     Raises:
@@ -368,10 +379,14 @@ def look(part: str, content: bytes | Path, *, verify: bool) -> str:
         MissingExtraError: Pillow is not installed.
     """
     try:
-        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        with _opened(content, None if verify else HEAD_BYTES) as file:
             return _look(part, file, verify=verify)
     except OSError as error:
         raise BadPartError(f"part {part!r} cannot be read: {error.strerror or error}") from error
+
+
+def _opened(content: bytes | NamedFile, num_bytes: int | None) -> BinaryIO:
+    return io.BytesIO(content) if isinstance(content, bytes) else content.open(num_bytes=num_bytes)
 
 
 def _look(part: str, file: BinaryIO, *, verify: bool) -> str:

@@ -107,7 +107,7 @@ def find_inputs(
 
     def described(name: str) -> SourceFile:
         try:
-            return _describe(_file_at(name, stdin, using, storage), spec)
+            return _describe(file_at(name, stdin, using, storage), spec)
         except InputError as error:
             if not keep_faulty:
                 raise
@@ -136,7 +136,7 @@ def _expand(argument: str, using: str | Reader) -> list[str]:
 
 
 def _glob(pattern: str, origin: str, using: str | Reader) -> list[str]:
-    matches = sorted(_objects(pattern, using) if is_url(pattern) else _paths(pattern), key=natural_key)
+    matches = sorted(matching_objects(pattern, using) if is_url(pattern) else _paths(pattern), key=natural_key)
     if not matches:
         raise ConfigError(f"input {pattern!r}{origin} matches no file")
     if "**" in pattern:  # it also matches the folders above the files
@@ -149,7 +149,7 @@ def _paths(pattern: str) -> list[str]:
     return glob.glob(pattern, recursive=True)  # noqa: PTH207 - keeps names as given
 
 
-def _objects(pattern: str, using: str | Reader) -> list[str]:
+def matching_objects(pattern: str, using: str | Reader) -> list[str]:
     """The URLs of the objects that a pattern matches, without those below a name that begins with a dot."""
     parts = pattern.split("/")
     first = next(at for at, part in enumerate(parts) if glob.has_magic(part))
@@ -269,8 +269,13 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
     return entry.is_file() or entry.is_symlink()
 
 
-def _file_at(name: str, stdin: Path | None, using: str | Reader, storage: Storage | None) -> SourceFile:
-    """A file as it is now, of which nothing was read yet."""
+def file_at(name: str, stdin: Path | None, using: str | Reader, storage: Storage | None) -> SourceFile:
+    """Return a file as it is now, of which nothing was read yet.
+
+    Raises:
+        InputError: there is none.
+        StoreError: the store of a URL cannot be reached.
+    """
     path = _place(name, stdin)
     place = path_at(path, using)
     status: os.stat_result | Stat

@@ -27,10 +27,13 @@ from pkgutil import resolve_name
 from typing import Literal
 
 import msgspec
+import xxhash
 
 from headrace.errors import InputError
 from headrace.io import Reader, Storage, etag_of, is_url, local_file, path_at, reader_at, reader_of
 from headrace.io.remote import Stat, Status
+
+_READ_BYTES = 1 << 20
 
 Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "arrow", "txt", "txt.gz", "txt.zst", "csv", "tsv"]
 
@@ -257,6 +260,24 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             StoreError: the object cannot be read.
         """
         return str(local_file(path_at(self.path, reader_of(self.storage)))) if is_url(self.path) else self.path
+
+    def digest(self) -> str:
+        """Return the xxh3_128 of the file, in hex. It is read once.
+
+        Raises:
+            InputError: it cannot be read, or has changed since the run began.
+            StoreError: the same of an object.
+        """
+        hasher = xxhash.xxh3_128()
+        buffer = memoryview(bytearray(_READ_BYTES))
+        try:
+            with self.open() as file:
+                while count := file.readinto(buffer):
+                    hasher.update(buffer[:count])
+                self.check_opened(file)
+        except OSError as error:
+            raise InputError(f"{self.name}: the file cannot be read: {error.strerror or error}") from error
+        return hasher.hexdigest()
 
     @property
     def text_bytes(self) -> int:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from headrace.errors import InputError
-from headrace.io import PreadReader, Reader
+from headrace.io import AnyPath, PreadReader, Reader, is_url
 from headrace.stores.arguments import IntArray
 from headrace.stores.tar.members import (
     BLOCK,
@@ -33,10 +32,26 @@ from headrace.stores.tar.members import (
 _TAIL_BYTES: Final = 1 << 20
 """How many bytes after the end are searched for more data: tar pads an archive to records, mostly of 10 KiB."""
 
-_LARGE: Final = 1 << 20
-_SMALL: Final = 4 << 10
-_FAR: Final = 64 << 10
-"""Reading past this many bytes costs about as much as another read, even if the disk reads ahead."""
+
+class WindowSteps(NamedTuple):
+    """How a `Window` moves.
+
+    Attributes:
+        near: how many bytes are read at a time if the next header is near.
+        after_gap: how many are read after contents were skipped.
+        far: reading past this many bytes costs about as much as another read.
+    """
+
+    near: int
+    after_gap: int
+    far: int
+
+
+ON_DISK: Final = WindowSteps(1 << 20, 4 << 10, 64 << 10)
+"""Even if the disk reads ahead."""
+
+OF_OBJECTS: Final = WindowSteps(8 << 20, 64 << 10, 2 << 20)
+"""While a store begins to answer a GET, it sends some MiB of another one."""
 
 
 class Window:
@@ -44,9 +59,15 @@ class Window:
 
     If the next header is near, everything up to it is read, 1 MiB at a time. If large contents lie between, they are
     skipped, and one page is read.
+
+    Args:
+        using: reads the file.
+        path: the file.
+        steps: how many bytes are read at a time; by default as on a disk.
     """
 
-    def __init__(self, using: Reader, path: str) -> None:
+    def __init__(self, using: Reader, path: str, steps: WindowSteps | None = None) -> None:
+        self._steps = steps or ON_DISK
         self.size = using.size(path)
         self._reader = using
         self._path = path
@@ -57,7 +78,8 @@ class Window:
         """Return the bytes ``[at, at + length)``, which must lie inside the file."""
         begin = at - self._begin
         if begin < 0 or begin + length > len(self._data):
-            size = _SMALL if begin - len(self._data) > _FAR else _LARGE
+            steps = self._steps
+            size = steps.after_gap if begin - len(self._data) > steps.far else steps.near
             size = max(length, min(size, self.size - at))
             self._data = self._reader.read(self._path, at, size).data
             self._begin, begin = at, 0
@@ -109,9 +131,11 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scan_shard(
-    path: str | Path, *, hidden: bool = True, on_fault: OnFault = "raise", using: Reader | None = None
+    path: str | AnyPath, *, hidden: bool = True, on_fault: OnFault = "raise", using: Reader | None = None
 ) -> ScannedShard:
     """Read the headers of a tar, but not its contents. About 3 us a member, and 1 us more if it is large.
+
+    Of an object, contents below 2 MiB are read with the headers, 8 MiB at a time, and a larger one costs a GET.
 
     Args:
         path: the tar.
@@ -127,7 +151,7 @@ def scan_shard(
     path = str(path)
     using = PreadReader() if using is None else using
     try:
-        window = Window(using, path)
+        window = Window(using, path, OF_OBJECTS if is_url(path) else None)
         if window.size >= BLOCK:
             check_uncompressed(path, window.fetch(0, BLOCK).tobytes())
         found = _scan(window, hidden=hidden)

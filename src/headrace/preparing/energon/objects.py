@@ -1,0 +1,227 @@
+"""A dataset at the URL of an object store: its shards are read there, and the new files are uploaded.
+
+    SCRATCH/.headrace/...              the work folder on this host, see `work`; SCRATCH is that of all outputs at URLs
+    URL/.nv-meta/.headrace/run.json    what decides the files that are being written; created once, and removed last
+    URL/NAME.tar.idx, URL/.nv-meta/*   the files
+
+Nothing is written before all new files are ready. Then the info file is removed, without which no reader opens the
+dataset; the others are written, and a new info file last. If the run is killed in between, the same command carries out
+the rest on this host, and on another one it reads the shards again. Other commands find another ``run.json``, and write
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import msgspec
+
+from headrace.engine.processes import REPORT_S
+from headrace.engine.work_folder import upload_scratch
+from headrace.errors import OutputError
+from headrace.io import ObjectReader, Storage, hash_bytes, path_at, reader_at
+from headrace.io.objects.writer import ObjectWriter
+from headrace.io.remote import RemotePath, Status
+from headrace.preparing.energon.options import EnergonOptions
+from headrace.preparing.energon.scanning import FoundTar, scan_tar
+from headrace.preparing.energon.work import KIND, Commit, ReadPlan, ScanTask, WorkFolder
+from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
+from headrace.stores.tar.index import beside
+
+_INDEXES_AT_ONCE: Final = 64
+_CLAIM_NAME: Final = "claim"
+
+
+class ObjectShards:
+    """A dataset at a URL.
+
+    Args:
+        url: the URL.
+        storage: how the store is reached; None goes by the environment.
+
+    Attributes:
+        root: the URL as a path. It remembers what was looked up, until `ObjectWork` begins and has committed.
+        at_once: how many shards are read at the same time, if the options name no number of workers.
+    """
+
+    at_once = 16
+
+    def __init__(self, url: str, storage: Storage | None) -> None:
+        made = reader_at(url, "mmap", storage)
+        root = path_at(url, made)
+        if not isinstance(made, ObjectReader) or not isinstance(root, RemotePath):
+            raise OutputError(f"{url}: is not the URL of an object")
+        self.root = root
+        self._reader = made
+        self._storage = storage
+
+    def work(self, options: EnergonOptions, found: Sequence[FoundTar]) -> ObjectWork:
+        """Return the work folder of a run over these shards, not claimed yet."""
+        lasting = msgspec.structs.replace(options, workers=None, restart=False)
+        shards = {"number": len(found), "xxh3_128": hash_bytes(msgspec.json.encode(found))}
+        described = msgspec.json.encode({"kind": KIND, "options": lasting, "shards": shards})
+        return ObjectWork(self.root, self._storage, described, restart=options.restart)
+
+    def read(
+        self,
+        plan: ReadPlan,
+        ready: Collection[int],
+        scans: Path,
+        num_threads: int,
+        on_wait: Callable[[], None],
+    ) -> Generator[int]:
+        """Read shards in threads, since they wait for the store, and yield the index of each in order once it is read.
+
+        Args:
+            plan: the shards.
+            ready: those that were read before.
+            scans: where the scans are saved.
+            num_threads: how many shards are read at the same time.
+            on_wait: called now and then while shards are read.
+
+        Raises:
+            InputError, OutputError, StoreError: the error of the first shard that failed, by index.
+        """
+        tasks = [task for task in plan.tasks if isinstance(task, ScanTask)]
+        threads = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-shard")
+        try:
+            # Scans are on the disk, so that any number of them may be done before their turn.
+            futures = {
+                task.task_index: threads.submit(self._scan, plan, scans, task.tar)
+                for task in tasks
+                if task.task_index not in ready
+            }
+            for task in tasks:
+                future = futures.pop(task.task_index, None)
+                while future is not None and not wait([future], timeout=REPORT_S).done:
+                    on_wait()
+                if future is not None:
+                    future.result()
+                yield task.task_index
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _scan(self, plan: ReadPlan, scans: Path, tar: FoundTar) -> None:
+        # Every answer must come from the object that was found.
+        self._reader.objects.expect(str(self.root / tar.name), Status(tar.size, tar.etag, tar.mtime_ns))
+        skips = plan.options.errors.on_error == "skip"
+        scan_tar(self.root, scans, tar, plan.media, skips_faults=skips, adds_index=False, using=self._reader)
+
+
+class ObjectWork(WorkFolder):
+    """The work folder of a dataset at a URL.
+
+    Args:
+        root: the dataset.
+        storage: how the store is reached.
+        described: what decides the files of this run.
+        restart: whether to discard what an unfinished run has read, here and at the URL.
+
+    Raises:
+        OutputError: a run with other options has begun to write there, or as for `WorkFolder`.
+        StoreError: the store cannot be reached.
+    """
+
+    def __init__(self, root: RemotePath, storage: Storage | None, described: bytes, *, restart: bool) -> None:
+        self._url = str(root)
+        super().__init__(self._url, upload_scratch(self._url), restart=restart)
+        self._root = root
+        self._writer = ObjectWriter(storage)
+        self._described = described
+        self._meta = f"{self._url}/{META_FOLDER}"
+        self._claim = f"{self._meta}/{META_WORK_NAME}/run.json"
+        self._before: dict[str, Status] = {}
+
+    def __enter__(self) -> WorkFolder:
+        super().__enter__()
+        try:
+            other = self._writer.read(self._claim)
+            if other not in (None, self._described):
+                if not self._restart:
+                    raise self._refusal()
+                self._writer.delete([self._claim])
+            self._before = self._files()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        self._root.objects.forget()  # from here on, the files of the dataset are looked up anew
+        return self
+
+    def commit(self, *, remove: Sequence[str], indexed: Sequence[str], moves: Sequence[str]) -> None:
+        """See `WorkFolder.commit`.
+
+        Raises:
+            OutputError: another run writes to the dataset, or has done so since this one began; or an object cannot be
+                written, and the next run continues with it.
+        """
+        (self.path / _CLAIM_NAME).write_bytes(self._described)
+        if self._writer.create(self._claim, self._described) is not None:
+            raise self._refusal()
+        if self._files() != self._before:
+            raise OutputError(
+                f"{self._url}: another run has written to this dataset meanwhile; run again, which reads what is new"
+            )
+        super().commit(remove=remove, indexed=indexed, moves=moves)
+
+    def finish(self) -> None:
+        """See `WorkFolder.finish`."""
+        super().finish()
+        if self._writer.read(self._claim) == self._described:  # of a run that was killed at its very end
+            self._writer.delete([self._claim])
+
+    def _execute(self, commit: Commit) -> None:
+        claimed = self.path / _CLAIM_NAME
+        if not claimed.exists() or self._writer.read(self._claim) != claimed.read_bytes():
+            # Another run was told to discard this one.
+            (self.path / "commit").unlink()
+            return
+        self._writer.abort_uploads(self._meta)
+        self._writer.delete([f"{self._meta}/{name}" for name in self._replaced(commit)])
+        self._write_indexes(commit)
+        for name in commit.moves:
+            if self._staged(name).exists():  # otherwise an earlier run has written it
+                self._writer.put_files({f"{self._meta}/{name}": self._staged(name)})
+                self._staged(name).unlink()
+        (self.path / "commit").unlink()
+        self._writer.delete([self._claim])
+        self._root.objects.forget()
+
+    def _write_indexes(self, commit: Commit) -> None:
+        with ThreadPoolExecutor(_INDEXES_AT_ONCE) as threads:
+            scans = self._indexed(commit)
+            while some := list(itertools.islice(scans, _INDEXES_AT_ONCE)):
+                urls = [f"{self._url}/{beside(scan.tar.name)}" for scan in some]
+                there = threads.map(self._content, urls)
+                wrong = {
+                    url: scan.offsets
+                    for url, scan, content in zip(urls, some, there, strict=True)
+                    if content != scan.offsets
+                }
+                self._writer.put(wrong)
+
+    def _content(self, url: str) -> bytes | None:
+        return ObjectWriter(self._writer.storage).read(url)
+
+    def _files(self) -> dict[str, Status]:
+        """What the files of ``.nv-meta`` are."""
+        found = self._writer.statuses(self._meta)
+        return {name: status for name, status in found.items() if not name.startswith(f"{META_WORK_NAME}/")}
+
+    def _refusal(self) -> OutputError:
+        return OutputError(
+            f"{self._url}: an unfinished run with other options, or other shards, writes to this dataset. Give the same"
+            " command to continue it, or --restart to discard it"
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        with contextlib.suppress(OSError):
+            self._home.rmdir()
