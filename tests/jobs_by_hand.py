@@ -19,8 +19,9 @@ from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, drive, take_part
 from headrace.engine.job import Job, Phase, Show
-from headrace.engine.receipts import Receipt, remove_files, sync_files
+from headrace.engine.receipts import Receipt
 from headrace.engine.serving import Done, Parent, Reply
+from headrace.engine.shared import remove_files, sync_files
 from headrace.preparing import finish_job, open_job
 from headrace.preparing.output_folder import WORK_NAME
 

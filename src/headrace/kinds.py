@@ -11,7 +11,6 @@ This module imports ``headrace.engine``, and every room that has a kind of work.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, Final
 
 from headrace import preparing
@@ -19,10 +18,10 @@ from headrace.copying.destination import WORK as COPY_WORK
 from headrace.datasets.measuring.running import WORK as MEASURE_WORK
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
-from headrace.engine.job import Job, KindOfWork, Show, planned_in
+from headrace.engine.job import Job, KindOfWork, Show
 from headrace.inspect.decode_job import WORK as DECODE_WORK
 from headrace.inspect.decode_job import last_report
-from headrace.io import check_local
+from headrace.io import check_readable, is_url, path_at
 from headrace.preparing import jobs as preparing_jobs
 from headrace.stores import MANIFEST_NAME, load_manifest
 
@@ -38,8 +37,8 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
     """Open the job that was planned for an output, of whatever kind.
 
     Args:
-        output: the output: a folder, or the dataset that is checked. If several jobs are planned for it, the first in
-            the order of `KINDS` is opened.
+        output: the output: a folder, a URL, or the dataset that is checked. If several jobs are planned for it, the
+            first in the order of `KINDS` is opened.
         checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:
@@ -52,7 +51,7 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
         >>> job.kind, job.phase().num_tasks
         ('copy', 1)
     """
-    check_local(output)
+    check_readable(output)
     return engine_job.open_job(output, KINDS, checks_software=checks_software)
 
 
@@ -62,11 +61,12 @@ def kind_of(output: str | os.PathLike[str]) -> str:
     Raises:
         OutputError: nothing is planned there, and nothing is known to be complete.
     """
-    if planned_in(output, KINDS) is None:
-        if last_report(output) is not None:
-            return "decode"
-        if Path(output, MANIFEST_NAME).exists():
-            return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
+    if kind := engine_job.kind_at(output, KINDS):
+        return kind
+    if _last_report(output) is not None:
+        return "decode"
+    if (path_at(output) / MANIFEST_NAME).exists():
+        return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
     return open_job(output, checks_software=False).kind
 
 
@@ -79,6 +79,11 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         OutputError: nothing was planned there.
         Exception: see `headrace.engine.executors.drive`.
     """
-    if planned_in(output, KINDS) is not None:
+    if engine_job.is_planned(output, KINDS):
         return drive(open_job(output), executor, show)
-    return last_report(output) or preparing.finish_job(output, executor, show)
+    return _last_report(output) or preparing.finish_job(output, executor, show)
+
+
+def _last_report(output: str | os.PathLike[str]) -> Any:
+    """Return the report of the last check of a local dataset; None if there is none."""
+    return None if is_url(output) else last_report(output)

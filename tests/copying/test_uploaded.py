@@ -137,7 +137,7 @@ def test_what_is_there_is_not_replaced(bucket: MemoryBucket, sources: list[str])
         headrace.merge(sources[:1], url, dry_run=True)
     with pytest.raises(ConfigError, match=r"/out: overwrite is for local outputs"):
         headrace.merge(sources, url, options=CopyOptions(overwrite=True))
-    with pytest.raises(ConfigError, match=r"/out: the scheme s3:// is not supported"):
+    with pytest.raises(OutputError, match=r"/out: the place exists and holds 'headrace.json'; name another one"):
         headrace.merge(sources, url, plan_only=True)
     with pytest.raises(ConfigError, match=r"http://host/a: objects are written to s3://"):
         headrace.merge(sources, "http://host/a")

@@ -280,5 +280,9 @@ def test_what_is_not_supported_is_refused_by_name(kit: Any, inputs: Path, tmp_pa
         prepare_text([inputs], tmp_path / "a", tokenizer=kit.tokenizer, options=PLAIN, storage=headrace.Storage())
     with pytest.raises(ConfigError, match=r"hdfs://x: the scheme hdfs:// is not supported"):
         prepare_text([inputs], "hdfs://x", tokenizer=kit.tokenizer, options=PLAIN)
-    with pytest.raises(ConfigError, match=r"s3://b/out: the scheme s3:// is not supported"):
-        headrace.preparing.plan_text([inputs], "s3://b/out", tokenizer=kit.tokenizer, options=PLAIN)
+    for url, message in (
+        ("http://host/a", r"http://host/a: objects are written to s3://, gs:// and az://"),
+        ("hdfs://x", r"hdfs://x: the scheme hdfs:// is not supported"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            headrace.preparing.plan_text([inputs], url, tokenizer=kit.tokenizer, options=PLAIN)

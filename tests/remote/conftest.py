@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import servers
+from fault_proxy import FaultProxy, fault_proxy
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +45,16 @@ def http_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Buc
 def folder_key(tmp_path: Path) -> str:
     """A key prefix that no other test uses."""
     return tmp_path.name
+
+
+@pytest.fixture
+def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment says how the store is reached, as for the commands."""
+    for name, value in servers.environment(str(weed.storage.endpoint)).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def proxy(weed: servers.Bucket) -> Iterator[FaultProxy]:
+    with fault_proxy(str(weed.storage.endpoint)) as made:
+        yield made

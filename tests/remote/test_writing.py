@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,23 +20,23 @@ import prepared_made
 import recipe_runs
 import servers
 from counts import cases
-from fault_proxy import FaultProxy, fault_proxy
+from fault_proxy import FaultProxy
 from headrace import preparing
 from headrace.cli import main
 from headrace.copying import CopyOptions
 from headrace.errors import OutputError
 from headrace.io import FetchPolicy
-from headrace.io.objects import abandoned, writer
+from headrace.io.objects import writer
 from headrace.io.objects.writer import ObjectWriter
 from headrace.preparing import OutputOptions, TextOptions, TokenOptions
 from headrace.stores import IndexedWriter
+from stored import QUICK, files, objects, open_uploads
 
 pytestmark = pytest.mark.remote
 
 OPTIONS = TextOptions(
     tokens=TokenOptions(backend="tokenizers"), workers=2, task_bytes=20_000, output=OutputOptions(shard_tokens=30_000)
 )
-QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
 PART_BYTES = 5 << 20
 """The smallest parts that S3 takes."""
 
@@ -76,39 +75,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made.add_documents(tokens, np.full(80, 100_000))
         made.finish()
     return folder
-
-
-@pytest.fixture
-def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment says how the store is reached, as for the commands."""
-    for name, value in servers.environment(str(weed.storage.endpoint)).items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def proxy(weed: servers.Bucket) -> Iterator[FaultProxy]:
-    with fault_proxy(str(weed.storage.endpoint)) as made:
-        yield made
-
-
-def objects(bucket: servers.Bucket, url: str) -> dict[str, bytes]:
-    """All objects below a URL, by their names there."""
-    reader = ObjectWriter(bucket.storage)
-    return {name: reader.read(f"{url}/{name}") or b"" for name in reader.sizes(url)}
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
-def open_uploads(bucket: servers.Bucket, url: str) -> int:
-    """How many uploads were begun below a URL, and not ended."""
-    keys = abandoned._keys(bucket.storage)
-    assert keys is not None
-    found = abandoned._Client(url, bucket.storage, QUICK, keys).uploads()
-    assert found is not None
-    return len(found[0])
 
 
 def prepare(

@@ -154,7 +154,7 @@ def show_tasks(bar: ProgressBar, progress: TaskProgress) -> None:
     bar.update(name, progress.done, progress.num_tasks, text=number, speeds=speeds)
 
 
-@click.command(cls=Command, name="task", short_help="Do tasks of a planned job on this host.")
+@click.command(cls=Command, urls=("output",), name="task", short_help="Do tasks of a planned job on this host.")
 @click.argument("output", metavar="DIR")
 @click.option("--tasks", metavar="RANGES", help="Tasks to do, as 0-99,120 (default: all that are open).")
 @click.option("--most", metavar="N", type=int, help="Begin at most N tasks.")
@@ -167,10 +167,10 @@ def task(
 ) -> None:
     """Do tasks of the job that was planned in DIR, together with any number of other processes on any hosts.
 
-    The same command may run on many hosts that share DIR: each takes the next open task, and a task that a host leaves
-    undone is done by another. On SIGTERM, the tasks that are under way are completed, and no others are begun. Without
-    --tasks, --most or --no-wait, the processes stay until the tasks of all phases are done. Then `headrace job finish
-    DIR` makes the output.
+    The same command may run on many hosts that share DIR, or reach it if it is a URL: each takes the next open task,
+    and a task that a host leaves undone is done by another. On SIGTERM, the tasks that are under way are completed, and
+    no others are begun. Without --tasks, --most or --no-wait, the processes stay until the tasks of all phases are
+    done. Then `headrace job finish DIR` makes the output.
     """
     from headrace.engine.doing import Doer, Limits
     from headrace.engine.executors import take_part
@@ -228,14 +228,14 @@ def _ranges(text: str, tasks: range) -> list[int]:
     return found
 
 
-@click.command(cls=Command, name="status", short_help="Show how far a planned job is.")
+@click.command(cls=Command, urls=("output",), name="status", short_help="Show how far a planned job is.")
 @click.argument("output", metavar="DIR")
 @click.option("--watch", is_flag=True, help="Show it again every few seconds, until the job is complete.")
 @json_option
 def status(output: str, watch: bool, as_json: bool) -> None:
     """Show how far the job is that was planned in DIR: what is done, under way and failed, how fast, and what is left.
 
-    All of it is read from the folder, on any host.
+    All of it is read from the folder or the store, on any host.
     """
     from headrace.engine.status import StatusReader
     from headrace.kinds import open_job
@@ -290,7 +290,7 @@ def _in_words(states: dict[str, int]) -> str:
     return told or "ended, or no Slurm here"
 
 
-@click.command(cls=JobCommand, name="finish", short_help="Complete a planned job.")
+@click.command(cls=JobCommand, urls=("output",), name="finish", short_help="Complete a planned job.")
 @click.argument("output", metavar="DIR")
 @click.option(
     "--workers", metavar="N", type=int, help="Worker processes for tasks that are open (default: one per usable core)."
@@ -403,6 +403,6 @@ def command() -> None:
     """Do the tasks of a job that was planned, on any hosts; show how far it is; complete it.
 
     `headrace prepare plan`, and --executor plan of the commands that prepare, copy, measure and check, plan a job. DIR
-    is its output: the folder that was named as the output, or the dataset that is prepared in place or checked.
-    Each of the three commands has --json.
+    is its output: the folder or the URL that was named as the output, or the dataset that is prepared in place or
+    checked. Each of the three commands has --json.
     """

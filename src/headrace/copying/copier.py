@@ -235,7 +235,13 @@ class Copier:
         return manifests, inputs
 
     def run_uploaded(
-        self, uploads: Uploads, *, tool: str, request: dict[str, Any], tokenizer: TokenizerInfo | None
+        self,
+        uploads: Uploads,
+        *,
+        tool: str,
+        request: dict[str, Any],
+        tokenizer: TokenizerInfo | None,
+        known: Mapping[str, InputFile],
     ) -> tuple[list[Manifest], list[InputFile]]:
         """Write the shards of all stores that are not there yet, one at a time, and check each before it is taken.
 
@@ -250,22 +256,26 @@ class Copier:
                 shard = uploads.made(index)
                 if shard is None:
                     with uploads.folder() as place:
-                        shard = self._write_alone(place, folder, number)
+                        shard = self.write_alone(place, folder, number)
                         uploads.send(index, folder.name, place, shard)
                 else:
                     self._count("copy", sum(piece.num_documents for piece in folder.shards[number]), 0)
                 self.inner_borders += shard.inner_borders
                 shards.append(shard)
             made.append(_Made(shards, {}))
-        inputs = [file for source in self._sources for file in source.inputs({})]
+        inputs = [file for source in self._sources for file in source.inputs(known)]
         manifests = {}
         for folder, written in zip(self._plan.folders, made, strict=True):
             entry = self._entry_of(folder, tool, request)
             manifests[folder.name] = _manifest(written, entry, inputs, tokenizer, self._ledger(folder, written))
         return uploads.finish(manifests), inputs
 
-    def _write_alone(self, place: Path, folder: FolderPlan, number: int) -> MadeShard:
-        """Write one shard into a folder of its own, and check it there as a store."""
+    def write_alone(self, place: Path, folder: FolderPlan, number: int) -> MadeShard:
+        """Write one shard of a folder into a folder of its own, and check it there as a store.
+
+        Raises:
+            StoreError, OutputError: see `run`.
+        """
         hashers = {key: xxhash.xxh3_128() for key in self._dtypes}
         shard = self.write_shard(place, folder, number, hashers)
         alone = msgspec.structs.replace(folder, shards=(folder.shards[number],))

@@ -14,7 +14,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -22,16 +23,20 @@ import xxhash
 
 from headrace.copying.copier import Copier, CopyProgress, CopyReport, MadeShard
 from headrace.copying.destination import WORK
-from headrace.copying.orders import CopiedElsewhere, CopyOrder, carry_out, planned
+from headrace.copying.orders import CopiedElsewhere, CopyOrder, carry_out, carry_out_at, planned
 from headrace.copying.plan import ranges_of
 from headrace.copying.sources import StoreSource, open_sources
 from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
-from headrace.engine.receipts import Receipts
+from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Done, Failed, Parent, Progress, Reply, attempted, serve
+from headrace.engine.shared import Shared, remove_files
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import AnyPath, hash_bytes, output_errors, sync_folder
+from headrace.io import AnyPath, etag_of, hash_bytes, is_url, output_errors, path_at, sync_folder
 from headrace.stores import InputFile
+
+if TYPE_CHECKING:
+    from headrace.copying.uploaded import UploadedDestination
 
 KIND: Final = "copy"
 MAIN: Final = "headrace.copying.jobs:main"
@@ -46,6 +51,9 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
     mtime_ns: int
     task: int
     """Index of the task that hashes it."""
+
+    etag: str = ""
+    """What an object store says stands for its content."""
 
 
 class ShardTask(msgspec.Struct, frozen=True, tag=True):
@@ -106,15 +114,21 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StoreError: a file is missing here, or is another one than when the copy was planned.
         """
+        output = self.order.request.output
         for file in self.files:
-            path = Path(self.order.folder, file.path)
+            path = self.path_of(file)
             try:
-                found = path.stat()
+                found, etag = path.stat(), etag_of(path)
             except OSError as error:
                 raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-            if (found.st_size, found.st_mtime_ns) != (file.size, file.mtime_ns):
-                work = WORK(Path(self.order.request.output))
-                raise StoreError(f"{path}: the file changed since the copy was planned; remove {work}, and plan again")
+            is_same = etag == file.etag if file.etag and etag else found.st_mtime_ns == file.mtime_ns
+            if found.st_size != file.size or not is_same:
+                what = f"what is below {output}" if is_url(output) else WORK(Path(output))
+                raise StoreError(f"{path}: the file changed since the copy was planned; remove {what}, and plan again")
+
+    def path_of(self, file: CopiedFile) -> AnyPath:
+        """Return where a file of a source is."""
+        return path_at(file.path) if is_url(file.path) else Path(self.order.folder, file.path)
 
 
 def _plan_of(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyJobPlan:
@@ -134,7 +148,14 @@ def _plan_of(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyJobPlan:
                 task, num_tasks, total_bytes = num_tasks, num_tasks + 1, total_bytes + found.st_size
             path = source.path_of(file)
             files.append(
-                CopiedFile(source=number, path=path, size=found.st_size, mtime_ns=found.st_mtime_ns, task=task)
+                CopiedFile(
+                    source=number,
+                    path=path,
+                    size=found.st_size,
+                    mtime_ns=found.st_mtime_ns,
+                    task=task,
+                    etag=etag_of(file),
+                )
             )
     return CopyJobPlan(order=order, files=tuple(files), total_bytes=total_bytes)
 
@@ -188,6 +209,19 @@ def plan_copy(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyReport:
             receipts.forget_failed()
         save_plan(destination.work, KIND, plan, {})  # again, since the software may be another one now
         destination.keep()
+    return planned(order, sources)
+
+
+def plan_copy_at(order: CopyOrder, sources: Sequence[StoreSource], destination: UploadedDestination) -> CopyReport:
+    """Do as `plan_copy` does, with a destination at a URL.
+
+    Raises:
+        OutputError: the place is not free, another copy is planned there, or the plan cannot be written.
+    """
+    destination.check()
+    plan = _plan_of(order, sources)
+    with destination:
+        destination.save_plan(KIND, plan, plan.phase)
     return planned(order, sources)
 
 
@@ -257,7 +291,10 @@ def _write(copier: Copier, plan: CopyJobPlan, task: ShardTask, place: Path) -> S
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
     folder = plan.order.plan.folders[task.folder]
-    made = copier.write_shard(place, folder, task.shard, {key: xxhash.xxh3_128() for key in plan.order.plan.dtypes})
+    if is_url(plan.order.request.output):
+        made = copier.write_alone(place, folder, task.shard)  # nobody reads it back before it is uploaded
+    else:
+        made = copier.write_shard(place, folder, task.shard, {key: xxhash.xxh3_128() for key in plan.order.plan.dtypes})
     sync_folder(place / "any")
     return ShardResult(made=made, names=tuple(sorted(os.listdir(place))))  # noqa: PTH208 - names alone
 
@@ -268,9 +305,9 @@ class CopyJob(OnePhaseJob):
     kind = KIND
     main = MAIN
 
-    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
+    def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw) -> None:
         self._plan = msgspec.json.decode(plan, type=CopyJobPlan)
-        super().__init__(output, work, self._plan.phase, [*self._plan.shard_tasks, *self._plan.file_tasks])
+        super().__init__(output, shared, self._plan.phase, [*self._plan.shard_tasks, *self._plan.file_tasks])
 
     def setup(self, phase: Phase, results: Path) -> CopySetup:
         """See `Job`."""
@@ -286,6 +323,8 @@ class CopyJob(OnePhaseJob):
     def finish(self, show: Show) -> CopyReport:
         """See `Job`: put the shards together, read them back, and move the output into place, as a local run."""
         self._plan.check_files()
+        if not self.shared.is_folder:
+            return self._finish_at(show)
         order, is_planned = self._plan.order, self.is_planned
         options = order.request.options
         if not is_planned:  # then this finds the output that the other process has made
@@ -295,6 +334,28 @@ class CopyJob(OnePhaseJob):
         with open_sources(request.paths, options, order.folder) as sources:
             found = _Found(self._plan, self.known_receipts(), sources) if is_planned else None
             return carry_out(order, sources, show.progress, found)
+
+    def publish(self, folder: str, receipt: Receipt) -> None:
+        """See `Job`: a shard of an output at a URL goes where it will stay."""
+        if self.shared.is_folder or not receipt.files:
+            super().publish(folder, receipt)
+        elif self.is_planned:
+            task, result = self._plan.shard_tasks[receipt.task_index], msgspec.convert(receipt.value, ShardResult)
+            store = self._plan.order.plan.folders[task.folder].name
+            place = self.shared.here / folder
+            send = resolve_name("headrace.copying.uploaded:send_alone")  # loaded when the first URL comes
+            send(self.shared.address, task.task_index, store, place / receipt.files[0], result.made)
+            remove_files(place, receipt.files)
+
+    def _finish_at(self, show: Show) -> CopyReport:
+        """Write the shards that nobody has written, and the manifests."""
+        order = self._plan.order
+        results = [
+            msgspec.convert(one.value, ShardResult) for one in self.known_receipts().done.values() if not one.error
+        ]
+        known = {file.path: file for result in results for file in result.inputs}
+        with open_sources(order.request.paths, order.request.options, order.folder) as sources:
+            return carry_out_at(order, sources, show.progress, order.uploaded(sources, None), known)
 
 
 class CopySetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,7 +395,7 @@ class _Copying:
             files = (_name(task.task_index),)
             counts = _counts(self._plan, task, result)
         mine = [file for file in self._plan.files if file.task == task.task_index]
-        inputs = tuple(self._sources[file.source].input(Path(order.folder, file.path)) for file in mine)
+        inputs = tuple(self._sources[file.source].input(self._plan.path_of(file)) for file in mine)
         if isinstance(task, FileTask):
             counts["bytes"] = sum(file.size for file in mine)
         return TaskResult(

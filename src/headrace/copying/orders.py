@@ -258,18 +258,32 @@ def carry_out(
 
 
 def carry_out_at(
-    order: CopyOrder, sources: Sequence[StoreSource], on_progress: OnProgress, destination: UploadedDestination
+    order: CopyOrder,
+    sources: Sequence[StoreSource],
+    on_progress: OnProgress,
+    destination: UploadedDestination,
+    known: Mapping[str, InputFile],
 ) -> CopyReport:
-    """Copy to a destination at a URL; see `carry_out`."""
+    """Copy to a destination at a URL, where there may be shards already; see `carry_out`.
+
+    Args:
+        order: what is copied.
+        sources: the sources, opened and not yet read.
+        on_progress: called after each chunk.
+        destination: the destination.
+        known: the files of the sources that other processes have hashed, by their paths.
+    """
     copier = order.copier(sources, on_progress)
     tool, kept = order.request.tool, order.kept
-    found = copier.find_made(destination.path, tool=tool, request=kept, known={})
+    found = copier.find_made(destination.path, tool=tool, request=kept, known=known)
     if found is not None:
         destination.clear()
         return _reported(order, sources, copier, *found, [_IS_MADE])
     destination.check()
     with destination:
-        manifests, inputs = copier.run_uploaded(destination, tool=tool, request=kept, tokenizer=order.tokenizer)
+        manifests, inputs = copier.run_uploaded(
+            destination, tool=tool, request=kept, tokenizer=order.tokenizer, known=known
+        )
     return _reported(order, sources, copier, manifests, inputs, [])
 
 

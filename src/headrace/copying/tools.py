@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ from headrace.copying.orders import OnProgress, Parts, Request, carry_out, carry
 from headrace.copying.plan import DocumentRange, cut, named_split, part_borders, whole
 from headrace.copying.sources import StoreSource, expand, open_sources
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Storage, check_local, check_readable, check_storage, is_url, safe_relative
+from headrace.io import Storage, check_readable, check_storage, is_url, safe_relative
 
 How = Literal["copy", "plan", "dry_run"]
 
@@ -38,8 +38,11 @@ def run(
     Raises:
         HeadraceError: as documented for the tools.
     """
-    if how == "plan":
-        check_local(list(request.paths), request.output)
+    if how == "plan" and storage is not None:
+        raise ConfigError(
+            f"{request.output}: storage is for this process alone, and others do what is planned: leave it out, and"
+            " say in the environment of all hosts how the store is reached"
+        )
     check_storage(storage, list(request.paths), request.output)
     show = on_progress or (lambda progress: None)
     with open_sources(request.paths, request.options, storage=storage) as sources:
@@ -49,21 +52,27 @@ def run(
             if how == "dry_run":
                 uploaded.check()
                 return planned(order, sources)
-            return carry_out_at(order, sources, show, uploaded)
+            if how == "plan" and not uploaded.is_taken:
+                return _of_jobs("plan_copy_at", order, sources, uploaded)
+            return carry_out_at(order, sources, show, uploaded, {})
         destination = order.destination(sources)
         if how == "dry_run":
             destination.check()
             return planned(order, sources)
         if how == "plan" and not destination.is_taken:
-            made: CopyReport = _of_jobs("plan_copy")(order, sources)
-            return made
-        elsewhere = _of_jobs("found_elsewhere")(order, sources) if destination.is_planned else None
+            return _of_jobs("plan_copy", order, sources)
+        elsewhere = resolve_name(f"{_JOBS}:found_elsewhere")(order, sources) if destination.is_planned else None
         return carry_out(order, sources, show, elsewhere)
 
 
-def _of_jobs(name: str) -> Any:
-    """Import and return a function of `jobs`, which loads much that a copy on one host does not need."""
-    return resolve_name(f"headrace.copying.jobs:{name}")
+_JOBS: Final = "headrace.copying.jobs"
+"""Loads much that a copy on one host does not need."""
+
+
+def _of_jobs(name: str, *args: object) -> CopyReport:
+    """Import a function of `jobs`, and call it."""
+    made: CopyReport = resolve_name(f"{_JOBS}:{name}")(*args)
+    return made
 
 
 def _how(*, dry_run: bool, plan_only: bool) -> How:

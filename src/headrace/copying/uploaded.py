@@ -16,6 +16,8 @@ from types import TracebackType
 import msgspec
 
 from headrace.copying.copier import MadeShard
+from headrace.engine.job import Phase
+from headrace.engine.shared_objects import save_plan
 from headrace.engine.uploading import Upload
 from headrace.engine.work_folder import ClaimedFolder, upload_scratch
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreError
@@ -64,6 +66,15 @@ class UploadedDestination:
         if found is None:
             self._check_free()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether there is something that no unfinished copy has written."""
+        return self.upload.unfinished() is None and bool(self.upload.others())
+
+    def save_plan(self, kind: str, plan: object, phase: Phase) -> None:
+        """Write the plan of this copy, and leave it to processes on any hosts; see `shared_objects.save_plan`."""
+        save_plan(self.upload.url, self.upload.writer, kind, plan, {}, files={}, phases=[phase])
+
     def clear(self) -> None:
         """Remove what a copy that is complete has left, there and on this host.
 
@@ -96,10 +107,7 @@ class UploadedDestination:
 
     def send(self, number: int, store: str, place: Path, shard: MadeShard) -> None:
         """Upload a shard of a store, which is in a folder of its own."""
-        files = sorted(path for path in place.rglob("*") if path.is_file())
-        below = f"{store}/" if store else ""
-        named = {below + path.relative_to(place).as_posix(): path for path in files}
-        self.upload.send(f"shard-{number:06d}", named, msgspec.to_builtins(shard))
+        send_shard(self.upload, number, store, place, shard)
 
     def finish(self, manifests: dict[str, Manifest]) -> list[Manifest]:
         """Write the manifests of the stores, by their names, after all shards; return them with their hashes."""
@@ -132,6 +140,7 @@ class UploadedDestination:
                     raise
             self._is_first = is_first
             self.upload.writer.abort_uploads(self.upload.url)
+            self.upload.read_receipts()
         except BaseException:
             self._leave()
             raise
@@ -155,6 +164,23 @@ class UploadedDestination:
 
     def _leave(self) -> None:
         self._claimed.leave(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
+
+
+def send_shard(upload: Upload, number: int, store: str, place: Path, shard: MadeShard) -> None:
+    """Upload a shard of a store, by its number among all, from a folder of its own.
+
+    Raises:
+        OutputError: it cannot be written, or another copy writes other content to the same place.
+    """
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    below = f"{store}/" if store else ""
+    named = {below + path.relative_to(place).as_posix(): path for path in files}
+    upload.send(f"shard-{number:06d}", named, msgspec.to_builtins(shard))
+
+
+def send_alone(url: str, number: int, store: str, place: Path, shard: MadeShard) -> None:
+    """Do as `send_shard` does, for a process that knows nothing of the other shards; in any thread."""
+    send_shard(Upload(url, ObjectWriter(), looks=False), number, store, place, shard)
 
 
 def described_copy(

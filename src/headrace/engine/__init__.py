@@ -4,7 +4,8 @@
                  serving     what a worker answers: results, progress, failures
              -> results, in the order of the tasks
 
-    job          a plan in a folder, whose tasks any process on any host may do; receipts, doing, executors, slurm, ray
+    job          a plan, whose tasks any process on any host may do; receipts, doing, executors, slurm, ray
+    shared       what these processes share: a folder, or objects below a URL
     work_folder  the folder in which one process works at a time
     uploading    an output in an object store: receipts, and a manifest that comes last
 

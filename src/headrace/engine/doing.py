@@ -8,6 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -17,9 +18,9 @@ from headrace.engine.heartbeat import Heartbeat, Nodes
 from headrace.engine.job import Job, Phase, TaskProgress, TaskResult
 from headrace.engine.poison import AnyTask
 from headrace.engine.processes import REPORT_S, WorkerProcesses, WorkerTasks
-from headrace.engine.receipts import Receipt, remove_files, sync_files
+from headrace.engine.receipts import Receipt
 from headrace.engine.serving import Done, Failed
-from headrace.errors import InputError, WorkerError
+from headrace.errors import InputError, OutputError, StoreError, WorkerError
 from headrace.io import output_errors, unique_name
 
 MAX_ATTEMPTS: Final = 9
@@ -28,6 +29,9 @@ MAX_ATTEMPTS: Final = 9
 _MARGIN: Final = 1.5
 _MARGIN_S: Final = 20.0
 """A task may take so many times as long as the longest before it, and the process so many seconds to end."""
+
+MAX_SHOWN: Final = 4
+"""Tasks of whose results a process may be sending at the same time; they lie on its disk meanwhile."""
 
 REFRESH_S: Final = 3.0
 """Seconds between two looks at the receipts of others."""
@@ -115,14 +119,19 @@ class Doer:
         self._on_progress = on_progress
         self._attempt = unique_name()
         self._receipts = job.receipts(phase)
-        self._results = self._receipts.folder / self._attempt
+        self._folder = f"{self._receipts.name}/{self._attempt}"
+        self._results = job.shared.here / self._folder
         self._tasks = job.tasks(phase)
-        self._nodes = Nodes(job.work)
-        self._heartbeat = Heartbeat(job.work, self._attempt, phase.name)
+        self._shared = job.shared
+        self._nodes = Nodes(job.shared)
+        self._heartbeat = Heartbeat(job.shared, self._attempt, phase.name)
         self._began_s: dict[int, float] = {}
+        # Where showing results takes round trips, workers go on meanwhile.
+        self._threads = None if job.shared.is_folder else futures.ThreadPoolExecutor(MAX_SHOWN)
+        self._shown: dict[futures.Future[bool], Receipt] = {}
         self._pieces: dict[int, dict[int, Done]] = {}
         self._refreshed_s = 0.0
-        self._wanted = list(self._receipts.tasks) if wanted is None else list(wanted)
+        self._wanted = list(self._receipts.tasks) if wanted is None else list(dict.fromkeys(wanted))
         if wanted is None:
             # Processes that begin at the same time begin at different places, so that they seldom try the same claim.
             first = xxhash.xxh3_64_intdigest(self._attempt.encode()) % max(len(self._wanted), 1)
@@ -135,13 +144,27 @@ class Doer:
     def run(self) -> int:
         """Do the tasks; return of how many this process has created the receipt.
 
+        If another process completes or discards the job meanwhile, this ends. A shared folder is gone then.
+
         Raises:
             WorkerError: a task has ended several workers, or several processes that had begun it.
             Exception: the error of a task that failed.
         """
+        try:
+            self._run()
+        except (OutputError, StoreError):
+            if self._shared.is_folder or self._shared.is_planned():
+                raise
+        finally:
+            if self._threads is not None:
+                self._threads.shutdown(wait=True, cancel_futures=True)
+            self._shared.sweep()
+        return len(self.seconds)
+
+    def _run(self) -> None:
         self._receipts.prepare()
         with output_errors(self._results, "make the folder"):
-            self._results.mkdir(exist_ok=True)
+            self._results.mkdir(parents=True, exist_ok=True)
         self._refresh()
         with self._heartbeat:
             self._queue.extend(self._unclaimed())
@@ -149,7 +172,6 @@ class Doer:
                 self._work(task)
         with contextlib.suppress(OSError):
             self._results.rmdir()  # if there is nothing in it
-        return len(self.seconds)
 
     def _work(self, first: AnyTask) -> None:
         """Start the workers, and do tasks until there is none at the moment."""
@@ -166,22 +188,29 @@ class Doer:
                     elif isinstance(reply, Done):
                         self._take(reply)
                 self._heartbeat.beat({task: time.time() - began for task, began in self._began_s.items()})
-                if time.monotonic() - self._refreshed_s > REFRESH_S:
+                self._note_shown(MAX_SHOWN)
+                if time.monotonic() - self._refreshed_s > max(REFRESH_S, 5 * self._shared.pause_s):
                     self._refresh()
                 self._report()
                 tasks.assign()
+            self._note_shown(0)
 
     def _next_task(self) -> AnyTask | None:
         """Claim the next task; None if there is none to begin now."""
         while self._queue and self._limits.allow(self._num_begun, self._longest_s):
             task_index, number = self._queue.popleft()
-            if task_index in self._receipts.done or self._receipts.read(task_index) is not None:
+            if task_index in self._receipts.done or self._is_done_meanwhile(task_index):
                 continue
             if not self._claims or self._receipts.claim(task_index, self._attempt, number):
                 self._began_s[task_index] = time.time()
                 self._num_begun += 1
                 return self._tasks[task_index]
         return None
+
+    def _is_done_meanwhile(self, task_index: int) -> bool:
+        """Look whether another has done a task. Where a look costs as much as a claim, the claim tells."""
+        is_told_by_claim = self._claims and not self._shared.is_folder
+        return not is_told_by_claim and self._receipts.read(task_index) is not None
 
     def _unclaimed(self) -> list[tuple[int, int]]:
         claimed = self._receipts.claimed() if self._claims else set[int]()
@@ -212,7 +241,7 @@ class Doer:
             if not self._waits:
                 return None
             self._heartbeat.beat({})
-            time.sleep(min(REFRESH_S, 0.1 * (1 + len(undone))))
+            time.sleep(max(self._shared.pause_s, min(REFRESH_S, 0.1 * (1 + len(undone)))))
         return None
 
     def _take(self, reply: Done) -> None:
@@ -226,10 +255,9 @@ class Doer:
         self._end(reply.task_index, self._job.result(self._phase, done, self._results))
 
     def _end(self, task_index: int, result: TaskResult) -> None:
-        """Create the receipt of a task, or throw its files away if there is one already."""
-        began_s = self._began_s.pop(task_index, time.time())
+        """Begin to show the results of a task."""
+        began_s = self._began_s.get(task_index, time.time())
         self._longest_s = max(self._longest_s, time.time() - began_s)
-        sync_files(self._results, result.files)
         receipt = Receipt(
             task_index=task_index,
             attempt=self._attempt,
@@ -241,10 +269,34 @@ class Doer:
             value=result.value,
             error=result.error,
         )
-        if self._receipts.create(receipt):
+        if self._threads is None:
+            self._note(receipt, is_ours=self._show(receipt))
+            return
+        self._shown[self._threads.submit(self._show, receipt)] = receipt
+        self._note_shown(MAX_SHOWN)
+
+    def _show(self, receipt: Receipt) -> bool:
+        """Create the receipt of a task, or throw its files away if there is one already."""
+        self._job.publish(self._folder, receipt)
+        is_ours = self._receipts.write(receipt)
+        if not is_ours:
+            self._shared.withdraw(self._folder, receipt.files)
+        return is_ours
+
+    def _note_shown(self, most: int) -> None:
+        """Note the results that were shown meanwhile, and wait until at most so many are under way."""
+        while self._shown:
+            done, under_way = futures.wait(self._shown, timeout=0)
+            if not done and len(under_way) <= most:
+                return
+            for shown in done or futures.wait(under_way, return_when=futures.FIRST_COMPLETED).done:
+                self._note(self._shown.pop(shown), is_ours=shown.result())
+
+    def _note(self, receipt: Receipt, *, is_ours: bool) -> None:
+        self._began_s.pop(receipt.task_index, None)
+        if is_ours:
+            self._receipts.add(receipt)
             self.seconds.append(receipt.seconds)
-        else:
-            remove_files(self._results, result.files)
         self._check_failed()
 
     def _refresh(self) -> None:

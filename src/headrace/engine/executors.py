@@ -63,11 +63,12 @@ def planned(job: Job) -> Handed | None:
     if phase is None:
         return None
     job.receipts(phase).refresh()
+    hosts = "hosts that share this folder" if job.shared.is_folder else "hosts"
     return Handed.of(
         job,
         phase,
         notes=(
-            f"on any number of hosts that share this folder: headrace job task {job.output}",
+            f"on any number of {hosts}: headrace job task {job.output}",
             f"on one of them, at the end: headrace job finish {job.output}",
             f"to see how far it is: headrace job status {job.output}",
         ),

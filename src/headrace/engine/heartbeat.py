@@ -1,6 +1,6 @@
-"""Which processes are at work on a job, as others can see it in its folder.
+"""Which processes are at work on a job, as others can see it.
 
-Each process rewrites a small file every few seconds. Others watch whether it changes, by their own clocks, since the
+Each process rewrites a note every few seconds. Others watch whether it changes, by their own clocks, since the
 clocks of hosts may differ by minutes. A process of the same host is asked for at the system.
 """
 
@@ -10,15 +10,13 @@ import contextlib
 import os
 import platform
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import msgspec
 
-from headrace.io import output_errors
+from headrace.engine.shared import Shared
 
-BEAT_S: Final = 5.0
 STALE_S: Final = 60.0
 """A process whose file has not changed for so long counts as dead. A task that it still does may be done twice."""
 
@@ -42,77 +40,84 @@ class Heartbeat:
     """Says that this process is alive, for as long as the context lasts, whenever `beat` is called.
 
     Args:
-        work: the work folder of the job.
+        shared: what the processes of the job share.
         attempt: the name of this process among all.
         phase: the phase whose tasks it does.
     """
 
-    def __init__(self, work: Path, attempt: str, phase: str) -> None:
-        self._path = work / NODES_NAME / f"{attempt}.json"
+    def __init__(self, shared: Shared, attempt: str, phase: str) -> None:
+        self._shared = shared
+        self._name = f"{NODES_NAME}/{attempt}.json"
         self._phase = phase
         self._number = 0
-        self._beaten_s = -BEAT_S
+        self._beaten_s = -shared.beat_s
 
     def __enter__(self) -> Heartbeat:
-        with output_errors(self._path, "write"):
-            self._path.parent.mkdir(exist_ok=True)
+        self._shared.make([NODES_NAME])
         self.beat({})
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        self._shared.forget(self._name)
 
     def beat(self, running: dict[int, float]) -> None:
-        """Rewrite the file, unless that was done a moment ago."""
-        if time.monotonic() - self._beaten_s < BEAT_S:
+        """Rewrite the note, unless that was done a moment ago."""
+        if time.monotonic() - self._beaten_s < self._shared.beat_s:
             return
         self._beaten_s = time.monotonic()
         self._number += 1
         node = Node(host=platform.node(), process=os.getpid(), phase=self._phase, beat=self._number, running=running)
-        temporary = self._path.with_suffix(".tmp")
-        # Nothing depends on it but whether others wait, so a full disk does not matter here.
-        with contextlib.suppress(OSError):
-            temporary.write_bytes(msgspec.json.encode(node))
-            temporary.rename(self._path)
+        self._shared.note(self._name, msgspec.json.encode(node))
 
 
 class Nodes:
     """The processes at work on a job, watched by this one."""
 
-    def __init__(self, work: Path) -> None:
-        self._folder = work / NODES_NAME
-        self._seen: dict[str, tuple[int, float]] = {}
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._seen: dict[str, tuple[object, float]] = {}
 
-    def read(self) -> dict[str, Node]:
+    def read(self) -> list[Node]:
         """Return what the processes say that have not ended in order; some may be dead."""
-        found = {}
-        for path in sorted(self._folder.glob("*.json")):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Node)
+        found = []
+        for data in self._shared.notes(NODES_NAME).values():
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(msgspec.json.decode(data, type=Node))
         return found
 
     def alive(self) -> set[str]:
         """Return the names of the processes that are alive, or were until a minute ago, as far as this one knows."""
         now = time.monotonic()
         found = set()
-        for name, node in self.read().items():
-            if node.host == platform.node():
-                if _exists(node.process):
-                    found.add(name)
-                continue
-            beat, since = self._seen.get(name, (-1, now))
-            if beat != node.beat:
-                self._seen[name] = node.beat, now
-                found.add(name)
+        for name, version in self._shared.versions(NODES_NAME).items():
+            attempt = name.removesuffix(".json")
+            host, process = host_and_process(attempt)
+            if host == platform.node():
+                if not process_exists(process):
+                    continue
+                if self._shared.is_folder:
+                    found.add(attempt)
+                    continue
+                # Without a shared folder hosts may be containers, whose names and process numbers come again.
+            before, since = self._seen.get(attempt, (None, now))
+            if before != version:
+                self._seen[attempt] = version, now
+                found.add(attempt)
             elif now - since < STALE_S:
-                found.add(name)
+                found.add(attempt)
         return found
 
 
-def _exists(process: int) -> bool:
+def host_and_process(attempt: str) -> tuple[str, int]:
+    """Return what `headrace.io.unique_name` put into a name; 0 if that is no process of a host."""
+    host, _, process = attempt.rpartition(".")[0].rpartition(".")
+    return host, int(process) if process.isdecimal() else 0
+
+
+def process_exists(process: int) -> bool:
+    """Return whether there is such a process on this host."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""A job: offline work that is planned in a folder, and whose tasks any process on any host may do.
+"""A job: offline work that is planned in a folder or at a URL, and whose tasks any process on any host may do.
 
     plan.json                what kind of work it is, and all that decides it
     phases of tasks          each task is a pure function of the plan and of the phases before it
@@ -19,19 +19,23 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from headrace.engine.poison import AnyTask
-from headrace.engine.receipts import Receipts
+from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Done, Failed
+from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import ConfigError, OutputError
-from headrace.io import atomic_write, output_errors
+from headrace.io import AnyPath, atomic_write, is_url, output_errors, path_at
 
 PHASE_PREFIX: Final = "phase-"
 """How the names of the folders of phases begin."""
+
+_OBJECTS: Final = "headrace.engine.shared_objects"  # loaded when the first URL comes
 
 PLAN_VERSION: Final = 2
 """Version of the plan and of the receipts; it increases with each change of their format."""
@@ -50,6 +54,9 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: msgspec.Raw
     """What the kind of work keeps."""
+
+    name: str = ""
+    """At a URL, a name that no other job has: below it lies what this one shares."""
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,15 +123,21 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(ABC):
-    """One kind of work, in the folder ``output`` and its work folder ``work``."""
+    """One kind of work.
+
+    Args:
+        output: the output, a folder or a URL.
+        shared: what the processes of the job share. On this host, ``work`` is its folder.
+    """
 
     kind: ClassVar[str]
     main: ClassVar[str]
     """The function that serves a worker process, as ``module:function``; see `WorkerProcesses`."""
 
-    def __init__(self, output: Path, work: Path) -> None:
-        self.output = output
-        self.work = work
+    def __init__(self, output: AnyPath, shared: Shared) -> None:
+        self.output: AnyPath = output
+        self.shared = shared
+        self.work = shared.here
         self._receipts: dict[str, Receipts] = {}
 
     @abstractmethod
@@ -165,13 +178,30 @@ class Job(ABC):
         """
         raise failed.error()
 
+    @property
+    def is_planned(self) -> bool:
+        """False once another process has finished the job."""
+        return self.shared.is_planned()
+
+    def publish(self, folder: str, receipt: Receipt) -> None:
+        """Show the files of a task to all, before its receipt is created; in any thread.
+
+        Args:
+            folder: the folder of the attempt, in the work folder.
+            receipt: the receipt.
+
+        Raises:
+            OutputError: the system or the store refuses it.
+        """
+        self.shared.publish(folder, receipt.files)
+
     def receipts(self, phase: Phase) -> Receipts:
         """Return the receipts of a phase, as far as this process knows them.
 
         What it has seen once it keeps: a shared folder may show a file to one listing and not to the next.
         """
         if phase.name not in self._receipts:
-            self._receipts[phase.name] = receipts_of(self.work, phase)
+            self._receipts[phase.name] = receipts_of(self.shared, phase)
         return self._receipts[phase.name]
 
 
@@ -180,20 +210,15 @@ class OnePhaseJob(Job):
 
     Args:
         output: the output.
-        work: the work folder.
+        shared: what the processes of the job share.
         phase: the phase.
         tasks: its tasks.
     """
 
-    def __init__(self, output: Path, work: Path, phase: Phase, tasks: Sequence[AnyTask]) -> None:
-        super().__init__(output, work)
+    def __init__(self, output: AnyPath, shared: Shared, phase: Phase, tasks: Sequence[AnyTask]) -> None:
+        super().__init__(output, shared)
         self._phase = phase
         self._tasks = tasks
-
-    @property
-    def is_planned(self) -> bool:
-        """False once another process has finished the job."""
-        return (self.work / PLAN_NAME).exists()
 
     def phase(self) -> Phase | None:
         """See `Job`."""
@@ -217,9 +242,10 @@ class OnePhaseJob(Job):
         return receipts
 
 
-def receipts_of(work: Path, phase: Phase) -> Receipts:
-    """Return the receipts of a phase, not read yet."""
-    return Receipts(work / f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)
+def receipts_of(work: Path | Shared, phase: Phase) -> Receipts:
+    """Return the receipts of a phase in a work folder, or in what else is shared, not read yet."""
+    shared = SharedFolder(work) if isinstance(work, Path) else work
+    return Receipts(shared, f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)
 
 
 def save_plan(work: Path, kind: str, plan: object, software: Mapping[str, str]) -> None:
@@ -228,13 +254,19 @@ def save_plan(work: Path, kind: str, plan: object, software: Mapping[str, str]) 
     Raises:
         OutputError: the system refuses the write.
     """
+    atomic_write(work / PLAN_NAME, encoded_plan(kind, plan, software))
+
+
+def encoded_plan(kind: str, plan: object, software: Mapping[str, str], name: str = "") -> bytes:
+    """Return the content of ``plan.json``."""
     found = PlanFile(
         kind=kind,
         software={**own_software(), **software},
         folder=os.getcwd(),  # noqa: PTH109
         plan=msgspec.Raw(msgspec.json.encode(plan)),
+        name=name,
     )
-    atomic_write(work / PLAN_NAME, msgspec.json.format(msgspec.json.encode(found), indent=1))
+    return msgspec.json.format(msgspec.json.encode(found), indent=1)
 
 
 def load_plan(work: Path) -> PlanFile:
@@ -246,6 +278,11 @@ def load_plan(work: Path) -> PlanFile:
     path = work / PLAN_NAME
     with output_errors(path, "read the plan"):
         data = path.read_bytes()
+    return decoded_plan(data, path)
+
+
+def decoded_plan(data: bytes, path: os.PathLike[str] | str) -> PlanFile:
+    """Decode ``plan.json``, which was read from a path or a URL; raises OutputError as `load_plan` does."""
     try:
         plan = msgspec.json.decode(data, type=PlanFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -298,42 +335,80 @@ class KindOfWork(msgspec.Struct, frozen=True):
     """Returns the work folder of an output, see `inside` and `beside` in `work_folder`."""
 
 
-def planned_in(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> Path | None:
-    """Return the work folder of an output that has a plan; the first in the order of the kinds. None if none has."""
-    works = dict.fromkeys(kind.work(Path(output)) for kind in kinds.values())
-    return next((work for work in works if (work / PLAN_NAME).exists()), None)
+def kind_at(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> str:
+    """Return the kind of the job that is planned for an output; empty if none is, or it is completed.
+
+    Raises:
+        OutputError: the plan is damaged.
+        StoreError: the output is a URL, whose store cannot be reached.
+    """
+    if is_url(output):
+        found: str = resolve_name(f"{_OBJECTS}:kind_at")(os.fspath(output))
+        return found
+    work = _work_of(output, kinds)
+    return "" if work is None else load_plan(work).kind
+
+
+def is_planned(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> bool:
+    """Return whether a job is planned for an output, and not completed; raises as `kind_at`."""
+    return bool(kind_at(output, kinds))
 
 
 def open_job(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork], *, checks_software: bool) -> Job:
-    """Open the job that was planned for an output; see `planned_in`.
+    """Open the job that was planned for an output; of several the first in the order of the kinds.
 
     Args:
-        output: the path of the output.
+        output: the path or the URL of the output.
         kinds: the kinds of work, by their names.
         checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:
         OutputError: there is no plan, or it cannot be read.
+        StoreError: the output is a URL, whose store cannot be reached.
         ConfigError: the software of this host differs from the plan's.
     """
-    work = planned_in(output, kinds)
-    if work is None:
-        raise OutputError(
-            f"{output}: nothing is planned in this folder, or it is complete: it has no work folder with a {PLAN_NAME}"
-        )
-    kind = load_plan(work).kind
+    if is_url(output):
+        shared = shared_at(os.fspath(output))
+    else:
+        work = _work_of(output, kinds)
+        if work is None:
+            raise OutputError(
+                f"{output}: nothing is planned in this folder, or it is complete: it has no work folder with a"
+                f" {PLAN_NAME}"
+            )
+        shared = SharedFolder(work)
+    kind = load_plan(shared.here).kind
     if kind not in kinds:
         raise OutputError(f"{output}: the plan is of kind {kind!r}; this Headrace knows {', '.join(kinds)}")
-    return reopened(Path(output), work, kinds[kind].job, checks_software=checks_software)
+    return reopened(path_at(output), shared, kinds[kind].job, checks_software=checks_software)
 
 
-def reopened(output: Path, work: Path, kind: str, *, checks_software: bool = True) -> Job:
+def _work_of(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> Path | None:
+    """Return the work folder of an output that has a plan; the first in the order of the kinds. None if none has."""
+    works = dict.fromkeys(kind.work(Path(output)) for kind in kinds.values())
+    return next((work for work in works if (work / PLAN_NAME).exists()), None)
+
+
+def shared_at(address: str) -> Shared:
+    """Return what the processes of a job share, given its `Shared.address`, or the URL of an output.
+
+    Raises:
+        OutputError: nothing is planned at the URL, or the plan cannot be read.
+        StoreError: its store cannot be reached.
+    """
+    if not is_url(address):
+        return SharedFolder(Path(address))
+    found: Shared = resolve_name(f"{_OBJECTS}:opened")(address)
+    return found
+
+
+def reopened(output: AnyPath, shared: Shared, kind: str, *, checks_software: bool = True) -> Job:
     """Open a job whose class is known, as ``module:class``; raises what `open_job` raises."""
-    plan = load_plan(work)
+    plan = load_plan(shared.here)
     if checks_software:
         check_software(plan)
     if plan.folder not in sys.path:
         sys.path.append(plan.folder)
     module, _, name = kind.partition(":")
-    made: Job = getattr(importlib.import_module(module), name)(output, work, plan.plan)
+    made: Job = getattr(importlib.import_module(module), name)(output, shared, plan.plan)
     return made

@@ -13,14 +13,14 @@ from __future__ import annotations
 import collections
 import statistics
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from headrace.engine.doing import Doer, Limits
-from headrace.engine.job import Job, Phase, Show, TaskProgress, reopened
+from headrace.engine.job import Job, Phase, Show, TaskProgress, reopened, shared_at
 from headrace.errors import ConfigError, MissingExtraError, WorkerError
+from headrace.io import path_at
 
 MAX_RETRIES: Final = 8
 """Times that Ray starts a batch again whose worker or node was lost."""
@@ -71,7 +71,7 @@ class RayExecutor(msgspec.Struct, frozen=True, kw_only=True):
 
 def do_batch(output: str, work: str, kind: str, phase: str, tasks: list[int]) -> list[float]:
     """Do a batch in a Ray worker; return the seconds that each of its tasks took there."""
-    job = reopened(Path(output), Path(work), kind)
+    job = reopened(path_at(output), shared_at(work), kind)
     now = job.phase()
     if now is None or now.name != phase:
         return []  # others have done the phase
@@ -119,7 +119,7 @@ class _Driver:
         job = self._job
         arguments = (
             str(job.output.absolute()),
-            str(job.work.absolute()),
+            job.shared.address,
             f"{type(job).__module__}:{type(job).__name__}",
         )
         self._pending[self._remote.remote(*arguments, self._phase.name, batch)] = batch

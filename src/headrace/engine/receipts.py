@@ -5,24 +5,25 @@
     RESULTS/ATTEMPT/...                   the files of an attempt: all tasks of one process
 
 A task may be done several times, at the same time, on several hosts. Each process writes its files into a folder of its
-own, syncs them, and then creates the receipt, which names the folder. The second to come finds the receipt, and throws
-its files away. Claims only spare work: they keep two processes from doing the same task, and they count the attempts.
+own, brings them to where all see them, and then creates the receipt, which names the folder. The second to come finds
+the receipt, and throws its files away. Claims only spare work: they keep two processes from doing the same task, and
+they count the attempts. What all see is a folder, or objects, see `shared`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from headrace.errors import OutputError
-from headrace.io import create_once, output_errors, read_once
+from headrace.engine.shared import Shared
+from headrace.errors import OutputError, StoreError
+from headrace.io import output_errors
 
 RECEIPTS_NAME: Final = "receipts"
 CLAIMS_NAME: Final = "claims"
@@ -56,10 +57,20 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Receipts:
-    """The receipts of a phase, as this process knows them. `refresh` looks for new ones."""
+    """The receipts of a phase, as this process knows them. `refresh` looks for new ones.
 
-    def __init__(self, folder: Path, first_task: int, num_tasks: int) -> None:
-        self.folder = folder
+    Args:
+        shared: what the processes of the job share.
+        name: the name of the folder of the results.
+        first_task: the first task of the phase.
+        num_tasks: the end of its tasks.
+    """
+
+    def __init__(self, shared: Shared, name: str, first_task: int, num_tasks: int) -> None:
+        self.shared = shared
+        self.name = name
+        self.folder = shared.here / name
+        """The results on this host: of all processes, or of this one."""
         self.tasks = range(first_task, num_tasks)
         self.done: dict[int, Receipt] = {}
         self.failed: dict[int, Receipt] = {}
@@ -69,6 +80,7 @@ class Receipts:
         """Sums over the receipts."""
 
         self._full: set[int] = set()
+        self._begun: dict[int, list[str]] = {}
 
     @property
     def open_tasks(self) -> list[int]:
@@ -85,10 +97,8 @@ class Receipts:
         Raises:
             OutputError: the system refuses one.
         """
-        with output_errors(self.folder, "make the folders of"):
-            for kind in (RECEIPTS_NAME, CLAIMS_NAME):
-                for number in self._folders:
-                    (self.folder / kind / f"{number:05d}").mkdir(parents=True, exist_ok=True)
+        kinds = (RECEIPTS_NAME, CLAIMS_NAME)
+        self.shared.make(self._place(kind, number) for kind in kinds for number in self._folders)
 
     def create(self, receipt: Receipt) -> bool:
         """Create the receipt of a task, whose files are on the disk; return False if the task has one already.
@@ -96,29 +106,43 @@ class Receipts:
         Raises:
             OutputError: the system refuses the write.
         """
-        is_ours = create_once(self._path(RECEIPTS_NAME, receipt.task_index), msgspec.json.encode(receipt))
+        is_ours = self.write(receipt)
         if is_ours:
-            self._add(receipt)
+            self.add(receipt)
         return is_ours
+
+    def write(self, receipt: Receipt) -> bool:
+        """Do as `create` does, in any thread; `add` then lets the process know of the receipt."""
+        return self.shared.create(self._path(RECEIPTS_NAME, receipt.task_index), msgspec.json.encode(receipt))
 
     def refresh(self) -> None:
         """Look for new receipts.
 
         Raises:
-            OutputError: a folder or a receipt cannot be read.
+            OutputError, StoreError: a folder or a receipt cannot be read.
         """
+        try:
+            self._refresh()
+        except StoreError:
+            if self.shared.is_planned():
+                raise
+            # Another process has completed the job, and removes the receipts.
+
+    def _refresh(self) -> None:
         for number in self._folders:
             if number in self._full:
                 continue
-            for task_index in self._listed(RECEIPTS_NAME, number):
-                receipt = None if task_index in self.done else self.read(task_index)
-                if receipt is not None:
-                    self._add(receipt)
+            new = {index for index in self._listed(RECEIPTS_NAME, number) if index not in self.done}
+            for name, data in self.shared.read_all([self._path(RECEIPTS_NAME, index) for index in sorted(new)]).items():
+                self.add(self._decoded(name, data))
             first, last = number * _A_FOLDER, (number + 1) * _A_FOLDER
             if all(index in self.done for index in range(max(first, self.tasks.start), min(last, self.tasks.stop))):
                 self._full.add(number)
 
-    def _add(self, receipt: Receipt) -> None:
+    def add(self, receipt: Receipt) -> None:
+        """Know of a receipt."""
+        if receipt.task_index in self.done:
+            return
         self.done[receipt.task_index] = receipt
         if receipt.error:
             self.failed[receipt.task_index] = receipt
@@ -130,14 +154,17 @@ class Receipts:
         Raises:
             OutputError: it cannot be read, or is of another version.
         """
-        path = self._path(RECEIPTS_NAME, task_index)
-        data = read_once(path)
-        if data is None:
-            return None
+        name = self._path(RECEIPTS_NAME, task_index)
+        data = self.shared.read(name)
+        return None if data is None else self._decoded(name, data)
+
+    def _decoded(self, name: str, data: bytes) -> Receipt:
         try:
             return msgspec.json.decode(data, type=Receipt)
         except msgspec.DecodeError as error:
-            raise OutputError(f"{path}: this receipt is of another version of Headrace: {error}") from error
+            raise OutputError(
+                f"{self.shared.address}/{name}: this receipt is of another version of Headrace: {error}"
+            ) from error
 
     def forget_failed(self) -> None:
         """Remove the receipts of tasks that failed, so that they are done again.
@@ -146,9 +173,7 @@ class Receipts:
             OutputError: the system refuses it.
         """
         for receipt in self.failed.values():
-            path = self._path(RECEIPTS_NAME, receipt.task_index)
-            with output_errors(path, "remove"):
-                path.unlink(missing_ok=True)
+            self.shared.remove(self._path(RECEIPTS_NAME, receipt.task_index))
             del self.done[receipt.task_index]
             self.counts.subtract(receipt.counts)
             self._full.discard(receipt.task_index // _A_FOLDER)
@@ -160,14 +185,14 @@ class Receipts:
         Raises:
             OutputError: the system refuses the write.
         """
-        return create_once(self._path(CLAIMS_NAME, task_index, f".{number}"), attempt.encode())
+        return self.shared.create(self._path(CLAIMS_NAME, task_index, f".{number}"), attempt.encode())
 
     def claims(self, task_index: int) -> list[str]:
         """Return who has begun a task, in the order of the attempts."""
-        found: list[str] = []
-        while (data := read_once(self._path(CLAIMS_NAME, task_index, f".{len(found)}"))) is not None:
+        found = self._begun.setdefault(task_index, [])  # a claim never changes
+        while (data := self.shared.read(self._path(CLAIMS_NAME, task_index, f".{len(found)}"))) is not None:
             found.append(data.decode())
-        return found
+        return list(found)
 
     def claimed(self) -> set[int]:
         """Return the tasks that were begun, whether or not they have a receipt."""
@@ -183,10 +208,12 @@ class Receipts:
         If this is interrupted, the next call goes on with it. A file that is at neither place was moved by an earlier
         call and used up since, or it was lost; the caller knows which it still needs, and does such a task again.
 
+        Results that do not lie in a folder of this host stay where they are, see `away`.
+
         Raises:
             OutputError: the system refuses a move.
         """
-        if not self.done:
+        if not self.done or not self.shared.is_folder:
             return
         with output_errors(target, "collect results in"):
             target.mkdir(parents=True, exist_ok=True)
@@ -197,42 +224,18 @@ class Receipts:
                         with contextlib.suppress(FileNotFoundError):
                             (self.folder / receipt.attempt / name).rename(target / name)
 
-    def _path(self, kind: str, task_index: int, suffix: str = ".json") -> Path:
-        return self.folder / kind / f"{task_index // _A_FOLDER:05d}" / f"{task_index}{suffix}"
+    def away(self, receipt: Receipt, name: str) -> str:
+        """Return the name of a result of a task, by which `Shared` knows it."""
+        return f"{self.name}/{receipt.attempt}/{name}"
+
+    def _place(self, kind: str, number: int) -> str:
+        return f"{self.name}/{kind}/{number:05d}"
+
+    def _path(self, kind: str, task_index: int, suffix: str = ".json") -> str:
+        return f"{self._place(kind, task_index // _A_FOLDER)}/{task_index}{suffix}"
 
     def _listed(self, kind: str, number: int) -> Iterator[int]:
-        folder = self.folder / kind / f"{number:05d}"
-        with output_errors(folder, "list"):
-            try:
-                names = os.listdir(folder)  # noqa: PTH208 - names alone
-            except FileNotFoundError:
-                return
-        for name in names:
+        for name in self.shared.names(self._place(kind, number)):
             head = name.partition(".")[0]
             if head.isdecimal():
                 yield int(head)
-
-
-def sync_files(folder: Path, names: Iterable[str]) -> None:
-    """Bring files of a folder, and their names, to the disk.
-
-    Raises:
-        OutputError: the system reports an error.
-    """
-    for path in [*(folder / name for name in names), folder]:
-        with output_errors(path, "sync"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-
-def remove_files(folder: Path, names: Sequence[str]) -> None:
-    """Remove the files of an attempt that came second; what is named may also be a folder."""
-    for name in names:
-        with contextlib.suppress(OSError):
-            if (folder / name).is_dir():
-                shutil.rmtree(folder / name)
-            else:
-                (folder / name).unlink()

@@ -8,6 +8,8 @@ another phase begins, or if jobs of this array were lost. What runs is written i
     slurm/jobs.json     what was submitted
     slurm/*.log         the output of the jobs
 
+If the output is a URL, ``jobs.json`` lies there, and the logs of a job in ``/tmp`` of its node.
+
 Slurm's documentation: https://slurm.schedmd.com/sbatch.html and job_array.html.
 """
 
@@ -37,6 +39,8 @@ WARNING_S: Final = 60
 """Seconds before its time limit in which a job is told to end: it then completes the tasks that are under way."""
 
 FOLDER_NAME: Final = "slurm"
+_SUBMITTED: Final = "jobs.json"
+_NODE_LOGS: Final = "/tmp"
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,14 +91,14 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
             if last.open_tasks == num_open and last.finish == os.environ.get("SLURM_JOB_ID"):
                 raise WorkerError(
                     f"the jobs of array {last.array} have ended and done none of {num_open:,} open tasks: see the logs"
-                    f" in {job.work / FOLDER_NAME}, and submit the job again by hand"
+                    f" in {_logs(job)}, and submit the job again by hand"
                 )
-        folder = job.work / FOLDER_NAME
+        folder = job.work / FOLDER_NAME  # Slurm keeps a copy of each script
         with output_errors(folder, "make the folder"):
             folder.mkdir(exist_ok=True)
         num_jobs = self._num_jobs(num_open)
         limit = "" if self.array_parallel is None else f"%{self.array_parallel}"
-        common = [f"--output={folder.absolute()}/%x-%A-%a.log", f"--chdir={Path.cwd()}", *self._limits()]
+        common = [f"--output={_logs(job)}/%x-%A-%a.log", f"--chdir={Path.cwd()}", *self._limits()]
         task = [*_command(), "task", str(job.output.absolute()), "--quiet", "--workers", str(self.cpus_per_job)]
         if self.tasks_per_job is not None:
             task += ["--most", str(self.tasks_per_job)]
@@ -115,7 +119,7 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
             [*common, "--job-name=headrace-finish", f"--dependency=afterany:{array}", "--requeue"],
         )
         entry = Submitted(phase=phase.name, open_tasks=num_open, array=array, num_jobs=num_jobs, finish=finish)
-        atomic_write(folder / "jobs.json", msgspec.json.encode([*before, entry]))
+        job.shared.replace(f"{FOLDER_NAME}/{_SUBMITTED}", msgspec.json.encode([*before, entry]))
         return _handed(job, phase, entry)
 
     def _num_jobs(self, num_open: int) -> int:
@@ -140,6 +144,11 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
         return path
 
 
+def _logs(job: Job) -> str:
+    """Return the folder of the logs: the work folder, or a folder of each node if no folder is shared."""
+    return str((job.work / FOLDER_NAME).absolute()) if job.shared.is_folder else _NODE_LOGS
+
+
 def _handed(job: Job, phase: Phase, last: Submitted) -> Handed:
     return Handed.of(
         job,
@@ -158,13 +167,11 @@ def submitted(job: Job) -> list[Submitted]:
     Raises:
         OutputError: the file that lists it is damaged.
     """
-    path = job.work / FOLDER_NAME / "jobs.json"
+    data = job.shared.read_replaced(f"{FOLDER_NAME}/{_SUBMITTED}")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Submitted])
-    except FileNotFoundError:
-        return []
-    except (msgspec.DecodeError, OSError) as error:
-        raise OutputError(f"{path}: cannot be read: {error}") from error
+        return [] if data is None else msgspec.json.decode(data, type=list[Submitted])
+    except msgspec.DecodeError as error:
+        raise OutputError(f"{job.shared.address}: {_SUBMITTED} of Slurm cannot be read: {error}") from error
 
 
 def job_states(name: str) -> dict[str, int]:

@@ -89,7 +89,7 @@ class StatusReader:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._nodes = Nodes(job.work)
+        self._nodes = Nodes(job.shared)
 
     def read(self) -> JobStatus:
         """Return how far the job is now.
@@ -120,7 +120,7 @@ class StatusReader:
                 seconds=round(seconds, 1),
                 is_straggler=bool(recent) and seconds > max(STRAGGLING * usual_s, 60.0),
             )
-            for node in nodes.values()
+            for node in nodes
             if node.phase == phase.name
             for task, seconds in node.running.items()
             if task not in receipts.done
@@ -138,7 +138,7 @@ class StatusReader:
                 FailedTask(task=task_index, host=receipt.host, error=receipt.error)
                 for task_index, receipt in sorted(receipts.failed.items())
             ),
-            hosts=tuple(sorted({node.host for node in nodes.values()})),
+            hosts=tuple(sorted({node.host for node in nodes})),
             tasks_per_s=tasks_per_s,
             bytes_per_s=bytes_per_s,
             left_s=(len(receipts.tasks) - len(receipts.done)) / tasks_per_s if tasks_per_s else None,

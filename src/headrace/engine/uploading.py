@@ -24,7 +24,9 @@ from headrace.io import file_sum
 from headrace.io.objects.writer import ObjectWriter
 
 WORK_NAME: Final = ".headrace"
-_RUN: Final = f"{WORK_NAME}/run.json"
+RUN: Final = f"{WORK_NAME}/run.json"
+PLAN: Final = f"{WORK_NAME}/plan.json"
+"""The plan, if processes on any hosts do the tasks, see `headrace.engine.shared_objects`."""
 _RECEIPTS: Final = f"{WORK_NAME}/receipts/"
 
 
@@ -49,14 +51,15 @@ class Upload:
     Args:
         url: the URL, without a slash at its end.
         writer: what reaches the store.
+        looks: whether to look which receipts are there before anything is sent.
     """
 
-    def __init__(self, url: str, writer: ObjectWriter) -> None:
+    def __init__(self, url: str, writer: ObjectWriter, *, looks: bool = True) -> None:
         self.url = url
         self.writer = writer
         self._receipts: dict[str, UploadReceipt | None] = {}
         """The receipts that are known to exist; None for those that were not read."""
-        self._is_listed = False
+        self._is_listed = not looks
 
     def others(self) -> list[str]:
         """Return the names of all objects below the URL, except those that belong to a run."""
@@ -69,11 +72,11 @@ class Upload:
         Returns:
             None, or the description of another run that has not completed its output.
         """
-        return self.writer.create(self._at(_RUN), run)
+        return self.writer.create(self._at(RUN), run)
 
     def unfinished(self) -> bytes | None:
         """Return the description of a run that has not completed its output; None if there is none."""
-        return self.writer.read(self._at(_RUN))
+        return self.writer.read(self._at(RUN))
 
     def receipt(self, name: str) -> UploadReceipt | None:
         """Return a receipt; None if there is none.
@@ -94,6 +97,18 @@ class Upload:
                 return None
             found = self._receipts[name] = _decoded(url, data)
         return found
+
+    def read_receipts(self) -> None:
+        """Read all receipts that are there, many at a time.
+
+        Raises:
+            StoreError: one cannot be read, or is damaged.
+        """
+        below = self._at(_RECEIPTS.rstrip("/"))
+        found = {f"{below}/{name}": status for name, status in self.writer.listed(below).items()}
+        for url, data in self.writer.read_all(found).items():
+            self._receipts[url.removeprefix(f"{below}/")] = _decoded(url, data)
+        self._is_listed = True
 
     def send(self, name: str, files: Mapping[str, Path], value: Any = None) -> UploadReceipt:
         """Upload complete files, and create their receipt; what has one is not uploaded again.
@@ -153,21 +168,28 @@ class Upload:
         self.clear()
 
     def clear(self) -> None:
-        """Remove what belongs to runs that are over: receipts, and uploads that were begun and not ended."""
-        self.writer.abort_uploads(self.url)
-        self.writer.delete([self._at(name) for name in self._names() if name.startswith(_RECEIPTS)])
-        self.writer.delete([self._at(_RUN)])
-        self._receipts.clear()
+        """Remove what belongs to runs that are over: plan, receipts, results of tasks, and uploads that were not ended.
+
+        The plan goes first, so that no other process begins a task any more.
+        """
+        self._remove(f"{WORK_NAME}/")
 
     def discard(self) -> None:
         """Remove everything that a run without a manifest has written; its description goes last."""
+        self._remove("")
+
+    def _remove(self, below: str) -> None:
+        names = [name for name in self._names() if name.startswith(below) and name != RUN]
+        if PLAN in names:
+            self.writer.delete([self._at(PLAN)])
         self.writer.abort_uploads(self.url)
-        self.writer.delete([self._at(name) for name in self._names() if name != _RUN])
-        self.writer.delete([self._at(_RUN)])
+        self.writer.delete([self._at(name) for name in names])
+        self.writer.delete([self._at(RUN)])
         self._receipts.clear()
 
     def _check(self, names: Sequence[str]) -> None:
         """Raise OutputError unless all files are there, in their sizes."""
+        self.read_receipts()
         sizes = self.writer.sizes(self.url)
         for name in names:
             receipt = self.receipt(name)

@@ -18,6 +18,7 @@ import msgspec
 
 from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, save, serve
+from headrace.engine.shared import Shared
 from headrace.engine.work_folder import ClaimedFolder, beside
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.inspect.answers import kind_of
@@ -178,10 +179,11 @@ class DecodeJob(OnePhaseJob):
 
     kind = KIND
     main = MAIN
+    output: Path
 
-    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
+    def __init__(self, output: Path, shared: Shared, plan: msgspec.Raw) -> None:
         self._plan = msgspec.json.decode(plan, type=DecodePlan)
-        super().__init__(output, work, self._plan.phase, self._plan.tasks)
+        super().__init__(output, shared, self._plan.phase, self._plan.tasks)
 
     def setup(self, phase: Phase, results: Path) -> DecodeSetup:
         """See `Job`."""

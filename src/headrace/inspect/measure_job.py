@@ -23,6 +23,7 @@ from headrace.datasets.media.dataset import MediaDataset
 from headrace.encoders import TaskEncoder
 from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, serve
+from headrace.engine.shared import Shared
 from headrace.errors import ConfigError
 from headrace.io import hash_bytes, output_errors
 from headrace.preparing.filters import function_fingerprint, load_function
@@ -183,10 +184,11 @@ class MeasureJob(OnePhaseJob):
 
     kind = KIND
     main = MAIN
+    output: Path
 
-    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
+    def __init__(self, output: Path, shared: Shared, plan: msgspec.Raw) -> None:
         self._plan = msgspec.json.decode(plan, type=MeasurePlan)
-        super().__init__(output, work, self._plan.phase, self._plan.tasks)
+        super().__init__(output, shared, self._plan.phase, self._plan.tasks)
 
     def setup(self, phase: Phase, results: Path) -> MeasureSetup:
         """See `Job`."""

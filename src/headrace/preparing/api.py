@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from headrace.errors import ConfigError
-from headrace.io import Storage, check_local, check_readable, check_storage
+from headrace.io import Storage, check_readable, check_storage
 from headrace.preparing.backends import Choice, ProvedEncoder, choose_backend
 from headrace.preparing.backends.first_documents import prove_first_documents
 from headrace.preparing.estimate import Estimate, estimate_plan
@@ -95,8 +95,8 @@ def plan_text(
     The output is the same, byte for byte. If the run is planned or complete already, this does nothing.
 
     Args:
-        inputs: see `prepare_text`; not ``-``. The hosts reach URLs by what their environment says.
-        output: a folder that all hosts can write to; inputs must have the same paths on all of them.
+        inputs: see `prepare_text`; not ``-``. All hosts reach URLs by what their environment says.
+        output: a folder that all hosts can write to, or a URL; inputs must have the same paths on all of them.
         tokenizer: see `prepare_text`.
         options: see `TextOptions`.
         on_progress: called a few times a second.
@@ -114,12 +114,11 @@ def plan_text(
         >>> job.phase().name.partition("-")[0]
         'encode'
     """
-    check_readable(inputs, tokenizer)
-    check_local(output)
+    check_readable(inputs, output, tokenizer)
     options = options or TextOptions()
     check_options(options)
     show = on_progress or (lambda progress: None)
-    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+    with output_at(output, overwrite=options.overwrite, restart=options.restart) as folder:
         plan, _ = _resolved_text(inputs, folder, tokenizer, options, show, None)
         return plan_run(folder, plan, _deciding(options), on_notice or (lambda message: None))
 

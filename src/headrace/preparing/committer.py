@@ -262,8 +262,11 @@ class Committer:
             else:
                 self._buckets = BucketWriter(folders[1], state.num_buckets, state.bucket_sizes or None)
 
-    def take_text(self, piece: Piece, path: Path, parts: Path) -> None:
-        """Commit the next piece of pass 1; if tasks exchange documents, it has its own in ``parts``."""
+    def take_text(self, piece: Piece, path: Path, parts: Path | str) -> None:
+        """Commit the next piece of pass 1; if tasks exchange documents, it has its own in ``parts``.
+
+        That is a file, or the name of one that is not on this host.
+        """
         info = piece.info
         rows = self._rows(piece)
         is_new = self._find_new(piece)
@@ -403,7 +406,7 @@ class Committer:
         self._hashes.append(hashes[is_new].tobytes())
         return is_new
 
-    def _number(self, numbers: Ordinals, piece: Piece, keep: BoolArray, first: int, parts: Path) -> None:
+    def _number(self, numbers: Ordinals, piece: Piece, keep: BoolArray, first: int, parts: Path | str) -> None:
         """Note the number of each document of a piece among all that are kept, for the tasks that sort.
 
         They are in the order of the parts; those that are left out have the number -1.
@@ -411,12 +414,16 @@ class Committer:
         if not piece.info.num_documents:
             return
         numbers.add(np.where(keep, first - 1 + np.cumsum(keep), -1)[piece.arrays["rows"]])
-        with output_errors(parts, "find"):
-            size_bytes = parts.stat().st_size
+        if isinstance(parts, str):
+            name, size_bytes = parts, piece.size_bytes  # only the progress shows the size
+        else:
+            name = parts.relative_to(self._work).as_posix()
+            with output_errors(parts, "find"):
+                size_bytes = parts.stat().st_size
         last = self.state.dealt[-1] if self.state.dealt else None
         self.state.dealt.append(
             Dealt(
-                path=parts.relative_to(self._work).as_posix(),
+                path=name,
                 size_bytes=size_bytes,
                 first=0 if last is None else last.first + last.documents,
                 documents=piece.info.num_documents,

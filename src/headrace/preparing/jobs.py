@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,24 +27,39 @@ import numpy as np
 
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
-from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, load_plan, planned_in, receipts_of, save_plan
-from headrace.engine.receipts import Receipts
+from headrace.engine.heartbeat import Heartbeat, Nodes
+from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, is_planned, load_plan
+from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Done, Failed
-from headrace.engine.work_folder import PLAN_NAME, inside
-from headrace.errors import ConfigError, sentence
-from headrace.io import atomic_write, check_local, output_errors, path_at
+from headrace.engine.shared import Shared
+from headrace.engine.work_folder import BusyError, inside
+from headrace.errors import ConfigError, OutputError, StoreError, sentence
+from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at, unique_name
 from headrace.preparing import worker
+from headrace.preparing.committer import ORIGINS_NAME
+from headrace.preparing.exchange.buckets import NUMBERS_NAME
 from headrace.preparing.exchange.duplicates import duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.messages import Exchange, FindTask, HashTask, Order, Setup, SortTask
-from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, RunState, load_state, mark_of
+from headrace.preparing.output_folder import (
+    RUN_NAME,
+    STATE_NAME,
+    WORK_NAME,
+    OutputFolder,
+    RunState,
+    load_state,
+    mark_of,
+    output_at,
+)
 from headrace.preparing.piece import HASHES, PARTS, piece_path
 from headrace.preparing.run import REFERENCE, TextRun, begin_run, cut, encoding_phases, hash_files
-from headrace.preparing.run_plan import RunPlan, encoding, finding, sorting
+from headrace.preparing.run_plan import BUCKETS_NAME, RunPlan, encoding, finding, sorting
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
 KIND = "text"
+TOKENIZER_NAME: Final = "tokenizer.json"
+NUMBERS: Final = f"{BUCKETS_NAME}/{NUMBERS_NAME}"
 
 
 def plan_run(
@@ -63,19 +80,18 @@ def plan_run(
         raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
-        return load_manifest(folder.path)
+        return folder.load()
     plan = cut(plan)
     files = tuple(msgspec.structs.replace(file, path=str(path_at(file.path).absolute())) for file in plan.files)
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
-    atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
-    num_tasks = len(plan.all_orders())
-    for backend in {plan.choice.name, REFERENCE}:
-        receipts = receipts_of(folder.work, encoding(mark_of(folder.work), backend, num_tasks))
-        receipts.refresh()
-        receipts.forget_failed()
-    software = {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version}
-    save_plan(folder.work, KIND, kept, software)
-    folder.keep()
+    num_tasks, mark = len(plan.all_orders()), mark_of(folder.work)
+    folder.save_plan(
+        KIND,
+        kept,
+        {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version},
+        files={TOKENIZER_NAME: plan.tokenizer.json},
+        phases=[encoding(mark, backend, num_tasks) for backend in sorted({plan.choice.name, REFERENCE})],
+    )
     return None
 
 
@@ -85,27 +101,29 @@ class TextJob(Job):
     kind = KIND
     main = worker.MAIN
 
-    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
-        super().__init__(output, work)
+    def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw) -> None:
+        super().__init__(output, shared)
         found = msgspec.json.decode(plan, type=RunPlan)
-        with output_errors(work, "read the plan in"):
-            data = (work / "tokenizer.json").read_bytes()
-            run = json.loads((work / RUN_NAME).read_bytes())
-            self._mark = mark_of(work)
+        with output_errors(self.work, "read the plan in"):
+            data = (self.work / TOKENIZER_NAME).read_bytes()
+            run = json.loads((self.work / RUN_NAME).read_bytes())
+            self._mark = mark_of(self.work)
         self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
         self._orders = self._plan.all_orders()
+        self._nodes = Nodes(shared)
+        self._known: RunState | None = None
         function = self._plan.options.filters.function
         if function is not None and function_fingerprint(function) != run["filter"]:
             raise ConfigError(
                 f"--filter {function}: its code on host {platform.node()} differs from that of the plan, which was made"
-                f" in {load_plan(work).folder}: bring the same module to all hosts, or plan again"
+                f" in {load_plan(self.work).folder}: bring the same module to all hosts, or plan again"
             )
 
     def phase(self) -> Phase | None:
         """See `Job`. The last phase before documents are sorted is still returned if it is over, for `advance`."""
-        if not (self.work / PLAN_NAME).exists():
+        if not self.is_planned:
             return None  # another process has finished the job
-        state = load_state(self.work)
+        state = self._state()
         if state is not None and state.phase == "sort":
             phase = sorting(self._mark, state.num_buckets, first_task=state.task_index)
             return phase if self._read(phase).open_tasks else None
@@ -123,21 +141,25 @@ class TextJob(Job):
         if phase.name.startswith("duplicates"):
             return [FindTask(number) for number in range(phase.num_tasks)]
         if phase.name.startswith("sort"):
-            state = load_state(self.work)
+            state = self._state()
             sizes = state.bucket_sizes if state is not None else []
             return [SortTask(bucket, size) for bucket, size in enumerate(sizes)]
         return self._orders
 
     def setup(self, phase: Phase, results: Path) -> Setup:
         """See `Job`."""
-        state = load_state(self.work)
+        state = self._state()
+        url = "" if self.shared.is_folder else str(self.shared.place("")).rstrip("/")
         if phase.name.startswith("sort"):
-            exchange = Exchange(dealt=tuple(state.dealt)) if state is not None and state.exchanges else None
+            exchange = None
+            if state is not None and state.exchanges:
+                numbers = "" if self.shared.is_folder else self._gathered_name(NUMBERS)
+                exchange = Exchange(dealt=tuple(state.dealt), url=url, numbers=numbers)
             setup = self._plan.sort_setup(self.work, self._mark, exchange)
         else:
             exchange = self._exchange(state)
             if phase.name.startswith("duplicates"):
-                exchange = Exchange(hashes=hash_files(self._encoding(), self._read))
+                exchange = Exchange(hashes=hash_files(self._encoding(), self._read), url=url)
             setup = self._plan.setup_in(self.work, self._mark, self._backend(phase), exchange)
         return msgspec.structs.replace(setup, parts=str(results))
 
@@ -152,7 +174,7 @@ class TextJob(Job):
         if phase.name.startswith("duplicates"):
             names = [duplicates_path("", task_index).name]
         else:
-            kinds = self._kinds(load_state(self.work)) if is_encoded else []
+            kinds = self._kinds(self._state()) if is_encoded else []
             names = [piece_path("", task_index, piece.piece).name for piece in done]
             for piece, (_, documents, _) in zip(done, counts, strict=True):
                 names += [piece_path("", task_index, piece.piece, kind).name for kind in kinds if documents]
@@ -177,20 +199,78 @@ class TextJob(Job):
         following = self.phase() if self._plan.is_shuffled else None
         if following is None or following.name.startswith("sort") or self._read(following).open_tasks:
             return
+        if not self.shared.is_folder:
+            self._gather_for_all(show)
+            return
         with self._folder() as folder:
             if folder.resume() is None:
                 self._local_run(folder, show).gather()
 
+    def _gather_for_all(self, show: Show) -> None:
+        """Number the documents, and show what the next phase needs of it to all hosts: this is done by one of them.
+
+        Raises:
+            BusyError: another process does it.
+        """
+        receipts, attempt = self._read(self._gathering), unique_name()
+        claims = receipts.claims(0)
+        if (
+            receipts.done
+            or (claims and claims[-1] in self._nodes.alive())
+            or not receipts.claim(0, attempt, len(claims))
+        ):
+            raise BusyError(
+                f"{self.output}: another process numbers the documents before they are sorted: try again later"
+            )
+        began_s = time.time()
+        with Heartbeat(self.shared, attempt, self._gathering.name) as heart:
+
+            def progress(found: Any) -> None:
+                heart.beat({0: time.time() - began_s})
+                show.progress(found)
+
+            with self._folder() as folder:
+                if folder.resume() is not None:
+                    return
+                atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
+                self._local_run(folder, msgspec.structs.replace(show, progress=progress)).gather()
+                place = self.shared.here / receipts.name / attempt
+                names = _moved(folder.work, place)
+                folder.leave_to_others()
+            receipt = Receipt(
+                task_index=0,
+                attempt=attempt,
+                host=platform.node(),
+                finished_s=time.time(),
+                seconds=time.time() - began_s,
+                files=tuple(names),
+            )
+            self.shared.publish(f"{receipts.name}/{attempt}", names)
+            if not receipts.create(receipt):
+                self.shared.withdraw(f"{receipts.name}/{attempt}", names)
+
     def finish(self, show: Show) -> Manifest:
         """See `Job`: commit all pieces in their order, as the end of a local run."""
+        try:
+            return self._finish(show)
+        except (OutputError, StoreError):
+            if self.shared.is_folder or self.is_planned:
+                raise
+            # Another host has completed the job meanwhile, and has removed what this one was reading.
+            return self._finish(show)
+
+    def _finish(self, show: Show) -> Manifest:
         with self._folder() as folder:
             if (manifest := folder.resume()) is None:
+                if not self.shared.is_folder:
+                    atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
+                    self._fetch_gathered(folder.work)
                 manifest, moves = self._local_run(folder, show).run()
                 folder.commit(moves)
         return manifest
 
     def _folder(self) -> OutputFolder:
-        return OutputFolder(self.output, overwrite=self._plan.options.overwrite, restart=False)
+        return output_at(self.output, overwrite=self._plan.options.overwrite, restart=False)
 
     def _local_run(self, folder: OutputFolder, show: Show) -> TextRun:
         return TextRun(self._plan, folder, None, read=self._read, on_progress=show.progress, on_notice=show.notice)
@@ -207,6 +287,36 @@ class TextJob(Job):
         """Return what tasks exchange; None if the run was begun as a local one, which does it in order."""
         return self._plan.exchange if state is None or state.exchanges else None
 
+    @property
+    def _gathering(self) -> Phase:
+        """What one process does between two phases of a job at a URL, as a phase of one task."""
+        return Phase(name=f"number-{self._mark}", num_tasks=1)
+
+    def _gathered_name(self, name: str) -> str:
+        """Return by which name a file is known that the process has shown which has numbered the documents."""
+        receipts = self._read(self._gathering)
+        return receipts.away(receipts.done[0], name)
+
+    def _state(self) -> RunState | None:
+        """Return the checkpoint; at a URL there is one for all when the documents are numbered."""
+        if self.shared.is_folder:
+            return load_state(self.work)
+        if self._known is None and self._plan.is_shuffled and self._read(self._gathering).done:
+            self.shared.fetch(self._gathered_name(STATE_NAME), self.work / STATE_NAME)
+            self._known = load_state(self.work)
+        return self._known
+
+    def _fetch_gathered(self, work: Path) -> None:
+        """Bring what another host has numbered to the work folder of a run that has no checkpoint of its own."""
+        receipts = self._read(self._gathering)
+        if (work / STATE_NAME).exists() or not receipts.done:
+            return
+        for name in sorted(receipts.done[0].files, key=lambda name: name == STATE_NAME):  # the checkpoint comes last
+            path = work / name
+            with output_errors(path, "make the folder of"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self.shared.fetch(receipts.away(receipts.done[0], name), path)
+
     def _kinds(self, state: RunState | None) -> list[str]:
         """Return what a task of encoding writes beside each piece that has documents."""
         exchange = self._exchange(state) or Exchange()
@@ -215,6 +325,17 @@ class TextJob(Job):
 
     def _backend(self, phase: Phase) -> str:
         return REFERENCE if phase.name.endswith(f"-{REFERENCE}") else self._plan.choice.name
+
+
+def _moved(work: Path, place: Path) -> list[str]:
+    """Move the files of the checkpoint of numbered documents to another folder; return their names."""
+    found = [work / STATE_NAME, work / NUMBERS, *sorted((work / ORIGINS_NAME).rglob("*"))]
+    names = [path.relative_to(work).as_posix() for path in found if path.is_file()]
+    with output_errors(place, "move results to"):
+        for name in names:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(work / name, place / name)
+    return names
 
 
 KINDS: Final = {
@@ -232,14 +353,14 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
     place, has it in ``.nv-meta/.headrace``. If there are plans at both places, the first is opened.
 
     Args:
-        output: the folder.
+        output: the folder, or a URL, where the plan is in ``.headrace`` too.
         checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:
         OutputError: nothing is planned there, or the plan cannot be read.
         ConfigError: the software of this host differs from that of the plan.
     """
-    check_local(output)
+    check_readable(output)
     return engine_job.open_job(output, KINDS, checks_software=checks_software)
 
 
@@ -252,9 +373,10 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         OutputError: nothing was planned in this folder.
         Exception: see `drive`.
     """
-    check_local(output)
-    if planned_in(output, KINDS) is not None or not Path(output, MANIFEST_NAME).exists():
+    check_readable(output)
+    if is_planned(output, KINDS) or not (path_at(output) / MANIFEST_NAME).exists():
         return drive(open_job(output), executor, show)
-    with OutputFolder(output, overwrite=False, restart=False):
+    with output_at(output, overwrite=False, restart=False) as folder:
+        folder.clear_left()
         show.notice(f"{output}: the output is complete already")
-    return load_manifest(output)
+    return load_manifest(path_at(output))

@@ -48,7 +48,7 @@ class Dealt(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A piece whose documents lie in a file of parts, one part for each bucket."""
 
     path: str
-    """The file, relative to the work folder."""
+    """The file, relative to the work folder or to the URL of the exchange."""
 
     size_bytes: int
     first: int
@@ -73,6 +73,12 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
     dealt: tuple[Dealt, ...] = ()
     """All pieces whose documents are to be sorted, in their order."""
+
+    url: str = ""
+    """The URL that these files are relative to; empty if that is the work folder."""
+
+    numbers: str = ""
+    """The file of numbers, relative to the URL; empty if it is in the folder of the buckets."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
@@ -29,7 +29,7 @@ from typing import Any, Literal
 import msgspec
 import xxhash
 
-from headrace.engine.job import PHASE_PREFIX
+from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of, save_plan
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
 from headrace.io import (
@@ -275,6 +275,16 @@ class OutputFolder:
             self._remove_temporaries()
         return None
 
+    def refuse_planned(self) -> None:
+        """Refuse to do a planned run without what its tasks have done. In this folder, they are found.
+
+        Raises:
+            OutputError: the run is planned, and what its tasks have done lies elsewhere.
+        """
+
+    def clear_left(self) -> None:
+        """Remove what runs whose output is complete have left; in this folder that happens when it is left."""
+
     def load(self) -> Manifest:
         """The manifest of the output, once that is complete."""
         return load_manifest(self.path)
@@ -287,6 +297,40 @@ class OutputFolder:
         if self._found is not None:
             return self._found.options
         return (None if self._restart else self._unfinished()) or {}
+
+    def save_plan(
+        self,
+        kind: str,
+        plan: object,
+        software: Mapping[str, str],
+        *,
+        files: Mapping[str, bytes],
+        phases: Sequence[Phase],
+    ) -> None:
+        """Write the plan of this run, and leave it to processes on any hosts.
+
+        Args:
+            kind: the kind of work.
+            plan: what it keeps.
+            software: versions that decide the results, besides those of every kind of work.
+            files: further files of the work folder.
+            phases: the phases of which tasks that failed before are to be tried again.
+
+        Raises:
+            OutputError: the system refuses a write.
+        """
+        for name, data in files.items():
+            atomic_write(self.work / name, data)
+        for phase in phases:
+            receipts = receipts_of(self.work, phase)
+            receipts.refresh()
+            receipts.forget_failed()
+        save_plan(self.work, kind, plan, software)
+        self.keep()
+
+    def leave_to_others(self) -> None:
+        """Leave nothing on this host, but what lies at a URL."""
+        self._keep = False
 
     def keep(self) -> None:
         """Leave the hidden folder for a later run to continue if this one ends without `commit`."""

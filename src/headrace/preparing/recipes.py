@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.forking import may_fork
 from headrace.errors import ConfigError, InputError, RenderLimitError
-from headrace.io import AnyPath, Storage, check_local, check_readable, check_storage, is_url, path_at, reader_of
+from headrace.io import AnyPath, Storage, check_readable, check_storage, is_url, path_at, reader_of
 from headrace.preparing.backends import (
     REFERENCE,
     Backend,
@@ -195,12 +195,11 @@ def plan_recipe(
     Raises:
         ConfigError, InputError, OutputError, MissingExtraError: as `prepare_recipe`.
     """
-    check_local(output)
-    check_readable(recipe, tokenizer, inputs)
+    check_readable(recipe, output, tokenizer, inputs)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
-    with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
+    with output_at(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
         plan, _ = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, None)
         return plan_run(folder, plan, deciding(plan), notice)
 

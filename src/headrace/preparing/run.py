@@ -20,6 +20,7 @@ from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed, Progress
+from headrace.engine.shared import FetchedAhead
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import HeadraceError, InputError, OutputError, WorkerError, sentence
 from headrace.io import atomic_write, file_sum, output_errors, path_at, reader_of
@@ -95,7 +96,7 @@ def hash_files(phases: Sequence[Phase], read: ReadReceipts) -> tuple[str, ...]:
         receipts = read(phase)
         for task_index in range(phase.first_task, end):
             receipt = receipts.done[task_index]
-            folder = f"{receipts.folder.name}/{receipt.attempt}"
+            folder = f"{receipts.name}/{receipt.attempt}"
             found += [f"{folder}/{name}" for name in receipt.files if name.endswith(f".{HASHES}")]
     return tuple(found)
 
@@ -105,6 +106,8 @@ class _Adopted(NamedTuple):
 
     folder: Path
     names: tuple[str, ...]
+    away: tuple[str, ...] = ()
+    """By which names its pieces are fetched, in their order; empty if they lie on this host."""
 
     def num_pieces(self) -> int:
         return sum(name.endswith(f".{PIECE}") for name in self.names)
@@ -136,6 +139,8 @@ class TextRun:
         # piece; the pieces of other runs and backends lie in other folders.
         self._mark = mark_of(folder.work)
         self._read = read or self._read_receipts
+        self._is_planned = read is not None
+        self._fetched: FetchedAhead | None = None
         self._serve = functools.partial(worker.main, proved=encoder)
         self._on_progress = on_progress
         self._on_notice = on_notice
@@ -147,7 +152,7 @@ class TextRun:
         if state is None:
             count = len(self._plan.files)
             ledger = LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
-            state = RunState(ledger=ledger, exchanges=(self._work / PLAN_NAME).exists())
+            state = RunState(ledger=ledger, exchanges=self._is_planned or (self._work / PLAN_NAME).exists())
             if state.exchanges:
                 state.num_buckets = plan.exchange.num_buckets
             elif self._plan.is_shuffled:
@@ -193,6 +198,8 @@ class TextRun:
         except BaseException:
             self._committer.suspend()
             raise
+        finally:
+            self._stop_fetching()
 
     def _encode_all(self) -> None:
         while self._state.phase == "encode":
@@ -249,9 +256,8 @@ class TextRun:
                     f"{receipts.folder}: results of other hosts cannot be seen yet: run the command again"
                 )
             return None
-        ranges = [
-            duplicates_path(receipts.folder / receipts.done[number].attempt, number) for number in range(num_ranges)
-        ]
+        names = (receipts.away(receipts.done[number], duplicates_path("", number).name) for number in range(num_ranges))
+        ranges = [receipts.shared.place(name) for name in names]
         return FoundDuplicates(ranges, hash_files(phases, self._read))
 
     @property
@@ -279,7 +285,7 @@ class TextRun:
         setup = self._plan.setup_in(self._work, self._mark, backend, self._exchange)
         state = self._state
         adopted: Mapping[int, _Adopted] = {}
-        if any(self._work.glob(f"{PHASE_PREFIX}*")):
+        if self._is_planned or any(self._work.glob(f"{PHASE_PREFIX}*")):
             adopted = self._adopt(encoding(self._mark, backend, len(self._plan.all_orders())), Path(setup.parts))
         with output_errors(Path(setup.parts), "create"):
             Path(setup.parts).mkdir(exist_ok=True)
@@ -297,18 +303,29 @@ class TextRun:
                 self._committer.checkpoint()
                 save_state(self._work, state, TASK_NAME)
             path = piece_path(setup.parts, result.task_index, result.piece)
+            if self._fetched is not None:
+                self._fetched.wait(path)
             self._committer.take_text(read_piece(path), path, self._parts(path, adopted.get(result.task_index)))
             if result.is_last:
                 self._underway.pop(result.task_index, None)
             self._check_errors()
 
-    def _parts(self, path: Path, adopted: _Adopted | None) -> Path:
-        """Where the documents of a piece lie: beside it, or where the task of another process has put them."""
+    def _parts(self, path: Path, adopted: _Adopted | None) -> Path | str:
+        """Where the documents of a piece lie: beside it, or where the task of another process has put them.
+
+        If that is not on this host, this is the name by which they are known.
+        """
+        if adopted is not None and adopted.away:
+            return f"{adopted.away[0].rpartition('/')[0]}/{path.stem}.{PARTS}"
         own = self._work / path.parent.name / f"{path.stem}.{PARTS}"
         return own if adopted is None or not self._state.exchanges or own.exists() else adopted.folder / own.name
 
     def _sort(self) -> None:
-        exchange = Exchange(dealt=tuple(self._state.dealt)) if self._state.exchanges else None
+        exchange = None
+        if self._state.exchanges:
+            shared = self._read(sorting(self._mark, self._state.num_buckets)).shared
+            url = "" if shared.is_folder else str(shared.place("")).rstrip("/")
+            exchange = Exchange(dealt=tuple(self._state.dealt), url=url)
         setup = self._plan.sort_setup(self._work, self._mark, exchange)
         folder = Path(setup.buckets)
         adopted = self._adopt(sorting(self._mark, self._state.num_buckets), folder)
@@ -322,6 +339,8 @@ class TextRun:
         for result in self._results(setup, orders, folder, 1, adopted):
             if result.task_index >= 0:
                 path = piece_path(folder, result.task_index, result.piece)
+                if self._fetched is not None:
+                    self._fetched.wait(path)
                 made_of = bucket_path(folder, result.task_index) if exchange is None else None
                 self._committer.take_sorted(read_piece(path), path, made_of)
 
@@ -339,11 +358,25 @@ class TextRun:
         for receipt in receipts.done.values():
             if hashed := (receipt.value or {}).get("xxh3_128"):
                 self._ledger.state.hashes[receipt.value["file"]] = hashed
-        return {
-            receipt.task_index: _Adopted(receipts.folder / receipt.attempt, receipt.files)
-            for receipt in receipts.done.values()
-            if receipt.files
-        }
+        is_here = receipts.shared.is_folder
+        adopted = {}
+        wanted: dict[Path, str] = {}
+        for receipt in sorted(receipts.done.values(), key=lambda receipt: receipt.task_index):
+            pieces = [name for name in receipt.files if name.endswith(f".{PIECE}")]
+            away = () if is_here else tuple(receipts.away(receipt, name) for name in pieces)
+            if receipt.files:
+                adopted[receipt.task_index] = _Adopted(receipts.folder / receipt.attempt, receipt.files, away)
+            if receipt.task_index >= self._state.task_index:
+                wanted.update(zip((folder / name for name in pieces), away, strict=False))
+        self._stop_fetching()
+        if wanted:
+            self._fetched = FetchedAhead(receipts.shared, wanted)
+        return adopted
+
+    def _stop_fetching(self) -> None:
+        if self._fetched is not None:
+            self._fetched.close()
+            self._fetched = None
 
     def _results(
         self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int, adopted: Mapping[int, _Adopted]
@@ -380,13 +413,20 @@ class TextRun:
         if folder.is_dir():
             for path in folder.glob("[0-9]*.piece"):
                 task_index, piece = (int(part) for part in path.name.split(".")[:2])
+                if task_index in adopted and adopted[task_index].away:
+                    path.unlink()  # it is fetched again
+                    continue
                 found.setdefault(task_index, {})[piece] = path
+        for task_index, one in adopted.items():
+            if one.away:
+                found[task_index] = {piece: piece_path(folder, task_index, piece) for piece in range(len(one.away))}
         for task_index, pieces in sorted(found.items()):
             first = self._state.cursor.piece if task_index == self._state.task_index else 0
             numbers = [number for number in sorted(pieces) if number >= first]
             if task_index in adopted:
                 given = adopted[task_index]
-                is_whole = numbers == list(range(first, given.num_pieces())) and given.has_parts(folder)
+                is_whole = numbers == list(range(first, given.num_pieces()))
+                is_whole = is_whole and (bool(given.away) or given.has_parts(folder))
             else:
                 is_whole = self._is_whole(pieces, first, numbers)
             if task_index < self._state.task_index or not is_whole:
@@ -530,6 +570,7 @@ def run_in(
     Raises:
         HeadraceError: see `prepare_text`.
     """
+    folder.refuse_planned()
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
         return folder.load()

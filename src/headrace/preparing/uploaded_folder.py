@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
-from headrace.engine.uploading import Upload
+from headrace.engine.job import Phase, decoded_plan
+from headrace.engine.shared_objects import remove_killed, save_plan
+from headrace.engine.uploading import PLAN, Upload
 from headrace.engine.work_folder import upload_scratch
 from headrace.errors import HeadraceError, OutputError, StoreError
-from headrace.io import AnyPath, Storage, path_at, reader_of
+from headrace.io import AnyPath, Storage, atomic_write, output_errors, path_at, reader_of
 from headrace.io.objects.writer import ObjectWriter
 from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
+
+JOB_NAME: Final = "job"
+"""The file that says to which planned job the checkpoint on this host belongs."""
 
 
 class UploadedFolder(OutputFolder):
@@ -47,6 +52,20 @@ class UploadedFolder(OutputFolder):
         self.send = self._send
         self._is_first = False
         """Whether no earlier run has left something at the URL that could be continued."""
+
+    def refuse_planned(self) -> None:
+        """See `OutputFolder.refuse_planned`."""
+        url = self.upload.url
+        if not self._restart and self.upload.writer.read(f"{url}/{PLAN}") is not None:
+            raise OutputError(
+                f"{url}: a run is planned for this place: complete it with headrace job finish {url}, or give --restart"
+                " to discard it"
+            )
+
+    def clear_left(self) -> None:
+        """See `OutputFolder.clear_left`: what lies at the URL, and the scratch folders of its tasks."""
+        self.upload.clear()
+        remove_killed(self.upload.url)
 
     def load(self) -> Manifest:
         """See `OutputFolder.load`."""
@@ -92,6 +111,42 @@ class UploadedFolder(OutputFolder):
                 self.upload.discard()
         super()._leave()
 
+    def save_plan(
+        self,
+        kind: str,
+        plan: object,
+        software: Mapping[str, str],
+        *,
+        files: Mapping[str, bytes],
+        phases: Sequence[Phase],
+    ) -> None:
+        """See `OutputFolder.save_plan`. Nothing stays on this host."""
+        save_plan(self.upload.url, self.upload.writer, kind, plan, software, files=files, phases=phases)
+        self.leave_to_others()
+
+    def leave_to_others(self) -> None:
+        """See `OutputFolder.leave_to_others`."""
+        super().leave_to_others()
+        self._is_first = False
+
+    def resume(self) -> Manifest | None:
+        """See `OutputFolder.resume`. This host goes on from its own checkpoint, if that is of the same job."""
+        run = self.upload.unfinished()
+        plan = self.upload.writer.read(f"{self.upload.url}/{PLAN}")
+        if run is None or plan is None:
+            manifest = load_manifest(self._remote)
+            self.clear_left()
+            self._keep = False
+            return manifest
+        name = decoded_plan(plan, f"{self.upload.url}/{PLAN}").name.encode()
+        marked = self.work / JOB_NAME
+        with output_errors(self.work, "use as the work folder"):
+            if not marked.exists() or marked.read_bytes() != name or self._unfinished() is None:
+                self._clear()
+                atomic_write(self.work / RUN_NAME, run)
+                atomic_write(marked, name)
+        return super().resume()
+
     @property
     def _remote(self) -> AnyPath:
         """The URL, as nobody has looked it up yet."""
@@ -117,6 +172,13 @@ class UploadedFolder(OutputFolder):
             self._send(files)
         self.upload.finish(list(files.values()), written)
         self._is_first = False
+
+    def _unfinished(self) -> dict[str, Any] | None:
+        """See `OutputFolder`. A run that another host has completed or discarded is not to be continued here."""
+        found = super()._unfinished()
+        if found is None or self.upload.unfinished() is None or (self._remote / MANIFEST_NAME).exists():
+            return None
+        return found
 
     def _whole_output(self) -> Manifest | None:
         remote = self._remote

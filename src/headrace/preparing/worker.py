@@ -33,7 +33,7 @@ from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFin
 from headrace.preparing.documents import BlockEncoder, Documents, Encoder
 from headrace.preparing.exchange.buckets import BucketSorter, DealtSorter
 from headrace.preparing.exchange.duplicates import DuplicateFinder
-from headrace.preparing.messages import FindTask, HashTask, Order, ProbeTask, Setup, SortTask, TextTask
+from headrace.preparing.messages import Exchange, FindTask, HashTask, Order, ProbeTask, Setup, SortTask, TextTask
 from headrace.preparing.piece import PieceBuilder
 from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
 
@@ -239,12 +239,13 @@ class TextWorker:
         dtypes = [np.dtype(column.dtype) for column in setup.columns]
         if setup.exchange is None:
             return BucketSorter(setup.buckets, setup.parts, dtypes)
-        return DealtSorter(Path(setup.buckets), setup.parts, dtypes, setup.exchange.dealt)
+        return DealtSorter(Path(setup.buckets), setup.parts, dtypes, setup.exchange)
 
     @functools.cached_property
     def _finder(self) -> DuplicateFinder:
-        hashes = () if self._setup.exchange is None else self._setup.exchange.hashes
-        return DuplicateFinder(Path(self._setup.buckets).parent, self._setup.parts, hashes)
+        exchange = self._setup.exchange or Exchange()
+        work = exchange.url or Path(self._setup.buckets).parent
+        return DuplicateFinder(work, self._setup.parts, exchange.hashes)
 
     def _load(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved

@@ -11,14 +11,16 @@ Every object appears whole or not at all. Requests are tried again, bounded and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
 from headrace.errors import OutputError, StoreError
+from headrace.io.atomic import AtomicFile
 from headrace.io.objects import abandoned
 from headrace.io.objects.client import (
+    MAX_IN_FLIGHT,
     Delete,
     FetchPolicy,
     FetchReply,
@@ -40,6 +42,7 @@ MAX_PARTS: Final = 9_000
 
 DELETES_AT_ONCE: Final = 1000
 _CREATIONS: Final = 8
+_BLOCKS_AT_ONCE: Final = 4
 
 
 def part_bytes(size: int) -> int:
@@ -136,6 +139,64 @@ class ObjectWriter:
             return None
         blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
         return b"".join(map(bytes, self._objects.ranges(url, blocks)))
+
+    def listed(self, url: str) -> dict[str, Status]:
+        """Return the objects right below a folder, by their names there, sorted.
+
+        Raises:
+            StoreError: they cannot be listed.
+        """
+        self._objects.forget()
+        found = {one.removeprefix(f"{url}/"): self._objects.status(one) for one in self._objects.listing(url)[1]}
+        return {name: status for name, status in found.items() if status is not None}
+
+    def read_all(
+        self, objects: Mapping[str, Status], on_error: Callable[[str, StoreError], None] | None = None
+    ) -> dict[str, bytes]:
+        """Return the contents of small objects, by their URLs, given what `listed` says of them; many at a time.
+
+        Args:
+            objects: the objects.
+            on_error: called for each that cannot be read, was removed or has changed; without it that is raised.
+
+        Raises:
+            StoreError: one cannot be read, was removed or has changed.
+        """
+        for url, status in objects.items():
+            self._objects.expect(url, status)
+        found: dict[str, bytes] = {}
+        urls = list(objects)
+        for at in range(0, len(urls), MAX_IN_FLIGHT):
+            some = urls[at : at + MAX_IN_FLIGHT]
+            whole = {url: (0, objects[url].size) for url in some if objects[url].size}
+            begun = {url: self._objects.begin_ranges(url, [one]) for url, one in whole.items()}
+            for url in some:
+                try:
+                    found[url] = bytes(self._objects.finish(url, begun[url]).data[0]) if url in begun else b""
+                except StoreError as error:
+                    if on_error is None:
+                        raise
+                    on_error(url, error)
+        return found
+
+    def fetch(self, url: str, path: Path) -> None:
+        """Bring an object to a local path, where it appears whole.
+
+        Raises:
+            StoreError: it is not there, or cannot be read.
+            OutputError: the system refuses the write.
+        """
+        status = self._objects.status(url)
+        if status is None:  # perhaps its folder was listed before it was there
+            self._objects.forget()
+            status = self._objects.status(url)
+        if status is None:
+            raise StoreError(f"{url}: is not there any more")
+        blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
+        with AtomicFile(path) as file:
+            for at in range(0, len(blocks), _BLOCKS_AT_ONCE):
+                for data in self._objects.ranges(url, blocks[at : at + _BLOCKS_AT_ONCE]):
+                    file.write(memoryview(data))
 
     def sizes(self, url: str) -> dict[str, int]:
         """Return the sizes of all objects below a folder, by their names there, sorted.

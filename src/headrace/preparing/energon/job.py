@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.job import OnePhaseJob, Phase, Show
+from headrace.engine.shared import Shared
 from headrace.preparing.energon.media import MediaTask
 from headrace.preparing.energon.report import EnergonReport
 from headrace.preparing.energon.run import ShardsRun, run_media
@@ -22,10 +23,11 @@ class EnergonJob(OnePhaseJob):
 
     kind = KIND
     main = MAIN
+    output: Path
 
-    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
+    def __init__(self, output: Path, shared: Shared, plan: msgspec.Raw) -> None:
         self._plan = msgspec.json.decode(plan, type=ReadPlan)
-        super().__init__(output, work, self._plan.phase, self._plan.tasks)
+        super().__init__(output, shared, self._plan.phase, self._plan.tasks)
 
     def setup(self, phase: Phase, results: Path) -> ReadSetup:
         """See `Job`."""

@@ -29,13 +29,16 @@ from headrace.preparing.columns import IntArray, Rows, take_rows
 from headrace.preparing.exchange.parts import (
     DAMAGED,
     NumberedDocuments,
+    at,
     decode_frames,
     encode_frames,
+    for_each,
     joined,
     parts_of,
+    read_bytes,
     read_part,
 )
-from headrace.preparing.messages import Dealt, SortTask
+from headrace.preparing.messages import Dealt, Exchange, SortTask
 from headrace.preparing.piece import PieceInfo, write_piece
 from headrace.preparing.tally import Tally
 from headrace.stores import DocumentLedger
@@ -118,18 +121,18 @@ class DealtSorter:
     """Sorts the parts of a bucket that pieces hold, in a worker. Memory: three times the bucket.
 
     Args:
-        folder: the folder of the buckets, in the work folder; it has the file of numbers.
+        folder: the folder of the buckets, in the work folder.
         parts: where to put the sorted pieces.
         dtypes: the dtype of each column.
-        dealt: the pieces, in their order.
+        exchange: the pieces, in their order, and where they and the file of numbers are.
     """
 
-    def __init__(self, folder: Path, parts: str, dtypes: Sequence[np.dtype[Any]], dealt: Sequence[Dealt]) -> None:
-        self._work = folder.parent
-        self._numbers = folder / NUMBERS_NAME
+    def __init__(self, folder: Path, parts: str, dtypes: Sequence[np.dtype[Any]], exchange: Exchange) -> None:
+        self._base: Path | str = exchange.url or folder.parent
+        self._numbers = f"{exchange.url}/{exchange.numbers}" if exchange.numbers else folder / NUMBERS_NAME
         self._parts = parts
         self._dtypes = tuple(dtypes)
-        self._dealt = dealt
+        self._dealt = exchange.dealt
 
     def run(self, order: SortTask) -> Done:
         """Sort a bucket as `BucketSorter` does; documents whose number is negative are left out.
@@ -144,18 +147,24 @@ class DealtSorter:
         """Return the documents of a bucket, and how many bytes were read."""
         frames: list[NumberedDocuments] = []
         size = 0
-        for dealt in self._dealt:
-            path = self._work / dealt.path
-            data = read_part(path, bucket)
-            size += data.size
-            frames += [self._numbered(dealt, frame) for frame in decode_frames(data, self._dtypes, path)]
+        for num_bytes, found in for_each(self._base, lambda dealt: self._read_dealt(dealt, bucket), self._dealt):
+            size += num_bytes
+            frames += found
         return joined(frames, self._dtypes), size
+
+    def _read_dealt(self, dealt: Dealt, bucket: int) -> tuple[int, list[NumberedDocuments]]:
+        path = at(self._base, dealt.path)
+        data = read_part(path, bucket)
+        return data.size, [self._numbered(dealt, frame) for frame in decode_frames(data, self._dtypes, path)]
 
     def _numbered(self, dealt: Dealt, frame: NumberedDocuments) -> NumberedDocuments:
         """Return the documents with their numbers among all, and with the domains of the run."""
         count, first = len(frame.numbers), dealt.first + int(frame.numbers[0])
-        with output_errors(self._numbers, "read"):
-            numbers = np.fromfile(self._numbers, "<i8", count, offset=8 * first)
+        if isinstance(self._numbers, str):
+            numbers = read_bytes(self._numbers, 8 * first, 8 * count).view("<i8")
+        else:
+            with output_errors(self._numbers, "read"):
+                numbers = np.fromfile(self._numbers, "<i8", count, offset=8 * first)
         if len(numbers) < count:
             raise OutputError(f"{self._numbers}: the numbers of documents were cut short; {DAMAGED}")
         rows = list(frame.rows)

@@ -30,7 +30,16 @@ from numpy.typing import NDArray
 from headrace.engine.serving import Done
 from headrace.errors import InputError, StoreError
 from headrace.preparing.columns import Column, IntArray, Rows
-from headrace.preparing.exchange.parts import NumberedDocuments, decode_frames, joined, parts_of, read_part, write_parts
+from headrace.preparing.exchange.parts import (
+    NumberedDocuments,
+    at,
+    decode_frames,
+    for_each,
+    joined,
+    parts_of,
+    read_part,
+    write_parts,
+)
 from headrace.preparing.messages import FindTask
 
 HashArray = NDArray[np.uint64]
@@ -294,7 +303,7 @@ class DuplicateFinder:
     numbers are the documents in these that have the same text as a document of an earlier piece.
     """
 
-    def __init__(self, work: Path, folder: str, hashes: Sequence[str]) -> None:
+    def __init__(self, work: Path | str, folder: str, hashes: Sequence[str]) -> None:
         self._work = work
         self._folder = folder
         self._hashes = hashes
@@ -308,10 +317,10 @@ class DuplicateFinder:
         frames: list[NumberedDocuments] = []
         pieces: list[IntArray] = []
         size = 0
-        for piece, name in enumerate(self._hashes):
-            data = read_part(self._work / name, order.range)
+        read = for_each(self._work, lambda name: read_part(at(self._work, name), order.range), self._hashes)
+        for piece, (name, data) in enumerate(zip(self._hashes, read, strict=True)):
             size += data.size
-            for frame in decode_frames(data, _HASH_DTYPES, self._work / name):
+            for frame in decode_frames(data, _HASH_DTYPES, at(self._work, name)):
                 frames.append(frame)
                 pieces.append(np.full(len(frame.keys), piece, np.int64))
         high, documents, ((low, _),) = joined(frames, _HASH_DTYPES)
@@ -336,11 +345,11 @@ class FoundDuplicates:
     """The duplicates that `DuplicateFinder` found in all ranges. Memory: 16 bytes for each one of 256 pieces.
 
     Args:
-        ranges: what was found in each range.
+        ranges: the files, or the URLs, of what was found in each range; there is at least one.
         hashes: the names of the files of hashes, as the finders had them.
     """
 
-    def __init__(self, ranges: Sequence[Path], hashes: Sequence[str]) -> None:
+    def __init__(self, ranges: Sequence[Path | str], hashes: Sequence[str]) -> None:
         self._ranges = ranges
         self._numbers = {Path(name).name: number for number, name in enumerate(hashes)}
         self._block = -1
@@ -363,7 +372,9 @@ class FoundDuplicates:
         return found
 
     def _load(self, block: int) -> None:
-        frames = [frame for path in self._ranges for frame in decode_frames(read_part(path, block), (), path)]
+        read = for_each(self._ranges[0], lambda path: read_part(path, block), self._ranges)
+        found = zip(self._ranges, read, strict=True)
+        frames = [frame for path, data in found for frame in decode_frames(data, (), path)]
         pieces, documents, _ = joined(frames, ())
         order = np.argsort(pieces, kind="stable")
         self._pieces, self._documents, self._block = pieces[order].astype(np.int64), documents[order], block

@@ -15,20 +15,26 @@ A file of parts is written whole, by one task. A reader of part k needs two shor
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from pkgutil import resolve_name
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.errors import OutputError
-from headrace.io import output_errors, write_all
+from headrace.errors import OutputError, StoreError
+from headrace.io import Reader, output_errors, write_all
 from headrace.preparing.columns import IntArray, Row, Rows
 
+T = TypeVar("T")
+R = TypeVar("R")
+READS_AT_ONCE: Final = 32
 DAMAGED: Final = "the machine may have lost power. Run again with --restart"
 
 
@@ -71,14 +77,14 @@ def encode_frames(parts: IntArray, documents: NumberedDocuments) -> Iterator[tup
 
 
 def decode_frames(
-    data: NDArray[np.uint8], dtypes: Sequence[np.dtype[Any]], path: Path, what: str = "a part"
+    data: NDArray[np.uint8], dtypes: Sequence[np.dtype[Any]], path: Path | str, what: str = "a part"
 ) -> Iterator[NumberedDocuments]:
     """Yield the frames in ``data``, as views of it.
 
     Args:
         data: (bytes,) uint8.
         dtypes: the dtype of each column.
-        path: the file that they come from, for messages.
+        path: the file or the URL that they come from, for messages.
         what: what the file is, for messages.
 
     Raises:
@@ -142,12 +148,16 @@ def write_parts(path: Path, num_parts: int, parts: IntArray, documents: Numbered
         raise OutputError(f"{path}: cannot write: {error.strerror or error}") from error
 
 
-def read_part(path: Path, part: int) -> NDArray[np.uint8]:
-    """Read one part of a file, as `decode_frames` takes it. Empty if the part has no documents.
+def read_part(path: Path | str, part: int) -> NDArray[np.uint8]:
+    """Read one part of a file, or of the object at a URL, as `decode_frames` takes it. Empty if it has no documents.
 
     Raises:
         OutputError: the file cannot be read, or is shorter than it was.
+        StoreError: the object cannot be read.
     """
+    if isinstance(path, str):
+        first, end = read_bytes(path, 8 * part, 16).view(np.uint64).tolist()
+        return read_bytes(path, first, end - first)
     with output_errors(path, "read"), path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(8 * part)
@@ -156,6 +166,35 @@ def read_part(path: Path, part: int) -> NDArray[np.uint8]:
             file.seek(bounds[0])
             return np.fromfile(file, np.uint8, bounds[1] - bounds[0])
     raise OutputError(f"{path}: a part is damaged: it was cut short; {DAMAGED}")
+
+
+def read_bytes(url: str, offset: int, length: int) -> NDArray[np.uint8]:
+    """Read a range of an object; raises StoreError."""
+    try:
+        return _objects().read_ranges(url, np.array([offset]), np.array([length]))
+    except FileNotFoundError:
+        raise StoreError(f"{url}: is not there any more") from None
+
+
+@functools.cache
+def _objects() -> Reader:
+    """Return what reads objects in this process, as its environment says; it is loaded when the first URL comes."""
+    made: Reader = resolve_name("headrace.io.objects:ObjectReader")()
+    return made
+
+
+def at(base: Path | str, name: str) -> Path | str:
+    """Return the place of a file in a folder, or below a URL."""
+    return base / name if isinstance(base, Path) else f"{base}/{name}"
+
+
+def for_each(base: Path | str, read: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yield what is read for each item, in their order; of objects, many are read at the same time."""
+    if isinstance(base, Path):
+        yield from map(read, items)
+        return
+    with ThreadPoolExecutor(READS_AT_ONCE) as threads:
+        yield from threads.map(read, items)
 
 
 def _digest(head: bytes | memoryview, body: bytes | memoryview) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 from headrace.engine.job import Job, Phase, Show, TaskResult
 from headrace.engine.poison import AnyTask
 from headrace.engine.serving import Done, load
-from headrace.engine.work_folder import PLAN_NAME
+from headrace.engine.shared import Shared
 from headrace.io import output_errors
 from headrace.preparing.output_folder import OutputFolder, mark_of
 from headrace.preparing.shards.inputs import MediaPlan
@@ -31,16 +31,17 @@ class ShardJob(Job):
 
     kind = KIND
     main = MAIN
+    output: Path
 
-    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
-        super().__init__(output, work)
+    def __init__(self, output: Path, shared: Shared, plan: msgspec.Raw) -> None:
+        super().__init__(output, shared)
         self._plan = msgspec.json.decode(plan, type=MediaPlan)
-        with output_errors(work, "read the plan in"):
-            self._mark = mark_of(work)
+        with output_errors(self.work, "read the plan in"):
+            self._mark = mark_of(self.work)
 
     def phase(self) -> Phase | None:
         """See `Job`. The survey is returned until the shards are planned, even if all its tasks are done."""
-        if not (self.work / PLAN_NAME).exists():
+        if not self.is_planned:
             return None  # another process has finished the job
         planned = self._planned()
         if planned is None:

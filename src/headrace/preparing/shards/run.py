@@ -21,7 +21,7 @@ import msgspec
 from headrace.engine.job import Phase, TaskResult, receipts_of, save_plan
 from headrace.engine.poison import AnyTask
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
-from headrace.engine.receipts import Receipt, sync_files
+from headrace.engine.receipts import Receipt
 from headrace.engine.serving import (
     Done,
     Failed,
@@ -33,6 +33,7 @@ from headrace.engine.serving import (
     save,
     serve,
 )
+from headrace.engine.shared import sync_files
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError
 from headrace.io import Storage, check_local, check_readable, check_storage, output_errors
 from headrace.preparing.ledger import check_tolerance

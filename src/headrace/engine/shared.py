@@ -1,0 +1,308 @@
+"""What the processes of a job share, on whatever hosts they are: a folder, or objects below a URL.
+
+    created    small files that are created once, of several processes by one: receipts and claims
+    notes      small files that are rewritten, and on which only waiting depends: which processes are at work
+    results    files of an attempt, which a process makes in `Shared.here`, and shows to all when they are complete
+
+All names are relative to the work folder of the job. `SharedFolder` is a folder that all hosts see;
+`headrace.engine.shared_objects` has its counterpart for object stores. Nothing else knows which of them it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar, Final
+
+from headrace.engine.work_folder import PLAN_NAME
+from headrace.io import atomic_write, create_once, output_errors, read_once
+
+AHEAD: Final = 3
+"""Results that are fetched ahead of the one that is used."""
+
+
+class Shared(ABC):
+    """What the processes of a job share."""
+
+    here: Path
+    """The work folder on this host, in which this process makes its files. It holds the files of the plan."""
+
+    is_folder: ClassVar[bool]
+    """Whether ``here`` is what all processes share, so that the results of all are there."""
+
+    beat_s: ClassVar[float]
+    """Seconds between two notes of a process that it is at work."""
+
+    pause_s: ClassVar[float]
+    """The fewest seconds between two looks at what others have done."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where other hosts find it."""
+
+    @abstractmethod
+    def is_planned(self) -> bool:
+        """Return whether the job is neither complete nor discarded."""
+
+    @abstractmethod
+    def make(self, folders: Iterable[str]) -> None:
+        """Make folders for files that are created; raises OutputError."""
+
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> bool:
+        """Create a file, which lasts then; return False if it is there already.
+
+        Raises:
+            OutputError: it cannot be created.
+        """
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file that was created; None if there is none.
+
+        Raises:
+            OutputError, StoreError: it cannot be read.
+        """
+
+    @abstractmethod
+    def read_all(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Return the contents of files that were created, without those that are not there; raises as `read`."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the files right in a folder; raises OutputError or StoreError."""
+
+    @abstractmethod
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file, in place of one that is there; raises OutputError."""
+
+    @abstractmethod
+    def read_replaced(self, name: str) -> bytes | None:
+        """Return the content of a file that `replace` wrote; None if there is none. Raises as `read`."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file that was created; raises OutputError."""
+
+    @abstractmethod
+    def note(self, name: str, data: bytes) -> None:
+        """Write a note, or rewrite it. Nothing depends on it, so a failure does not matter."""
+
+    @abstractmethod
+    def notes(self, folder: str) -> dict[str, bytes]:
+        """Return the notes in a folder, as far as they can be read."""
+
+    @abstractmethod
+    def versions(self, folder: str) -> Mapping[str, object]:
+        """Return for each note in a folder something that changes when it is rewritten."""
+
+    @abstractmethod
+    def forget(self, name: str) -> None:
+        """Remove a note, if that is possible."""
+
+    @abstractmethod
+    def publish(self, folder: str, names: Sequence[str]) -> None:
+        """Show complete results, which lie in a folder in ``here``, to all; they last then.
+
+        Raises:
+            OutputError: the system or the store refuses it.
+        """
+
+    @abstractmethod
+    def withdraw(self, folder: str, names: Sequence[str]) -> None:
+        """Remove results of which another process has shown the same."""
+
+    @abstractmethod
+    def place(self, name: str) -> Path | str:
+        """Return where a result is that somebody has shown: its path, or its URL."""
+
+    @abstractmethod
+    def fetch(self, name: str, path: Path) -> None:
+        """Bring a result that somebody has shown to a path on this host, unless it is there.
+
+        Raises:
+            OutputError, StoreError: it is not there any more, or cannot be read or written.
+        """
+
+    @abstractmethod
+    def sweep(self) -> None:
+        """Remove what this process has written after the job was completed or discarded by another."""
+
+
+class SharedFolder(Shared):
+    """A work folder that all hosts see.
+
+    Args:
+        here: the folder.
+    """
+
+    is_folder = True
+    beat_s = 5.0
+    pause_s = 0.0
+
+    def __init__(self, here: Path) -> None:
+        self.here = here
+
+    @property
+    def address(self) -> str:
+        """See `Shared`."""
+        return str(self.here.absolute())
+
+    def is_planned(self) -> bool:
+        """See `Shared`."""
+        return (self.here / PLAN_NAME).exists()
+
+    def make(self, folders: Iterable[str]) -> None:
+        """See `Shared`."""
+        for folder in folders:
+            path = self.here / folder
+            with output_errors(path, "make the folder"):
+                path.mkdir(parents=True, exist_ok=True)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Shared`."""
+        return create_once(self.here / name, data)
+
+    def read(self, name: str) -> bytes | None:
+        """See `Shared`. A file that was torn counts as not there."""
+        return read_once(self.here / name)
+
+    def read_all(self, names: Sequence[str]) -> dict[str, bytes]:
+        """See `Shared`."""
+        found = ((name, self.read(name)) for name in names)
+        return {name: data for name, data in found if data is not None}
+
+    def names(self, folder: str) -> list[str]:
+        """See `Shared`."""
+        path = self.here / folder
+        with output_errors(path, "list"):
+            try:
+                return os.listdir(path)  # noqa: PTH208 - names alone
+            except FileNotFoundError:
+                return []
+
+    def replace(self, name: str, data: bytes) -> None:
+        """See `Shared`."""
+        atomic_write(self.here / name, data)
+
+    def read_replaced(self, name: str) -> bytes | None:
+        """See `Shared`."""
+        path = self.here / name
+        with output_errors(path, "read"):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def remove(self, name: str) -> None:
+        """See `Shared`."""
+        path = self.here / name
+        with output_errors(path, "remove"):
+            path.unlink(missing_ok=True)
+
+    def note(self, name: str, data: bytes) -> None:
+        """See `Shared`. It is not synced."""
+        path = self.here / name
+        temporary = path.with_suffix(".tmp")
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            temporary.write_bytes(data)
+            temporary.rename(path)
+
+    def notes(self, folder: str) -> dict[str, bytes]:
+        """See `Shared`."""
+        found = {}
+        for path in sorted((self.here / folder).glob("*.json")):
+            with contextlib.suppress(OSError):
+                found[path.name] = path.read_bytes()
+        return found
+
+    def versions(self, folder: str) -> Mapping[str, object]:
+        """See `Shared`: the content itself."""
+        return self.notes(folder)
+
+    def forget(self, name: str) -> None:
+        """See `Shared`."""
+        with contextlib.suppress(OSError):
+            (self.here / name).unlink()
+
+    def publish(self, folder: str, names: Sequence[str]) -> None:
+        """See `Shared`: bring them, and their names, to the disk."""
+        sync_files(self.here / folder, names)
+
+    def withdraw(self, folder: str, names: Sequence[str]) -> None:
+        """See `Shared`."""
+        remove_files(self.here / folder, names)
+
+    def place(self, name: str) -> Path | str:
+        """See `Shared`."""
+        return self.here / name
+
+    def fetch(self, name: str, path: Path) -> None:
+        """See `Shared`: it is there."""
+
+    def sweep(self) -> None:
+        """See `Shared`: whoever completes the job removes the folder."""
+
+
+class FetchedAhead:
+    """Results that are used in their order, of which the next ones are fetched meanwhile.
+
+    Args:
+        shared: what they were shown in.
+        wanted: for each path on this host, in the order of use, the name of the result.
+    """
+
+    def __init__(self, shared: Shared, wanted: Mapping[Path, str]) -> None:
+        self._shared = shared
+        self._wanted = list(wanted.items())
+        self._places = {path: place for place, path in enumerate(wanted)}
+        self._begun: dict[int, Future[None]] = {}
+        self._num_begun = 0
+        self._threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="headrace-results")
+
+    def wait(self, path: Path) -> None:
+        """Wait until a result is at its path; a path that is not wanted is left alone. Raises as `Shared.fetch`."""
+        place = self._places.get(path)
+        if place is None:
+            return
+        for number in range(max(self._num_begun, place), min(place + AHEAD + 1, len(self._wanted))):
+            following, name = self._wanted[number]
+            self._begun[number] = self._threads.submit(self._shared.fetch, name, following)
+            self._num_begun = number + 1
+        self._begun.pop(place).result()
+
+    def close(self) -> None:
+        """Fetch no more."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def sync_files(folder: Path, names: Iterable[str]) -> None:
+    """Bring files of a folder, and their names, to the disk.
+
+    Raises:
+        OutputError: the system reports an error.
+    """
+    for path in [*(folder / name for name in names), folder]:
+        with output_errors(path, "sync"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def remove_files(folder: Path, names: Sequence[str]) -> None:
+    """Remove the files of an attempt that came second; what is named may also be a folder."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            if (folder / name).is_dir():
+                shutil.rmtree(folder / name)
+            else:
+                (folder / name).unlink()

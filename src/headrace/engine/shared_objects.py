@@ -1,0 +1,302 @@
+"""`SharedObjects`: what the processes of a job share if its output is a URL, so that no folder has to be seen by all.
+
+    URL/.headrace/run.json             what decides the bytes of the output, see `headrace.engine.uploading`
+                  plan.json            the plan, which names the job
+                  job-NAME/...         what lies in a shared work folder elsewhere: files that the plan refers to,
+                                       receipts, claims, notes, and the results of attempts
+
+No other job has the same NAME: a process of a job that was discarded cannot get in the way of the next one. What is
+created once is a PUT with ``If-None-Match: *``. Each process makes its files in a scratch folder of its own,
+
+    SCRATCH/task.HOST.PROCESS.RANDOM/  beside the scratch folders of outputs that one host makes
+
+and removes it at its end. One that a killed process has left is removed by the next process on that host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from headrace.engine.heartbeat import host_and_process, process_exists
+from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
+from headrace.engine.shared import Shared, remove_files
+from headrace.engine.uploading import PLAN, RUN, WORK_NAME
+from headrace.engine.work_folder import PLAN_NAME, upload_scratch
+from headrace.errors import HeadraceError, OutputError
+from headrace.io import atomic_write, output_errors, path_at, unique_name
+from headrace.io.objects.writer import ObjectWriter
+from headrace.io.remote import Status
+
+_PREFIX: Final = "task."
+_FILES: Final = "plan"
+_AT_ONCE: Final = 2
+
+
+class SharedObjects(Shared):
+    """What the processes of a job share below a URL.
+
+    Args:
+        url: the URL of the output, without a slash at its end.
+        name: the name of the job, as its plan says.
+        writer: what reaches the store.
+        here: the folder in which this process makes its files.
+    """
+
+    is_folder = False
+    beat_s = 15.0
+    pause_s = 2.0
+
+    def __init__(self, url: str, name: str, writer: ObjectWriter, here: Path) -> None:
+        self._url = url
+        self._name = name
+        self._base = f"{url}/{WORK_NAME}/job-{name}"
+        self._writer = writer
+        self._listed: dict[str, Status] = {}
+        self.here = here
+
+    @property
+    def address(self) -> str:
+        """See `Shared`: the URL of the output."""
+        return self._url
+
+    def is_planned(self) -> bool:
+        """See `Shared`."""
+        data = self._writer.read(f"{self._url}/{PLAN}")
+        return data is not None and decoded_plan(data, f"{self._url}/{PLAN}").name == self._name
+
+    def make(self, folders: Iterable[str]) -> None:
+        """See `Shared`: objects need no folders."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Shared`. It is safe in threads."""
+        return self._anew().create(self._at(name), data) is None
+
+    def read(self, name: str) -> bytes | None:
+        """See `Shared`."""
+        return self._writer.read(self._at(name))
+
+    def read_all(self, names: Sequence[str]) -> dict[str, bytes]:
+        """See `Shared`. What was listed last needs no look-up."""
+        known = {self._at(name): self._listed[name] for name in names if name in self._listed}
+        found = self._writer.read_all(known)
+        return {name: found[self._at(name)] for name in names if self._at(name) in found}
+
+    def names(self, folder: str) -> list[str]:
+        """See `Shared`."""
+        found = self._writer.listed(self._at(folder))
+        self._listed = {f"{folder}/{name}": status for name, status in found.items()}
+        return list(found)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """See `Shared`."""
+        self._writer.put({self._at(name): data})
+
+    def read_replaced(self, name: str) -> bytes | None:
+        """See `Shared`."""
+        return self._writer.read(self._at(name))
+
+    def remove(self, name: str) -> None:
+        """See `Shared`."""
+        self._writer.delete([self._at(name)])
+
+    def note(self, name: str, data: bytes) -> None:
+        """See `Shared`."""
+        with contextlib.suppress(HeadraceError):
+            self._writer.put({self._at(name): data})
+
+    def notes(self, folder: str) -> dict[str, bytes]:
+        """See `Shared`. A note that is rewritten meanwhile is read once more."""
+        place, found = self._at(folder), dict[str, bytes]()
+        changed: list[str] = []
+        with contextlib.suppress(HeadraceError):
+            listed = {f"{place}/{name}": status for name, status in self._writer.listed(place).items()}
+            found = self._writer.read_all(listed, on_error=lambda url, error: changed.append(url))
+            for url in changed:
+                if (data := self._writer.read(url)) is not None:
+                    found[url] = data
+        return {url.removeprefix(f"{place}/"): data for url, data in sorted(found.items())}
+
+    def versions(self, folder: str) -> Mapping[str, object]:
+        """See `Shared`: ETag and time."""
+        found: dict[str, object] = {}
+        with contextlib.suppress(HeadraceError):
+            found.update(self._writer.listed(self._at(folder)))
+        return found
+
+    def forget(self, name: str) -> None:
+        """See `Shared`."""
+        with contextlib.suppress(HeadraceError):
+            self._writer.delete([self._at(name)])
+
+    def publish(self, folder: str, names: Sequence[str]) -> None:
+        """See `Shared`: upload them, and remove them here. It is safe in threads."""
+        place = self.here / folder
+        writer = self._anew()
+        files = [path for name in names for path in _files(place / name)]
+        for at in range(0, len(files), _AT_ONCE):  # each is in memory while it is sent
+            some = files[at : at + _AT_ONCE]
+            writer.put_files({self._at(f"{folder}/{path.relative_to(place).as_posix()}"): path for path in some})
+        remove_files(place, names)
+
+    def withdraw(self, folder: str, names: Sequence[str]) -> None:
+        """See `Shared`."""
+        writer = self._anew()
+        below = [
+            one for one in writer.sizes(self._at(folder)) if any(f"{one}/".startswith(f"{name}/") for name in names)
+        ]
+        writer.delete([self._at(f"{folder}/{one}") for one in below])
+
+    def place(self, name: str) -> str:
+        """See `Shared`."""
+        return self._at(name)
+
+    def fetch(self, name: str, path: Path) -> None:
+        """See `Shared`. It is safe in threads."""
+        self._anew().fetch(self._at(name), path)
+
+    def sweep(self) -> None:
+        """See `Shared`. No other process needs what is left of a job that is over, and of others if no run is there."""
+        with contextlib.suppress(HeadraceError):
+            if self.is_planned():
+                return
+            below = f"{self._url}/{WORK_NAME}"
+            left = [f"{below}/{name}" for name in self._writer.sizes(below)]
+            is_free = self._writer.read(f"{self._url}/{RUN}") is None
+            self._writer.delete([one for one in left if is_free or one.startswith(f"{self._base}/")])
+
+    def mirror(self) -> None:
+        """Bring the files of the plan to ``here``.
+
+        Raises:
+            OutputError, StoreError: one cannot be read or written.
+        """
+        for name in self.names(_FILES):
+            self.fetch(f"{_FILES}/{name}", self.here / name)
+        self._writer.fetch(f"{self._url}/{RUN}", self.here / Path(RUN).name)
+
+    def _anew(self) -> ObjectWriter:
+        """Return what reaches the store and has looked up nothing, for use in any thread."""
+        return ObjectWriter(self._writer.storage)
+
+    def _at(self, name: str) -> str:
+        return f"{self._base}/{name}"
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+
+
+def kind_at(url: str) -> str:
+    """Return the kind of the job that is planned at a URL; empty if none is, or it is completed.
+
+    Raises:
+        OutputError: the plan is damaged.
+        StoreError: the store cannot be reached.
+    """
+    where = f"{path_at(url)}/{PLAN}"
+    data = ObjectWriter().read(where)
+    return "" if data is None else decoded_plan(data, where).kind
+
+
+def save_plan(
+    url: str,
+    writer: ObjectWriter,
+    kind: str,
+    plan: object,
+    software: Mapping[str, str],
+    *,
+    files: Mapping[str, bytes],
+    phases: Sequence[Phase],
+) -> None:
+    """Write the plan of a job at the URL of its output; tasks that failed before are to be tried again.
+
+    Args:
+        url: the URL, which a run has claimed that does the same.
+        writer: what reaches the store.
+        kind: the kind of work.
+        plan: what it keeps.
+        software: versions that decide the results, besides those of every kind of work.
+        files: further files that each process finds in its work folder.
+        phases: the phases whose tasks may have failed.
+
+    Raises:
+        OutputError, StoreError: the store refuses it.
+    """
+    where = f"{url}/{PLAN}"
+    before = writer.read(where)
+    name = unique_name() if before is None else decoded_plan(before, where).name
+    while True:
+        shared = SharedObjects(url, name, writer, Path())
+        for file, data in files.items():
+            shared.replace(f"{_FILES}/{file}", data)
+        for phase in phases:
+            receipts = receipts_of(shared, phase)
+            receipts.refresh()
+            receipts.forget_failed()
+        made = encoded_plan(kind, plan, software, name)
+        if before is not None:
+            writer.put({where: made})  # the software may be another one now
+            return
+        # Of two processes that plan the same at the same time, one names the job.
+        if (before := writer.create(where, made)) is None:
+            return
+        name = decoded_plan(before, where).name
+
+
+def opened(url: str) -> SharedObjects:
+    """Return what the processes of the job share that is planned at a URL, with the files of its plan on this host.
+
+    The store is reached by what the environment of this process says.
+
+    Raises:
+        OutputError: nothing is planned there, or the plan is damaged or of another version.
+        StoreError: the store cannot be reached.
+    """
+    url, writer = str(path_at(url)), ObjectWriter()
+    where = f"{url}/{PLAN}"
+    data = writer.read(where)
+    if data is None:
+        raise OutputError(f"{url}: nothing is planned at this URL, or it is complete: there is no {where}")
+    plan = decoded_plan(data, where)
+    here = _own_folder(url)
+    shared = SharedObjects(url, plan.name, writer, here)
+    atomic_write(here / PLAN_NAME, data)
+    shared.mirror()
+    # Not a method: the folder is to go when nobody has what is shared any more, or at the end of the process.
+    weakref.finalize(shared, _remove, here, os.getpid())
+    return shared
+
+
+def _own_folder(url: str) -> Path:
+    """Make a folder for this process, and remove those of processes that were killed.
+
+    Raises:
+        ConfigError: there is no home folder.
+        OutputError: the system refuses the folder.
+    """
+    remove_killed(url)
+    folder = upload_scratch(url).with_name(f"{_PREFIX}{unique_name()}")
+    with output_errors(folder, "make the scratch folder"):
+        folder.mkdir(parents=True)
+    return folder
+
+
+def remove_killed(url: str) -> None:
+    """Remove the scratch folders of processes that were killed on this host; ConfigError if there is no home folder."""
+    for left in upload_scratch(url).parent.glob(f"{_PREFIX}*"):
+        host, process = host_and_process(left.name.removeprefix(_PREFIX))
+        if host == platform.node() and not process_exists(process):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove the folder of a process, unless a fork of it ends."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

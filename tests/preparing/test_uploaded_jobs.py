@@ -1,0 +1,413 @@
+"""Planned jobs whose output is a URL, in a store in memory: hosts share nothing else; the bytes are the local ones."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+import faults
+import jobs_by_hand
+import recipe_runs
+from counts import cases
+from headrace.cli import main
+from headrace.engine import heartbeat
+from headrace.engine.doing import Doer, FailedTaskError, Limits
+from headrace.engine.executors import LocalExecutor, take_part
+from headrace.engine.job import Job, Show
+from headrace.engine.shared_objects import SharedObjects
+from headrace.errors import ConfigError, InputError, OutputError
+from headrace.io import cache_folder
+from headrace.preparing import (
+    OutputOptions,
+    RecipeOptions,
+    TextOptions,
+    TokenOptions,
+    finish_job,
+    open_job,
+    plan_recipe,
+    plan_text,
+    prepare_text,
+)
+from headrace.preparing.exchange import duplicates
+from headrace.samples.recipe import parse_recipe
+from memory_stores import MemoryBucket, Stopped, memory_bucket, watched
+
+PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
+CASES = {
+    "one shard": PLAIN,
+    "shards": msgspec.structs.replace(PLAIN, output=OutputOptions(shard_tokens=2500)),
+    "shuffled": msgspec.structs.replace(PLAIN, output=OutputOptions(shard_tokens=2500, shuffle=3)),
+    "deduplicated": msgspec.structs.replace(PLAIN, deduplicate=True),
+    "both": msgspec.structs.replace(PLAIN, deduplicate=True, output=OutputOptions(shard_tokens=2500, shuffle=3)),
+}
+PHASES = {
+    "shuffled": ["encode", "sort"],
+    "deduplicated": ["encode", "duplicates"],
+    "both": ["encode", "duplicates", "sort"],
+}
+LOCAL = LocalExecutor(workers=2)
+
+
+@pytest.fixture(autouse=True)
+def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
+    monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
+    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 8000)
+    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 2000)
+    monkeypatch.setattr(duplicates, "BLOCK_PIECES", 4)
+    with jobs_by_hand.small_jobs():
+        yield
+
+
+@pytest.fixture
+def bucket() -> Iterator[MemoryBucket]:
+    with memory_bucket() as made:
+        yield made
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    faults.write_inputs(tmp_path / "in", with_bad=False)
+    return tmp_path / "in"
+
+
+class Hosts:
+    """Hosts, each with a scratch folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def on(self, number: int) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HEADRACE_CACHE", str(self._folder / f"host-{number}"))
+            yield
+
+    def left(self) -> list[Path]:
+        """What lies in the scratch folders of all hosts, once nobody holds a job any more."""
+        gc.collect()
+        return list(self._folder.glob("host-*/outputs/*"))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path / "hosts")
+
+
+def plan(kit: Any, inputs: Path, url: str, given: TextOptions) -> None:
+    assert plan_text([inputs], url, tokenizer=kit.tokenizer, options=given) is None
+
+
+def local(kit: Any, inputs: Path, folder: Path, given: TextOptions) -> dict[str, bytes]:
+    prepare_text([inputs], folder, tokenizer=kit.tokenizer, options=given)
+    return faults.content(folder)
+
+
+def do(job: Job, wanted: list[int]) -> int:
+    phase = job.phase()
+    if phase is None:
+        return 0
+    doer = Doer(job, phase, wanted=wanted, workers=1, waits=False, limits=Limits(), on_progress=lambda _: None)
+    return doer.run()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tasks_on_hosts_that_share_nothing(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path, name: str
+) -> None:
+    given = CASES[name]
+    wanted = local(kit, inputs, tmp_path / "local", given)
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan(kit, inputs, url, given)
+        plan(kit, inputs, url, given)  # again changes nothing
+    assert not hosts.left()
+    with hosts.on(1):
+        job = open_job(url)
+    phase = job.phase()
+    assert phase is not None
+    assert phase.num_tasks > 5
+    order = random.Random(3).sample(range(phase.num_tasks), phase.num_tasks)
+    third = len(order) // 3
+    for host, some in enumerate((order[:third], order[third // 2 : 2 * third])):  # some of them twice
+        with hosts.on(host):
+            do(open_job(url), some)
+    seen: dict[str, int] = {}
+    with hosts.on(2):
+        show = Show(tasks=lambda progress: seen.update({progress.phase.partition("-")[0]: progress.num_tasks}))
+        take_part(open_job(url), Limits(), show, workers=2)
+        assert open_job(url).phase() is None
+    assert list(seen) == PHASES.get(name, ["encode"])
+    assert all(count > 3 for count in seen.values())
+    assert "web/headrace.json" not in bucket.content()
+    del job
+    with hosts.on(3):
+        manifest = finish_job(url, LOCAL, Show())
+        assert bucket.content("web") == wanted
+        assert finish_job(url, LOCAL, Show()) == manifest
+        with pytest.raises(OutputError, match=r"/web: nothing is planned at this URL, or it is complete"):
+            open_job(url)
+    assert bucket.content("web") == wanted
+    assert not hosts.left()
+
+
+def test_finish_does_what_is_open(kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path) -> None:
+    given = CASES["shards"]
+    wanted = local(kit, inputs, tmp_path / "local", given)
+    with hosts.on(0):
+        plan(kit, inputs, f"{bucket.url}/web", given)
+        finish_job(f"{bucket.url}/web", LOCAL, Show())
+    assert bucket.content("web") == wanted
+    assert not hosts.left()
+
+
+def stop_at(moment: int) -> Callable[[int, str], None]:
+    def stop(number: int, kind: str) -> None:
+        if number == moment:
+            raise Stopped
+
+    return stop
+
+
+@pytest.mark.parametrize("name", ["shards", "both"])
+def test_whatever_ends_processes(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path, name: str
+) -> None:
+    """Planning, doing tasks and finishing are each ended at a change in the store, on one host, and go on on others."""
+    given = CASES[name]
+    wanted = local(kit, inputs, tmp_path / "local", given)
+    chooser = random.Random(5)
+    num_stopped = 0
+    for number in range(cases(2, 100)):
+        url = f"{bucket.url}/{number}"
+
+        def task(url: str = url) -> None:
+            job = open_job(url)
+            phase = job.phase()
+            if phase is not None:
+                do(job, chooser.choices(phase_tasks(job), k=4))
+
+        steps: list[Callable[[], object]] = [
+            lambda url=url: plan(kit, inputs, url, given),
+            *[task] * 2,
+            *[lambda url=url: take_part(open_job(url), Limits(most=9), Show(), workers=1)] * 4,
+            lambda url=url: finish_job(url, LOCAL, Show()),
+        ]
+        for step in steps:
+            for _ in range(2):
+                with hosts.on(chooser.randrange(3)), watched(stop_at(chooser.randrange(30))):
+                    try:
+                        step()
+                        break
+                    except Stopped:
+                        num_stopped += 1
+            else:
+                with hosts.on(chooser.randrange(3)):
+                    step()
+        with hosts.on(0):
+            finish_job(url, LOCAL, Show())
+        assert bucket.content(str(number)) == wanted
+    assert num_stopped > 2
+
+
+def phase_tasks(job: Job) -> list[int]:
+    phase = job.phase()
+    return [] if phase is None else list(job.receipts(phase).tasks)
+
+
+@pytest.mark.parametrize("name", ["shards", "both"])
+@pytest.mark.parametrize("moment", [3, 15])
+def test_two_hosts_finish_at_the_same_time(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path, name: str, moment: int
+) -> None:
+    given = CASES[name]
+    wanted = local(kit, inputs, tmp_path / "local", given)
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan(kit, inputs, url, given)
+        take_part(open_job(url), Limits(), Show(), workers=2)
+    found = []
+
+    def meet(number: int, kind: str) -> None:
+        if number >= moment and not found:
+            found.append(None)
+            with hosts.on(2):
+                found[0] = finish_job(url, LOCAL, Show())
+
+    with hosts.on(1), watched(meet):
+        assert finish_job(url, LOCAL, Show()) == found[0]
+    assert bucket.content("web") == wanted
+    assert not hosts.left()
+
+
+def test_a_task_that_comes_late_leaves_nothing(kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts) -> None:
+    """Another host does the same task, and the job is completed, before this one shows its results."""
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan(kit, inputs, url, CASES["shards"])
+    is_met = False
+
+    def meet(number: int, kind: str) -> None:
+        nonlocal is_met
+        if kind == "put_files" and not is_met:
+            is_met = True
+            with hosts.on(1):
+                finish_job(url, LOCAL, Show())
+
+    with hosts.on(2), watched(meet), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heartbeat, "process_exists", lambda process: False)  # the other host takes this one for dead
+        do(open_job(url), [2])
+    assert is_met
+    assert not any(".headrace" in name for name in bucket.content("web"))
+    assert not hosts.left()
+
+
+def test_an_unfinished_job_is_continued_discarded_or_refused(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path
+) -> None:
+    url = f"{bucket.url}/web"
+    given, other = CASES["shards"], CASES["shuffled"]
+    with hosts.on(0):
+        plan(kit, inputs, url, given)
+        late = open_job(url)
+        do(late, [1, 2])
+    with hosts.on(1):
+        message = r"/web: an unfinished run with other options writes to this place: output.shuffle was None, is 3"
+        with pytest.raises(OutputError, match=message):
+            plan(kit, inputs, url, other)
+        plan(kit, inputs, url, msgspec.structs.replace(other, restart=True))
+    with hosts.on(0):
+        assert late.phase() is None
+        do(late, [3])
+    del late
+    with hosts.on(2):
+        finish_job(url, LOCAL, Show())
+    assert bucket.content("web") == local(kit, inputs, tmp_path / "local", other)
+    assert not hosts.left()
+
+    with hosts.on(0):
+        plan(kit, inputs, f"{bucket.url}/taken", given)
+        do(open_job(f"{bucket.url}/taken"), [0])
+        with pytest.raises(
+            OutputError, match=r"/taken: a run is planned for this place: complete it with headrace job"
+        ):
+            prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
+        restarted = msgspec.structs.replace(given, restart=True)
+        prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=restarted)
+        with pytest.raises(OutputError, match=r"/taken: the place holds the output of an earlier run"):
+            plan(kit, inputs, f"{bucket.url}/taken", other)
+        manifest = plan_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
+    assert manifest is not None
+    assert bucket.content("taken") == local(kit, inputs, tmp_path / "also", given)
+    assert not hosts.left()
+
+
+def test_bad_records_are_named_and_other_refusals(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts, tmp_path: Path
+) -> None:
+    (inputs / "z.jsonl").write_text(json.dumps({"text": "good"}) + "\n{\n")
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan(kit, inputs, url, PLAIN)
+        with pytest.raises(FailedTaskError, match=r"z\.jsonl"):
+            take_part(open_job(url), Limits(), Show(), workers=2)
+        with pytest.raises(InputError, match=r"z\.jsonl, line 2"):
+            finish_job(url, LOCAL, Show())
+        assert "web/headrace.json" not in bucket.content()
+        (inputs / "z.jsonl").unlink()
+        plan(kit, inputs, url, msgspec.structs.replace(PLAIN, restart=True))
+        finish_job(url, LOCAL, Show())
+        assert bucket.content("web") == local(kit, inputs, tmp_path / "local", PLAIN)
+        for scheme, message in (("hdfs://x", "the scheme hdfs:// is not supported"), (f"{url}/no", "nothing is plan")):
+            with pytest.raises((ConfigError, OutputError), match=message):
+                open_job(scheme)
+
+
+def test_status_and_commands(kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts) -> None:
+    url = f"{bucket.url}/web"
+
+    def run(*args: str) -> dict[str, Any]:
+        done = CliRunner().invoke(main, [*args, "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    with hosts.on(0):
+        tokens = ["--tokenizer", str(kit.tokenizer), "--backend", "tokenizers"]
+        assert run("prepare", "plan", str(inputs), "-o", url, *tokens)["num_tasks"] > 0
+    with hosts.on(1):
+        assert run("job", "status", url)["done"] == 0
+        assert run("job", "task", url, "--workers", "1")["open"] == 0
+        assert run("job", "status", url)["phase"] == ""
+    with hosts.on(2):
+        assert run("job", "finish", url)["output"] == url
+    assert not hosts.left()
+    place = f"{bucket.url}/other"
+    refused = CliRunner().invoke(main, ["prepare", "media", str(inputs), "-o", place, "--executor", "plan"])
+    assert refused.exit_code == ConfigError.exit_code, refused.output
+    assert place in refused.output
+    assert not bucket.content("other")
+
+
+def test_folders_of_killed_processes_are_removed(kit: Any, bucket: MemoryBucket, inputs: Path, hosts: Hosts) -> None:
+    url = f"{bucket.url}/web"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with hosts.on(0):
+        plan(kit, inputs, url, PLAIN)
+        outputs = cache_folder("outputs")
+        assert outputs is not None
+        names = [f"task.{host}.{ended.pid}.0" for host in (platform.node(), "another")]
+        names.append(f"task.{platform.node()}.{os.getpid()}.0")
+        for name in names:
+            (outputs / name).mkdir(parents=True)
+        job = open_job(url)
+        assert {path.name for path in outputs.iterdir()} == {*names[1:], job.work.name}
+        del job
+    assert {path.name for path in hosts.left()} == set(names[1:])
+
+
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a limit": (
+        recipe_runs.SFT + "mask: {unstable: last_turn}\nfilters: {max_records: 33, min_tokens: 20}\n"
+        "output: {position_ids: continuous, shard_tokens: 900}\n",
+        {"deduplicate": True, "shuffle": 4},
+    ),
+    "domains": (
+        recipe_runs.SFT + "mask: {unstable: split}\n"
+        "output: {format: keyed, domain_key: source, position_ids: continuous, shard_tokens: 2500}\n",
+        {"deduplicate": True, "id_field": "id"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RECIPES)
+def test_recipes(bucket: MemoryBucket, hosts: Hosts, tmp_path: Path, case: str) -> None:
+    text, options = RECIPES[case]
+    options = {"task_bytes": 4000, "workers": 1, "backend": "tokenizers", **options}
+    recipe_runs.make_model(tmp_path / "model", recipe_runs.THINKING)
+    recipe_runs.write_lines(tmp_path / "data" / "a.jsonl", recipe_runs.conversations(70))
+    recipe_runs.write_lines(tmp_path / "data" / "b.jsonl", recipe_runs.conversations(40))
+    recipe_runs.prepare(text, tmp_path, tmp_path / "local", **options)
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan_recipe(parse_recipe(recipe_runs.in_folder(text, tmp_path)), url, options=RecipeOptions(**options))
+    with hosts.on(1):
+        do(open_job(url), [1, 3, 2])
+    with hosts.on(2):
+        finish_job(url, LOCAL, Show())
+    assert bucket.content("web") == faults.content(tmp_path / "local")
+    assert not hosts.left()

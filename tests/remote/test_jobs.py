@@ -1,0 +1,238 @@
+"""Planned jobs whose output is a URL: hosts share nothing else, some die, and the objects are the local ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+import ray_cluster
+import recipe_runs
+import servers
+import slurm_cluster
+from counts import PATIENCE_S, cases
+from fault_proxy import FaultProxy
+from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_text, prepare_text
+from stored import files, objects, open_uploads
+
+pytestmark = pytest.mark.remote
+
+OPTIONS = TextOptions(
+    tokens=TokenOptions(backend="tokenizers"), workers=1, task_bytes=20_000, output=OutputOptions(shard_tokens=30_000)
+)
+VARIANTS = {
+    "in order": OPTIONS,
+    "shuffled": msgspec.structs.replace(
+        OPTIONS, output=OutputOptions(shard_tokens=30_000, shuffle=3), deduplicate=True
+    ),
+}
+CLUSTERED = msgspec.structs.replace(OPTIONS, task_bytes=None, output=OutputOptions(shard_tokens=30_000, shuffle=3))
+C = TypeVar("C")
+SCRIPT = """
+import random
+import sys
+
+from headrace.engine.doing import Doer, Limits
+from headrace.engine.executors import LocalExecutor, take_part
+from headrace.engine.job import Show
+from headrace.engine.shared_objects import SharedObjects
+from headrace.preparing import finish_job, open_job, run_plan
+
+run_plan.RANGE_BYTES, run_plan.DEALT_BYTES = 100_000, 50_000  # several ranges and buckets
+
+if __name__ == "__main__":
+    SharedObjects.pause_s, SharedObjects.beat_s = 0.1, 1.0
+    what, seed, url = sys.argv[1:]
+    if what == "finish":
+        finish_job(url, LocalExecutor(workers=1), Show())
+    elif what == "take part":
+        take_part(open_job(url), Limits(), Show(), workers=1)
+    else:
+        job = open_job(url)
+        if (phase := job.phase()) is not None:
+            order = random.Random(seed).sample(range(phase.num_tasks), phase.num_tasks // 2)
+            Doer(
+                job, phase, wanted=order, workers=1, claims=False, waits=False, limits=Limits(), on_progress=print
+            ).run()
+"""
+"""What a host does: without turns it takes half of the tasks, which others may do at the same time."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    rng = random.Random(4)
+    for number in range(3):
+        texts = [" ".join(f"word{rng.randrange(300)}" for _ in range(rng.randrange(60))) for _ in range(700)]
+        recipe_runs.write_lines(folder / "in" / f"{number}.jsonl", [{"text": text} for text in texts + texts[:40]])
+    recipe_runs.make_model(folder / "model")
+    return folder
+
+
+class Hosts:
+    """Processes on hosts of their own: each has a scratch folder that no other sees."""
+
+    def __init__(self, proxy: FaultProxy, folder: Path) -> None:
+        self._proxy = proxy
+        self._folder = folder
+        self._script = folder / "host.py"
+        self._script.write_text(SCRIPT)
+        self._lock = threading.Lock()
+        self._running: dict[int, subprocess.Popen[str]] = {}
+        self.num_killed = 0
+
+    def start(self, host: int, what: str, url: str) -> None:
+        environ = {
+            **os.environ,
+            **servers.environment(self._proxy.endpoint),
+            "HEADRACE_CACHE": str(self._folder / f"host-{host}"),
+        }
+        command = [sys.executable, str(self._script), what, str(host), url]
+        with self._lock:
+            self._running[host] = subprocess.Popen(
+                command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+
+    @contextlib.contextmanager
+    def dying(self, moments: list[int], chooser: random.Random) -> Iterator[None]:
+        """One host that works is killed at each of these writes, counted from now."""
+        self._proxy.writes = 0
+
+        def kill(number: int) -> None:
+            if number in moments:
+                with self._lock:
+                    alive = [host for host, process in self._running.items() if process.poll() is None]
+                    if alive:
+                        process = self._running[chooser.choice(alive)]
+                        process.kill()
+                        process.wait()  # until then the system says that it exists
+                        self.num_killed += 1
+
+        self._proxy.on_write = kill
+        try:
+            yield
+        finally:
+            self._proxy.on_write = lambda number: None
+
+    def wait(self) -> None:
+        """Wait until all have ended, by themselves or by a kill."""
+        for process in self._running.values():
+            words, _ = process.communicate()
+            assert process.returncode in (0, -9), words
+            assert servers.SECRET not in words
+        self._running.clear()
+
+    def left(self, host: int) -> list[Path]:
+        return list(self._folder.glob(f"host-{host}/outputs/*"))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tasks_on_hosts_that_die(
+    weed: servers.Bucket,
+    proxy: FaultProxy,
+    inputs: Path,
+    tmp_path: Path,
+    around: None,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """Some take turns, and some do the same tasks at the same time; two finish at the same time.
+
+    One request in fifty fails, also after the store has done what was asked.
+    """
+    given = VARIANTS[name]
+    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
+    wanted = files(tmp_path / "local")
+    hosts = Hosts(proxy, tmp_path)
+    chooser = random.Random(f"deaths {name}")
+    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 50_000)
+    proxy.share = proxy.write_share = 0.02
+    proxy.all_requests = True
+    for number in range(cases(1, 20)):
+        url = f"{weed.url}/{tmp_path.name}/{number}"
+        plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
+        with hosts.dying(chooser.sample(range(5, 60), 3), chooser):
+            for host, what in enumerate(("take part", "take part", "half", "half")):
+                hosts.start(host, what, url)
+            hosts.wait()
+        found = objects(weed, url)
+        assert any("/phase-" in name for name in found)
+        assert not any(servers.SECRET.encode() in data for data in found.values())
+        with hosts.dying(chooser.sample(range(30), 1), chooser):
+            for host in (3, 4):
+                hosts.start(host, "finish", url)
+            hosts.wait()
+        hosts.start(4, "finish", url)
+        hosts.wait()
+        assert objects(weed, url) == wanted
+        assert open_uploads(weed, url) == 0
+        assert not hosts.left(4)
+    assert hosts.num_killed >= 2
+
+
+def prepared(inputs: Path, url: str, environ: dict[str, str], *more: str) -> dict[str, object]:
+    """Run the command with an executor."""
+    command = [sys.executable, "-m", "headrace", "prepare", str(inputs / "in"), "-o", url, "--json", *more]
+    tokens = ["--tokenizer", str(inputs / "model"), "--backend", "tokenizers", "--shard-tokens", "30000"]
+    tokens += ["--shuffle", "3"]
+    done = subprocess.run([*command, *tokens], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert servers.SECRET not in done.stdout + done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def started(name: str, cluster: AbstractContextManager[C], stack: contextlib.ExitStack) -> C:
+    """A cluster; where it does not start, as in some containers, the test says so, but not in the full run."""
+    try:
+        return stack.enter_context(cluster)
+    except Exception as error:
+        if "HEADRACE_FULL" in os.environ:
+            raise
+        pytest.skip(f"{name} does not start here: {error!r:.200}")
+
+
+@pytest.fixture
+def wanted(inputs: Path, tmp_path: Path) -> dict[str, bytes]:
+    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=CLUSTERED)
+    return files(tmp_path / "local")
+
+
+def test_slurm(weed: servers.Bucket, inputs: Path, tmp_path: Path, around: None, wanted: dict[str, bytes]) -> None:
+    if missing := slurm_cluster.missing():
+        pytest.skip(f"Slurm is not installed: no {', '.join(missing)}")
+    url = f"{weed.url}/{tmp_path.name}/out"
+    (tmp_path / "slurm").mkdir()
+    before = set(Path("/tmp").glob("headrace-*-*-*.log"))
+    with contextlib.ExitStack() as stack:
+        slurm = started("Slurm", slurm_cluster.cluster(tmp_path / "slurm", num_nodes=2), stack)
+        environ = {**slurm.environment, "HEADRACE_CACHE": str(tmp_path / "cache")}
+        told = prepared(inputs, url, environ, "--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "4")
+        assert len(told["jobs"]) == 2  # type: ignore[arg-type]
+        slurm.wait_until_empty(PATIENCE_S)
+    for log in set(Path("/tmp").glob("headrace-*-*-*.log")) - before:
+        log.unlink()
+    assert objects(weed, url) == wanted
+    assert not list((tmp_path / "cache" / "outputs").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray(weed: servers.Bucket, inputs: Path, tmp_path: Path, around: None, wanted: dict[str, bytes]) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+    url = f"{weed.url}/{tmp_path.name}/out"
+    with contextlib.ExitStack() as stack:
+        ray = started("Ray", ray_cluster.cluster(num_nodes=1), stack)
+        prepared(inputs, url, dict(os.environ), "--executor", "ray", "--address", ray.address)
+    assert objects(weed, url) == wanted
