@@ -85,7 +85,7 @@ MODULES = (
 )
 """What is imported before anything is measured, as the modules of the peers are."""
 
-AHEAD = "256MB"
+AHEAD = "64MB"
 """Of batches, which have 24 bytes for each token of two."""
 
 

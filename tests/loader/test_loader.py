@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -186,6 +187,8 @@ def test_another_run_is_refused_by_field(run: Run, corpus: list[corpora.Corpus],
 
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
 def test_a_failing_read_reaches_the_training_loop(run: Run, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reading.num_workers:  # others would not have the fault
+        reading = msgspec.structs.replace(reading, start_method="fork")
     loader = Loader(run, micro_batch_size=12, reading=reading)
     gather = type(run.datasets[0].store).gather  # type: ignore[attr-defined]
     calls = itertools.count()
@@ -197,7 +200,7 @@ def test_a_failing_read_reaches_the_training_loop(run: Run, reading: Reading, mo
 
     monkeypatch.setattr(type(run.datasets[0].store), "gather", failing)  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="the disk is gone"):
-        list(loader)
+        list(itertools.islice(loader, 10_000))
     assert loader.position % 12 == 0
     before = loader.position
     monkeypatch.undo()
@@ -362,11 +365,16 @@ def test_a_thread_is_started_when_all_others_wait(monkeypatch: pytest.MonkeyPatc
     assert 5 <= len(threads) <= 10
 
 
-def test_tasks_that_never_wait_are_read_by_one_thread() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_tasks_are_read_by_one_thread_if_others_would_not_help(waits: bool) -> None:
+    """Those that never wait; and those that do when as much was asked for as may be under way."""
     threads = set()
 
     def read(number: int) -> int:
         threads.add(threading.get_ident())
+        if waits:
+            with waiting(for_more=False):
+                time.sleep(0)
         return number
 
     stream = in_threads([read], ((number, number) for number in range(500)), Reading(ahead=1 << 28), str)

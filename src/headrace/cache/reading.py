@@ -19,7 +19,7 @@ from headrace.cache.folder import read_folder
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.io import MmapReader, Reader, parse_size, reader
-from headrace.io.readers import IntArray, OpenFile, read_for, waiting
+from headrace.io.readers import IntArray, OpenFile, Wait, read_for, waiting
 
 if TYPE_CHECKING:
     from headrace.io import RemotePath
@@ -301,7 +301,7 @@ class CachedReader(Reader):
         store = self.cache.store
         firsts = [number * store.block_bytes + claim.begin for number, claim in claims.items()]
         sizes = [claim.end - claim.begin for claim in claims.values()]
-        with waiting():
+        with self._waiting():
             offsets, lengths = np.array(firsts, dtype=np.int64), np.array(sizes, dtype=np.int64)
             blocks = self.inner._read_each(file, path, offsets, lengths)
         num_kept = 0
@@ -315,13 +315,17 @@ class CachedReader(Reader):
     def _fetch_ranges(self, file: OpenFile, path: str, pieces: list[_Piece], out: ByteArray) -> None:
         offsets, lengths, places = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
         data = np.empty(int(lengths.sum()), np.uint8)
-        with waiting():
+        with self._waiting():
             self.inner._fill(file, path, offsets, lengths, data)
         at = 0
         for place, length in zip(places.tolist(), lengths.tolist(), strict=True):
             out[place : place + length] = data[at : at + length]
             at += length
         self.cache.store.count(fetched_bytes=len(data))
+
+    def _waiting(self) -> Wait:
+        """Say that this thread waits for files, which may lie on slow disks. A reader of objects says so itself."""
+        return contextlib.nullcontext() if self.inner.reads_urls else waiting()
 
     def _waited(self, path: str, number: int, wanted: Wanted, pieces: list[_Piece], out: ByteArray) -> bool:
         """Wait for a block that another process or thread fetches, and return whether it came."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _READ_FOR: ContextVar[Callable[[], str] | None] = ContextVar("headrace_read_for", default=None)
 
 Wait = contextlib.AbstractContextManager[None]
-_WAIT: ContextVar[Callable[[], Wait] | None] = ContextVar("headrace_wait", default=None)
+_WAIT: ContextVar[Callable[[bool], Wait] | None] = ContextVar("headrace_wait", default=None)
 
 
 @contextlib.contextmanager
@@ -63,15 +63,19 @@ def read_for() -> str:
     return "" if words is None else f" for {words()}"
 
 
-def tell_of_waits(wait: Callable[[], Wait]) -> None:
-    """Enter ``wait()`` around each wait of this thread for a store, so that others can read meanwhile."""
+def tell_of_waits(wait: Callable[[bool], Wait]) -> None:
+    """Enter ``wait(for_more)`` around each wait of this thread for a store, so that others can read meanwhile."""
     _WAIT.set(wait)
 
 
-def waiting() -> Wait:
-    """Return the context in which a reader waits for an object store, or for what a cache keeps from slow disks."""
+def waiting(*, for_more: bool = True) -> Wait:
+    """Return the context in which a reader waits for an object store, or for what a cache keeps from slow disks.
+
+    Args:
+        for_more: whether more could be asked for meanwhile, so that another thread had better begin to.
+    """
     wait = _WAIT.get()
-    return contextlib.nullcontext() if wait is None else wait()
+    return contextlib.nullcontext() if wait is None else wait(for_more)
 
 
 class FilePool:

@@ -133,21 +133,22 @@ class ReadAhead(Reads[T, M]):
         thread.start()
 
     @contextlib.contextmanager
-    def _wait(self, turn: _Turn) -> Iterator[None]:
+    def _wait(self, turn: _Turn, for_more: bool) -> Iterator[None]:
         """Let others read until the end of the block; a wait within another one changes nothing."""
         if turn.is_waiting:
             yield
             return
         turn.is_waiting = True
         turn.leave()
+        # One that waits while nobody could ask for more counts as one that reads, so that none is started for it.
         with self._lock:
-            self._num_waiting += 1
+            self._num_waiting += for_more
         self._start_another()
         try:
             yield
         finally:
             with self._lock:
-                self._num_waiting -= 1
+                self._num_waiting -= for_more
             turn.take()
             turn.is_waiting = False
 

@@ -260,13 +260,21 @@ class Client:
         self._secrets = Secrets(self._storages.values())
         self._said, self._num_silent = -_SAY_EVERY_S, 0
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._lock = Lock()
+        self.num_open = 0
+        """Requests that were asked for, a GET of each range, and have no answer yet."""
         self._thread = Thread(target=self._loop.run_forever, name="headrace-fetch", daemon=True)
         self._thread.start()
         atexit.register(self._end, os.getpid())
 
     def submit(self, request: FetchRequest) -> Future[FetchReply]:
         """Begin a request. Its future always has a reply; a failure is in it."""
+        self._count(request, 1)
         return asyncio.run_coroutine_threadsafe(self._answered(request), self._loop)
+
+    def _count(self, request: FetchRequest, sign: int) -> None:
+        with self._lock:
+            self.num_open += sign * (len(request.what.ranges) if isinstance(request.what, Get) else 1)
 
     def _end(self, process: int) -> None:
         """Give up what is under way, end the loop, and wait until obstore has done with it.
@@ -302,6 +310,8 @@ class Client:
         except Exception as error:
             # Never with the error as the cause: it could hold credentials.
             reply.error = StoreError(f"{request.what.url}: {type(error).__name__}: {self._secrets.hidden(str(error))}")
+        finally:
+            self._count(request, -1)
         return reply
 
     async def _answer(self, request: FetchRequest, reply: FetchReply) -> None:
@@ -642,3 +652,9 @@ def submit(request: FetchRequest) -> Future[FetchReply]:
         client = _PROCESS.client
     future: Future[FetchReply] = client.submit(request)
     return future
+
+
+def is_full() -> bool:
+    """Return whether this process has asked for as many requests as may be under way, so that more would only wait."""
+    client = _PROCESS.client
+    return isinstance(client, Client) and client.num_open >= MAX_IN_FLIGHT

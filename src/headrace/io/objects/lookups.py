@@ -35,6 +35,7 @@ from headrace.io.objects.client import (
     Get,
     Head,
     List,
+    is_full,
     process_lock,
     submit,
 )
@@ -175,7 +176,7 @@ class Objects:
     def finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
         """Wait for a request, count what it took, and return its reply; raises its error."""
         waited_s = 0.0
-        with waiting():
+        with waiting(for_more=not is_full()):
             while True:
                 try:
                     reply = future.result(timeout=_SAY_AFTER_S)
