@@ -85,7 +85,7 @@ MODULES = (
 )
 """What is imported before anything is measured, as the modules of the peers are."""
 
-AHEAD = "64MB"
+AHEAD, FAR_AHEAD = "64MB", "256MB"
 """Of batches, which have 24 bytes for each token of two."""
 
 
@@ -123,12 +123,12 @@ def used_bytes(case: str, batch: Any) -> int:
     return 2 * batch["input_ids"].numel()
 
 
-def ours(engine: str, url: str, case: str, folder: Path) -> remote_peers.Batches:
+def ours(engine: str, url: str, case: str, folder: Path, ahead: str = AHEAD) -> remote_peers.Batches:
     reader: Any = headrace.io.ObjectReader()
     if engine == OURS:
         reader = headrace.Cache(folder / "blocks", limit="10GB", block=BLOCK).reader(reader)
     run = open_run(url, case, reader)
-    loader = headrace.Loader(run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=AHEAD), uneven="allow")
+    loader = headrace.Loader(run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=ahead), uneven="allow")
     for batch in loader:
         yield used_bytes(case, batch), batch
 
@@ -185,7 +185,7 @@ def through_cache(url: str, kind: str, part: float, folder: Path) -> dict[str, A
 def paced(url: str, folder: Path) -> dict[str, Any]:
     for module in MODULES:
         import_module(module)
-    batches = ours(OURS, url, "large", folder)
+    batches = ours(OURS, url, "large", folder, FAR_AHEAD)
     used, _ = next(batches)
     began, waited_s, due = time.perf_counter(), 0.0, time.perf_counter()
     settled = began + SETTLED_S
