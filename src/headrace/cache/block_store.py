@@ -63,10 +63,11 @@ _PAUSE_S: Final = 30.0
 """How long a process keeps no new blocks after a block could not be written."""
 
 _OPEN_BLOCKS: Final = 64
+"""The most blocks that a process has open. One that was evicted takes room on the disk until it is closed."""
+
 _C: Final = ctypes.PyDLL(None)
 _C.pread.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong
 _C.pread.restype = ctypes.c_ssize_t
-"""The most blocks that a process has open. One that was evicted takes room on the disk until it is closed."""
 
 _LOOK_S: Final = 0.005
 _log = logging.getLogger("headrace")
@@ -130,7 +131,6 @@ def _pread(descriptor: int, view: memoryview, at: int) -> int:
     It keeps the interpreter lock, unlike `os.preadv`. A thread that lets go of it for each of some hundred small pieces
     that lie in the page cache gets it back late each time, from a loop that launches kernels after milliseconds.
     """
-    # A view of one byte gives the address, and keeps the memory.
     target = ctypes.c_char.from_buffer(view)
     count: int = _C.pread(descriptor, ctypes.addressof(target), len(view), at)
     return count
