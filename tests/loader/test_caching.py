@@ -99,6 +99,28 @@ def test_an_endless_run_has_a_next_use_for_every_block(prefix: str, tmp_path: Pa
     assert ((found > 5) & (found < NEVER)).all()
 
 
+def test_spans_that_are_planned_together_are_pinned_until_the_last_was_read(prefix: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", limit="1MB", block=BLOCK)
+    run = run_over(headrace.open(prefix, reader=cache.reader("pread")))
+    planner = CachePlanner(run, Share(0, 1, 16), cache, per_node=1)
+    planner.begin()
+
+    def planned(first: int, num_spans: int) -> int:
+        positions = np.arange(first, first + 16 * num_spans)
+        planner.plan(positions, positions // 16, num_spans)
+        query = "SELECT COUNT(DISTINCT span) FROM pins"
+        found: int = cache.store._process().index.execute(query).fetchone()[0]
+        return found
+
+    assert planner.num_together == 1
+    assert planned(0, 2) == 1
+    assert 1 <= planner.num_together <= 16
+    planner.done()
+    assert planned(32, 1) == 2, "one of the two spans was not read"
+    planner.done()
+    assert planned(48, 1) == 2, "both were"
+
+
 def test_ranks_of_slots() -> None:
     for size, world_size, micro in ((12, 2, 3), (13, 2, 2), (7, 4, 3), (1, 5, 1), (31, 3, 4)):
         offsets = np.arange(size)
