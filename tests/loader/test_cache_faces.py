@@ -57,9 +57,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     found: set[str] = set()
     plan = BlockStore.plan
 
-    def noted(self: BlockStore, run: str, *rest: Any, **more: Any) -> None:
+    def noted(self: BlockStore, run: str, *rest: Any, **more: Any) -> set[str]:
         found.add(run)
-        plan(self, run, *rest, **more)
+        return plan(self, run, *rest, **more)
 
     monkeypatch.setattr(BlockStore, "plan", noted)
     return found

@@ -6,8 +6,10 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.cache_planner import CachePlanner
 from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError
+from headrace.io import PreadReader
+from headrace.io.readers import ByteArray, FileRanges
 from headrace.loader import spans
 from headrace.loader.ranks import Ranks
 from headrace.plan import Share
@@ -106,19 +110,58 @@ def test_spans_that_are_planned_together_are_pinned_until_the_last_was_read(pref
     planner.begin()
 
     def planned(first: int, num_spans: int) -> int:
-        positions = np.arange(first, first + 16 * num_spans)
-        planner.plan(positions, positions // 16, num_spans)
+        """Plan some spans from a position on, and return how many plans are pinned."""
+        steps = range(first // 16, first // 16 + num_spans)
+        spans = [planner.add(np.arange(16 * step, 16 * step + 16), [step], [16]) for step in steps]
+        planner.plan(spans[-1])
         query = "SELECT COUNT(DISTINCT span) FROM pins"
         found: int = cache.store._process().index.execute(query).fetchone()[0]
         return found
 
     assert planner.num_together == 1
-    assert planned(0, 2) == 1
-    assert 1 <= planner.num_together <= 16
+    assert planned(0, 1) == 1
+    assert 2 <= planner.num_together <= 16
+    assert planned(16, 2) == 2, "two spans are one plan"
     planner.done()
-    assert planned(32, 1) == 2, "one of the two spans was not read"
     planner.done()
-    assert planned(48, 1) == 2, "both were"
+    assert planned(48, 1) == 2, "one of the two spans was not read"
+    planner.done()
+    assert planned(64, 1) == 2, "both were"
+
+
+def test_a_span_fetches_its_blocks_of_all_files_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made where spans are read, so that a loop that trains does not wait for them."""
+    rng = np.random.default_rng(4)
+    for shard in range(4):
+        corpora.write(tmp_path / "web" / f"shard-{shard}", [rng.integers(0, 60_000, 200) for _ in range(40)])
+    asked: list[set[str]] = []
+
+    class Noting(PreadReader):
+        def _read_files(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
+            asked.append({Path(one.path).name for one in files})
+            return super()._read_files(files)
+
+    planned: set[str] = set()
+    plan = block_store.BlockStore.plan
+
+    def noted(*rest: Any, **more: Any) -> set[str]:
+        planned.add(threading.current_thread().name)
+        return plan(*rest, **more)
+
+    monkeypatch.setattr(block_store.BlockStore, "plan", noted)
+    cache = Cache(tmp_path / "cache", limit="4MB", block=BLOCK)
+    run = run_over(headrace.open(str(tmp_path / "web"), reader=cache.reader(Noting())))
+    loader = headrace.Loader(run, micro_batch_size=16, reading=headrace.loader.Reading(num_threads=1))
+    plain = run_over(headrace.open(str(tmp_path / "web")))
+    assert [batch["input_ids"].flatten().tolist() for batch in loader] == fed(plain)
+    asked = [names for names in asked if not any(name.endswith(".idx") for name in names)]
+    uses = BlockUses.of_run(plain, block_bytes=BLOCK)
+    files = uses.table.files(uses.reads(np.arange(16)).blocks)
+    assert asked[0] == {Path(uses.files[file]).name for file in files.tolist()}
+    assert len(asked[0]) > 1
+    assert len(asked) < cache.stats.fetched_blocks / 4
+    assert planned == {"headrace-read"}
+    assert cache.stats.bypassed_blocks == cache.stats.waited_blocks == 0
 
 
 def test_ranks_of_slots() -> None:

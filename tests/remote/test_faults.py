@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 
 import corpora
+import energon_made
 import headrace
 import servers
 from fault_proxy import KINDS, FaultProxy, fault_proxy
 from headrace.errors import StoreError
 from headrace.io import FetchPolicy, ObjectReader
 from headrace.io.objects.reader import merged
+from headrace.preparing.energon import EnergonOptions, SplitChoice, prepare_energon
+from headrace.stores.energon import EnergonStore
 
 pytestmark = pytest.mark.remote
 
@@ -147,8 +150,8 @@ def test_opening_asks_at_once(
     proxy.latency_s = 0.3
     reader = ObjectReader(storage, policy=QUICK)
     store = headrace.open(f"{url}/shard-0", reader=reader)
-    assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (8, 1, 1)
-    assert proxy.most_at_once == 9
+    assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (3, 2, 1)
+    assert proxy.most_at_once == 5
     assert isinstance(store, headrace.stores.Store)
     proxy.most_at_once = 0
     reader = ObjectReader(storage, policy=QUICK)
@@ -158,6 +161,38 @@ def test_opening_asks_at_once(
     assert proxy.most_at_once == 11
     proxy.latency_s = 0.0
     assert whole.fingerprint == local.fingerprint
+
+
+def test_what_a_shard_is_known_by_comes_with_its_index(
+    weed: servers.Bucket, storage: headrace.Storage, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    local = corpora.make(tmp_path / "web", 5, 200, num_shards=2, max_length=900).store
+    url = weed.upload(tmp_path / "web", f"{tmp_path.name}/web")
+    proxy.latency_s = 0.3
+    reader = ObjectReader(storage, policy=QUICK)
+    store = headrace.open(url, reader=reader)
+    assert isinstance(store, headrace.stores.Store)
+    assert reader.stats.gets == proxy.gets == 6, "an index and two ends of each"
+    assert proxy.most_at_once == 6
+    assert store.fingerprint == local.fingerprint
+    assert reader.stats.gets == 6
+    assert store.fingerprint == local.fingerprint, "also from what was kept"
+
+
+def test_an_energon_dataset_opens_in_two_round_trips(
+    weed: servers.Bucket, storage: headrace.Storage, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    root = energon_made.write_shards(tmp_path / "ds", {"a.tar": [("0.txt", b"zero"), ("1.txt", b"one")]})
+    prepare_energon(root, options=EnergonOptions(split=SplitChoice(ratio=(1, 0))))
+    (root / ".nv-meta" / "dataset.yaml").write_text("{__module__: megatron.energon, __class__: CrudeWebdataset}")
+    url = weed.upload(root, f"{tmp_path.name}/ds")
+    proxy.latency_s = 0.3
+    reader = ObjectReader(storage, policy=QUICK)
+    store = headrace.open(url, reader=reader, split_part="train")
+    assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (3, 2, 3)
+    assert proxy.most_at_once == 5
+    assert isinstance(store, EnergonStore)
+    assert [sample.parts for sample in store.read(np.arange(2))] == [{"txt": b"zero"}, {"txt": b"one"}]
 
 
 def test_a_run_with_faults_is_the_local_run(

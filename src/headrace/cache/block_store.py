@@ -244,11 +244,12 @@ class BlockStore:
 
     def plan(
         self, run: str, step: int, step_s: float, *, span: int, blocks: Sequence[PlannedBlock], done: Sequence[int]
-    ) -> None:
+    ) -> set[str]:
         """Decide what is kept of the blocks that a span of samples is going to read.
 
         Spans are planned in the order of the run, and read at any time after that. What is to be kept and is not there
         is reserved, so that `claim` gives it to whoever reads it first. All blocks are pinned until the span is done.
+        Return the names of the blocks that were reserved.
 
         Args:
             run: the name of the run.
@@ -259,6 +260,7 @@ class BlockStore:
             done: the numbers of planned spans that were read, or will not be.
         """
         process = self._process()
+        reserved: set[str] = set()
         # What finds no room is not known, and its block is the first to go.
         with contextlib.suppress(_FullError), process.lock, self._changing(process) as index:
             self._release(process, index, done)
@@ -273,7 +275,9 @@ class BlockStore:
             index.executemany("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", pins)
             runs = self._eviction(index).runs()
             for block in missing:
-                self._reserve(process, index, block, run, runs)
+                if self._reserve(process, index, block, run, runs):
+                    reserved.add(block.wanted.name)
+        return reserved
 
     def next_span(self) -> int:
         """Return a number for the next span that is planned."""
@@ -299,8 +303,11 @@ class BlockStore:
         block: PlannedBlock,
         run: str,
         runs: Mapping[str, tuple[int, float]],
-    ) -> None:
-        """Keep room for a block that is to be kept. Of two files of the same block the one before is removed."""
+    ) -> bool:
+        """Keep room for a block that is to be kept, and return whether it is to be fetched.
+
+        Of two files of the same block the one before is removed.
+        """
         wanted, name = block.wanted, block.wanted.name
         begin, end = wanted.begin, wanted.end
         if block.next_use != NEVER:
@@ -308,7 +315,7 @@ class BlockStore:
             more = (0, wanted.size) if patience is None else block.part(patience)
             begin, end = min(begin, more[0]), min(max(end, more[1]), wanted.size)
         if time.monotonic() < self._no_writes_until:
-            return
+            return False
         before = block_of(index, name)
         room = 0 if before is None else before.num_bytes
         row = index.execute("SELECT first, bytes, digest, file FROM leaving WHERE name = ?", (name,)).fetchone()
@@ -318,7 +325,7 @@ class BlockStore:
             # Uses are noted for blocks that are there; this one's are noted anew before it is read again.
             if before is None:
                 index.execute("DELETE FROM uses WHERE name = ?", (name,))
-            return
+            return False
         for victim in victims:
             self._evict(process, index, victim)
         self._stats.evicted_blocks += len(victims)
@@ -336,6 +343,7 @@ class BlockStore:
             kept = KeptBlock(name, end - begin, process.owner, None, begin, file, 0)
         index.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", kept)
         index.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", (run, name, block.next_use))
+        return not is_left
 
     def _release(self, process: _Process, index: sqlite3.Connection, spans: Sequence[int]) -> None:
         """Within a transaction, remove the pins of spans, what is left of them, and what left for them."""

@@ -64,6 +64,14 @@ class Wanted(NamedTuple):
     end: int
 
 
+class MissingBlock(NamedTuple):
+    """A block for which room is kept and which is to be fetched: its file, its number there, and what is read of it."""
+
+    path: str
+    number: int
+    wanted: Wanted
+
+
 class Claim(NamedTuple):
     """Who fetches a block, and which part of it: this process, another one, or nobody (``"bypass"``)."""
 

@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,12 +16,12 @@ import msgspec
 import numpy as np
 
 from headrace.cache.block_store import BlockStore, ByteArray, CacheContent, CacheStats
-from headrace.cache.eviction import Claim, Policy, Wanted, block_name
+from headrace.cache.eviction import Claim, MissingBlock, Policy, Wanted, block_name
 from headrace.cache.folder import read_folder
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.io import MmapReader, Reader, parse_size, reader
-from headrace.io.readers import IntArray, OpenFile, Wait, read_for, waiting
+from headrace.io.readers import NO_ENDS, FileRanges, IntArray, OpenFile, ReadFailure, Wait, read_for, waiting
 
 if TYPE_CHECKING:
     from headrace.io import RemotePath
@@ -152,6 +154,17 @@ class Cache:
                     break
         return self._identities.get(path)
 
+    def fetch(self, blocks: Sequence[MissingBlock]) -> None:
+        """Fetch blocks that are not there, those of objects all at the same time, unless others do; see `BlockStore`.
+
+        Raises:
+            StoreError: an object cannot be read, or has changed.
+        """
+        left = list(blocks)
+        for one in self._readers:
+            if left:
+                left = one.fetch(left)
+
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"limit": self.limit_bytes, "block": self.block_bytes, "policy": self.policy}
         return _cache, (str(self.folder), options)
@@ -174,6 +187,15 @@ class _Piece(NamedTuple):
     begin: int
     length: int
     at: int
+
+
+class _Claimed(NamedTuple):
+    """A block of an open file that this process has claimed."""
+
+    file: OpenFile
+    path: str
+    number: int
+    claim: Claim
 
 
 class CachedReader(Reader):
@@ -213,9 +235,9 @@ class CachedReader(Reader):
         """Keep a whole file, such as an index, as the inner reader does."""
         self.inner.keep(path)
 
-    def keep_all(self, paths: Sequence[str]) -> None:
-        """Keep whole files, as the inner reader does."""
-        self.inner.keep_all(paths)
+    def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
+        """Keep whole files, and the ends of others, as the inner reader does."""
+        self.inner.keep_all(paths, ends)
 
     def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
         """Ask as the inner reader does."""
@@ -271,57 +293,92 @@ class CachedReader(Reader):
         for first in range(0, len(numbers), at_a_time):
             self._fetch(file, path, {number: missing[number] for number in numbers[first : first + at_a_time]}, out)
 
+    def fetch(self, blocks: Sequence[MissingBlock]) -> list[MissingBlock]:
+        """Fetch those blocks whose files this reader can open, unless others do; return all others."""
+        opened: list[tuple[OpenFile, MissingBlock]] = []
+        others = []
+        for block in blocks:
+            try:
+                opened.append((self._open(block.path), block))
+            except StoreError:
+                others.append(block)
+        at_a_time = max(1, FETCH_BYTES // self.cache.block_bytes)
+        for first in range(0, len(opened), at_a_time):
+            some = opened[first : first + at_a_time]
+            claims = self.cache.store.claim([block.wanted for _, block in some])
+            ours = [
+                _Claimed(file, block.path, block.number, claim)
+                for (file, block), claim in zip(some, claims, strict=True)
+                if claim.who == "ours"
+            ]
+            # Who reads such a block meets the fault again, and tries again.
+            with contextlib.suppress(ReadFailure):
+                self._fetch_claimed(ours, [], lambda _, __: None)
+        return others
+
     def _fetch(self, file: OpenFile, path: str, missing: dict[int, list[_Piece]], out: ByteArray) -> None:
         """Fetch blocks that are not there, to keep them or only as far as they are read; fill what is read of them."""
         store = self.cache.store
         wanted = {number: self._wanted(file, path, number, pieces) for number, pieces in missing.items()}
         claims = dict(zip(missing, store.claim(list(wanted.values())), strict=True))
-        ours = {number: claim for number, claim in claims.items() if claim.who == "ours"}
-        bypassed = [number for number, claim in claims.items() if claim.who == "bypass"]
-        try:
-            if ours:
-                self._fetch_kept(file, path, ours, missing, out)
-        except BaseException:
-            # Blocks that are there by now are not given up: they have no owner any more.
-            for number in ours:
-                store.give_up(wanted[number].name)
-            raise
+
+        def fill(one: _Claimed, block: ByteArray) -> None:
+            for piece in missing[one.number]:
+                begin = piece.begin - one.claim.begin
+                out[piece.at : piece.at + piece.length] = block[begin : begin + piece.length]
+
+        def fetch(ours: list[_Claimed], bypassed: list[int]) -> None:
+            pieces = [piece for number in bypassed for piece in _placed(number, missing, store)]
+            ranges = [FileRanges(file, path, *_columns(pieces))] if pieces else []
+            for data in self._fetch_claimed(ours, ranges, fill):
+                for piece, found in zip(pieces, data, strict=True):
+                    out[piece.at : piece.at + piece.length] = found
+            if bypassed:
+                store.count(bypassed_blocks=len(bypassed))
+
+        fetch(
+            [_Claimed(file, path, number, claim) for number, claim in claims.items() if claim.who == "ours"],
+            [number for number, claim in claims.items() if claim.who == "bypass"],
+        )
+        late = []
         for number in [number for number, claim in claims.items() if claim.who == "theirs"]:
             if self._waited(path, number, wanted[number], missing[number], out):
                 store.count(waited_blocks=1)
             else:
-                bypassed.append(number)
-        if bypassed:
-            self._fetch_ranges(file, path, [piece for one in bypassed for piece in _placed(one, missing, store)], out)
-            store.count(bypassed_blocks=len(bypassed))
+                late.append(number)
+        if late:
+            fetch([], late)
 
-    def _fetch_kept(
-        self, file: OpenFile, path: str, claims: dict[int, Claim], missing: dict[int, list[_Piece]], out: ByteArray
-    ) -> None:
+    def _fetch_claimed(
+        self, ours: Sequence[_Claimed], ranges: Sequence[FileRanges], use: Callable[[_Claimed, ByteArray], None]
+    ) -> list[list[ByteArray]]:
+        """Fetch blocks that this process has claimed and ranges of others at the same time, and return the ranges.
+
+        ``use`` gets each block before it is written to the cache.
+        """
         store = self.cache.store
-        firsts = [number * store.block_bytes + claim.begin for number, claim in claims.items()]
-        sizes = [claim.end - claim.begin for claim in claims.values()]
-        with self._waiting():
-            offsets, lengths = np.array(firsts, dtype=np.int64), np.array(sizes, dtype=np.int64)
-            blocks = self.inner._read_each(file, path, offsets, lengths)
+        files = []
+        for _, group in groupby(ours, attrgetter("path")):
+            some = list(group)
+            firsts = [one.number * store.block_bytes + one.claim.begin for one in some]
+            sizes = [one.claim.end - one.claim.begin for one in some]
+            files.append(FileRanges(some[0].file, some[0].path, *map(np.array, (firsts, sizes))))
         num_kept = 0
-        for (number, claim), block in zip(claims.items(), blocks, strict=True):
-            for piece in missing[number]:
-                begin = piece.begin - claim.begin
-                out[piece.at : piece.at + piece.length] = block[begin : begin + piece.length]
-            num_kept += store.put(self._name(path, number), self._size(file, number), claim.begin, block)
-        store.count(fetched_blocks=num_kept, fetched_bytes=sum(sizes))
-
-    def _fetch_ranges(self, file: OpenFile, path: str, pieces: list[_Piece], out: ByteArray) -> None:
-        offsets, lengths, places = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
-        data = np.empty(int(lengths.sum()), np.uint8)
-        with self._waiting():
-            self.inner._fill(file, path, offsets, lengths, data)
-        at = 0
-        for place, length in zip(places.tolist(), lengths.tolist(), strict=True):
-            out[place : place + length] = data[at : at + length]
-            at += length
-        self.cache.store.count(fetched_bytes=len(data))
+        try:
+            with self._waiting():
+                found = self.inner._read_files([*files, *ranges])
+            for one, block in zip(ours, chain.from_iterable(found[: len(files)]), strict=True):
+                use(one, block)
+                size = self._size(one.file, one.number)
+                num_kept += store.put(self._name(one.path, one.number), size, one.claim.begin, block)
+        except BaseException:
+            # Blocks that are there by now are not given up: they have no owner any more.
+            for one in ours:
+                store.give_up(self._name(one.path, one.number))
+            raise
+        fetched = sum(int(one.lengths.sum()) for one in (*files, *ranges))
+        store.count(fetched_blocks=num_kept, fetched_bytes=fetched)
+        return found[len(files) :]
 
     def _waiting(self) -> Wait:
         """Say that this thread waits for files, which may lie on slow disks. A reader of objects says so itself."""
@@ -383,6 +440,12 @@ def _views(pieces: list[_Piece], out: ByteArray) -> Iterator[tuple[int, memoryvi
     view = out.data
     for begin, length, at in pieces:
         yield begin, view[at : at + length]
+
+
+def _columns(pieces: list[_Piece]) -> tuple[IntArray, IntArray]:
+    """Return where pieces begin, and their lengths."""
+    begins, lengths, _ = zip(*pieces, strict=True)
+    return np.array(begins, dtype=np.int64), np.array(lengths, dtype=np.int64)
 
 
 def _placed(number: int, missing: dict[int, list[_Piece]], store: BlockStore) -> Iterator[_Piece]:

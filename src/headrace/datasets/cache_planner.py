@@ -2,7 +2,7 @@
 
     spans, in order --> blocks, when the node reads each of them next --> BlockStore.plan: what is kept, and room for it
           |                                                                      |
-          +--> threads and workers read them, many at a time ------- fetch what is reserved, and the rest by ranges
+          +--> threads and workers read them, many at a time: first they fetch what is reserved, all files at once
           |
           +--> done, in order --> BlockStore.plan unpins their blocks
 
@@ -12,14 +12,16 @@ So the order in which reads happen to go on changes nothing, and reading ahead f
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import partial
+from threading import Lock
 from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
 
 from headrace.cache import Cache
-from headrace.cache.eviction import NEVER, PlannedBlock, Wanted, block_name
+from headrace.cache.eviction import NEVER, MissingBlock, PlannedBlock, Wanted, block_name
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError
@@ -37,8 +39,26 @@ _MOST_TOGETHER = 16
 _LEAST_PART = 64
 
 
-Stream = deque[int]
-"""For each span that is planned and not read yet, the number under which it was planned."""
+class CachedSpan:
+    """A span of samples that is read through a cache. Once it is planned, it holds no more than is sent to a worker.
+
+    Attributes:
+        number: under which it was planned; None before that.
+        missing: the blocks that are kept from then on and are not there, to be fetched before the span is read.
+    """
+
+    __slots__ = ("missing", "number", "positions", "sizes", "steps")
+
+    def __init__(self, positions: IntArray, steps: Sequence[int], sizes: Sequence[int]) -> None:
+        self.positions = positions
+        self.steps = steps
+        self.sizes = sizes
+        self.number: int | None = None
+        self.missing: tuple[MissingBlock, ...] = ()
+
+
+Stream = deque[CachedSpan]
+"""The spans that were added and not read yet."""
 
 
 class _Coming(NamedTuple):
@@ -112,6 +132,8 @@ class CachePlanner:
         self._first_look = sum(leaf.num_samples for leaf in run.plan.leaves)
         self._coming: dict[int, _Coming] = {}
         self._sent: Stream = deque()
+        self._unplanned: Stream = deque()
+        self._lock = Lock()
         self._done: list[int] = []
         self._began: tuple[int, float] | None = None
         self._span_bytes = 0
@@ -131,6 +153,7 @@ class CachePlanner:
         """Begin to plan a stream of spans; what was planned of the one before is not read any more."""
         self.finish(self._sent)
         self._sent = deque()
+        self._unplanned = deque()
         return self._sent
 
     @property
@@ -143,19 +166,49 @@ class CachePlanner:
             return 1
         return max(1, min(_MOST_TOGETHER, self._cache.limit_bytes // _LEAST_PART // self._span_bytes))
 
-    def plan(self, positions: IntArray, steps: IntArray, num_spans: int = 1) -> None:
-        """Plan what the cache keeps of the blocks of some spans of samples, before they are read.
+    def add(self, positions: IntArray, steps: Sequence[int], sizes: Sequence[int]) -> CachedSpan:
+        """Add the next span of the run: the positions of its samples, ``sizes[i]`` of them of step ``steps[i]``.
 
-        ``positions`` and ``steps`` are (n,) int64: of the samples that are read next, and of their steps, which rise.
-        Spans are planned in the order of the run and may be read at any time; `done` for each or `finish` follows.
+        Before it is read, `plan` follows; after that `done`, or `finish` for all that are left.
         """
-        number = self._cache.store.next_span()
-        self._sent.extend([number] * num_spans)
-        if not len(positions) or self._cache.policy != "plan":
+        span = CachedSpan(positions, steps, sizes)
+        self._sent.append(span)
+        self._unplanned.append(span)
+        return span
+
+    def plan(self, span: CachedSpan) -> None:
+        """Plan what the cache keeps of the blocks of a span, unless that was done, in any thread.
+
+        Spans are planned in the order in which they were added, and some that follow together with this one.
+        """
+        if span.number is not None:
             return
+        with self._lock:
+            while span.number is None and self._unplanned:
+                num_spans = min(len(self._unplanned), self.num_together)
+                self._plan([self._unplanned.popleft() for _ in range(num_spans)])
+
+    def _plan(self, together: Sequence[CachedSpan]) -> None:
+        number = self._cache.store.next_span()
+        missing: list[list[MissingBlock]] = [[] for _ in together]
+        positions = np.concatenate([span.positions for span in together])
+        if len(positions) and self._cache.policy == "plan":
+            steps = np.concatenate([np.repeat(np.array(span.steps, np.int64), span.sizes) for span in together])
+            span_ends = np.cumsum([len(span.positions) for span in together])
+            for block, first in self._planned(number, positions, steps, span_ends):
+                missing[first].append(block)
+        for span, blocks in zip(together, missing, strict=True):
+            span.missing = tuple(blocks)
+            span.positions, span.steps, span.sizes = positions[:0], (), ()
+            span.number = number
+
+    def _planned(
+        self, number: int, positions: IntArray, steps: IntArray, span_ends: IntArray
+    ) -> Iterator[tuple[MissingBlock, int]]:
+        """Plan spans under a number; yield each block that is missing, with the first of the spans that reads it."""
         reads = self._uses.reads(positions)
         read_steps = steps[reads.rows]
-        self._span_bytes = -(-int(reads.used_bytes.sum()) // num_spans)
+        self._span_bytes = -(-int(reads.used_bytes.sum()) // len(span_ends))
         # The last use of each block among these samples.
         order = np.lexsort((read_steps, reads.blocks))
         lasts = np.flatnonzero(np.diff(reads.blocks[order], append=-1))
@@ -163,35 +216,41 @@ class CachePlanner:
         begins = np.minimum.reduceat(reads.begins[order], firsts).tolist()
         ends = np.maximum.reduceat(reads.ends[order], firsts).tolist()
         since = read_steps[order[firsts]].tolist()
+        # The span in which each block comes first.
+        spans = np.searchsorted(span_ends, reads.rows[order[firsts]], side="right").tolist()
         blocks = reads.blocks[order[lasts]]
         uses = self.next_uses(blocks, read_steps[order[lasts]]).tolist()
         table = self._uses.table
         files = table.files(blocks)
         within = (blocks - table.firsts[files]).tolist()
         sizes = table.sizes(blocks).tolist()
-        planned = []
+        planned: list[PlannedBlock] = []
+        places: dict[str, tuple[MissingBlock, int]] = {}
         for row, (block, file, use) in enumerate(zip(blocks.tolist(), files.tolist(), uses, strict=True)):
             identity = self._cache.identity(self._uses.files[file])
             if identity is not None:
                 wanted = Wanted(block_name(identity, within[row]), sizes[row], begins[row], ends[row])
                 planned.append(PlannedBlock(wanted, use, partial(self._part, block, since[row])))
+                places[wanted.name] = MissingBlock(self._uses.files[file], within[row], wanted), spans[row]
         step = int(steps[-1])
         done, self._done = self._done, []
-        self._cache.store.plan(self._name, step, self._step_s(step), span=number, blocks=planned, done=done)
+        reserved = self._cache.store.plan(self._name, step, self._step_s(step), span=number, blocks=planned, done=done)
+        yield from (place for name, place in places.items() if name in reserved)
 
     def done(self) -> None:
         """Say that the first of the spans which are not done yet was read."""
         if self._sent:
-            number = self._sent.popleft()
-            if number not in self._sent:
+            number = self._sent.popleft().number
+            if number is not None and all(span.number != number for span in self._sent):
                 self._done.append(number)
 
     def finish(self, stream: Stream) -> None:
         """Say that what was planned of a stream was read, or will not be, unless a new one has begun."""
         if stream is not self._sent:
             return
-        if self._cache.policy == "plan" and (self._done or self._sent):
-            self._cache.store.finish([*self._done, *dict.fromkeys(self._sent)])
+        planned = dict.fromkeys(span.number for span in self._sent if span.number is not None)
+        if self._cache.policy == "plan" and (self._done or planned):
+            self._cache.store.finish([*self._done, *planned])
         self._done.clear()
         self._sent.clear()
 

@@ -28,7 +28,7 @@ from headrace.plan.slots import num_micro_batches
 
 if TYPE_CHECKING:
     from headrace.cache import Cache
-    from headrace.datasets.cache_planner import CachePlanner
+    from headrace.datasets.cache_planner import CachedSpan, CachePlanner
 
 __all__ = ["NumpyLoader"]
 
@@ -94,7 +94,8 @@ class NumpyLoader:
         self._share = Share(rank, world_size, micro_batch_size)
         check_group_batches(run.traits.is_group_batches, self._share)
         check_blocks(run, self._share, 0)
-        self._planner = self._planner_for(cache_of(run.datasets), per_node)
+        self._cache: Cache | None = cache_of(run.datasets)
+        self._planner = self._planner_for(self._cache, per_node)
         self._draw = run.draw
         self._position = 0
         self._iteration = 0
@@ -141,7 +142,7 @@ class NumpyLoader:
         read_identity(self.run)
         stream = None if self._planner is None else self._planner.begin()
         planned = self._planned(begin)
-        read = _Reading(self.run, begin, self._share)
+        read = _Reading(self.run, begin, self._share, self._cache, self._planner)
         with ThreadPoolExecutor(1, "headrace-read") as thread:
             ahead: deque[tuple[Future[NumpyBatch], int]] = deque()
             try:
@@ -184,7 +185,7 @@ class NumpyLoader:
             for size, step, after in zip(plan.sizes.tolist(), plan.steps.tolist(), plan.afters.tolist(), strict=True):
                 one = _Planned(located.rows(row, row + size), step, after)
                 if self._planner is not None:
-                    self._planner.plan(one.located.positions, np.full(size, step, dtype=np.int64))
+                    one = one._replace(cached=self._planner.add(one.located.positions, [step], [size]))
                 yield one
                 row += size
             position, wanted = int(plan.afters[-1]), _PLANNED
@@ -231,18 +232,23 @@ class NumpyLoader:
 
 
 class _Planned(NamedTuple):
-    """A micro-batch that is planned but not read, its step, and the position of the run after it."""
+    """A micro-batch that is not read yet, its step, the position of the run after it, and what a cache plans."""
 
     located: Located
     step: int
     after: int
+    cached: CachedSpan | None = None
 
 
 class _Reading:
     """Reads planned micro-batches, in order and in one thread, and counts what their loss is divided by."""
 
-    def __init__(self, run: Run, position: int, share: Share) -> None:
+    def __init__(
+        self, run: Run, position: int, share: Share, cache: Cache | None, planner: CachePlanner | None
+    ) -> None:
         self._run = run
+        self._cache = cache
+        self._planner = planner
         self._where = f"on rank {share.rank} of {share.world_size}"
         self._totals = StepTotals(run) if run.traits.is_counted else None
         if self._totals is not None:
@@ -251,6 +257,9 @@ class _Reading:
     def __call__(self, planned: _Planned) -> NumpyBatch:
         run, located = self._run, planned.located
         with reading_for(lambda: f"{len(located.positions)} samples of step {planned.step:,} {self._where}"):
+            if self._cache is not None and self._planner is not None and planned.cached is not None:
+                self._planner.plan(planned.cached)
+                self._cache.fetch(planned.cached.missing)
             batch: NumpyBatch = dict(run.read(located))
         batch["sample_positions"] = located.positions.copy()
         batch |= repeated(run.constants, len(located.positions))

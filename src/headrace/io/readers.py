@@ -16,12 +16,13 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -232,6 +233,18 @@ class OpenFile:
             os.close(self.fd)
 
 
+NO_ENDS: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class FileRanges(NamedTuple):
+    """Ranges of an open file, (n,) int64: the byte where each begins, and how many bytes it has."""
+
+    file: OpenFile
+    path: str
+    offsets: IntArray
+    lengths: IntArray
+
+
 class Reader(ABC):
     """Reads ranges of files. It is safe in threads and across a fork, and only its configuration is pickled.
 
@@ -349,8 +362,11 @@ class Reader(ABC):
         """
         return
 
-    def keep_all(self, paths: Sequence[str]) -> None:
-        """Do the same as `keep` for many files, several of them at the same time if they are remote."""
+    def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
+        """Do the same as `keep` for many files, several of them at the same time if they are remote.
+
+        With them fetch the ends of remote files, by path: so many bytes as `ends` will be asked for.
+        """
         for path in paths:
             self.keep(path)
 
@@ -476,11 +492,17 @@ class Reader(ABC):
             StoreError: the file has changed since it was opened.
         """
 
-    def _read_each(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray) -> list[ByteArray]:
-        """Read ranges as `_fill` does, and return the bytes of each, which may be memory of the reader's own."""
-        data = np.empty(int(lengths.sum()), np.uint8)
-        self._fill(file, path, offsets, lengths, data)
-        return np.split(data, np.cumsum(lengths)[:-1])
+    def _read_files(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
+        """Read ranges of several files as `_fill` does, of objects all at the same time.
+
+        For each file, return the bytes of each range, which may be memory of the reader's own.
+        """
+        found = []
+        for file, path, offsets, lengths in files:
+            data = np.empty(int(lengths.sum()), np.uint8)
+            self._fill(file, path, offsets, lengths, data)
+            found.append(np.split(data, np.cumsum(lengths)[:-1]))
+        return found
 
 
 class MmapReader(Reader):

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice, repeat
 from pkgutil import resolve_name
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 from weakref import proxy
 
-import numpy as np
 import xxhash
 
 from headrace.datasets import Run
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from headrace.cache import Cache
     from headrace.datasets import FramedRun
     from headrace.datasets.cache_planner import CachePlanner
+    from headrace.datasets.dataset import Tell
     from headrace.loader.balancing import Balance, BlockDealing, Dealing, StepAssignment
 
 
@@ -185,7 +186,6 @@ class SpanFeed:
         self._agrees = options.ranks.agree
         self._share = options.share
         self.cache: Cache | None = cache_of(run.datasets)
-        self._reader = StreamReader(run, self._choice, options.ranks, self.cache, times_files=options.times_files)
         self._debug = options.debug
         self.assignment: StepAssignment | None = None
         dealing: BlockDealing | None = None
@@ -203,6 +203,8 @@ class SpanFeed:
                 dealt=None if dealing is None else dealing.uses,
                 is_balanced=options.balance is not None,
             )
+        planner, times_files = self._planner, options.times_files
+        self._reader = StreamReader(run, self._choice, options.ranks, self.cache, planner, times_files=times_files)
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
 
@@ -227,7 +229,7 @@ class SpanFeed:
             if self._planner is not None:
                 self._planner.done()
             pace.learn(len(span.sizes), rows.cost)
-            batches = divide(rows, span, run.constants)
+            batches = divide(rows, span, run.constants) if rows.batches is None else rows.batches
             if counts is not None:
                 counts.add(batches, span, rows.counts)
             faults = shared_out(rows.faults, span)
@@ -320,11 +322,19 @@ class StreamReader:
     """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
 
     def __init__(
-        self, run: Run, choice: ReadingChoice, ranks: Ranks, cache: Cache | None, *, times_files: bool = False
+        self,
+        run: Run,
+        choice: ReadingChoice,
+        ranks: Ranks,
+        cache: Cache | None = None,
+        planner: CachePlanner | None = None,
+        *,
+        times_files: bool = False,
     ) -> None:
         self._run = run
         self._choice = choice
         self._cache = cache
+        self._planner = planner
         self._words = partial(span_words, ranks=ranks)
         self._describe = partial(describe_span, run, ranks=ranks)
         self._pin = pins(choice.asked or Reading())
@@ -333,6 +343,8 @@ class StreamReader:
             self._read = resolve_name(READ_RAGGED if run.traits.is_ragged else READ_COUNTED)
         if times_files:
             self._read = resolve_name(TIMER)(self._read)
+        if cache is not None:
+            self._read = partial(_fetch_and_read, cache, self._read)
         self._workers: workers.WorkerPool[BatchSpan] | None = None
         self._ahead: Ahead[BatchSpan] = Ahead()
 
@@ -360,7 +372,7 @@ class StreamReader:
             return self._filled_here(spans, reading)
         if self._workers is None:
             self._workers = self._make_workers(reading)
-        made = self._workers.filled(spans)
+        made = self._workers.filled(spans if self._planner is None else _planned(self._planner, spans))
         return ((span, _pinned(rows)) for span, rows in made) if self._pin else made
 
     def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:
@@ -371,7 +383,7 @@ class StreamReader:
             (span, (span, buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))))
             for span in spans
         )
-        read = partial(_read, self._read, self._run, self._pin, self._words)
+        read = partial(_read, self._read, self._run, self._planner, self._pin, self._words)
         if not reading.num_threads:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
@@ -391,34 +403,63 @@ class StreamReader:
 
 
 def _told(planner: CachePlanner, spans: Iterator[BatchSpan]) -> Iterator[BatchSpan]:
-    """Yield spans, each after it was planned what the cache keeps of the blocks in it; `CachePlanner.done` follows.
-
-    Several are planned together, but the first ones are not, so that the first batch comes at once.
-    """
+    """Yield spans, each as one that `CachePlanner.plan` can plan; `CachePlanner.done` follows."""
     stream = planner.begin()
     # A loop that was left ends this generator when the program does, and by then the globals may be gone. The locks of
     # the process go with it, so that nothing is pinned any more.
     is_finalizing = sys.is_finalizing
     try:
-        most = 1
-        while together := list(islice(spans, most)):
-            positions = np.concatenate([span.located.positions for span in together])
-            steps = [np.repeat(np.array(span.steps, dtype=np.int64), span.sizes) for span in together]
-            planner.plan(positions, np.concatenate(steps), len(together))
-            yield from together
-            most = min(2 * most, planner.num_together)
+        for span in spans:
+            yield span._replace(cached=planner.add(span.located.positions, span.steps, span.sizes))
     finally:
         if not is_finalizing():
             planner.finish(stream)
 
 
-def _read(
-    read: ReadRows, run: Run, pin: bool, words: Callable[[BatchSpan], str], task: tuple[BatchSpan, Any]
+def _planned(planner: CachePlanner, spans: Iterator[BatchSpan]) -> Iterator[BatchSpan]:
+    """Yield spans for another process, which are planned here: several together, but not the first ones."""
+    most = 1
+    while together := list(islice(spans, most)):
+        for span in together:
+            if span.cached is not None:
+                planner.plan(span.cached)
+            yield span
+        most = min(2 * most, planner.num_together)
+
+
+def _fetch_and_read(
+    cache: Cache, read: ReadRows, run: Run, span: BatchSpan, out: Any, tell: Tell | None = None
 ) -> SpanRows:
+    """Read a span when the blocks that it is the first to use are there, those of all files at the same time."""
+    begin = perf_counter()
+    if span.cached is not None:
+        cache.fetch(span.cached.missing)
+    fetch_s = perf_counter() - begin
+    rows = read(run, span, out, tell)
+    return rows._replace(times=rows.times._replace(read=rows.times.read + fetch_s))
+
+
+def _read(
+    read: ReadRows,
+    run: Run,
+    planner: CachePlanner | None,
+    pin: bool,
+    words: Callable[[BatchSpan], str],
+    task: tuple[BatchSpan, Any],
+) -> SpanRows:
+    """Read a span in this process, usually in a thread.
+
+    All that can be done there is: a thread that trains beside others that read waits for the interpreter lock with each
+    tensor that it makes, and each statement to a database.
+    """
     span, memory = task
     with reading_for(partial(words, span)):
+        if planner is not None and span.cached is not None:
+            planner.plan(span.cached)
         rows = read(run, span, memory, None)
-    return _pinned(rows) if pin else rows
+    if pin:
+        rows = _pinned(rows)
+    return rows._replace(batches=divide(rows, span, run.constants))
 
 
 def _pinned(rows: SpanRows) -> SpanRows:

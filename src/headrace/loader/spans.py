@@ -24,6 +24,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import IntArray, Share, micro_batches
 
 if TYPE_CHECKING:
+    from headrace.datasets.cache_planner import CachedSpan
     from headrace.encoders import Fault
     from headrace.loader.ranks import Ranks
 
@@ -101,13 +102,14 @@ class BatchSpan(NamedTuple):
     """Consecutive micro-batches of one rank: the samples to read, and how to divide them.
 
     Micro-batch i has the next ``sizes[i]`` rows of ``located``, and belongs to global step ``steps[i]``. After it, the
-    position of the run is ``afters[i]``.
+    position of the run is ``afters[i]``. Of samples that are read through a cache, ``cached`` is what it plans of them.
     """
 
     located: Located
     sizes: list[int]
     steps: list[int]
     afters: list[int]
+    cached: CachedSpan | None = None
 
 
 class RaggedBatch(NamedTuple):
@@ -137,6 +139,7 @@ class SpanRows(NamedTuple):
         times: how long each stage took.
         counts: what each micro-batch has besides, counted where it was read; empty if the loader still has to count.
         timed: the time of one of the files, if it was read alone.
+        batches: the micro-batches, if they were divided where they were read.
     """
 
     columns: Batch
@@ -146,6 +149,7 @@ class SpanRows(NamedTuple):
     times: StageTimes = StageTimes()
     counts: Sequence[Batch] = ()
     timed: FileTime | None = None
+    batches: Sequence[Batch] | None = None
 
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:

@@ -24,7 +24,7 @@ from headrace.errors import ConfigError, StoreError
 from headrace.io import AnyPath, Reader, is_url, path_at, reader, reader_at, walk
 from headrace.stores import energon
 from headrace.stores.arguments import check_name
-from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, OLD_INFO_NAME, folder_kind
+from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER, folder_kind
 from headrace.stores.energon.jsonl import JsonlSamplesStore, index_place, is_records_of_text
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder
 from headrace.stores.indexed.layout import Dialect, Documents, IndexedOptions
@@ -135,8 +135,10 @@ def _look_around(name: str, using: Reader) -> None:
     if is_url(name):
         folder = name.rstrip("/")
         beside = [f"{folder.rpartition('/')[0]}/{MANIFEST_NAME}", *(folder + suffix for suffix in SUFFIXES)]
-        inside = [f"{folder}/.nv-meta/{file}" for file in (INFO_NAME, OLD_INFO_NAME, INDEX_NAME)]
-        using.look_up([*beside, *inside, f"{folder}/{MANIFEST_NAME}", f"{folder}/{META_NAME}"], [folder])
+        folders = [folder, f"{folder}/{META_FOLDER}"]
+        # A web server cannot list.
+        inside = [f"{folders[1]}/{file}" for file in CONFIG_NAMES] if folder.startswith("http") else []
+        using.look_up([*beside, *inside, f"{folder}/{MANIFEST_NAME}", f"{folder}/{META_NAME}"], folders)
 
 
 def _check_complete(place: AnyPath) -> None:

@@ -30,7 +30,7 @@ from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
 from headrace.stores.indexed.layout import IndexedOptions
 from headrace.stores.indexed.pairs import META_SUFFIX, SUFFIXES, open_pair
-from headrace.stores.indexed.store import IndexedStore
+from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
 from headrace.stores.json.store import JSON_SUFFIXES, open_json
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
@@ -313,9 +313,8 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
 
 
 def _keep_indexes(pairs: Sequence[AnyPath], how: Opening) -> None:
-    """Fetch the indexes of remote pairs, several at a time; opening them one after another finds them there."""
-    if len(pairs) > 1:
-        reader(how.reader).keep_all([f"{pair}.idx" for pair in pairs])
+    """Fetch the indexes of remote pairs, and by what these are known, several at a time, so that opening finds them."""
+    reader(how.reader).keep_all([f"{pair}.idx" for pair in pairs], {f"{pair}.bin": ENDS_BYTES for pair in pairs})
 
 
 def _open_parquet(file: AnyPath, how: Opening) -> Store:

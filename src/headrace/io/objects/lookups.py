@@ -121,8 +121,12 @@ class Objects:
         Raises:
             StoreError: the store cannot be reached.
         """
-        asked: list[Head | List] = [Head(url) for url in urls if url not in self._statuses]
-        asked += [List(url) for url in folders if url not in self._listings and not url.lower().startswith("http")]
+        listed = {url: List(url) for url in folders if url not in self._listings and not url.lower().startswith("http")}
+        asked: list[Head | List] = list(listed.values())
+        for url in dict.fromkeys(urls):
+            folder = url.rpartition("/")[0]
+            if url not in self._statuses and folder not in listed and folder not in self._listings:
+                asked.append(Head(url))
         futures = [submit(FetchRequest(what=one, storage=self.storage, policy=self.policy)) for one in asked]
         for one, future in zip(asked, futures, strict=True):
             reply = self.finish(one.url, future)

@@ -7,8 +7,8 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +16,21 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.errors import StoreError
-from headrace.io.objects.client import FetchPolicy, FetchStats
+from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats, is_full
 from headrace.io.objects.lookups import BLOCK_BYTES, Objects
 from headrace.io.places import AnyPath, is_url
-from headrace.io.readers import OPEN_FILES, ByteArray, FilePool, IntArray, MmapReader, OpenFile, Reader
+from headrace.io.readers import (
+    NO_ENDS,
+    OPEN_FILES,
+    ByteArray,
+    FilePool,
+    FileRanges,
+    IntArray,
+    MmapReader,
+    OpenFile,
+    Reader,
+    waiting,
+)
 from headrace.io.remote import RemotePath, Status
 from headrace.io.storage import Storage
 
@@ -104,6 +115,7 @@ class ObjectReader(Reader):
         self.objects = Objects(storage, policy)
         self._files = MmapReader(pool=pool)
         self._local: dict[str, str] = {}
+        self._ends: dict[tuple[str, int], bytes] = {}
 
     @property
     def policy(self) -> FetchPolicy:
@@ -134,11 +146,36 @@ class ObjectReader(Reader):
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
 
-    def keep_all(self, paths: Sequence[str]) -> None:
+    def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """See `Reader.keep_all`."""
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
-            for _ in threads.map(self.keep, paths):
-                pass
+        begun = [(path, num_bytes, self._begin_ends(path, num_bytes)) for path, num_bytes in ends.items()]
+        if len(paths) == 1:
+            self.keep(paths[0])
+        else:
+            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
+                for _ in threads.map(self.keep, paths):
+                    pass
+        for path, num_bytes, future in begun:
+            if future is not None:
+                data = self.objects.finish(_plain(path), future).data
+                self._ends[path, num_bytes] = b"".join(map(bytes, data))
+
+    def _begin_ends(self, path: str, num_bytes: int) -> Future[FetchReply] | None:
+        """Begin to fetch the ends of an object, unless that is too small, is a local file, or was done before."""
+        if not is_url(path) or path in self._local or (path, num_bytes) in self._ends:
+            return None
+        status = self.objects.status(_plain(path))
+        if status is None or status.size < 2 * num_bytes:
+            return None
+        ranges = [(0, num_bytes), (status.size - num_bytes, status.size)]
+        return self.objects.begin_ranges(_plain(path), ranges)
+
+    def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
+        """See `Reader.ends`. Those that were fetched with an index are not fetched again."""
+        known = self._ends.get((path, num_bytes))
+        if known is not None and size in (None, self.size(path)):
+            return known
+        return super().ends(path, num_bytes, size)
 
     def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
         """See `Reader.look_up`."""
@@ -165,6 +202,7 @@ class ObjectReader(Reader):
         super().close()
         self._files.close()
         self._local.clear()
+        self._ends.clear()
         self.objects.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -203,12 +241,29 @@ class ObjectReader(Reader):
         pieces = merged(offsets, lengths)
         scatter(pieces, self.objects.ranges(_plain(path), pieces), offsets, lengths, out)
 
-    def _read_each(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray) -> list[ByteArray]:
-        pieces = merged(offsets, lengths)
-        if file.data is not None or pieces != list(zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)):
-            return super()._read_each(file, path, offsets, lengths)
-        # Each is an answer of its own, which need not be copied.
-        return [np.frombuffer(answer, np.uint8) for answer in self.objects.ranges(_plain(path), pieces)]
+    def _read_files(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
+        asked = []
+        for file, path, offsets, lengths in files:
+            pieces = [] if file.data is not None else merged(offsets, lengths)
+            asked.append((pieces, self.objects.begin_ranges(_plain(path), pieces) if pieces else None))
+        with waiting(for_more=not is_full()):
+            answers = [
+                [] if future is None else self.objects.finish(_plain(one.path), future).data
+                for one, (_, future) in zip(files, asked, strict=True)
+            ]
+        found = []
+        for (file, path, offsets, lengths), (pieces, _), data in zip(files, asked, answers, strict=True):
+            if pieces and pieces == list(zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)):
+                # Each is an answer of its own, which need not be copied.
+                found.append([np.frombuffer(answer, np.uint8) for answer in data])
+                continue
+            out = np.empty(int(lengths.sum()), np.uint8)
+            if file.data is not None:
+                self._files._fill(file, path, offsets, lengths, out)
+            else:
+                scatter(pieces, data, offsets, lengths, out)
+            found.append(np.split(out, np.cumsum(lengths)[:-1]))
+        return found
 
 
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:

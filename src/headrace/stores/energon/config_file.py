@@ -149,6 +149,8 @@ JSON_SPLIT_NAME: Final = "split.json"
 DATASET_NAME: Final = "dataset.yaml"
 INDEX_NAME: Final = "index.sqlite"
 UUID_NAME: Final = "index.uuid"
+CONFIG_NAMES: Final = (INFO_NAME, OLD_INFO_NAME, SPLIT_NAME, DATASET_NAME, INDEX_NAME)
+"""What is looked for in most datasets."""
 META_WORK_NAME: Final = ".headrace"
 """Where an unfinished preparation keeps its files."""
 

@@ -16,10 +16,18 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.io import AnyPath, Reader, reader, reader_at
+from headrace.io import AnyPath, Reader, RemotePath, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.checking import Faults
-from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info, read_info
+from headrace.stores.energon.config_file import (
+    CONFIG_NAMES,
+    DATASET_NAME,
+    INDEX_NAME,
+    META_FOLDER,
+    SPLIT_NAME,
+    Info,
+    read_info,
+)
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
@@ -91,6 +99,15 @@ def open_dataset(root: AnyPath, part: str | None, split_config: str | None, stri
         else:
             raise ConfigError(f"{root}: no part {part!r}: there is no split file, so all shards are {DEFAULT_PART!r}")
     return opened if strict else _as_indexed(root, opened)
+
+
+def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str | None, using: Reader) -> None:
+    """Ask for the files of ``.nv-meta`` at the same time, and fetch them so, if they are objects."""
+    if isinstance(root, RemotePath):
+        meta = root / META_FOLDER
+        names = [*CONFIG_NAMES[:2], split_config or SPLIT_NAME, dataset_config or DATASET_NAME]
+        using.look_up([str(meta / name) for name in names], [str(meta)])
+        using.keep_all([str(meta / name) for name in names if (meta / name).is_file()])
 
 
 def _as_indexed(root: AnyPath, opened: OpenedShards) -> OpenedShards:
@@ -179,6 +196,7 @@ class EnergonStore(SampleStore):
             "hidden": hidden,
         }
         self._reader = reader(using)
+        _keep_configs(self.root, split_config, dataset_config, using)
         self._opened: OpenedShards = open_dataset(self.root, split_part, split_config, strict)
         self._dataset = read_dataset(self.root, dataset_config)
         names = self._opened.part.shards

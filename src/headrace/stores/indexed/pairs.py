@@ -44,7 +44,7 @@ from headrace.errors import StoreError
 from headrace.io import AnyPath, Reader, path_at, reader, reader_at
 from headrace.stores.indexed.index import CHUNK, ArrayPlace, Arrays, Index, IntegerColumn
 from headrace.stores.indexed.layout import AS_FOUND, FLOAT_CODES, MAGIC, IndexedOptions, known_dtype
-from headrace.stores.indexed.store import IndexedStore
+from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
 from headrace.stores.store import Problem
 
 TNT_MAGIC: Final = b"TNTIDX\x00\x00"
@@ -259,7 +259,7 @@ def open_pair(
 
 
 def _kind(prefix: str, using: Reader) -> type[IndexedStore]:
-    using.keep(f"{prefix}.idx")
+    using.keep_all([f"{prefix}.idx"], {f"{prefix}.bin": ENDS_BYTES})
     magic = using.read(f"{prefix}.idx", 0, min(len(MAGIC), using.size(f"{prefix}.idx"))).tobytes()
     if magic.startswith(TNT_MAGIC):
         return TntStore

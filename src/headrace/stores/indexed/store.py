@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -216,7 +216,8 @@ def numbers(dtype: str, documents: int, tokens: int, bin_bytes: int, idx_bytes: 
 
 
 _KEYS = ("tokens",)
-_ENDS_BYTES = 4096
+ENDS_BYTES: Final = 4096
+"""Of the ``.bin`` and the ``.idx``, by which a shard is known."""
 
 
 class IndexedStore(Store):
@@ -350,7 +351,7 @@ class IndexedStore(Store):
         )
         hasher = xxhash.xxh3_128(repr(facts).encode())
         for path, size in ((self._bin, self._bin_bytes), (self.index.path, self.index.size)):
-            hasher.update(self._reader.ends(path, _ENDS_BYTES, size))
+            hasher.update(self._reader.ends(path, ENDS_BYTES, size))
         return hasher.hexdigest()
 
     @property
