@@ -34,6 +34,13 @@ class MemoryBucket:
     def put(self, key: str, data: bytes) -> None:
         obstore.put(self.store, key, data)
 
+    def upload(self, folder: Path, key: str, pattern: str = "*") -> str:
+        """Upload the files below a folder whose names match, and return the URL of the folder."""
+        for file in sorted(folder.rglob(pattern)):
+            if file.is_file():
+                self.put(f"{key}/{file.relative_to(folder).as_posix()}", file.read_bytes())
+        return f"{self.url}/{key}"
+
     def content(self, key: str = "") -> dict[str, bytes]:
         """All objects below a folder, by their names there."""
         found = [str(one["path"]) for batch in obstore.list(self.store, key or None) for one in batch]
