@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import arrow_made
 import corpora
 import headrace
 import servers
@@ -93,6 +94,15 @@ class TestParquet(RemoteStore):
         column = pa.array([one.tolist() for one in documents], pa.list_(pa.from_numpy_dtype(self.dtype)))
         pq.write_table(pa.table({"input_ids": column}), folder / "x.parquet", row_group_size=5)
         return folder / "x.parquet"
+
+
+class TestSavedDataset(RemoteStore):
+    dtype = "int32"
+    keys = ("input_ids",)
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        column = pa.array([one.tolist() for one in documents], pa.list_(pa.from_numpy_dtype(self.dtype)))
+        return arrow_made.save(folder / "saved", pa.table({"input_ids": column}), num_files=2)
 
 
 class RemoteSamples(Uploaded, SampleStoreContract):

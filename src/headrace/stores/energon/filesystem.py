@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import AnyPath, Reader, natural_key, reader, reader_at, safe_relative
+from headrace.io import AnyPath, Reader, can_list, natural_key, reader, reader_at, safe_relative
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
@@ -82,7 +82,7 @@ class FilesystemStore(SampleStore):
         index = self.root / META_FOLDER / INDEX_NAME
         self.index = SqliteIndex(index) if index.is_file() else None
         if self.index is None and not self.root.is_dir():
-            more = ", whose URL ends in a slash on a web server" if _cannot_list(self.root) else ""
+            more = "" if can_list(self.root) else ", whose URL ends in a slash on a web server"
             raise StoreError(f"{self.path}: not a folder; expected a folder of files{more}")
         self._real = os.path.realpath(self.root) if isinstance(self.root, Path) else None
         self._listed: _Listing | None = None
@@ -240,7 +240,7 @@ class FilesystemStore(SampleStore):
         """Return the names of all files that are not hidden."""
         if isinstance(self.root, Path):
             return _local_names(self.root, str(self._real))
-        if not _cannot_list(self.root):
+        if can_list(self.root):
             return [name for name in self.root.names_below() if _is_plain(name)]
         rows = [] if self.index is None or not self.index.has_media else self.index.media()
         names = [safe_relative(row.entry) for row in rows]
@@ -281,7 +281,7 @@ class FilesystemStore(SampleStore):
 
     def _look_up(self) -> None:
         """Ask a web server for all files, many at the same time. A LIST has said what they are."""
-        if _cannot_list(self.root):
+        if not can_list(self.root):
             self._reader.look_up(list(map(self._place, self._listing.names)))
 
     def _stat(self, name: str) -> Any:
@@ -289,10 +289,6 @@ class FilesystemStore(SampleStore):
             return (self.root / name).stat()
         except OSError as error:
             raise StoreError(f"{self.root / name}: cannot be read: {error.strerror or error}") from error
-
-
-def _cannot_list(root: AnyPath) -> bool:
-    return str(root).startswith("http") and not isinstance(root, Path)
 
 
 def _is_plain(name: str) -> bool:
