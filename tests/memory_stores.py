@@ -12,6 +12,7 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
+from headrace.io import cache_folder
 from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 
@@ -62,6 +63,13 @@ def memory_bucket() -> Iterator[MemoryBucket]:
         patch.setattr("headrace.io.objects.client.connect", connect)
         patch.setattr("headrace.io.objects.abandoned.abort_uploads", lambda url, storage, policy: None)
         yield bucket
+
+
+def scratch() -> list[Path]:
+    """What is left on this host of the folders in which files are made before they are uploaded."""
+    folder = cache_folder("outputs")
+    assert folder is not None
+    return list(folder.iterdir()) if folder.exists() else []
 
 
 CHANGES = ("create", "put", "put_files", "delete")

@@ -35,15 +35,6 @@ from tars_made import members_of
 pytestmark = pytest.mark.remote
 
 
-@pytest.fixture
-def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment says how the store is reached, as for the commands."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", str(weed.storage.endpoint))
-
-
 def batches(dataset: object, reading: Reading | None = None) -> list[dict[str, object]]:
     run = headrace.Run(dataset, global_batch_size=8, samples=96, order=headrace.Order(seed=3))  # type: ignore[arg-type]
     return list(headrace.Loader(run, micro_batch_size=4, reading=reading))

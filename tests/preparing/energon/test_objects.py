@@ -33,7 +33,7 @@ from headrace.preparing.energon import media as energon_media
 from headrace.preparing.energon import objects as energon_objects
 from headrace.stores.energon import EnergonStore, FilesystemStore, JsonlSamplesStore
 from headrace.stores.tar import scan as tar_scan
-from memory_stores import MemoryBucket, Stopped, watched
+from memory_stores import MemoryBucket, Stopped, scratch, watched
 
 SPLIT = SplitChoice(ratio=(2, 1, 1))
 IMAGES = MediaFilter(strategy="EXTENSION")
@@ -90,13 +90,6 @@ def same(bucket: MemoryBucket, root: Path, name: str = "", **options: Any) -> En
 
 def str_of(report: EnergonReport) -> str:
     return msgspec.json.encode(report).decode()
-
-
-def scratch() -> list[Path]:
-    """What is left of the work folders on this host."""
-    folder = cache_folder("outputs")
-    assert folder is not None
-    return list(folder.iterdir()) if folder.exists() else []
 
 
 TYPED = DatasetChoice(sample_type="CaptioningSample", field_map={"image": "jpg", "caption": "txt"})
