@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import headrace
 from energon_made import write_files
 from energon_prepared import prepared
+from headrace.cli import main
 from headrace.datasets import MediaDataset
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.media.file_stores import FileStore
@@ -102,6 +104,16 @@ def test_files_beside_a_dataset(bucket: MemoryBucket, folder: Path, tmp_path: Pa
             "../set", f"{bucket.url}/set"
         )
     )
+
+    for command in ("info", "check"):
+        done = CliRunner().invoke(main, [command, f"{bucket.url}/mixes/mix.yaml"])
+        assert done.exit_code == 0, done.output
+
+    (tmp_path / "mixes/wrong.yaml").write_text(f"{text}      scans: filesystem://../file\n      more: ../files\n")
+    bucket.upload(tmp_path / "mixes", "mixes")
+    wrong = CliRunner().invoke(main, ["check", f"{bucket.url}/mixes/wrong.yaml"])
+    assert f"aux.scans: nothing is at {bucket.url}/file\n" in wrong.output
+    assert (wrong.exit_code, "aux.more" in wrong.output) == (1, False)
 
     def texts(path: Any, reader: Any = "mmap") -> list[str]:
         cache = headrace.Cache(tmp_path / "cache", limit="1MB", block="4KiB") if cached and reader != "mmap" else None
