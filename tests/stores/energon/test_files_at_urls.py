@@ -177,6 +177,9 @@ def test_many_files_are_looked_up_at_once(web: MemoryBucket, folder: Path, monke
     monkeypatch.setattr(Objects, "look_up", look_up)
     assert store.fingerprint
     assert asked == [len(store.data_files)]
+    heads = store._reader.stats.heads  # type: ignore[attr-defined]
+    assert sum(place.size for number in range(len(store)) for place in store.places(number).values())
+    assert store._reader.stats.heads == heads  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

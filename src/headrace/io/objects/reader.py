@@ -146,7 +146,7 @@ class ObjectReader(Reader):
 
     def read_files(self, paths: Sequence[str]) -> list[ByteArray]:
         """See `Reader.read_files`: a GET for each block of each object, all at the same time."""
-        remote = [path for path in paths if self._local_name(path) is None]
+        remote = list(dict.fromkeys(path for path in paths if self._local_name(path) is None))
         self.look_up(remote)
         blocks = {path: _pieces(0, self._open(path).size) for path in remote}
         begun = {
@@ -154,8 +154,9 @@ class ObjectReader(Reader):
         }
         found: dict[str, ByteArray] = {}
         failed: StoreError | None = None
-        for path, future in begun.items():
+        for path in list(begun):
             # All are waited for, also after a failure, so that what they took is counted.
+            future = begun.pop(path)
             try:
                 data = [] if future is None else self.objects.finish(_plain(path), future).data
             except StoreError as error:

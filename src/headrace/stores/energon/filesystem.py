@@ -56,7 +56,8 @@ class FilesystemStore(SampleStore):
     lead out of the folder, are left out.
 
     The folder may be a URL; the list is then one LIST, a page for each thousand files, and takes some 500 bytes a file.
-    A web server cannot list: there the samples consist of the files of which ``.nv-meta/index.sqlite`` has metadata.
+    A web server cannot list: there the samples consist of the files of which ``.nv-meta/index.sqlite`` has metadata,
+    and a HEAD asks for each.
 
     Args:
         path: the folder, or the URL of one; that of a folder on a web server ends in a slash.
@@ -110,9 +111,8 @@ class FilesystemStore(SampleStore):
         return tuple(map(self._place, self._listing.names))
 
     def data_sizes(self) -> IntArray:
-        """(data_files,) int64: the bytes of each file. The first use looks at every file, unless a LIST has said it."""
+        """(data_files,) int64: the bytes of each file. The first use looks at every local file."""
         if self._sizes is None:
-            self._look_up()
             self._sizes = np.array([self._stat(name).st_size for name in self._listing.names], dtype=np.int64)
         return self._sizes
 
@@ -198,7 +198,6 @@ class FilesystemStore(SampleStore):
 
     def check(self) -> Iterator[Problem]:
         """Read every file, and report metadata of media files that do not exist."""
-        self._look_up()
         names: list[str] = []
         num_bytes = 0
         for name in self._listing.names:
@@ -243,7 +242,8 @@ class FilesystemStore(SampleStore):
         if can_list(self.root):
             return [name for name in self.root.names_below() if _is_plain(name)]
         rows = [] if self.index is None or not self.index.has_media else self.index.media()
-        names = [safe_relative(row.entry) for row in rows]
+        found = [safe_relative(row.entry) for row in rows]
+        names = [name for name in found if _is_plain(name) and sample_part(name) is not None]
         if not names:
             raise StoreError(
                 f"{self.path}: a web server does not list its files, and {self.root / META_FOLDER / INDEX_NAME} names"
@@ -255,7 +255,9 @@ class FilesystemStore(SampleStore):
             " others beside them, such as texts",
             *(self.path, len(names)),
         )
-        return filter(_is_plain, names)
+        # Their sizes are needed sooner or later, and to ask for one after another takes long.
+        self._reader.look_up(list(map(self._place, names)))
+        return names
 
     def _contents(self, names: Iterable[str]) -> list[bytes]:
         places = []
@@ -263,7 +265,9 @@ class FilesystemStore(SampleStore):
             places.append(self._place(name))
             if self._real is not None:
                 _check_inside(places[-1], self._real, name)
-        return [data.tobytes() for data in self._reader.read_files(places)]
+        # Each array goes as soon as it is copied, so that a batch of large files does not take twice its size.
+        found = self._reader.read_files(places)[::-1]
+        return [found.pop().tobytes() for _ in places]
 
     def _unreadable(self, names: list[str]) -> Iterator[Problem]:
         """Read some files together, and if that fails one by one, and yield those that cannot be read."""
@@ -278,11 +282,6 @@ class FilesystemStore(SampleStore):
 
     def _place(self, name: str) -> str:
         return str(self.root / name)
-
-    def _look_up(self) -> None:
-        """Ask a web server for all files, many at the same time. A LIST has said what they are."""
-        if not can_list(self.root):
-            self._reader.look_up(list(map(self._place, self._listing.names)))
 
     def _stat(self, name: str) -> Any:
         try:
