@@ -159,6 +159,8 @@ class TestLines(RemoteSamples):
 class TestFiles(RemoteSamples):
     """Plain files, found by a LIST; on a web server, which has none, by the metadata, which names all of them here."""
 
+    count = 8  # each file is a GET
+
     def samples(self) -> Samples:
         return [(key, dict(sorted(parts.items()))) for key, parts in super().samples()]
 
