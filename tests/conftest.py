@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import corpora
 import counts
 import warm
+
+if TYPE_CHECKING:
+    from memory_stores import MemoryBucket
 
 # The few cases of `make test` are always the same ones, so that a red run can be repeated; the full counts are drawn.
 # None may depend on how busy the machine is.
@@ -73,6 +77,21 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def fresh_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept in the cache folder when the test begins."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def bucket(fresh_cache: None) -> Iterator[MemoryBucket]:
+    """An object store in memory, of which this host knows nothing yet."""
+    from memory_stores import memory_bucket
+
+    with memory_bucket() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 PNG = bytes.fromhex(
@@ -74,3 +74,17 @@ def write_shards(root: Path, shards: dict[str, Sequence[tuple[str, bytes]]]) -> 
     for name, members in shards.items():
         write_tar(root / name, members)
     return root
+
+
+def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Write plain files by their names in a folder."""
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def names_of(samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> dict[str, bytes]:
+    """Return the plain files that samples, keys with their parts, consist of."""
+    return {f"{key}.{part}": data for key, parts in samples for part, data in parts.items()}

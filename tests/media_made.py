@@ -13,6 +13,7 @@ import av
 import numpy as np
 from PIL import Image
 
+from energon_made import PNG
 from headrace.errors import DecodeError
 
 RATE = 16_000
@@ -130,3 +131,16 @@ def ten(*arrays: np.ndarray[Any, Any]) -> bytes:
             padding = -len(chunk) % 64
             data += b"~TenBin~" + len(chunk).to_bytes(8, "little") + chunk + bytes(padding)
     return data
+
+
+def files() -> dict[str, bytes]:
+    """A folder of media of all kinds, by name; one is broken, and one is known by its first bytes only."""
+    return {
+        "a/image.PNG": PNG,
+        "a/grey.jpg": images()["grey.jpg"],
+        "video.mp4": video("mp4", "mpeg4"),
+        "sound.wav": sound("wav", "pcm_s16le", channels=2, seconds=0.5),
+        "named.txt": b"no medium",
+        "named.bin": PNG,
+        "broken.jpg": b"\xff\xd8\xff broken",
+    }

@@ -12,6 +12,7 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
+from headrace.io import cache_folder
 from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 
@@ -34,6 +35,13 @@ class MemoryBucket:
     def put(self, key: str, data: bytes) -> None:
         obstore.put(self.store, key, data)
 
+    def upload(self, folder: Path, key: str, pattern: str = "*") -> str:
+        """Upload the files below a folder whose names match, and return the URL of the folder."""
+        for file in sorted(folder.rglob(pattern)):
+            if file.is_file():
+                self.put(f"{key}/{file.relative_to(folder).as_posix()}", file.read_bytes())
+        return f"{self.url}/{key}"
+
     def content(self, key: str = "") -> dict[str, bytes]:
         """All objects below a folder, by their names there."""
         found = [str(one["path"]) for batch in obstore.list(self.store, key or None) for one in batch]
@@ -55,6 +63,13 @@ def memory_bucket() -> Iterator[MemoryBucket]:
         patch.setattr("headrace.io.objects.client.connect", connect)
         patch.setattr("headrace.io.objects.abandoned.abort_uploads", lambda url, storage, policy: None)
         yield bucket
+
+
+def scratch() -> list[Path]:
+    """What is left on this host of the folders in which files are made before they are uploaded."""
+    folder = cache_folder("outputs")
+    assert folder is not None
+    return list(folder.iterdir()) if folder.exists() else []
 
 
 CHANGES = ("create", "put", "put_files", "delete")

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import obstore
 from obstore.store import AzureStore, S3Store
@@ -252,7 +253,7 @@ def http_files(folder: Path) -> Iterator[Bucket]:
         wbufsize = 1 << 16  # headers and body in one packet
 
         def do_GET(self) -> None:
-            file = folder / self.path.strip("/")
+            file = folder / unquote(self.path).strip("/")
             if not file.is_file():
                 self.send_response(404)
                 self.send_header("Content-Length", "0")

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore import delete
 
 import headrace
 import made
 from copies_made import documents, pair
 from headrace.copying import CopyOptions
 from headrace.stores import load_manifest
+from memory_stores import MemoryBucket
 
 
 def ask(run: Any, *arguments: Any) -> list[dict[str, Any]]:
@@ -49,6 +51,23 @@ def test_through_a_merge_and_a_split_to_the_line(run: Any, prepared: Path, tmp_p
     shard = load_manifest(folder).outputs[1]
     [found] = ask(run, folder / shard.prefix, 0)
     assert found["document"] == load_manifest(folder).outputs[0].documents
+
+
+def test_through_stores_at_urls(run: Any, prepared: Path, bucket: MemoryBucket, tmp_path: Path) -> None:
+    """The same lines as through the local stores; a store that was changed or removed there ends the way."""
+    url = bucket.upload(prepared, "web")
+    headrace.merge([url, url], f"{bucket.url}/merged")
+    headrace.split(f"{bucket.url}/merged", tmp_path / "split", into=2)
+    lines = ask(run, prepared, *range(100))
+    for number, found in enumerate(ask(run, tmp_path / "split/part_00001", *range(100))):
+        assert (found["input"], found["number"]) == (lines[number]["input"], lines[number]["number"])
+        assert found["copied_from"] == [
+            {"path": f"{bucket.url}/merged", "document": 100 + number},
+            {"path": url, "document": number},
+        ]
+    delete(bucket.store, ["merged/headrace.json"])
+    said = run("where", tmp_path / "split/part_00001", 0).stdout
+    assert f"the store {bucket.url}/merged has no headrace.json, so the origin is not known further" in said
 
 
 def test_what_people_read(run: Any, prepared: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,7 @@ from counts import cases, spread
 from headrace.copying import CopyOptions, CopyReport
 from headrace.engine.work_folder import upload_scratch
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.io import cache_folder
-from memory_stores import MemoryBucket, Stopped, memory_bucket, sent_files, watched
+from memory_stores import MemoryBucket, Stopped, scratch, sent_files, watched
 
 Tool = Callable[[list[str], str], CopyReport]
 TOOLS: dict[str, Tool] = {
@@ -27,36 +26,12 @@ TOOLS: dict[str, Tool] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> list[str]:
-    for name, seed in (("web", 1), ("code", 2)):
-        copies_made.drawn(tmp_path / name / "pair", seed, 40)
-    return [str(tmp_path / name / "pair") for name in ("web", "code")]
-
-
 def uploaded(bucket: MemoryBucket, sources: list[str]) -> list[str]:
     for source in sources:
         for suffix in (".bin", ".idx"):
             name = Path(source).parent.name
             bucket.put(f"sources/{name}/pair{suffix}", Path(source + suffix).read_bytes())
     return [f"{bucket.url}/sources/{Path(source).parent.name}/pair" for source in sources]
-
-
-def scratch() -> list[Path]:
-    folder = cache_folder("outputs")
-    assert folder is not None
-    return list(folder.iterdir()) if folder.exists() else []
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)

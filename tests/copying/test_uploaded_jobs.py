@@ -23,7 +23,7 @@ from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.kinds import finish_job, open_job
-from memory_stores import MemoryBucket, Stopped, memory_bucket, sent_files, watched
+from memory_stores import MemoryBucket, Stopped, sent_files, watched
 
 Tool = Callable[..., CopyReport]
 TOOLS: dict[str, Tool] = {
@@ -41,19 +41,6 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
     with jobs_by_hand.inline():
         yield
-
-
-@pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> list[str]:
-    for name, seed in (("web", 1), ("code", 2)):
-        copies_made.drawn(tmp_path / name / "pair", seed, 40)
-    return [str(tmp_path / name / "pair") for name in ("web", "code")]
 
 
 @pytest.fixture

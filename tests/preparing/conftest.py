@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import faults
 import proved_once
 
 EOD = "<|endoftext|>"
@@ -58,6 +59,13 @@ def corpus(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path
     for number in range(3):
         write_records(folder / f"part-{number}.jsonl", ({"text": piece} for piece in pieces[number::3]))
     return folder
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """A small folder of files of several kinds, all of them good."""
+    faults.write_inputs(tmp_path / "in", with_bad=False)
+    return tmp_path / "in"
 
 
 class Kit:

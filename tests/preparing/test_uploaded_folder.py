@@ -16,9 +16,8 @@ import faults
 import headrace
 from counts import cases, spread
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.io import cache_folder
 from headrace.preparing import ErrorOptions, OutputOptions, TextOptions, TokenOptions, prepare_text
-from memory_stores import MemoryBucket, Stopped, memory_bucket, sent_files, watched
+from memory_stores import MemoryBucket, Stopped, scratch, sent_files, watched
 
 PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
 CASES = {
@@ -30,22 +29,9 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def small_run(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+def small_run() -> Iterator[None]:
     with faults.small_run():
         yield
-
-
-@pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
-
-
-@pytest.fixture
-def inputs(tmp_path: Path) -> Path:
-    faults.write_inputs(tmp_path / "in", with_bad=False)
-    return tmp_path / "in"
 
 
 def options(name: str, **changes: Any) -> TextOptions:
@@ -55,13 +41,6 @@ def options(name: str, **changes: Any) -> TextOptions:
 def local(kit: Any, inputs: Path, folder: Path, given: TextOptions) -> dict[str, bytes]:
     prepare_text([inputs], folder, tokenizer=kit.tokenizer, options=given)
     return faults.content(folder)
-
-
-def scratch() -> list[Path]:
-    """What is left of the folders in which files are made before they are uploaded."""
-    folder = cache_folder("outputs")
-    assert folder is not None
-    return list(folder.iterdir()) if folder.exists() else []
 
 
 @pytest.mark.parametrize("name", CASES)

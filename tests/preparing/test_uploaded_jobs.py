@@ -43,7 +43,7 @@ from headrace.preparing import (
 )
 from headrace.preparing.exchange import duplicates
 from headrace.samples.recipe import parse_recipe
-from memory_stores import MemoryBucket, Stopped, memory_bucket, watched
+from memory_stores import MemoryBucket, Stopped, watched
 
 PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
 CASES = {
@@ -70,18 +70,6 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(duplicates, "BLOCK_PIECES", 4)
     with jobs_by_hand.small_jobs():
         yield
-
-
-@pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
-
-
-@pytest.fixture
-def inputs(tmp_path: Path) -> Path:
-    faults.write_inputs(tmp_path / "in", with_bad=False)
-    return tmp_path / "in"
 
 
 class Hosts:

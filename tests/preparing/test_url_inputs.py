@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,9 @@ from headrace.preparing import RecipeOptions, TextOptions, TokenOptions, estimat
 from headrace.preparing.recipes import read_recipe
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
-from memory_stores import MemoryBucket, memory_bucket
+from memory_stores import MemoryBucket
 
 OPTIONS = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=1)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
-
-
-def upload(bucket: MemoryBucket, folder: Path, key: str) -> str:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            bucket.put(f"{key}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-    return f"{bucket.url}/{key}"
 
 
 def data(folder: Path) -> dict[str, bytes]:
@@ -89,8 +70,8 @@ def test_a_recipe_at_a_url(
     recipe_runs.write_lines(records, recipe_runs.conversations(50))
     text = f"type: sft\ninputs: {records}\ntokenizer: model\n{template}"
     (tmp_path / "recipe.yaml").write_text(text)
-    folder = upload(bucket, model, "recipes/model").rpartition("/")[0]
-    upload(bucket, tmp_path / "chats", "recipes/chats")
+    folder = bucket.upload(model, "recipes/model").rpartition("/")[0]
+    bucket.upload(tmp_path / "chats", "recipes/chats")
     bucket.put("recipes/recipe.yaml", text.encode())
     monkeypatch.chdir(tmp_path)
     options = RecipeOptions(workers=1, backend="tokenizers")

@@ -9,6 +9,7 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ import corpora
 import headrace
 import prepared_made
 import servers
+from energon_made import write_files
 from energon_prepared import prepared
 from headrace import stores
 from headrace.cli import main
@@ -28,20 +30,12 @@ from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.errors import HeadraceError, StoreError
 from headrace.io import FetchPolicy, ObjectReader
 from headrace.loader import Reading
+from headrace.stores.energon import MediaRow, update_media
 from headrace.testing.samples import numbered_samples
 from headrace.tracing import save_run
 from tars_made import members_of
 
 pytestmark = pytest.mark.remote
-
-
-@pytest.fixture
-def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment says how the store is reached, as for the commands."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", str(weed.storage.endpoint))
 
 
 def batches(dataset: object, reading: Reading | None = None) -> list[dict[str, object]]:
@@ -125,6 +119,23 @@ def test_media(weed: servers.Bucket, tmp_path: Path) -> None:
     ours = MediaDataset.open(url, storage=weed.storage, decoder=None)
     assert ours.store.fingerprint == local.store.fingerprint
     assert [sample["__key__"] for sample in ours] == [sample["__key__"] for sample in local]
+
+
+@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
+def test_a_folder_of_files(weed: servers.Bucket, tmp_path: Path, reading: Reading | None) -> None:
+    names = {f"{n % 3}/{n:02d}.{part}": f"{part} {n}".encode() * n for n in range(40) for part in ("txt", "cls")}
+    update_media(write_files(tmp_path / "data", names), [MediaRow("0/00.txt", "image", "{}")], [])
+    url = weed.upload(tmp_path / "data", f"{tmp_path.name}/data")
+
+    def read(path: str | Path, **how: Any) -> list[Any]:
+        run = headrace.Run(MediaDataset.open(path, decoder=None, **how), global_batch_size=8, samples=96)
+        loader = headrace.Loader(run, micro_batch_size=4, reading=reading)
+        return [(batch["__key__"], batch["txt"], batch["cls"]) for batch in loader]
+
+    wanted = read(tmp_path / "data")
+    assert read(url, storage=weed.storage) == wanted
+    cache = headrace.Cache(tmp_path / "cache", limit="10MB", block="64KiB")
+    assert read(url, storage=weed.storage, cache=cache) == wanted
 
 
 def test_commands(weed: servers.Bucket, tmp_path: Path, around: None) -> None:

@@ -11,13 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import arrow_made
 import corpora
 import headrace
 import servers
+from energon_made import names_of, write_files
 from energon_prepared import prepared
 from headrace import stores
-from headrace.stores import EnergonStore, JsonlSamplesStore, Store, TarStore
-from headrace.stores.energon import write_lines
+from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, Store, TarStore
+from headrace.stores.energon import MediaRow, update_media, write_lines
 from headrace.stores.store import SampleStore
 from headrace.testing.samples import Samples, SampleStoreContract
 from headrace.testing.shards import write_keyed
@@ -94,6 +96,15 @@ class TestParquet(RemoteStore):
         return folder / "x.parquet"
 
 
+class TestSavedDataset(RemoteStore):
+    dtype = "int32"
+    keys = ("input_ids",)
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        column = pa.array([one.tolist() for one in documents], pa.list_(pa.from_numpy_dtype(self.dtype)))
+        return arrow_made.save(folder / "saved", pa.table({"input_ids": column}), num_files=2)
+
+
 class RemoteSamples(Uploaded, SampleStoreContract):
     test_a_file_that_changes_under_use = None
     test_a_pickled_store_that_changed_is_refused = None
@@ -143,6 +154,37 @@ class TestLines(RemoteSamples):
 
     def open(self, path: Path) -> SampleStore:
         return JsonlSamplesStore(self.uploaded(path), using=headrace.io.ObjectReader(self.bucket.storage))
+
+
+class TestFiles(RemoteSamples):
+    """Plain files, found by a LIST; on a web server, which has none, by the metadata, which names all of them here."""
+
+    count = 8  # each file is a GET
+
+    def samples(self) -> Samples:
+        return [(key, dict(sorted(parts.items()))) for key, parts in super().samples()]
+
+    def write(self, folder: Path, samples: Samples) -> Path:
+        names = names_of(samples)
+        update_media(write_files(folder, names), [MediaRow(name, "image", "{}") for name in names], [])
+        return folder
+
+    def open(self, path: Path) -> SampleStore:
+        store = headrace.open(f"{self.uploaded(path)}/", storage=self.bucket.storage)
+        assert isinstance(store, FilesystemStore)
+        return store
+
+
+class TestFilesOnAzure(TestFiles):
+    server = "azurite"
+
+
+class TestFilesOnGcs(TestFiles):
+    server = "fake_gcs"
+
+
+class TestFilesByHttp(TestFiles):
+    server = "http_files"
 
 
 def test_other_formats(weed: servers.Bucket, tmp_path: Path) -> None:

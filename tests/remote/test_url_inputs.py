@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 import energon_made
 import headrace
+import media_made
 import recipe_runs
 import servers
 import shards_made
@@ -27,9 +28,9 @@ from headrace.cli import main
 from headrace.errors import InputError
 from headrace.io import FetchPolicy
 from headrace.io.objects.writer import ObjectWriter
-from headrace.preparing.energon import EnergonOptions, SplitChoice, prepare_energon
+from headrace.preparing.energon import EnergonOptions, MediaFilter, SplitChoice, prepare_energon
 from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource, prepare_shards
-from headrace.stores.energon import EnergonStore
+from headrace.stores.energon import EnergonStore, FilesystemStore
 
 pytestmark = pytest.mark.remote
 
@@ -289,6 +290,31 @@ def test_energon_by_the_command(
     refused = CliRunner().invoke(main, ["prepare", "plan", url, "--split-ratio", "1,1"])
     assert refused.exit_code == 2
     assert f"{url}: the scheme s3:// is not supported; paths must be local here" in refused.output
+
+
+@pytest.mark.parametrize("server", ["weed", "azurite"])
+def test_energon_of_lines_and_of_files(
+    server: str, folder_key: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The files of the local run, which then open."""
+    bucket: servers.Bucket = request.getfixturevalue(server)
+    lines = b"".join(b'{"i": %d, "text": "%s"}\n' % (n, b"x" * (n % 900)) for n in range(5000))
+    energon_made.write_files(tmp_path / "all", {"x.jsonl": lines, **media_made.files()})
+    url = bucket.upload(tmp_path / "all", folder_key)
+    by_header = EnergonOptions(media=MediaFilter(strategy="HEADER"), media_only=True)
+    for name, options in (("x.jsonl", EnergonOptions()), ("", by_header)):
+        made = prepare_energon(f"{url}/{name}".rstrip("/"), options=options, storage=bucket.storage)
+        local = prepare_energon(tmp_path / "all" / name, options=options)
+        assert (made.samples, made.media) == (local.samples, local.media)
+    reader = ObjectWriter(bucket.storage)
+    assert reader.read(f"{url}/x.jsonl.idx") == (tmp_path / "all/x.jsonl.idx").read_bytes()
+    with headrace.open(url, storage=bucket.storage) as ours, headrace.open(tmp_path / "all") as theirs:
+        assert isinstance(ours, FilesystemStore)
+        assert isinstance(theirs, FilesystemStore)
+        assert ours.fingerprint == theirs.fingerprint
+        assert list(ours.index.media()) == list(theirs.index.media())  # type: ignore[union-attr]
+        assert list(ours.check()) == []
+    assert not any(".headrace" in name for name in reader.sizes(url))
 
 
 def test_energon_with_faults(

@@ -5,33 +5,24 @@ The folders are written with pyarrow, in the layout that ``datasets`` has; tests
 
 from __future__ import annotations
 
-import json
+import re
+import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
+from obstore import delete
 
 import headrace
+from arrow_made import save
+from headrace.cli import main
 from headrace.errors import ConfigError, StoreError
+from headrace.io import ObjectReader
 from headrace.stores import SavedDatasetStore, Store, open_tokens
 from headrace.testing.stores import Documents, StoreContract
-
-
-def save(folder: Path, table: pa.Table, *, num_files: int = 1, batch_rows: int = 5) -> Path:
-    """Save a table as ``datasets`` does."""
-    folder.mkdir(parents=True)
-    names = [f"data-{number:05}-of-{num_files:05}.arrow" for number in range(num_files)]
-    bounds = np.linspace(0, len(table), num_files + 1).astype(int)
-    for number, name in enumerate(names):
-        part = table.slice(bounds[number], bounds[number + 1] - bounds[number])
-        with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
-            writer.write_table(part, max_chunksize=batch_rows)
-    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "0123", "_split": None}
-    (folder / "state.json").write_text(json.dumps(state))
-    (folder / "dataset_info.json").write_text("{}")
-    return folder
+from memory_stores import MemoryBucket
 
 
 class TestOneFile(StoreContract):
@@ -53,6 +44,82 @@ class TestTwoFiles(TestOneFile):
     def write(self, folder: Path, documents: Documents) -> Path:
         column = pa.array([one.tolist() for one in documents], pa.large_list(pa.from_numpy_dtype(self.dtype)))
         return save(folder / "one", pa.table({"input_ids": column}), num_files=2, batch_rows=3)
+
+
+class TestAtUrl(TestTwoFiles):
+    """The same folder in a store in memory, which forked processes do not reach; tests/remote forks."""
+
+    bucket: ClassVar[MemoryBucket]
+    range_every = 60
+    test_check_finds_every_flipped_bit = None
+    test_a_pickled_store_that_changed_is_refused = None
+    test_arrays_outlive_the_store = None
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, bucket: MemoryBucket) -> None:
+        type(self).bucket = bucket
+
+    def open(self, path: Path) -> Store:
+        return headrace.open(self.bucket.upload(path, secrets.token_hex(8)))
+
+
+def test_at_a_url(bucket: MemoryBucket, tmp_path: Path) -> None:
+    column = pa.array([list(range(at, at + 7)) for at in range(0, 70, 7)], pa.list_(pa.int32()))
+    local = headrace.open(save(tmp_path / "x", pa.table({"input_ids": column}), num_files=2))
+    url = bucket.upload(tmp_path / "x", "x")
+    reader = ObjectReader()
+    ours = headrace.open(url, reader=reader)
+    assert isinstance(ours, SavedDatasetStore)
+    assert ours.fingerprint == local.fingerprint
+    assert [str(file) for file in ours.files] == [f"{url}/{file.name}" for file in local.files]
+    assert reader.stats.gets == 3  # the state, and each file once
+    again = ObjectReader()
+    assert headrace.open(url, reader=again).fingerprint == local.fingerprint
+    assert again.stats.gets == 0
+    run = headrace.Run(headrace.WindowDataset(ours, seq_len=4), global_batch_size=4, order=headrace.Order(kind="none"))
+    assert run.step(0)["input_ids"].ravel().tolist() == list(range(16))
+    # The bounds of another content would be wrong.
+    save(tmp_path / "y", pa.table({"input_ids": column.slice(0, 6)}), num_files=2)
+    bucket.upload(tmp_path / "y", "x")
+    ours.close()
+    reader.close()
+    with pytest.raises(StoreError, match=f"{url}: the objects changed since they were opened; open it again"):
+        ours.document(0)
+    bucket.put("x/data-00001-of-00002.arrow", b"broken")
+    with pytest.raises(StoreError, match=f"{url}: the files cannot be read as Arrow streams"):
+        headrace.open(url)
+    delete(bucket.store, ["x/data-00001-of-00002.arrow"])
+    with pytest.raises(StoreError, match=r"x/state.json: names 'data-00001-of-00002.arrow', which is no file"):
+        headrace.open(url)
+
+
+@pytest.mark.parametrize("words", [("info", "--json"), ("check",), ("preview", "--ids", "--plain")])
+def test_commands_at_a_url(bucket: MemoryBucket, tmp_path: Path, words: tuple[str, ...]) -> None:
+    save(tmp_path / "x", lists([1, 2], [3], [4, 5, 6]), num_files=2)
+    url = bucket.upload(tmp_path / "x", "x")
+
+    def said(place: str) -> str:
+        done = CliRunner().invoke(main, [words[0], place, *words[1:]])
+        assert done.exit_code == 0, done.output
+        return re.sub(r"\d\.\d s", "", done.output)
+
+    assert said(url).replace(url, str(tmp_path / "x")) == said(str(tmp_path / "x"))
+
+
+def test_a_dict_at_a_url(bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train", "test"):
+        save(tmp_path / "x" / name, lists([1, 2]))
+    (tmp_path / "x/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    url = bucket.upload(tmp_path / "x", "x")
+    monkeypatch.setattr("headrace.io.objects.client.connect", lambda *given, **how: bucket.store)
+    for place in (url, url.replace("s3://", "http://") + "/"):
+        with pytest.raises(StoreError, match="this is a DatasetDict: open one of its folders, test, train"):
+            headrace.open(place)
+        with headrace.open(f"{place.rstrip('/')}/train/") as store:
+            assert store.document(0).tolist() == [1, 2]  # type: ignore[union-attr]
+    bucket.put("x/dataset_dict.json", b"[]")
+    with pytest.raises(StoreError, match=r"dataset_dict.json: does not name the splits"):
+        headrace.open(url.replace("s3://", "http://") + "/")
 
 
 def test_keys_and_kinds(tmp_path: Path) -> None:

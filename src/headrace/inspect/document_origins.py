@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import RawIOBase
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -409,7 +408,7 @@ def _obstacle(manifest: Manifest, source: SourceEntry) -> str:
     except HeadraceError as error:
         return str(error)
     if found is None:
-        exists = Path(source.path).exists() or Path(source.path + ".idx").exists()
+        exists = path_at(source.path).exists() or path_at(source.path + ".idx").exists()
         gone = "has no headrace.json" if exists else "no longer exists"
         return f"the store {source.path} {gone}, so the origin is not known further"
     folder, listing = found
@@ -417,7 +416,7 @@ def _obstacle(manifest: Manifest, source: SourceEntry) -> str:
     for shard in listing.outputs:
         inside = folder / shard.prefix if shard.format == "keyed" else (folder / shard.prefix).parent
         hashes |= {(inside / file.name).resolve(): file.xxh3_128 for file in shard.files}
-    was = {Path(file.path).resolve(): file.xxh3_128 for file in manifest.inputs}
+    was: dict[AnyPath, str] = {path_at(file.path).resolve(): file.xxh3_128 for file in manifest.inputs}
     same = [hashes[path] == digest for path, digest in was.items() if path in hashes]
     if not same or not all(same):
         return f"the store {source.path} has been written anew, so the origin is not known further"

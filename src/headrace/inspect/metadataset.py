@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -33,8 +32,10 @@ from headrace.inspect.figures import count, plural, problem_lines, safe_text, sh
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
 from headrace.inspect.samples import SampleOptions, closed, options_of, plain_dataset
 from headrace.inspect.store_checks import Verdict, check_store
+from headrace.io import can_list, path_at
 from headrace.plan import BatchSchedule, Branch, Leaf, LimitNode, Node, RepeatNode, Schedule
 from headrace.stores import Problem
+from headrace.stores.energon import folder_kind
 from headrace.stores.opening import sample_layout
 
 
@@ -363,7 +364,7 @@ class _Mix:
         self.places += [place for place in found if place not in self.places]
         if isinstance(source, NamedSource):
             for name, aux in source.aux.items():
-                if not Path(folder := aux.removeprefix(FILESYSTEM)).exists():
+                if not _is_there(folder := aux.removeprefix(FILESYSTEM)):
                     self._say(f"{source.where}: aux.{name}: nothing is at {folder}")
         try:
             # This opens the source, and compares its subset and limits with the number of its samples.
@@ -393,6 +394,12 @@ def _places(source: NamedSource | JoinedSource) -> Iterator[tuple[str, SampleOpt
     for aux in source.aux.values():
         if not aux.startswith(FILESYSTEM) and sample_layout(aux) not in (None, "files"):
             yield aux, SampleOptions()
+
+
+def _is_there(path: str) -> bool:
+    """Return whether something is at a path; a folder on a web server shows only in its metadata, or by its slash."""
+    place = path_at(path)
+    return place.exists() or (not can_list(place) and folder_kind(place) is not None)
 
 
 def _without(message: str, path: str) -> str:

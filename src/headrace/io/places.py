@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import ConfigError
 from headrace.io.readers import Reader
 
 if TYPE_CHECKING:
@@ -137,6 +137,11 @@ def local_file(path: AnyPath) -> Path:
     return path if isinstance(path, Path) else path.local_file()
 
 
+def can_list(folder: AnyPath) -> bool:
+    """Return whether what is in a folder can be found out; a web server does not tell."""
+    return isinstance(folder, Path) or not str(folder).startswith("http")
+
+
 def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPath, list[str], list[str]]]:
     """Yield every folder in and below a folder, with the names of its folders and files, as `os.walk` does."""
     if isinstance(folder, Path):
@@ -212,14 +217,3 @@ def local_path(path: str | AnyPath) -> Path:
     """
     check_local(path)
     return Path(path)
-
-
-def check_whole(path: AnyPath, what: str) -> Path:
-    """Return a path that has to be local, since a library opens it by itself.
-
-    Raises:
-        StoreError: it is a URL.
-    """
-    if isinstance(path, Path):
-        return path
-    raise StoreError(f"{path}: {what} cannot be read from object stores yet; copy it, or convert it with headrace")

@@ -333,6 +333,14 @@ class Reader(ABC):
         """Return the bytes of one range; raises as `read_ranges` does."""
         return self.read_ranges(path, np.array([begin]), np.array([length]))
 
+    def read_files(self, paths: Sequence[str]) -> list[ByteArray]:
+        """Return all bytes of each of some files; objects in stores are fetched at the same time.
+
+        Raises:
+            StoreError: a file is missing, or cannot be read.
+        """
+        return [self.read(path, 0, self.size(path)) for path in paths]
+
     def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
         """Return the first and the last ``num_bytes`` of a file, or of its first ``size`` bytes, by which it is known.
 

@@ -282,6 +282,10 @@ class RemotePath(os.PathLike[str]):
         """Yield the objects at any depth below that match a pattern."""
         return self.glob(f"**/{pattern}")
 
+    def names_below(self) -> list[str]:
+        """Return the names of all objects at any depth below, relative to this folder."""
+        return [url[len(self._url) + 1 :] for url in self.objects.below(self._url)]
+
     def walk(self) -> Iterator[tuple[RemotePath, list[str], list[str]]]:
         """Yield every folder in and below this one, with the names of its folders and files, as `os.walk` does."""
         folders, files = self.objects.listing(self._url)

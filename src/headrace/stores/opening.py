@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal, overload
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, Reader, is_url, path_at, reader, reader_at, walk
+from headrace.io import AnyPath, Reader, can_list, is_url, path_at, reader, reader_at, walk
 from headrace.stores import energon
 from headrace.stores.arguments import check_name
 from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER, folder_kind
@@ -33,6 +33,7 @@ from headrace.stores.json.store import JSON_SUFFIXES, is_object
 from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.parquet import PARQUET_SUFFIX
 from headrace.stores.quarantine import quarantined
+from headrace.stores.saved_dataset import is_saved_dataset
 from headrace.stores.store import SampleStore, Store
 from headrace.stores.tar.index import TarPaths
 from headrace.stores.tar.members import SUFFIXES as COMPRESSED
@@ -73,6 +74,8 @@ def _holds_tars(name: str, using: str | Reader) -> bool:
         return name.endswith(_TARS)
     if is_url(name) and (folder / MANIFEST_NAME).is_file():
         return False  # an HTTP server could not list the folder
+    if not can_list(folder) and is_saved_dataset(folder, using):
+        return False
     for at, (_, folders, files) in enumerate(walk(folder)):
         folders[:] = [sub for sub in folders if not sub.startswith(".")]
         if any(file in (MANIFEST_NAME, META_NAME) or file.endswith(HDF5_SUFFIXES) for file in files):
@@ -143,7 +146,7 @@ def _look_around(name: str, using: Reader) -> None:
 
 def _check_complete(place: AnyPath) -> None:
     """Refuse a folder in an object store to which a run still writes; a local output appears as a whole."""
-    if isinstance(place, Path) or str(place).startswith("http"):
+    if isinstance(place, Path) or not can_list(place):
         return
     folders, files = place.objects.listing(str(place))
     is_begun = f"{place}/{UNFINISHED_NAME}" in folders and f"{place}/{MANIFEST_NAME}" not in files

@@ -6,7 +6,7 @@
 
 A column of lists of numbers is a key, and each row is a document. Other columns, such as texts, are left out. The files
 are mapped: a document is a view, except where a range spans two record batches, and for booleans, which Arrow packs.
-`to_datasets` goes the other way.
+Those of a folder at a URL are fetched whole, and kept. `to_datasets` goes the other way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, MissingExtraError, StoreError
-from headrace.io import AnyPath, Reader, check_whole, path_at
+from headrace.io import AnyPath, Reader, can_list, is_url, local_file, path_at, reader, reader_at
 from headrace.stores.arguments import IntArray, read_only
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds
 from headrace.stores.store import MAIN, Problem, Store, TokenArray
@@ -39,6 +39,10 @@ class _DataFile(msgspec.Struct):
 
 class _State(msgspec.Struct):
     data_files: list[_DataFile] = msgspec.field(name="_data_files")
+
+
+class _Splits(msgspec.Struct):
+    splits: list[str]
 
 
 class _Column(NamedTuple):
@@ -63,7 +67,12 @@ def splits_of(folder: AnyPath) -> list[str]:
     """Return the names of the splits of a folder of ``DatasetDict.save_to_disk``; none for any other folder."""
     if not (folder / DICT_NAME).is_file():
         return []
-    return sorted(file.parent.name for file in folder.glob(f"*/{STATE_NAME}"))
+    if can_list(folder):
+        return sorted(file.parent.name for file in folder.glob(f"*/{STATE_NAME}"))
+    try:
+        return sorted(msgspec.json.decode((folder / DICT_NAME).read_bytes(), type=_Splits).splits)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{folder / DICT_NAME}: does not name the splits of a saved dataset: {error}") from error
 
 
 class SavedDatasetStore(SegmentedStore):
@@ -72,10 +81,10 @@ class SavedDatasetStore(SegmentedStore):
     Opening reads the bounds of all documents, 8 bytes a document and key, and no values.
 
     Args:
-        path: the folder.
+        path: the folder, or the URL of one, whose data files are then fetched whole.
         key: the main key; by default ``"tokens"``, ``"input_ids"``, ``"sequence"``, ``"chosen"``, ``"prompts"``, or
             the first.
-        using: ``"mmap"``, or another reader, which is not possible.
+        using: ``"mmap"``, or for a URL a reader of objects. Local files are always mapped.
 
     Raises:
         StoreError: a file is missing or malformed, a list or a number is null, or no column has lists of numbers.
@@ -87,13 +96,18 @@ class SavedDatasetStore(SegmentedStore):
     _main_names = MAIN_NAMES
 
     def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> None:
-        self.folder = check_whole(path_at(path, using), "a saved dataset")
-        if using != "mmap":
-            raise StoreError(f"{self.folder}: a saved dataset can only be mapped: leave reader out")
+        using = reader_at(path, using)
+        if using != "mmap" and not is_url(path):
+            raise StoreError(f"{path}: a saved dataset can only be mapped: leave reader and cache out")
+        self._reader = reader(using)
+        self._using = using
+        self.folder = self._reader.path_at(os.fspath(path))
         if (self.folder / DICT_NAME).is_file():
             splits = ", ".join(splits_of(self.folder))
             raise StoreError(f"{self.folder}: this is a DatasetDict: open one of its folders, {splits}")
         self._names = data_files(self.folder)
+        load_pyarrow(str(self.folder))  # before anything is fetched
+        self._mapped = self._places()
         self._columns: dict[str, _Column] | None = None
         columns, bounds = self._read_columns()
         dtypes = {name: dtype_of(column.kind) for name, column in columns.items()}
@@ -101,7 +115,7 @@ class SavedDatasetStore(SegmentedStore):
         self._columns = columns
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The data files, then the state."""
         return (*(self.folder / name for name in self._names), self.folder / STATE_NAME)
 
@@ -127,7 +141,11 @@ class SavedDatasetStore(SegmentedStore):
         self._columns = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._reduced(path=os.fspath(self.folder), key=self._keys[0], dtypes=self._assumed)
+        return self._reduced(path=os.fspath(self.folder), key=self._keys[0], using=self._using, dtypes=self._assumed)
+
+    def _places(self) -> list[Path]:
+        """Return the data files on this host. A copy of an object has another name for each content of the object."""
+        return [local_file(self.folder / name) for name in self._names]
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         columns = self._columns
@@ -148,9 +166,11 @@ class SavedDatasetStore(SegmentedStore):
     def _read_columns(self) -> tuple[dict[str, _Column], dict[str, IntArray]]:
         """Map the files, and return the columns with lists of numbers, and where their documents begin."""
         pyarrow = load_pyarrow(str(self.folder))
+        if self._places() != self._mapped:
+            raise StoreError(f"{self.folder}: the objects changed since they were opened; open it again")
         try:
             table = pyarrow.concat_tables(
-                pyarrow.ipc.open_stream(pyarrow.memory_map(str(self.folder / name))).read_all() for name in self._names
+                pyarrow.ipc.open_stream(pyarrow.memory_map(str(place))).read_all() for place in self._mapped
             )
         except (OSError, pyarrow.ArrowException) as error:
             raise StoreError(f"{self.folder}: the files cannot be read as Arrow streams: {error}") from error

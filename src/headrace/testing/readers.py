@@ -101,6 +101,17 @@ class ReaderContract:
             with pytest.raises(StoreError, match="nothing"):
                 read(path)
 
+    def test_whole_files_come_in_the_order_given(self, reader: Reader, path: str, folder: str) -> None:
+        sizes = (0, 1, 700, 3000)
+        paths = [self.write(f"{folder}/file-{size}", CONTENT[:size]) for size in sizes]
+        found = reader.read_files([*paths, path, paths[2], *paths[::-1]])
+        assert [data.tobytes() for data in found] == [
+            CONTENT[:size] for size in (*sizes, len(CONTENT), 700, *sizes[::-1])
+        ]
+        assert reader.read_files([]) == []
+        with pytest.raises(StoreError, match="nothing"):
+            reader.read_files([path, f"{folder}/nothing", paths[1]])
+
     def test_a_view_is_whole_and_read_only(self, reader: Reader, path: str) -> None:
         view = reader.view(path)
         if view is not None:

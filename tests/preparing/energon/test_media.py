@@ -8,20 +8,12 @@ from typing import Any
 import pytest
 
 import media_made
-from energon_made import PNG, write_tar
+from energon_made import PNG, write_files, write_tar
 from headrace.errors import ConfigError, InputError
 from headrace.preparing.energon import EnergonOptions, EnergonReport, MediaFilter, SplitChoice, prepare_energon
 from headrace.stores.energon import EnergonStore, FilesystemStore, SqliteIndex
 
-FILES = {
-    "a/image.PNG": PNG,
-    "a/grey.jpg": media_made.images()["grey.jpg"],
-    "video.mp4": media_made.video("mp4", "mpeg4"),
-    "sound.wav": media_made.sound("wav", "pcm_s16le", channels=2, seconds=0.5),
-    "named.txt": b"no medium",
-    "named.bin": PNG,
-    "broken.jpg": b"\xff\xd8\xff broken",
-}
+FILES = media_made.files()
 FACTS = {
     "a/image.PNG": {"type": "image", "width": 2, "height": 1, "format": "PNG", "mode": "RGB"},
     "a/grey.jpg": {"type": "image", "width": 53, "height": 37, "format": "JPEG", "mode": "L"},
@@ -46,10 +38,7 @@ BY_HEADER = {**FACTS, "named.bin": FACTS["a/image.PNG"]}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, data in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(data)
-    return tmp_path
+    return write_files(tmp_path, FILES)
 
 
 def prepare(root: Path, **options: Any) -> EnergonReport:

@@ -25,7 +25,7 @@ from headrace.preparing.shards import (
     prepare_shards,
 )
 from headrace.preparing.shards import filling as filling_module
-from memory_stores import MemoryBucket, memory_bucket
+from memory_stores import MemoryBucket
 from shards_made import PNG, image, inline, rows, write_pictures, write_table
 
 SKIP = ErrorOptions(on_error="skip")
@@ -33,27 +33,13 @@ SMALL = ShardOutput(samples_per_shard=13, shuffle=4)
 
 
 @pytest.fixture(autouse=True)
-def _inline(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+def _inline() -> Iterator[None]:
     with inline():
         yield
 
 
-@pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
-
-
 def source(*parts: str, **others: Any) -> ShardSource:
     return ShardSource(parts=tuple(map(PartSpec.parse, parts)), **others)
-
-
-def upload(bucket: MemoryBucket, folder: Path) -> str:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            bucket.put(f"x/{path.relative_to(folder).as_posix()}", path.read_bytes())
-    return f"{bucket.url}/x"
 
 
 def described(folder: Path, at: str) -> dict[str, Any]:
@@ -70,7 +56,7 @@ def data(folder: Path) -> dict[str, bytes]:
 
 def same(bucket: MemoryBucket, folder: Path, out: Path, inputs: list[str], options: ShardOptions) -> None:
     """Prepare what is in a folder from there and from the store, and compare the outputs."""
-    url = upload(bucket, folder)
+    url = bucket.upload(folder, "x")
 
     def placed(place: str) -> tuple[list[str], ShardOptions]:
         root, captions = options.source.root, options.source.captions
@@ -142,7 +128,7 @@ def test_looks_at_contents(bucket: MemoryBucket, tmp_path: Path) -> None:
 
 def test_a_local_table_of_objects_by_their_urls(bucket: MemoryBucket, tmp_path: Path) -> None:
     write_pictures(tmp_path / "in", 9)
-    url = upload(bucket, tmp_path / "in")
+    url = bucket.upload(tmp_path / "in", "x")
     for name, place in (("local", str(tmp_path / "in")), ("made", url)):
         write_table(tmp_path / "t.jsonl", [{"image_path": f"{place}/{row['file']}"} for row in rows(9)])
         given = ShardOptions(source=ShardSource(root=place))
@@ -158,7 +144,7 @@ def test_objects_that_are_missing_empty_or_elsewhere(bucket: MemoryBucket, tmp_p
     records = [{"image": row["file"]} for row in rows(11)]
     records += [{"image": name} for name in ("pictures/empty.jpg", "../a.jpg", "s3://other/a.jpg", "/a.jpg")]
     write_table(tmp_path / "in" / "t.jsonl", records)
-    url = upload(bucket, tmp_path / "in")
+    url = bucket.upload(tmp_path / "in", "x")
     given = source("image=path:image")
     with pytest.raises(InputError, match=f"x/t.jsonl, line 10: the file 'pictures/009.jpg' below {url} cannot be read"):
         prepare_shards([f"{url}/t.jsonl"], tmp_path / "made", options=ShardOptions(source=given))
@@ -181,7 +167,7 @@ def test_objects_that_change_during_the_run(
     bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_pictures(tmp_path / "in", 9)
-    url = upload(bucket, tmp_path / "in")
+    url = bucket.upload(tmp_path / "in", "x")
     whole = filling_module.read_list
 
     def changing(path: Path) -> Any:
@@ -202,7 +188,7 @@ def test_objects_that_change_during_the_run(
 def test_the_same_call_finds_its_output_complete(bucket: MemoryBucket, tmp_path: Path) -> None:
     write_pictures(tmp_path / "in", 9)
     write_table(tmp_path / "in" / "metadata.jsonl", [{"file_name": row["file"], "text": "x"} for row in rows(9)])
-    url = upload(bucket, tmp_path / "in")
+    url = bucket.upload(tmp_path / "in", "x")
     made = prepare_shards([url], tmp_path / "made")
     notices: list[str] = []
     assert prepare_shards([url], tmp_path / "made", on_notice=notices.append) == made
@@ -214,7 +200,7 @@ def test_the_same_call_finds_its_output_complete(bucket: MemoryBucket, tmp_path:
 
 def test_an_output_in_the_same_store(bucket: MemoryBucket, tmp_path: Path) -> None:
     write_pictures(tmp_path / "in", 20)
-    url = upload(bucket, tmp_path / "in")
+    url = bucket.upload(tmp_path / "in", "x")
     preparing.prepare([url], f"{bucket.url}/out", options=ShardOptions(output=SMALL))
     preparing.prepare([tmp_path / "in"], tmp_path / "local", options=ShardOptions(output=SMALL))
     found = {name: content for name, content in bucket.content("out").items() if name != "headrace.json"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from energon_made import names_of, write_files
 from energon_prepared import prepared
 from headrace.stores import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
 from headrace.stores.energon import JoinColumn, write_join, write_lines
@@ -80,12 +81,7 @@ class TestFiles(SampleStoreContract):
         return [(key, dict(sorted(parts.items()))) for key, parts in super().samples()]
 
     def write(self, folder: Path, samples: Samples) -> Path:
-        for key, parts in samples:
-            for part, data in parts.items():
-                path = folder / f"{key}.{part}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-        return folder
+        return write_files(folder, names_of(samples))
 
     def open(self, path: Path) -> SampleStore:
         return FilesystemStore(path)

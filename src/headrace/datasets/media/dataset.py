@@ -435,7 +435,9 @@ class MediaDataset(SampleDataset):
         for name in ("primary", "cache"):
             if name in aux:
                 raise ConfigError(f"an auxiliary store is named {name!r}, a name that cookers reserve; rename it")
-        return {name: self._decoded(file_store(place)) for name, place in aux.items()}
+        # Files beside a dataset in a store are reached as the dataset is.
+        remote = next((one for one in self.store.readers if one.reads_urls), None)
+        return {name: self._decoded(file_store(place, remote)) for name, place in aux.items()}
 
     def _decoded(self, files: FileStore) -> FileStore:
         decoder = self.mapper.decoder

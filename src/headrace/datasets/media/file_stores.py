@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from headrace.errors import ConfigError, SampleError
+from headrace.io import Reader, is_url
 from headrace.samples.media import MediaFacts, SampleDecoder, SourceInfo, add_sources, media_facts
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
 from headrace.stores import open as open_store
@@ -136,8 +137,8 @@ class SystemFileStore(_StoreFiles):
 
     store: FilesystemStore
 
-    def __init__(self, folder: str | os.PathLike[str] | FilesystemStore) -> None:
-        super().__init__(folder if isinstance(folder, FilesystemStore) else FilesystemStore(folder))
+    def __init__(self, folder: str | os.PathLike[str] | FilesystemStore, *, using: str | Reader = "pread") -> None:
+        super().__init__(folder if isinstance(folder, FilesystemStore) else FilesystemStore(folder, using=using))
 
     def __getitem__(self, name: str) -> tuple[bytes, SourceInfo]:
         path = self.store.path
@@ -218,8 +219,12 @@ class PrimaryFileStore(_Wrapped):
         return f"{self.current_key}{name}" if name.startswith(".") else name
 
 
-def file_store(place: FileStore | SampleStore | str | os.PathLike[str]) -> FileStore:
+def file_store(place: FileStore | SampleStore | str | os.PathLike[str], remote: Reader | None = None) -> FileStore:
     """Return the files of a dataset: of a path that `headrace.open` accepts, ``filesystem://FOLDER``, or an open store.
+
+    Args:
+        place: the dataset.
+        remote: what reads it if it is at a URL; None for a reader that goes by the environment.
 
     Raises:
         ConfigError: the place holds no samples, or is a join.
@@ -228,8 +233,10 @@ def file_store(place: FileStore | SampleStore | str | os.PathLike[str]) -> FileS
     if isinstance(place, FileStore):
         return place
     if isinstance(place, str) and place.startswith(FILESYSTEM):
-        return SystemFileStore(place.removeprefix(FILESYSTEM))
-    store = place if isinstance(place, SampleStore) else open_store(place)
+        folder = place.removeprefix(FILESYSTEM)
+        return SystemFileStore(folder, using=remote if remote is not None and is_url(folder) else "pread")
+    using = remote if remote is not None and is_url(place) else "mmap"
+    store = place if isinstance(place, SampleStore) else open_store(place, reader=using)
     if isinstance(store, FilesystemStore):
         return SystemFileStore(store)
     if isinstance(store, QuarantinedStore):

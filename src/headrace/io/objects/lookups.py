@@ -146,7 +146,7 @@ class Objects:
         if url.lower().startswith("http"):
             raise StoreError(
                 f"{url}: an HTTP server does not list its files: name files, not a folder; or a folder that has a"
-                " headrace.json or a .nv-meta, with a slash at its end"
+                " headrace.json, a .nv-meta, or the state.json of a saved dataset, with a slash at its end"
             )
         return self._take_listing(url, self._ask(List(url)))
 

@@ -181,6 +181,30 @@ class ObjectReader(Reader):
         """See `Reader.look_up`."""
         self.objects.look_up(list(map(_plain, paths)), list(map(_plain, folders)))
 
+    def read_files(self, paths: Sequence[str]) -> list[ByteArray]:
+        """See `Reader.read_files`: a GET for each block of each object, all at the same time."""
+        remote = list(dict.fromkeys(path for path in paths if self._local_name(path) is None))
+        self.look_up(remote)
+        blocks = {path: _pieces(0, self._open(path).size) for path in remote}
+        begun = {
+            path: self.objects.begin_ranges(_plain(path), pieces) if pieces else None for path, pieces in blocks.items()
+        }
+        found: dict[str, ByteArray] = {}
+        failed: StoreError | None = None
+        for path in list(begun):
+            # All are waited for, also after a failure, so that what they took is counted.
+            future = begun.pop(path)
+            try:
+                data = [] if future is None else self.objects.finish(_plain(path), future).data
+            except StoreError as error:
+                failed = failed or error
+                continue
+            arrays = [np.frombuffer(one, np.uint8) for one in data]
+            found[path] = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.uint8), *arrays])
+        if failed is not None:
+            raise failed
+        return [found[path] if path in found else self.read(path, 0, self.size(path)) for path in paths]
+
     def view(self, path: str) -> ByteArray | None:
         """Return the mapping of a local file or of an object that is kept; None for any other object."""
         local = self._local_name(path)

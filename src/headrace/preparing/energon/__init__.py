@@ -5,7 +5,7 @@ scanning     finds the tars of a folder, in Energon's order, and reads the heade
 state        what earlier runs recorded, to find the shards that have not changed
 media        metadata of images, video and sound, in tars or in plain files
 work         the hidden folder of a run, and the worker processes that read shards
-objects      the same for a dataset at a URL, whose shards are read in threads, and whose files are uploaded
+objects      the same for a dataset at a URL, which is read in threads, and whose files are uploaded
 run          `prepare_energon`, and the steps of a run in their order; `plan_energon`
   job        the same, with shards that processes on any hosts read
   committer  writes the shards into index.sqlite

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -19,6 +19,7 @@ import msgspec
 
 from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, InputError, MissingExtraError
+from headrace.io import AnyPath
 from headrace.preparing.energon.options import MediaFilter
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
@@ -157,13 +158,18 @@ def walk_files(root: Path, enters: Callable[[str], bool], *, follow_links: bool)
         yield from (prefix + name for name in files)
 
 
-def find_files(root: Path, wanted: MediaFilter) -> list[str]:
+def find_files(root: AnyPath, wanted: MediaFilter) -> list[str]:
     """Find the files that may be media, sorted by the components of their paths; ``.nv-meta`` is left out.
 
     Raises:
         InputError: a folder cannot be read.
+        StoreError: the store of a URL cannot be reached.
     """
-    names = walk_files(root, lambda path: os.path.basename(path) != META_FOLDER, follow_links=False)  # noqa: PTH119
+    names: Iterable[str]
+    if isinstance(root, Path):
+        names = walk_files(root, lambda path: os.path.basename(path) != META_FOLDER, follow_links=False)  # noqa: PTH119
+    else:
+        names = (name for name in root.names_below() if META_FOLDER not in name.split("/")[:-1])
     return sorted(filter(MediaFinder(wanted).may_be, names), key=lambda name: PurePosixPath(name).parts)
 
 

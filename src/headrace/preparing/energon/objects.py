@@ -1,4 +1,4 @@
-"""A dataset at the URL of an object store: its shards are read there, and the new files are uploaded.
+"""A dataset at the URL of an object store: it is read there, and the new files are uploaded.
 
     SCRATCH/.headrace/...              the work folder on this host, see `work`; SCRATCH is that of all outputs at URLs
     URL/.nv-meta/.headrace/run.json    what decides the files that are being written; created once, and removed last
@@ -7,35 +7,47 @@
 Nothing is written before all new files are ready. Then the info file is removed, without which no reader opens the
 dataset; the others are written, and a new info file last. If the run is killed in between, the same command carries out
 the rest on this host, and on another one it reads the shards again. Other commands find another ``run.json``, and write
-nothing.
+nothing. A folder of plain media gets a new ``index.sqlite`` in the same way, and a ``.jsonl`` its index by one PUT.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from headrace.engine.processes import REPORT_S
 from headrace.engine.work_folder import upload_scratch
 from headrace.errors import OutputError
-from headrace.io import ObjectReader, Storage, hash_bytes, path_at, reader_at
-from headrace.io.objects.writer import ObjectWriter
+from headrace.io import FetchPolicy, ObjectReader, Storage, hash_bytes, local_file, path_at, reader_at
+from headrace.io.objects.writer import PART_BYTES, ObjectWriter
 from headrace.io.remote import RemotePath, Status
+from headrace.preparing.energon.media import FILES_A_TASK, HEAD_BYTES, MediaFinder
 from headrace.preparing.energon.options import EnergonOptions
 from headrace.preparing.energon.scanning import FoundTar, scan_tar
+from headrace.preparing.energon.state import STATE_NAME, state_of_new_index
 from headrace.preparing.energon.work import KIND, Commit, ReadPlan, ScanTask, WorkFolder
-from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, META_WORK_NAME
+from headrace.stores.energon.jsonl import index_place, scan_lines
+from headrace.stores.energon.sqlite_index import MediaRow
+from headrace.stores.energon.sqlite_writer import update_media
+from headrace.stores.kept_arrays import ENTRY
 from headrace.stores.tar.index import beside
 
 _INDEXES_AT_ONCE: Final = 64
 _CLAIM_NAME: Final = "claim"
+
+_WHOLE_BYTES: Final = 1 << 18
+"""A file of at most so many bytes is fetched at once, also if its first bytes decide whether it is a medium."""
 
 
 class ObjectShards:
@@ -53,20 +65,12 @@ class ObjectShards:
     at_once = 16
 
     def __init__(self, url: str, storage: Storage | None) -> None:
-        made = reader_at(url, "mmap", storage)
-        root = path_at(url, made)
-        if not isinstance(made, ObjectReader) or not isinstance(root, RemotePath):
-            raise OutputError(f"{url}: is not the URL of an object")
-        self.root = root
-        self._reader = made
+        self.root, self._reader = _reached(url, storage)
         self._storage = storage
 
     def work(self, options: EnergonOptions, found: Sequence[FoundTar]) -> ObjectWork:
         """Return the work folder of a run over these shards, not claimed yet."""
-        lasting = msgspec.structs.replace(options, workers=None, restart=False)
-        shards = {"number": len(found), "xxh3_128": hash_bytes(msgspec.json.encode(found))}
-        described = msgspec.json.encode({"kind": KIND, "options": lasting, "shards": shards})
-        return ObjectWork(self.root, self._storage, described, restart=options.restart)
+        return ObjectWork(self.root, self._storage, _described(options, "shards", found), restart=options.restart)
 
     def read(
         self,
@@ -112,6 +116,114 @@ class ObjectShards:
         self._reader.objects.expect(str(self.root / tar.name), Status(tar.size, tar.etag, tar.mtime_ns))
         skips = plan.options.errors.on_error == "skip"
         scan_tar(self.root, scans, tar, plan.media, skips_faults=skips, adds_index=False, using=self._reader)
+
+
+class ObjectMedia:
+    """A folder of plain media at a URL.
+
+    Args:
+        url: the URL.
+        storage: how the store is reached; None goes by the environment.
+
+    Attributes:
+        root: the URL as a path. It remembers what was looked up, until `gather` begins.
+        at_once: how many files are read at the same time, if the options name no number of workers.
+    """
+
+    at_once = 32
+
+    def __init__(self, url: str, storage: Storage | None) -> None:
+        self.root, self._reader = _reached(url, storage)
+        self._storage = storage
+
+    def gather(self, options: EnergonOptions, names: Sequence[str], on_progress: Callable[[int], None]) -> int:
+        """Read the metadata of files, add them to the ``index.sqlite`` at the URL, and return how many there are.
+
+        Args:
+            options: how the files were chosen, and the number of threads.
+            names: the files.
+            on_progress: called with how many files are done.
+
+        Raises:
+            OutputError: see `ObjectWork`.
+            StoreError: a file cannot be read, or has changed.
+            MissingExtraError: the package that reads media is not installed.
+        """
+        if options.media is None:
+            return 0
+        finder = MediaFinder(options.media)
+        found = [(name, self.root.objects.known(str(self.root / name))) for name in names]
+        # A listing and a look-up may round the time of an object differently.
+        facts = [(name, one.size, one.etag or one.modified_ns) for name, one in found]
+        described = _described(options, "files", facts)
+        num_threads = options.workers or self.at_once
+        with (
+            ObjectWork(self.root, self._storage, described, restart=options.restart) as work,
+            ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-media") as threads,
+        ):
+            rows = []
+            for begin in range(0, len(found), FILES_A_TASK):
+                some = found[begin : begin + FILES_A_TASK]
+                for at, row in enumerate(threads.map(partial(self._row, finder), some), start=begin + 1):
+                    rows += [] if row is None else [row]
+                    on_progress(at)
+            staged = work.staged / META_FOLDER
+            index = self.root / META_FOLDER / INDEX_NAME
+            if index.is_file():
+                shutil.copyfile(local_file(index), staged / INDEX_NAME)
+            update_media(work.staged, rows, [(options.media.strategy, ",".join(options.media.patterns))])
+            state = state_of_new_index(self.root, staged / INDEX_NAME)
+            if state is not None:
+                (staged / STATE_NAME).write_bytes(state)
+            moves = [INDEX_NAME] if state is None else [INDEX_NAME, STATE_NAME]
+            work.commit(remove=(), indexed=(), moves=moves)
+        return len(rows)
+
+    def _row(self, finder: MediaFinder, found: tuple[str, Status]) -> MediaRow | None:
+        name, status = found
+        url = str(self.root / name)
+        self._reader.objects.expect(url, status)
+        if status.size > _WHOLE_BYTES and finder.needs_head:
+            head = self._reader.read(url, 0, HEAD_BYTES).tobytes()
+            if finder.kind(name, head) is None:
+                return None
+        data = self._reader.read_files([url])[0].tobytes()
+        kind = finder.kind(name, data)
+        return None if kind is None else finder.row(name, kind, data)
+
+
+def write_remote_lines(url: str, storage: Storage | None) -> tuple[str, int]:
+    """Write the index of a ``.jsonl`` beside it, and return its URL and the number of records.
+
+    Raises:
+        InputError: a line is not a JSON object.
+        StoreError: the object cannot be read, or changes meanwhile.
+        OutputError: the index cannot be written.
+    """
+    root, reader = _reached(url, storage)
+    offsets = scan_lines(str(root), reader)
+    index, data = str(index_place(root, reader)), np.ascontiguousarray(offsets, ENTRY).tobytes()
+    # It is sent whole, so that nothing has to be found after a kill; a long one has more time.
+    parts, usual = 1 + len(data) // PART_BYTES, FetchPolicy()
+    policy = FetchPolicy(attempt_s=parts * usual.attempt_s, deadline_s=parts * usual.deadline_s)
+    ObjectWriter(storage, policy).put({index: data})
+    return index, len(offsets) - 1
+
+
+def _reached(url: str, storage: Storage | None) -> tuple[RemotePath, ObjectReader]:
+    """Return a URL as a path, and what reads it."""
+    made = reader_at(url, "mmap", storage)
+    root = path_at(url, made)
+    if not isinstance(made, ObjectReader) or not isinstance(root, RemotePath):
+        raise OutputError(f"{url}: is not the URL of an object")
+    return root, made
+
+
+def _described(options: EnergonOptions, what: str, found: Sequence[Any]) -> bytes:
+    """Return what decides the files of a run: the options, and what is read."""
+    lasting = msgspec.structs.replace(options, workers=None, restart=False)
+    facts = {"number": len(found), "xxh3_128": hash_bytes(msgspec.json.encode(found))}
+    return msgspec.json.encode({"kind": KIND, "options": lasting, what: facts})
 
 
 class ObjectWork(WorkFolder):

@@ -34,13 +34,15 @@ from headrace.stores.energon.splits import Splits, find_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
 
 if TYPE_CHECKING:
-    from headrace.preparing.energon.objects import ObjectShards
+    from headrace.preparing.energon.objects import ObjectMedia, ObjectShards
 
 WORKER_BYTES: Final = 128 << 20
 """Bytes of tars that are worth a worker process, since starting one takes as long as reading the headers of some."""
 
 MEDIA_WORKER_BYTES: Final = 8 << 20
 """The same, if media are read."""
+
+_OBJECTS: Final = "headrace.preparing.energon.objects"
 
 
 class ShardsRun:
@@ -289,10 +291,10 @@ def prepare_energon(
     ready.
 
     Args:
-        path: a folder of tars, also at a URL; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder
-            of files; or the ``.yaml`` of a metadataset, which gets the indices of its joins.
-        options: all options; None uses their defaults. At a URL, ``workers`` is how many shards are read at the same
-            time, by default 16.
+        path: a folder of tars; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder of files; or the
+            ``.yaml`` of a metadataset, which gets the indices of its joins. All but the last may be at a URL.
+        options: all options; None uses their defaults. At a URL, ``workers`` is how many shards or files are read at
+            the same time, by default 16 shards or 32 files.
         storage: how the store of a URL is reached; None goes by the environment.
         on_progress: called with how far the run is.
         on_notice: called with messages about what was decided, left out or kept.
@@ -313,8 +315,7 @@ def prepare_energon(
     options = EnergonOptions() if options is None else options
     check_options(options)
     if is_url(path):
-        dataset = _object_shards(os.fspath(path), options, storage)
-        return ShardsRun(dataset, options, on_progress=on_progress, on_notice=on_notice).run()
+        return _at_url(os.fspath(path), options, storage, on_progress, on_notice)
     root = Path(path)
     if _is_single(root):
         _check_plain(root, options)
@@ -362,27 +363,45 @@ def plan_energon(
         work.plan(lambda: plan)
 
 
-def _object_shards(url: str, options: EnergonOptions, storage: Storage | None) -> ObjectShards:
-    """Return the dataset at a URL.
+def _at_url(
+    url: str,
+    options: EnergonOptions,
+    storage: Storage | None,
+    on_progress: Callable[[EnergonProgress], None],
+    on_notice: Callable[[str], None],
+) -> EnergonReport:
+    """Prepare the dataset at a URL; see `prepare_energon`.
 
     Raises:
-        ConfigError: it is no folder of tars, or its files cannot be written there.
+        ConfigError: it is of a kind that is not prepared there, or its files cannot be written there.
         InputError: there is nothing.
     """
     if url.lower().startswith("http"):
         raise ConfigError(f"{url}: objects are written to s3://, gs:// and az://, not to a web server")
-    if options.media_only:
-        raise ConfigError(f"{url}: a folder of plain media is prepared on a disk; at a URL, only a folder of tars is")
-    if url.endswith((".jsonl", ".yaml")):
+    if url.endswith(".yaml"):
         raise ConfigError(
-            f"{url}: a .jsonl, or the .yaml of a metadataset, is prepared on a disk; at a URL, only a folder of tars"
-            " is: copy it, prepare the copy, and upload what was made"
+            f"{url}: the joins of a metadataset are prepared on a disk; at a URL, a folder of tars or of media is, or a"
+            " .jsonl: copy it, prepare the copy, and upload what was made"
         )
     # What talks to object stores is loaded when the first URL comes.
-    dataset: ObjectShards = resolve_name("headrace.preparing.energon.objects:ObjectShards")(url, storage)
+    dataset: ObjectShards = resolve_name(f"{_OBJECTS}:ObjectShards")(url, storage)
+    if url.endswith(".jsonl") and dataset.root.is_file():
+        _check_plain(url, options)
+        index, count = resolve_name(f"{_OBJECTS}:write_remote_lines")(url, storage)
+        return EnergonReport(kind="jsonl", path=url, samples=count, written=(index,))
     if not dataset.root.is_dir():
-        raise InputError(f"{url}: there are no objects below this URL; expected a folder of tars")
-    return dataset
+        raise InputError(f"{url}: there are no objects below this URL; expected a folder of tars, or a .jsonl")
+    if not _is_of_media(dataset.root, options):
+        return ShardsRun(dataset, options, on_progress=on_progress, on_notice=on_notice).run()
+    media: ObjectMedia = resolve_name(f"{_OBJECTS}:ObjectMedia")(url, storage)
+    names = _media_names(media.root, options)
+
+    def report(done: int) -> None:
+        on_progress(EnergonProgress(done=done, total=len(names), done_bytes=0, total_bytes=0, samples=done))
+
+    num_rows = media.gather(options, names, report)
+    written = (str(media.root / META_FOLDER / INDEX_NAME),)
+    return EnergonReport(kind="media", path=url, samples=len(names), media=num_rows, written=written)
 
 
 def _is_single(path: Path) -> bool:
@@ -398,7 +417,7 @@ def _is_single(path: Path) -> bool:
     return False
 
 
-def _is_of_media(root: Path, options: EnergonOptions) -> bool:
+def _is_of_media(root: AnyPath, options: EnergonOptions) -> bool:
     return options.media_only and folder_kind(root) != "webdataset"
 
 
@@ -407,7 +426,7 @@ def _lasting(options: EnergonOptions) -> EnergonOptions:
     return msgspec.structs.replace(options, workers=None, restart=False)
 
 
-def _check_plain(path: Path, options: EnergonOptions) -> None:
+def _check_plain(path: Path | str, options: EnergonOptions) -> None:
     if options.media is not None or options.media_only:
         raise ConfigError(f"{path}: metadata of media can only be gathered for a folder of tars or of files")
     if options.split.ratio or options.split.parts:
@@ -434,16 +453,27 @@ def _joins(path: Path, on_notice: Callable[[str], None]) -> EnergonReport:
     )
 
 
-def _media_plan(root: Path, options: EnergonOptions) -> ReadPlan:
+def _media_names(root: AnyPath, options: EnergonOptions) -> list[str]:
+    """Return the files that may be media.
+
+    Raises:
+        ConfigError: the options do not choose media, or the folder is one of tars.
+        InputError: there are none.
+    """
     if options.media is None:
         raise ConfigError("media_only needs a choice of files: by extension, by header or by glob")
-    if any(root.glob("*.tar")) and folder_kind(root) is None:
+    if any(file.name.endswith(".tar") for file in root.iterdir()) and folder_kind(root) is None:
         raise ConfigError(
             f"{root}: holds tars; leave out --media-only to prepare them with the metadata of their media"
         )
     names = find_files(root, options.media)
     if not names:
         raise InputError(f"{root}: no file is chosen as a medium")
+    return names
+
+
+def _media_plan(root: Path, options: EnergonOptions) -> ReadPlan:
+    names = _media_names(root, options)
     return ReadPlan(options=_lasting(options), media=options.media, tasks=tuple(media_tasks(names)))
 
 

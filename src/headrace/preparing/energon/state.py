@@ -160,11 +160,23 @@ def tell_of_new_index(root: Path) -> None:
         StoreError: the state is damaged.
         OutputError: the state cannot be written.
     """
-    state = load_state(root)
     meta = root / META_FOLDER
-    if state is not None and any(file.name == INDEX_NAME for file in state.files):
-        files = tuple(file_sum(meta / file.name) if file.name == INDEX_NAME else file for file in state.files)
-        atomic_write(meta / STATE_NAME, encode_state(msgspec.structs.replace(state, files=files)))
+    data = state_of_new_index(root, meta / INDEX_NAME)
+    if data is not None:
+        atomic_write(meta / STATE_NAME, data)
+
+
+def state_of_new_index(root: AnyPath, index: Path) -> bytes | None:
+    """Return the state with the hash of a new ``index.sqlite``; None if it holds no hash of one, or there is none.
+
+    Raises:
+        StoreError: the state is damaged.
+    """
+    state = load_state(root)
+    if state is None or all(file.name != INDEX_NAME for file in state.files):
+        return None
+    files = tuple(file_sum(index) if file.name == INDEX_NAME else file for file in state.files)
+    return encode_state(msgspec.structs.replace(state, files=files))
 
 
 def _is_as_it_was(root: AnyPath, index: IndexState, files: Sequence[FileSum]) -> bool:
