@@ -137,9 +137,9 @@ def test_a_span_fetches_its_blocks_of_all_files_at_once(tmp_path: Path, monkeypa
     asked: list[set[str]] = []
 
     class Noting(PreadReader):
-        def _read_files(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
+        def _read_together(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
             asked.append({Path(one.path).name for one in files})
-            return super()._read_files(files)
+            return super()._read_together(files)
 
     planned: set[str] = set()
     plan = block_store.BlockStore.plan

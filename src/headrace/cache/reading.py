@@ -366,7 +366,7 @@ class CachedReader(Reader):
         num_kept = 0
         try:
             with self._waiting():
-                found = self.inner._read_files([*files, *ranges])
+                found = self.inner._read_together([*files, *ranges])
             for one, block in zip(ours, chain.from_iterable(found[: len(files)]), strict=True):
                 use(one, block)
                 size = self._size(one.file, one.number)

@@ -500,7 +500,7 @@ class Reader(ABC):
             StoreError: the file has changed since it was opened.
         """
 
-    def _read_files(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
+    def _read_together(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
         """Read ranges of several files as `_fill` does, of objects all at the same time.
 
         For each file, return the bytes of each range, which may be memory of the reader's own.

@@ -265,7 +265,7 @@ class ObjectReader(Reader):
         pieces = merged(offsets, lengths)
         scatter(pieces, self.objects.ranges(_plain(path), pieces), offsets, lengths, out)
 
-    def _read_files(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
+    def _read_together(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
         asked = []
         for file, path, offsets, lengths in files:
             pieces = [] if file.data is not None else merged(offsets, lengths)
