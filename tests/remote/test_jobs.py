@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +23,9 @@ import servers
 import slurm_cluster
 from counts import PATIENCE_S, cases
 from fault_proxy import FaultProxy
-from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_text, prepare_text
+from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_shards, plan_text, prepare_text
+from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource, prepare_shards
+from shards_made import image, rows, write_pictures, write_table
 from stored import files, objects, open_uploads
 
 pytestmark = pytest.mark.remote
@@ -137,32 +139,24 @@ class Hosts:
         return list(self._folder.glob(f"host-{host}/outputs/*"))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_tasks_on_hosts_that_die(
+def die_and_compare(
     weed: servers.Bucket,
     proxy: FaultProxy,
-    inputs: Path,
-    tmp_path: Path,
-    around: None,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    folder: Path,
+    plan: Callable[[str], object],
+    wanted: dict[str, bytes],
+    chooser: random.Random,
 ) -> None:
-    """Some take turns, and some do the same tasks at the same time; two finish at the same time.
+    """Hosts do the tasks of a job, some taking turns, and some the same tasks at the same time; two finish it.
 
     One request in fifty fails, also after the store has done what was asked.
     """
-    given = VARIANTS[name]
-    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
-    wanted = files(tmp_path / "local")
-    hosts = Hosts(proxy, tmp_path)
-    chooser = random.Random(f"deaths {name}")
-    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 100_000)
-    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 50_000)
+    hosts = Hosts(proxy, folder)
     proxy.share = proxy.write_share = 0.02
     proxy.all_requests = True
     for number in range(cases(1, 20)):
-        url = f"{weed.url}/{tmp_path.name}/{number}"
-        plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
+        url = f"{weed.url}/{folder.name}/{number}"
+        plan(url)
         with hosts.dying(chooser.sample(range(5, 60), 3), chooser):
             for host, what in enumerate(("take part", "take part", "half", "half")):
                 hosts.start(host, what, url)
@@ -180,6 +174,46 @@ def test_tasks_on_hosts_that_die(
         assert open_uploads(weed, url) == 0
         assert not hosts.left(4)
     assert hosts.num_killed >= 2
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tasks_on_hosts_that_die(
+    weed: servers.Bucket,
+    proxy: FaultProxy,
+    inputs: Path,
+    tmp_path: Path,
+    around: None,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    given = VARIANTS[name]
+    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
+    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 50_000)
+
+    def plan(url: str) -> None:
+        plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
+
+    die_and_compare(weed, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random(f"deaths {name}"))
+
+
+def test_media_on_hosts_that_die(
+    weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.preparing.shards.inputs.choose_task_bytes", lambda size: 20_000)
+    write_pictures(tmp_path, 60)
+    records = [{**row, "raw": image(number)} for number, row in enumerate(rows(300))]
+    for row in records:
+        row["file"] = records[int(row["score"] * 4) % 60]["file"]
+    write_table(tmp_path / "t.jsonl", records)
+    source = ShardSource(parts=tuple(map(PartSpec.parse, ("jpg=path:file", "raw=bytes:raw", "json=row"))))
+    options = ShardOptions(source=source, output=ShardOutput(samples_per_shard=40, shuffle=3))
+    prepare_shards([tmp_path / "t.jsonl"], tmp_path / "local", options=options)
+
+    def plan(url: str) -> None:
+        plan_shards([tmp_path / "t.jsonl"], url, options=options)
+
+    die_and_compare(weed, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random("deaths media"))
 
 
 def prepared(inputs: Path, url: str, environ: dict[str, str], *more: str) -> dict[str, object]:

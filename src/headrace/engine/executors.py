@@ -10,7 +10,7 @@ import msgspec
 from headrace.engine.doing import REFRESH_S, Doer, FailedTaskError, Limits
 from headrace.engine.job import Job, Phase, Show
 from headrace.engine.work_folder import BusyError
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, OutputError, StoreError
 
 
 class Handed(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +84,7 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
     Raises:
         Exception: the error of a task that failed, of the executor, or of the kind of work.
     """
+    is_told = False
     while (phase := job.phase()) is not None:
         receipts = job.receipts(phase)
         receipts.refresh()
@@ -95,11 +96,27 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
         if receipts.failed:
             # What is done in order meets the fault where a run on one host does, and tells of it in the same words.
             break
-        job.advance(phase, show)
+        try:
+            job.advance(phase, show)
+        except BusyError as error:
+            if job.shared.is_folder:
+                raise
+            # If the other process ends, or says nothing for a minute, the next try takes its place.
+            if not is_told:
+                show.notice(f"{error}: waiting for it")
+                is_told = True
+            time.sleep(max(REFRESH_S, job.shared.pause_s))
+            continue
         following = job.phase()
         if following is not None and following.name == phase.name and not receipts.open_tasks:
             raise HeadraceError(f"phase {phase.name!r} is over, and no other begins. Please report this defect.")
-    return job.finish(show)
+    try:
+        return job.finish(show)
+    except (OutputError, StoreError):
+        if job.shared.is_folder or job.is_planned:
+            raise
+        # Another host has completed the job meanwhile, and has removed what this one was reading.
+        return job.finish(show)
 
 
 def take_part(job: Job, limits: Limits, show: Show, *, workers: int) -> int:

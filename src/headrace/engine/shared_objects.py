@@ -138,12 +138,15 @@ class SharedObjects(Shared):
     def publish(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`: upload them, and remove them here. It is safe in threads."""
         place = self.here / folder
-        writer = self._anew()
         files = [path for name in names for path in _files(place / name)]
-        for at in range(0, len(files), _AT_ONCE):  # each is in memory while it is sent
-            some = files[at : at + _AT_ONCE]
-            writer.put_files({self._at(f"{folder}/{path.relative_to(place).as_posix()}"): path for path in some})
+        self.show({f"{folder}/{path.relative_to(place).as_posix()}": path for path in files})
         remove_files(place, names)
+
+    def show(self, files: Mapping[str, Path]) -> None:
+        """Upload files by the names under which all know them; raises as `publish`."""
+        writer, names = self._anew(), list(files)
+        for at in range(0, len(names), _AT_ONCE):  # each is in memory while it is sent
+            writer.put_files({self._at(name): files[name] for name in names[at : at + _AT_ONCE]})
 
     def withdraw(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`."""
@@ -213,6 +216,7 @@ def save_plan(
     software: Mapping[str, str],
     *,
     files: Mapping[str, bytes],
+    made: Mapping[str, Path] | None = None,
     phases: Sequence[Phase],
 ) -> None:
     """Write the plan of a job at the URL of its output; tasks that failed before are to be tried again.
@@ -224,6 +228,7 @@ def save_plan(
         plan: what it keeps.
         software: versions that decide the results, besides those of every kind of work.
         files: further files that each process finds in its work folder.
+        made: files of this host, by the names under which tasks find them, of which each needs only some.
         phases: the phases whose tasks may have failed.
 
     Raises:
@@ -236,6 +241,7 @@ def save_plan(
         shared = SharedObjects(url, name, writer, Path())
         for file, data in files.items():
             shared.replace(f"{_FILES}/{file}", data)
+        shared.show(made or {})
         for phase in phases:
             receipts = receipts_of(shared, phase)
             receipts.refresh()

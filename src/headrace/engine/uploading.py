@@ -105,7 +105,7 @@ class Upload:
             StoreError: one cannot be read, or is damaged.
         """
         below = self._at(_RECEIPTS.rstrip("/"))
-        found = {f"{below}/{name}": status for name, status in self.writer.listed(below).items()}
+        found = {f"{below}/{name}": status for name, status in self.writer.statuses(below).items()}
         for url, data in self.writer.read_all(found).items():
             self._receipts[url.removeprefix(f"{below}/")] = _decoded(url, data)
         self._is_listed = True
