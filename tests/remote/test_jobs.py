@@ -25,6 +25,7 @@ from counts import PATIENCE_S, cases
 from fault_proxy import FaultProxy
 from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_shards, plan_text, prepare_text
 from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource, prepare_shards
+from measured_made import numbers
 from shards_made import image, rows, write_pictures, write_table
 from stored import files, objects, open_uploads
 
@@ -214,6 +215,42 @@ def test_media_on_hosts_that_die(
         plan_shards([tmp_path / "t.jsonl"], url, options=options)
 
     die_and_compare(weed, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random("deaths media"))
+
+
+def told(*words: str, code: int = 0) -> dict[str, object]:
+    """Run a command, and return what it tells."""
+    done = subprocess.run([sys.executable, "-m", "headrace", *words, "--json"], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert servers.SECRET not in done.stdout + done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_measuring_and_decoding(
+    weed: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read the dataset in place, in several processes, also when they are planned."""
+    numbers(tmp_path / "ds", 600, (3, 77))
+    url = weed.upload(tmp_path / "ds", f"{tmp_path.name}/ds")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    )
+    measured = ["--encoder", "measured_made:Grouped", "--workers", "2", "--output"]
+    here = told("measure", url, *measured, str(tmp_path / "here"))
+    place = str(told("measure", url, *measured, str(tmp_path / "shared"), "--executor", "plan")["output"])
+    told("job", "task", place, "--workers", "2", "--most", "3")
+    told("job", "finish", place)
+    assert files(Path(place)) == files(Path(str(here["path"])))
+
+    wanted = told("check", url, "--decode", "--workers", "2", code=1)
+    told("check", url, "--decode", "--executor", "plan")
+    assert told("job", "task", url, "--workers", "2")["open"] == 0
+    found = told("job", "finish", url, code=1)
+    assert {**found, "seconds": 0} == {**wanted, "seconds": 0}
+    assert found["decoded"]["faulty_samples"] == 2  # type: ignore[index]
+    assert [name for name in objects(weed, f"{weed.url}/{tmp_path.name}") if "checking" in name] == [
+        ".ds.checking/verdict.json"
+    ]
 
 
 def prepared(inputs: Path, url: str, environ: dict[str, str], *more: str) -> dict[str, object]:

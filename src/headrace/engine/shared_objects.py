@@ -1,5 +1,7 @@
 """`SharedObjects`: what the processes of a job share if its output is a URL, so that no folder has to be seen by all.
 
+URL is that of the output, or what the kind of work names instead, see `headrace.engine.job.KindOfWork`:
+
     URL/.headrace/run.json             what decides the bytes of the output, see `headrace.engine.uploading`
                   plan.json            the plan, which names the job
                   job-NAME/...         what lies in a shared work folder elsewhere: files that the plan refers to,
@@ -43,7 +45,7 @@ class SharedObjects(Shared):
     """What the processes of a job share below a URL.
 
     Args:
-        url: the URL of the output, without a slash at its end.
+        url: the URL below which the job lies, without a slash at its end.
         name: the name of the job, as its plan says.
         writer: what reaches the store.
         here: the folder in which this process makes its files.
@@ -63,7 +65,7 @@ class SharedObjects(Shared):
 
     @property
     def address(self) -> str:
-        """See `Shared`: the URL of the output."""
+        """See `Shared`: the URL."""
         return self._url
 
     def is_planned(self) -> bool:
@@ -171,7 +173,7 @@ class SharedObjects(Shared):
                 return
             below = f"{self._url}/{WORK_NAME}"
             left = [f"{below}/{name}" for name in self._writer.sizes(below)]
-            is_free = self._writer.read(f"{self._url}/{RUN}") is None
+            is_free = all(self._writer.read(f"{self._url}/{name}") is None for name in (RUN, PLAN))
             self._writer.delete([one for one in left if is_free or one.startswith(f"{self._base}/")])
 
     def mirror(self) -> None:
@@ -182,7 +184,8 @@ class SharedObjects(Shared):
         """
         for name in self.names(_FILES):
             self.fetch(f"{_FILES}/{name}", self.here / name)
-        self._writer.fetch(f"{self._url}/{RUN}", self.here / Path(RUN).name)
+        if (run := self._writer.read(f"{self._url}/{RUN}")) is not None:
+            atomic_write(self.here / Path(RUN).name, run)
 
     def _anew(self) -> ObjectWriter:
         """Return what reaches the store and has looked up nothing, for use in any thread."""
@@ -222,7 +225,7 @@ def save_plan(
     """Write the plan of a job at the URL of its output; tasks that failed before are to be tried again.
 
     Args:
-        url: the URL, which a run has claimed that does the same.
+        url: the URL below which the job lies; if a run has claimed it, that does the same.
         writer: what reaches the store.
         kind: the kind of work.
         plan: what it keeps.

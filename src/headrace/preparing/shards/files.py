@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, NamedTuple
 import xxhash
 
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import AnyPath, Storage, etag_of, file_sum, is_url, path_at, reader_of, safe_relative
+from headrace.io import AnyPath, Storage, etag_of, file_sum, is_url, path_at, read_whole, reader_of, safe_relative
 from headrace.io.remote import Status
 from headrace.preparing.shards.listing import ListedFile
 
@@ -203,16 +203,11 @@ def read_at(place: str) -> bytes:
         StoreError: the object is not there any more, or cannot be read.
     """
     path = path_at(place)
-    if isinstance(path, Path):
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be read back: {error.strerror or error}") from error
     try:
-        with path.open() as file:
-            return file.read()
-    except FileNotFoundError:
-        raise StoreError(f"{path}: is not there any more") from None
+        return read_whole(path)
+    except OSError as error:
+        kind = StoreError if is_url(place) else OutputError
+        raise kind(f"{path}: cannot be read back: {error.strerror or error}") from error
 
 
 def _is_plain(name: str) -> bool:

@@ -103,7 +103,7 @@ class Filler:
         """
         samples = read_list(at(self._setup.lists, list_name(order.shard)))
         objects = self._objects(samples)
-        spooled = Stream(self._spool_objects(samples))
+        spooled = SpooledBytes(self._spool_objects(samples))
         parts: list[tuple[int, str, int, int]] = []
         hashes: dict[int, FileHashes] = {}
         file_bytes: dict[int, int] = {}
@@ -234,7 +234,7 @@ class Filler:
             raise HeadraceError(f"{path}: the file is too short: start again with --restart")
 
 
-class Stream:
+class SpooledBytes:
     """Bytes that come in some pieces, and are given out in others.
 
     Args:
