@@ -23,7 +23,7 @@ from headrace.engine.executors import Executor, drive
 from headrace.engine.job import Job, KindOfWork, Show
 from headrace.inspect.decode_job import PLACE as DECODE_PLACE
 from headrace.inspect.decode_job import WORK as DECODE_WORK
-from headrace.inspect.decode_job import last_report
+from headrace.inspect.decode_job import clear_left, last_report
 from headrace.io import check_readable, path_at
 from headrace.preparing import jobs as preparing_jobs
 from headrace.stores import MANIFEST_NAME, load_manifest
@@ -84,4 +84,7 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
     """
     if engine_job.is_planned(output, KINDS):
         return drive(open_job(output), executor, show)
-    return last_report(output) or preparing.finish_job(output, executor, show)
+    if (report := last_report(output)) is not None:
+        clear_left(output)
+        return report
+    return preparing.finish_job(output, executor, show)

@@ -22,9 +22,13 @@ import recipe_runs
 import servers
 import slurm_cluster
 from counts import PATIENCE_S, cases
+from energon_made import write_shards
+from energon_objects import made_of
 from fault_proxy import FaultProxy
 from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_shards, plan_text, prepare_text
+from headrace.preparing.energon import EnergonOptions, SplitChoice, plan_energon, prepare_energon
 from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource, prepare_shards
+from headrace.stores.energon import EnergonStore
 from measured_made import numbers
 from shards_made import image, rows, write_pictures, write_table
 from stored import files, objects, open_uploads
@@ -215,6 +219,37 @@ def test_media_on_hosts_that_die(
         plan_shards([tmp_path / "t.jsonl"], url, options=options)
 
     die_and_compare(weed, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random("deaths media"))
+
+
+def test_an_energon_dataset_on_hosts_that_die(
+    weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts read the shards and die; two complete the dataset at the same time, in place."""
+    names = [f"shards/{number:02d}.tar" for number in range(24)]
+    write_shards(
+        tmp_path / "ds", {name: [(f"{at}_{n}.txt", b"text") for n in range(9)] for at, name in enumerate(names)}
+    )
+    url = weed.upload(tmp_path / "ds", f"{tmp_path.name}/ds")
+    options = EnergonOptions(split=SplitChoice(ratio=(2, 1)))
+    prepare_energon(tmp_path / "ds", options=options)
+    wanted = made_of(files(tmp_path / "ds"))
+    hosts, chooser = Hosts(proxy, tmp_path), random.Random("deaths energon")
+    proxy.share = proxy.write_share = 0.02
+    proxy.all_requests = True
+    plan_energon(url, options=options)
+    with hosts.dying(chooser.sample(range(3, 40), 2), chooser):
+        for host, what in enumerate(("take part", "half", "half")):
+            hosts.start(host, what, url)
+        hosts.wait()
+    with hosts.dying(chooser.sample(range(3, 20), 1), chooser):
+        for host in (3, 4):
+            hosts.start(host, "finish", url)
+        hosts.wait()
+    prepare_energon(url, options=options)
+    assert hosts.num_killed >= 2
+    assert made_of(objects(weed, url)) == wanted
+    with EnergonStore(url, split_part="train") as ours, EnergonStore(tmp_path / "ds", split_part="train") as theirs:
+        assert len(ours) == len(theirs)
 
 
 def told(*words: str, code: int = 0) -> dict[str, object]:

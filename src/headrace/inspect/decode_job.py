@@ -52,6 +52,7 @@ PLACE: Final = beside_url("checking")
 
 VERDICT_NAME: Final = "verdict.json"
 
+_UPLOAD_AT: Final = "headrace.engine.uploading:upload_at"  # loaded when the first URL comes
 _MOST_TASKS: Final = 4096
 """Of very many samples, a task has more than `TASK_SAMPLES`."""
 
@@ -159,7 +160,7 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
 
 def _plan_at(place: str, plan: DecodePlan) -> None:
     """Write the plan below a URL; another check that was planned there is discarded."""
-    upload: Upload = resolve_name("headrace.engine.uploading:upload_at")(place)
+    upload: Upload = resolve_name(_UPLOAD_AT)(place)
     described = msgspec.json.encode(plan)
     if upload.unfinished() not in (None, described):
         upload.discard()
@@ -194,7 +195,7 @@ def last_report(path: str | os.PathLike[str]) -> CheckReport | None:
     Raises:
         OutputError: the file cannot be read, or is damaged.
     """
-    file = path_at(PLACE(path) if is_url(path) else WORK(Path(path))) / VERDICT_NAME
+    file = path_at(PLACE(os.fspath(path)) if is_url(path) else WORK(Path(path))) / VERDICT_NAME
     if not file.is_file():
         return None
     with output_errors(file, "read"):
@@ -203,6 +204,17 @@ def last_report(path: str | os.PathLike[str]) -> CheckReport | None:
         return msgspec.convert(json.loads(data), CheckReport)
     except ValueError as error:
         raise OutputError(f"{file}: damaged: {error}; remove it") from error
+
+
+def clear_left(path: str | os.PathLike[str]) -> None:
+    """Remove what a process may have left at a URL that was killed after its verdict was there.
+
+    Raises:
+        OutputError, StoreError: the store refuses it.
+    """
+    if is_url(path):
+        upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(os.fspath(path)))
+        upload.clear()
 
 
 class DecodeJob(OnePhaseJob):
@@ -247,7 +259,7 @@ class DecodeJob(OnePhaseJob):
             with output_errors(self.work, "clear"):
                 ClaimedFolder(self.work, "").clear(keep=(VERDICT_NAME,))
         else:
-            upload: Upload = resolve_name("headrace.engine.uploading:upload_at")(PLACE(path))
+            upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(path))
             upload.writer.put({f"{upload.url}/{VERDICT_NAME}": data})
             upload.clear()
         return report

@@ -273,7 +273,11 @@ class TextJob(Job):
 KINDS: Final = {
     "text": KindOfWork("headrace.preparing.jobs:TextJob", inside(WORK_NAME)),
     "shards": KindOfWork("headrace.preparing.shards.job:ShardJob", inside(WORK_NAME)),
-    "energon": KindOfWork("headrace.preparing.energon.job:EnergonJob", inside(f"{META_FOLDER}/{META_WORK_NAME}")),
+    "energon": KindOfWork(
+        "headrace.preparing.energon.job:EnergonJob",
+        inside(f"{META_FOLDER}/{META_WORK_NAME}"),
+        lambda url: f"{path_at(url)}/{META_FOLDER}",
+    ),
 }
 """The kinds of work of this room."""
 
@@ -285,7 +289,7 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
     place, has it in ``.nv-meta/.headrace``. If there are plans at both places, the first is opened.
 
     Args:
-        output: the folder, or a URL, where the plan is in ``.headrace`` too.
+        output: the folder, or a URL, where the plan is at the same names.
         checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:

@@ -135,7 +135,8 @@ class UploadedFolder(OutputFolder):
         """See `OutputFolder.resume`. This host goes on from its own checkpoint, if that is of the same job."""
         run = self.upload.unfinished()
         plan = self.upload.writer.read(f"{self.upload.url}/{PLAN}")
-        if run is None or plan is None:
+        # A process that was killed at its very end may have left the plan of a run that is complete.
+        if run is None or plan is None or (self._remote / MANIFEST_NAME).exists():
             manifest = load_manifest(self._remote)
             self.clear_left()
             self._keep = False

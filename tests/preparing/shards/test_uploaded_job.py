@@ -175,6 +175,25 @@ def test_two_hosts_finish_at_the_same_time(bucket: MemoryBucket, hosts: jobs_by_
     assert not hosts.left()
 
 
+def test_a_finisher_that_ended_after_the_manifest_was_there(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts) -> None:
+    wanted = local("folder")
+    url = f"{bucket.url}/media"
+    with hosts.on(0):
+        plan_shards(inputs("folder"), url, options=CASES["folder"])
+        take_part(open_job(url), Limits(), Show(), workers=2)
+
+    def end(number: int, kind: str) -> None:
+        if kind == "delete":
+            raise Stopped
+
+    with hosts.on(1), watched(end), pytest.raises(Stopped):
+        finish_job(url, LOCAL, Show())
+    assert {"headrace.json", ".headrace/plan.json"} <= bucket.content("media").keys()
+    with hosts.on(2):
+        finish_job(url, LOCAL, Show())
+    assert bucket.content("media") == wanted
+
+
 def test_a_finisher_waits_for_the_process_that_plans_the_shards(
     bucket: MemoryBucket, hosts: jobs_by_hand.Hosts
 ) -> None:
