@@ -245,7 +245,7 @@ def test_an_energon_dataset_on_hosts_that_die(
         for host in (3, 4):
             hosts.start(host, "finish", url)
         hosts.wait()
-    prepare_energon(url, options=options)
+    assert not prepare_energon(url, options=options).written, "it is complete"
     assert hosts.num_killed >= 2
     assert made_of(objects(weed, url)) == wanted
     with EnergonStore(url, split_part="train") as ours, EnergonStore(tmp_path / "ds", split_part="train") as theirs:

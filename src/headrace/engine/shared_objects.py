@@ -249,12 +249,12 @@ def save_plan(
             receipts = receipts_of(shared, phase)
             receipts.refresh()
             receipts.forget_failed()
-        made = encoded_plan(kind, plan, software, name)
+        encoded = encoded_plan(kind, plan, software, name)
         if before is not None:
-            writer.put({where: made})  # the software may be another one now
+            writer.put({where: encoded})  # the software may be another one now
             return
         # Of two processes that plan the same at the same time, one names the job.
-        if (before := writer.create(where, made)) is None:
+        if (before := writer.create(where, encoded)) is None:
             return
         name = decoded_plan(before, where).name
 

@@ -198,8 +198,10 @@ def last_report(path: str | os.PathLike[str]) -> CheckReport | None:
     file = path_at(PLACE(os.fspath(path)) if is_url(path) else WORK(Path(path))) / VERDICT_NAME
     if not file.is_file():
         return None
-    with output_errors(file, "read"):
+    try:
         data = read_whole(file)
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be read: {error.strerror or error}") from error
     try:
         return msgspec.convert(json.loads(data), CheckReport)
     except ValueError as error:

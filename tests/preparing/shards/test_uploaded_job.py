@@ -175,6 +175,29 @@ def test_two_hosts_finish_at_the_same_time(bucket: MemoryBucket, hosts: jobs_by_
     assert not hosts.left()
 
 
+def test_two_hosts_plan_at_the_same_time(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts) -> None:
+    wanted = local("folder")
+    url = f"{bucket.url}/media"
+    jobs: list[Any] = []
+
+    def meet(number: int, kind: str) -> None:
+        names = bucket.content("media")
+        if not jobs and any("/listings/" in name for name in names) and ".headrace/plan.json" not in names:
+            jobs.append(None)
+            with hosts.on(1):
+                plan_shards(inputs("folder"), url, options=CASES["folder"])
+                jobs[0] = open_job(url)
+
+    with hosts.on(0), watched(meet):
+        plan_shards(inputs("folder"), url, options=CASES["folder"])
+    assert jobs[0].is_planned, "the plan that came first stays"
+    with hosts.on(2):
+        finish_job(url, LOCAL, Show())
+    jobs.clear()
+    assert bucket.content("media") == wanted
+    assert not hosts.left()
+
+
 def test_a_finisher_that_ended_after_the_manifest_was_there(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts) -> None:
     wanted = local("folder")
     url = f"{bucket.url}/media"
