@@ -35,6 +35,7 @@ def small_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
     monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
     monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
+    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
     monkeypatch.setattr(doing, "REFRESH_S", 0.0)
     for module in (sample_checks, decode_job):

@@ -64,6 +64,7 @@ LOCAL = LocalExecutor(workers=2)
 def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
     monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
+    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 8000)
     monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 2000)
     monkeypatch.setattr(duplicates, "BLOCK_PIECES", 4)

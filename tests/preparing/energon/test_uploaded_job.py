@@ -200,7 +200,8 @@ def test_a_shard_that_changes_or_comes_is_read_at_the_end_or_named(
     write_tar(tmp_path / "ds/shards/00.tar", [("again.txt", b"another")])
     write_tar(tmp_path / "ds/shards/02.tar", [("2_7.txt", b"another")])
     write_tar(tmp_path / "ds/shards/09.tar", [("9.txt", b"nine")])
-    upload(bucket, tmp_path / "ds")
+    for name in ("00.tar", "02.tar", "09.tar"):
+        upload(bucket, tmp_path / "ds", name)
     with hosts.on(1):
         with pytest.raises(StoreError, match=r"02\.tar: the object changed"):
             finish_job(url, LOCAL, Show())

@@ -43,6 +43,7 @@ def small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
     monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
+    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
     monkeypatch.setattr(doing, "REFRESH_S", 0.0)
     write_pictures(tmp_path, 40)
