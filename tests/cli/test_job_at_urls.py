@@ -19,9 +19,10 @@ from headrace.engine import doing, heartbeat
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
-from headrace.errors import ConfigError, OutputError, StoreError
+from headrace.errors import ConfigError, OutputError, StoreAwayError, StoreError
 from headrace.inspect import decode_job, sample_checks
 from headrace.kinds import finish_job, open_job
+from headrace.stores.tar.store import TarStore
 from measured_made import numbers
 from memory_stores import MemoryBucket, Stopped, memory_bucket, watched
 
@@ -201,9 +202,36 @@ def test_another_check_takes_the_place_of_one_that_was_planned(
             finish_job(damaged, LOCAL, Show())
         decode_job.plan_check(damaged, {"decode": True})
         assert late.phase() is None
+        with pytest.raises(
+            OutputError, match=r"/ds: the check that was planned was discarded: another one was planned"
+        ):
+            late.finish(Show())
         assert finish_job(damaged, LOCAL, Show()).verdict.samples == 22
     del late
     assert not hosts.left()
+
+
+def test_a_store_that_is_away_is_not_the_fault_of_samples(
+    run: Any, bucket: MemoryBucket, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = of_json(run, "check", damaged, "--decode", "--workers", "1", code=1)
+    decode_job.plan_check(damaged, {"decode": True})
+    whole = TarStore.read
+
+    def read(self: TarStore, numbers: Any, parts: Any = None) -> Any:
+        if 7 in numbers:
+            raise StoreAwayError("the store is away")
+        return whole(self, numbers, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TarStore, "read", read)
+        here = run("check", damaged, "--decode", "--workers", "1")
+        assert (here.exit_code, "the store is away" in here.output) == (StoreError.exit_code, True)
+        for _ in range(2):
+            with pytest.raises(StoreAwayError, match="the store is away"):
+                finish_job(damaged, LOCAL, Show())
+    report = finish_job(damaged, LOCAL, Show())
+    assert verdict(report.verdict.to_dict(), damaged) == verdict(wanted, damaged)
 
 
 def test_refusals(run: Any, damaged: str) -> None:

@@ -237,8 +237,11 @@ class DecodeJob(OnePhaseJob):
         """See `Job`: check everything else, and put together what was decoded."""
         began_s = time.monotonic()
         plan, path = self._plan, str(self.output)
-        if not self.shared.is_folder and not self.is_planned and (report := last_report(path)) is not None:
-            return report  # another process has completed the check meanwhile
+        if not self.shared.is_folder and not self.is_planned:
+            # Another process has completed the check meanwhile, or has planned another one.
+            if (report := last_report(path)) is None:
+                raise OutputError(f"{path}: the check that was planned was discarded: another one was planned")
+            return report
         with open_checked(path, plan.dataset, "mmap") as store:
             plan.check_fingerprint(store.fingerprint)
         found = self.work / "decoded"
@@ -260,7 +263,7 @@ class DecodeJob(OnePhaseJob):
             atomic_write(self.work / VERDICT_NAME, data)
             with output_errors(self.work, "clear"):
                 ClaimedFolder(self.work, "").clear(keep=(VERDICT_NAME,))
-        else:
+        elif self.is_planned:
             upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(path))
             upload.writer.put({f"{upload.url}/{VERDICT_NAME}": data})
             upload.clear()

@@ -24,6 +24,7 @@ from headrace.errors import (
     InputError,
     MissingExtraError,
     SampleError,
+    StoreAwayError,
     StoreError,
 )
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
@@ -126,10 +127,16 @@ class RangeDecoder:
         return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
 
     def _read(self, first: int, end: int) -> Sequence[tuple[int, RawSample | HeadraceError]]:
-        """Read samples; if one of several cannot be read, each is read by itself."""
+        """Read samples; if one of several cannot be read, each is read by itself.
+
+        Raises:
+            StoreAwayError: the object store gives no answer, of which no sample is guilty.
+        """
         numbers = np.arange(first, end)
         try:
             return list(zip(numbers.tolist(), self.store.read(numbers, self._parts), strict=True))
+        except StoreAwayError:
+            raise
         except HeadraceError as error:
             if end - first == 1:
                 return [(first, error)]
@@ -199,6 +206,7 @@ def decode_all(
         on_problem: called for each fault, in the order of the store.
 
     Raises:
+        StoreAwayError: the object store of the samples gives no answer.
         WorkerError: a process has ended, as a codec written in C can cause; the message says among which samples.
         MissingExtraError: the package that decodes a part is not installed.
     """
