@@ -24,7 +24,7 @@ from headrace.inspect import decode_job, sample_checks
 from headrace.kinds import finish_job, open_job
 from headrace.stores.tar.store import TarStore
 from measured_made import numbers
-from memory_stores import MemoryBucket, Stopped, memory_bucket, watched
+from memory_stores import MemoryBucket, Stopped, watched
 
 LOCAL = LocalExecutor(workers=1)
 
@@ -46,21 +46,12 @@ def small_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
-
-
-@pytest.fixture
 def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
     return jobs_by_hand.Hosts(tmp_path / "hosts")
 
 
 def upload(bucket: MemoryBucket, folder: Path) -> str:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            bucket.put(f"data/{folder.name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-    return f"{bucket.url}/data/{folder.name}"
+    return bucket.upload(folder, f"data/{folder.name}")
 
 
 def of_json(run: Any, *arguments: Any, code: int = 0) -> Any:

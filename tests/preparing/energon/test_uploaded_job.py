@@ -32,7 +32,7 @@ from headrace.preparing.energon import (
     plan_energon,
     prepare_energon,
 )
-from memory_stores import MemoryBucket, Stopped, memory_bucket, watched
+from memory_stores import MemoryBucket, Stopped, watched
 
 SPLIT = SplitChoice(ratio=(2, 1, 1))
 CASES = {
@@ -53,12 +53,6 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     with jobs_by_hand.inline():
         yield
-
-
-@pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.preparing import finish_job, open_job, plan_shards, prepare_shards
 from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource
-from memory_stores import MemoryBucket, Stopped, memory_bucket, sent_files, watched
+from memory_stores import MemoryBucket, Stopped, sent_files, watched
 from shards_made import image, inline, rows, write_pictures, write_table
 
 PARTS = tuple(map(PartSpec.parse, ("jpg=path:file", "txt=column:caption", "raw=bytes:raw", "json=row")))
@@ -54,12 +54,6 @@ def small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     write_table(Path("captions.csv"), captions)
     with inline(), jobs_by_hand.inline():
         yield
-
-
-@pytest.fixture
-def bucket() -> Iterator[MemoryBucket]:
-    with memory_bucket() as made:
-        yield made
 
 
 @pytest.fixture
