@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import random
 from collections import deque
@@ -160,3 +161,30 @@ def do_some(output: Path, *, seed: int = 0, most: int | None = None) -> None:
 def finish(output: Path) -> None:
     """Do what is left, and remove what a kill left."""
     finish_job(output, LocalExecutor(workers=2), Show())
+
+
+def do_here(job: Job, wanted: list[int]) -> int:
+    """Do these tasks, without regard to others; return of how many this process has created the receipt."""
+    phase = job.phase()
+    if phase is None:
+        return 0
+    doer = Doer(job, phase, wanted=wanted, workers=1, waits=False, limits=Limits(), on_progress=lambda _: None)
+    return doer.run()
+
+
+class Hosts:
+    """Hosts that share no folder, each with a scratch folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def on(self, number: int) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HEADRACE_CACHE", str(self._folder / f"host-{number}"))
+            yield
+
+    def left(self) -> list[Path]:
+        """What lies in the scratch folders of all hosts, once nobody holds a job any more."""
+        gc.collect()
+        return list(self._folder.glob("host-*/outputs/*"))

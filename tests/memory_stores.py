@@ -112,3 +112,13 @@ def sent_files() -> Iterator[list[str]]:
 
 class Stopped(BaseException):
     """Stands for whatever ends a process."""
+
+
+def stop_at(moment: int) -> Callable[[int, str], None]:
+    """What `watched` calls to end the process at a change."""
+
+    def stop(number: int, kind: str) -> None:
+        if number == moment:
+            raise Stopped
+
+    return stop

@@ -9,6 +9,7 @@
     |       +-- FieldAccessError  ... the sample lacks a field that its field map asks for
     +-- StoreError            4   a store is missing, malformed or truncated, or does not match its manifest
     |   +-- StaleCacheError       a cache was made from other data or with other options
+    |   +-- StoreAwayError        an object store gave no answer in time, or refused: the data may be whole
     +-- StateError            5   a saved state does not belong to this run
     +-- OutputError           6   the output cannot be written
     +-- WorkerError           7   a worker process ended before its work was done
@@ -146,6 +147,10 @@ class StaleCacheError(StoreError):
         super().__init__(message)
         self.problems = problems
         self.cause = cause
+
+
+class StoreAwayError(StoreError):
+    """An object store gave no answer before the deadline, or refused to. The data themselves may be whole."""
 
 
 class StateError(HeadraceError):

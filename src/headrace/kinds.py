@@ -5,6 +5,8 @@
     measure                   headrace measure           .FACTS.measuring, beside the folder of facts
     decode                    headrace check --decode    .DATASET.checking, beside the dataset
 
+Of an output at a URL the same names stand for URLs, except that a copy has its plan in DST/.headrace.
+
 This module imports ``headrace.engine``, and every room that has a kind of work.
 """
 
@@ -19,9 +21,10 @@ from headrace.datasets.measuring.running import WORK as MEASURE_WORK
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
 from headrace.engine.job import Job, KindOfWork, Show
+from headrace.inspect.decode_job import PLACE as DECODE_PLACE
 from headrace.inspect.decode_job import WORK as DECODE_WORK
-from headrace.inspect.decode_job import last_report
-from headrace.io import check_readable, is_url, path_at
+from headrace.inspect.decode_job import clear_left, last_report
+from headrace.io import check_readable, path_at
 from headrace.preparing import jobs as preparing_jobs
 from headrace.stores import MANIFEST_NAME, load_manifest
 
@@ -29,7 +32,7 @@ KINDS: Final = {
     **preparing_jobs.KINDS,
     "copy": KindOfWork("headrace.copying.jobs:CopyJob", COPY_WORK),
     "measure": KindOfWork("headrace.inspect.measure_job:MeasureJob", MEASURE_WORK),
-    "decode": KindOfWork("headrace.inspect.decode_job:DecodeJob", DECODE_WORK),
+    "decode": KindOfWork("headrace.inspect.decode_job:DecodeJob", DECODE_WORK, DECODE_PLACE),
 }
 
 
@@ -63,7 +66,7 @@ def kind_of(output: str | os.PathLike[str]) -> str:
     """
     if kind := engine_job.kind_at(output, KINDS):
         return kind
-    if _last_report(output) is not None:
+    if last_report(output) is not None:
         return "decode"
     if (path_at(output) / MANIFEST_NAME).exists():
         return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
@@ -81,9 +84,7 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
     """
     if engine_job.is_planned(output, KINDS):
         return drive(open_job(output), executor, show)
-    return _last_report(output) or preparing.finish_job(output, executor, show)
-
-
-def _last_report(output: str | os.PathLike[str]) -> Any:
-    """Return the report of the last check of a local dataset; None if there is none."""
-    return None if is_url(output) else last_report(output)
+    if (report := last_report(output)) is not None:
+        clear_left(output)
+        return report
+    return preparing.finish_job(output, executor, show)

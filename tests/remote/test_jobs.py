@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -22,8 +22,15 @@ import recipe_runs
 import servers
 import slurm_cluster
 from counts import PATIENCE_S, cases
+from energon_made import write_shards
+from energon_objects import made_of
 from fault_proxy import FaultProxy
-from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_text, prepare_text
+from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_shards, plan_text, prepare_text
+from headrace.preparing.energon import EnergonOptions, SplitChoice, plan_energon, prepare_energon
+from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource, prepare_shards
+from headrace.stores.energon import EnergonStore
+from measured_made import numbers
+from shards_made import image, rows, write_pictures, write_table
 from stored import files, objects, open_uploads
 
 pytestmark = pytest.mark.remote
@@ -137,32 +144,24 @@ class Hosts:
         return list(self._folder.glob(f"host-{host}/outputs/*"))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_tasks_on_hosts_that_die(
+def die_and_compare(
     weed: servers.Bucket,
     proxy: FaultProxy,
-    inputs: Path,
-    tmp_path: Path,
-    around: None,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    folder: Path,
+    plan: Callable[[str], object],
+    wanted: dict[str, bytes],
+    chooser: random.Random,
 ) -> None:
-    """Some take turns, and some do the same tasks at the same time; two finish at the same time.
+    """Hosts do the tasks of a job, some taking turns, and some the same tasks at the same time; two finish it.
 
     One request in fifty fails, also after the store has done what was asked.
     """
-    given = VARIANTS[name]
-    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
-    wanted = files(tmp_path / "local")
-    hosts = Hosts(proxy, tmp_path)
-    chooser = random.Random(f"deaths {name}")
-    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 100_000)
-    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 50_000)
+    hosts = Hosts(proxy, folder)
     proxy.share = proxy.write_share = 0.02
     proxy.all_requests = True
     for number in range(cases(1, 20)):
-        url = f"{weed.url}/{tmp_path.name}/{number}"
-        plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
+        url = f"{weed.url}/{folder.name}/{number}"
+        plan(url)
         with hosts.dying(chooser.sample(range(5, 60), 3), chooser):
             for host, what in enumerate(("take part", "take part", "half", "half")):
                 hosts.start(host, what, url)
@@ -180,6 +179,113 @@ def test_tasks_on_hosts_that_die(
         assert open_uploads(weed, url) == 0
         assert not hosts.left(4)
     assert hosts.num_killed >= 2
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tasks_on_hosts_that_die(
+    weed: servers.Bucket,
+    proxy: FaultProxy,
+    inputs: Path,
+    tmp_path: Path,
+    around: None,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    given = VARIANTS[name]
+    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
+    monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 50_000)
+
+    def plan(url: str) -> None:
+        plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
+
+    die_and_compare(weed, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random(f"deaths {name}"))
+
+
+def test_media_on_hosts_that_die(
+    weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.preparing.shards.inputs.choose_task_bytes", lambda size: 20_000)
+    write_pictures(tmp_path, 60)
+    records = [{**row, "raw": image(number)} for number, row in enumerate(rows(300))]
+    for row in records:
+        row["file"] = records[int(row["score"] * 4) % 60]["file"]
+    write_table(tmp_path / "t.jsonl", records)
+    source = ShardSource(parts=tuple(map(PartSpec.parse, ("jpg=path:file", "raw=bytes:raw", "json=row"))))
+    options = ShardOptions(source=source, output=ShardOutput(samples_per_shard=40, shuffle=3))
+    prepare_shards([tmp_path / "t.jsonl"], tmp_path / "local", options=options)
+
+    def plan(url: str) -> None:
+        plan_shards([tmp_path / "t.jsonl"], url, options=options)
+
+    die_and_compare(weed, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random("deaths media"))
+
+
+def test_an_energon_dataset_on_hosts_that_die(
+    weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts read the shards and die; two complete the dataset at the same time, in place."""
+    names = [f"shards/{number:02d}.tar" for number in range(24)]
+    write_shards(
+        tmp_path / "ds", {name: [(f"{at}_{n}.txt", b"text") for n in range(9)] for at, name in enumerate(names)}
+    )
+    url = weed.upload(tmp_path / "ds", f"{tmp_path.name}/ds")
+    options = EnergonOptions(split=SplitChoice(ratio=(2, 1)))
+    prepare_energon(tmp_path / "ds", options=options)
+    wanted = made_of(files(tmp_path / "ds"))
+    hosts, chooser = Hosts(proxy, tmp_path), random.Random("deaths energon")
+    proxy.share = proxy.write_share = 0.02
+    proxy.all_requests = True
+    plan_energon(url, options=options)
+    with hosts.dying(chooser.sample(range(3, 40), 2), chooser):
+        for host, what in enumerate(("take part", "half", "half")):
+            hosts.start(host, what, url)
+        hosts.wait()
+    with hosts.dying(chooser.sample(range(3, 20), 1), chooser):
+        for host in (3, 4):
+            hosts.start(host, "finish", url)
+        hosts.wait()
+    assert not prepare_energon(url, options=options).written, "it is complete"
+    assert hosts.num_killed >= 2
+    assert made_of(objects(weed, url)) == wanted
+    with EnergonStore(url, split_part="train") as ours, EnergonStore(tmp_path / "ds", split_part="train") as theirs:
+        assert len(ours) == len(theirs)
+
+
+def told(*words: str, code: int = 0) -> dict[str, object]:
+    """Run a command, and return what it tells."""
+    done = subprocess.run([sys.executable, "-m", "headrace", *words, "--json"], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert servers.SECRET not in done.stdout + done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_measuring_and_decoding(
+    weed: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read the dataset in place, in several processes, also when they are planned."""
+    numbers(tmp_path / "ds", 600, (3, 77))
+    url = weed.upload(tmp_path / "ds", f"{tmp_path.name}/ds")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    )
+    measured = ["--encoder", "measured_made:Grouped", "--workers", "2", "--output"]
+    here = told("measure", url, *measured, str(tmp_path / "here"))
+    place = str(told("measure", url, *measured, str(tmp_path / "shared"), "--executor", "plan")["output"])
+    told("job", "task", place, "--workers", "2", "--most", "3")
+    told("job", "finish", place)
+    assert files(Path(place)) == files(Path(str(here["path"])))
+
+    wanted = told("check", url, "--decode", "--workers", "2", code=1)
+    told("check", url, "--decode", "--executor", "plan")
+    assert told("job", "task", url, "--workers", "2")["open"] == 0
+    found = told("job", "finish", url, code=1)
+    assert {**found, "seconds": 0} == {**wanted, "seconds": 0}
+    assert found["decoded"]["faulty_samples"] == 2  # type: ignore[index]
+    assert [name for name in objects(weed, f"{weed.url}/{tmp_path.name}") if "checking" in name] == [
+        ".ds.checking/verdict.json"
+    ]
 
 
 def prepared(inputs: Path, url: str, environ: dict[str, str], *more: str) -> dict[str, object]:

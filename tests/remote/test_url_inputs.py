@@ -287,9 +287,10 @@ def test_energon_by_the_command(
     same_dataset(weed, url, shards, tmp_path / "local")
     assert "energon, 7 shards\n  samples       46\n" in run("info", url)
     run("check", url)
-    refused = CliRunner().invoke(main, ["prepare", "plan", url, "--split-ratio", "1,1"])
-    assert refused.exit_code == 2
-    assert f"{url}: the scheme s3:// is not supported; paths must be local here" in refused.output
+    run("prepare", "plan", url, "--split-ratio", "1,1", "--overwrite")
+    assert "7 tasks done here" in run("job", "task", url)
+    run("job", "finish", url)
+    same_dataset(weed, url, shards, tmp_path / "local again")
 
 
 @pytest.mark.parametrize("server", ["weed", "azurite"])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.datasets.measuring import MeasuredFacts
 
 
-@click.command(cls=JobCommand, name="measure", short_help="Run a task encoder once over every sample.")
+@click.command(cls=JobCommand, urls=("path",), name="measure", short_help="Run a task encoder once over every sample.")
 @click.argument("path", metavar="DATASET")
 @click.option(
     "--encoder",

@@ -21,7 +21,6 @@ from headrace.cli.command import (
 )
 from headrace.cli.job import JobCommand, hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
-from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.inspect.decode_job import CheckReport, Told
@@ -134,8 +133,8 @@ def check(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: Any
     kind = inspect.kind_of(path)
     if kind != "kept":
         inspect.check_fit(path, kind, options, inspect.CHECK_FITS)
-        if "quarantine" in options and (kind == "metadataset" or "decode" not in options):
-            raise ConfigError(f"{path}: --quarantine needs --decode and a single dataset")
+        if "quarantine" in options:
+            inspect.check_quarantine(path, kind, decodes="decode" in options)
         packs = {name: options.pop(name) for name in _OF_PACKS if name in options}
         options["packing"] = packing_of(packs, "the options of packs need the length of a pack: add --pack N")
     quarantine = options.pop("quarantine", False)

@@ -10,7 +10,7 @@ import msgspec
 from headrace.engine.doing import REFRESH_S, Doer, FailedTaskError, Limits
 from headrace.engine.job import Job, Phase, Show
 from headrace.engine.work_folder import BusyError
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, OutputError, StoreError
 
 
 class Handed(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +84,7 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
     Raises:
         Exception: the error of a task that failed, of the executor, or of the kind of work.
     """
+    turn = _Turn(job, show)
     while (phase := job.phase()) is not None:
         receipts = job.receipts(phase)
         receipts.refresh()
@@ -95,11 +96,46 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
         if receipts.failed:
             # What is done in order meets the fault where a run on one host does, and tells of it in the same words.
             break
-        job.advance(phase, show)
+        try:
+            job.advance(phase, show)
+        except BusyError as error:
+            turn.wait(error)
+            continue
         following = job.phase()
         if following is not None and following.name == phase.name and not receipts.open_tasks:
             raise HeadraceError(f"phase {phase.name!r} is over, and no other begins. Please report this defect.")
-    return job.finish(show)
+    while True:
+        try:
+            return job.finish(show)
+        except BusyError as error:
+            turn.wait(error)
+        except (OutputError, StoreError):
+            if job.shared.is_folder or job.is_planned:
+                raise
+            # Another host has completed the job meanwhile, and has removed what this one was reading.
+            return job.finish(show)
+
+
+class _Turn:
+    """Waits for another process that does what only one does at a time, and says so once.
+
+    At a URL, the next try takes the place of a process that has ended, or has said nothing for a minute. In a shared
+    folder another process may hold the lock for any time, so that this is left to the user.
+    """
+
+    def __init__(self, job: Job, show: Show) -> None:
+        self._job = job
+        self._show = show
+        self._is_told = False
+
+    def wait(self, error: BusyError) -> None:
+        """Wait for a moment; raises the error in a shared folder."""
+        if self._job.shared.is_folder:
+            raise error
+        if not self._is_told:
+            self._show.notice(f"{error}: waiting for it")
+            self._is_told = True
+        time.sleep(max(REFRESH_S, self._job.shared.pause_s))
 
 
 def take_part(job: Job, limits: Limits, show: Show, *, workers: int) -> int:

@@ -334,6 +334,9 @@ class KindOfWork(msgspec.Struct, frozen=True):
     work: Callable[[Path], Path]
     """Returns the work folder of an output, see `inside` and `beside` in `work_folder`."""
 
+    place: Callable[[str], str] = str
+    """Returns the URL below which a job lies, see `shared_objects`, if its output is a URL: usually the same."""
+
 
 def kind_at(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> str:
     """Return the kind of the job that is planned for an output; empty if none is, or it is completed.
@@ -343,8 +346,7 @@ def kind_at(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> 
         StoreError: the output is a URL, whose store cannot be reached.
     """
     if is_url(output):
-        found: str = resolve_name(f"{_OBJECTS}:kind_at")(os.fspath(output))
-        return found
+        return next((kind for place in _places(output, kinds) if (kind := _kind_at(place))), "")
     work = _work_of(output, kinds)
     return "" if work is None else load_plan(work).kind
 
@@ -368,7 +370,8 @@ def open_job(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork], *,
         ConfigError: the software of this host differs from the plan's.
     """
     if is_url(output):
-        shared = shared_at(os.fspath(output))
+        places = _places(output, kinds)
+        shared = shared_at(next((place for place in places if _kind_at(place)), places[0]))
     else:
         work = _work_of(output, kinds)
         if work is None:
@@ -389,8 +392,18 @@ def _work_of(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) ->
     return next((work for work in works if (work / PLAN_NAME).exists()), None)
 
 
+def _places(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> list[str]:
+    """Return the URLs below which a job may lie whose output is a URL, in the order of the kinds."""
+    return list(dict.fromkeys(kind.place(os.fspath(output)) for kind in kinds.values()))
+
+
+def _kind_at(place: str) -> str:
+    found: str = resolve_name(f"{_OBJECTS}:kind_at")(place)
+    return found
+
+
 def shared_at(address: str) -> Shared:
-    """Return what the processes of a job share, given its `Shared.address`, or the URL of an output.
+    """Return what the processes of a job share, given its `Shared.address`, or the URL below which it lies.
 
     Raises:
         OutputError: nothing is planned at the URL, or the plan cannot be read.

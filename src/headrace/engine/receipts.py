@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engine.shared import Shared
+from headrace.engine.shared import FetchedAhead, Shared
 from headrace.errors import OutputError, StoreError
 from headrace.io import output_errors
 
@@ -208,7 +208,7 @@ class Receipts:
         If this is interrupted, the next call goes on with it. A file that is at neither place was moved by an earlier
         call and used up since, or it was lost; the caller knows which it still needs, and does such a task again.
 
-        Results that do not lie in a folder of this host stay where they are, see `away`.
+        Results that do not lie in a folder of this host stay where they are, see `away` and `fetch`.
 
         Raises:
             OutputError: the system refuses a move.
@@ -227,6 +227,19 @@ class Receipts:
     def away(self, receipt: Receipt, name: str) -> str:
         """Return the name of a result of a task, by which `Shared` knows it."""
         return f"{self.name}/{receipt.attempt}/{name}"
+
+    def fetch(self, folder: Path) -> None:
+        """Bring the files of all tasks that are done, and lie at a URL, to one folder on this host.
+
+        Raises:
+            OutputError, StoreError: one is not there any more, or cannot be read or written.
+        """
+        wanted = {folder / name: self.away(receipt, name) for receipt in self.done.values() for name in receipt.files}
+        with output_errors(folder, "make the folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(FetchedAhead(self.shared, wanted)) as fetched:
+            for path in wanted:
+                fetched.wait(path)
 
     def _place(self, kind: str, number: int) -> str:
         return f"{self.name}/{kind}/{number:05d}"

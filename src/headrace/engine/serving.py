@@ -189,6 +189,11 @@ def load(path: Path, kind: type[T]) -> T | None:
         return None
     except OSError as error:
         raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return decoded(data, kind)
+
+
+def decoded(data: bytes, kind: type[T]) -> T | None:
+    """Decode the content of a file that `save` wrote; None if it is incomplete after a loss of power."""
     if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
         return None
     try:

@@ -1,5 +1,7 @@
 """`SharedObjects`: what the processes of a job share if its output is a URL, so that no folder has to be seen by all.
 
+URL is that of the output, or what the kind of work names instead, see `headrace.engine.job.KindOfWork`:
+
     URL/.headrace/run.json             what decides the bytes of the output, see `headrace.engine.uploading`
                   plan.json            the plan, which names the job
                   job-NAME/...         what lies in a shared work folder elsewhere: files that the plan refers to,
@@ -43,7 +45,7 @@ class SharedObjects(Shared):
     """What the processes of a job share below a URL.
 
     Args:
-        url: the URL of the output, without a slash at its end.
+        url: the URL below which the job lies, without a slash at its end.
         name: the name of the job, as its plan says.
         writer: what reaches the store.
         here: the folder in which this process makes its files.
@@ -63,7 +65,7 @@ class SharedObjects(Shared):
 
     @property
     def address(self) -> str:
-        """See `Shared`: the URL of the output."""
+        """See `Shared`: the URL."""
         return self._url
 
     def is_planned(self) -> bool:
@@ -138,12 +140,15 @@ class SharedObjects(Shared):
     def publish(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`: upload them, and remove them here. It is safe in threads."""
         place = self.here / folder
-        writer = self._anew()
         files = [path for name in names for path in _files(place / name)]
-        for at in range(0, len(files), _AT_ONCE):  # each is in memory while it is sent
-            some = files[at : at + _AT_ONCE]
-            writer.put_files({self._at(f"{folder}/{path.relative_to(place).as_posix()}"): path for path in some})
+        self.show({f"{folder}/{path.relative_to(place).as_posix()}": path for path in files})
         remove_files(place, names)
+
+    def show(self, files: Mapping[str, Path]) -> None:
+        """Upload files by the names under which all know them; raises as `publish`."""
+        writer, names = self._anew(), list(files)
+        for at in range(0, len(names), _AT_ONCE):  # each is in memory while it is sent
+            writer.put_files({self._at(name): files[name] for name in names[at : at + _AT_ONCE]})
 
     def withdraw(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`."""
@@ -168,7 +173,7 @@ class SharedObjects(Shared):
                 return
             below = f"{self._url}/{WORK_NAME}"
             left = [f"{below}/{name}" for name in self._writer.sizes(below)]
-            is_free = self._writer.read(f"{self._url}/{RUN}") is None
+            is_free = all(self._writer.read(f"{self._url}/{name}") is None for name in (RUN, PLAN))
             self._writer.delete([one for one in left if is_free or one.startswith(f"{self._base}/")])
 
     def mirror(self) -> None:
@@ -179,7 +184,8 @@ class SharedObjects(Shared):
         """
         for name in self.names(_FILES):
             self.fetch(f"{_FILES}/{name}", self.here / name)
-        self._writer.fetch(f"{self._url}/{RUN}", self.here / Path(RUN).name)
+        if (run := self._writer.read(f"{self._url}/{RUN}")) is not None:
+            atomic_write(self.here / Path(RUN).name, run)
 
     def _anew(self) -> ObjectWriter:
         """Return what reaches the store and has looked up nothing, for use in any thread."""
@@ -213,17 +219,19 @@ def save_plan(
     software: Mapping[str, str],
     *,
     files: Mapping[str, bytes],
+    made: Mapping[str, Path] | None = None,
     phases: Sequence[Phase],
 ) -> None:
     """Write the plan of a job at the URL of its output; tasks that failed before are to be tried again.
 
     Args:
-        url: the URL, which a run has claimed that does the same.
+        url: the URL below which the job lies; if a run has claimed it, that does the same.
         writer: what reaches the store.
         kind: the kind of work.
         plan: what it keeps.
         software: versions that decide the results, besides those of every kind of work.
         files: further files that each process finds in its work folder.
+        made: files of this host, by the names under which tasks find them, of which each needs only some.
         phases: the phases whose tasks may have failed.
 
     Raises:
@@ -236,16 +244,17 @@ def save_plan(
         shared = SharedObjects(url, name, writer, Path())
         for file, data in files.items():
             shared.replace(f"{_FILES}/{file}", data)
+        shared.show(made or {})
         for phase in phases:
             receipts = receipts_of(shared, phase)
             receipts.refresh()
             receipts.forget_failed()
-        made = encoded_plan(kind, plan, software, name)
+        encoded = encoded_plan(kind, plan, software, name)
         if before is not None:
-            writer.put({where: made})  # the software may be another one now
+            writer.put({where: encoded})  # the software may be another one now
             return
         # Of two processes that plan the same at the same time, one names the job.
-        if (before := writer.create(where, made)) is None:
+        if (before := writer.create(where, encoded)) is None:
             return
         name = decoded_plan(before, where).name
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import OutputError, StoreError
-from headrace.io import file_sum
+from headrace.io import file_sum, path_at
 from headrace.io.objects.writer import ObjectWriter
 
 WORK_NAME: Final = ".headrace"
@@ -105,7 +105,7 @@ class Upload:
             StoreError: one cannot be read, or is damaged.
         """
         below = self._at(_RECEIPTS.rstrip("/"))
-        found = {f"{below}/{name}": status for name, status in self.writer.listed(below).items()}
+        found = {f"{below}/{name}": status for name, status in self.writer.statuses(below).items()}
         for url, data in self.writer.read_all(found).items():
             self._receipts[url.removeprefix(f"{below}/")] = _decoded(url, data)
         self._is_listed = True
@@ -214,6 +214,11 @@ class Upload:
 
     def _at(self, name: str) -> str:
         return f"{self.url}/{name}"
+
+
+def upload_at(url: str) -> Upload:
+    """Return what can be written below a URL, which is reached by what the environment says."""
+    return Upload(str(path_at(url)), ObjectWriter())
 
 
 _AGAIN: Final = "remove what is below the URL, and run again"

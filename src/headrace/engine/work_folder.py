@@ -18,7 +18,7 @@ from typing import IO, Final
 import xxhash
 
 from headrace.errors import ConfigError, OutputError
-from headrace.io import cache_folder, claim_folder
+from headrace.io import cache_folder, claim_folder, path_at
 from headrace.io.atomic import LOCK_NAME
 
 PLAN_NAME: Final = "plan.json"
@@ -36,6 +36,16 @@ def beside(ending: str) -> Callable[[Path], Path]:
     def place(output: Path) -> Path:
         output = output.resolve()
         return output.with_name(f".{output.name}.{ending}")
+
+    return place
+
+
+def beside_url(ending: str) -> Callable[[str], str]:
+    """Return the same for a URL, as of the folder that `shared_objects` has below it."""
+
+    def place(url: str) -> str:
+        path = path_at(url)
+        return str(path.with_name(f".{path.name}.{ending}"))
 
     return place
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace.inspect.answers import Answer, OnProgress, PathKind, check_fit, kind_of
+    from headrace.inspect.answers import Answer, OnProgress, PathKind, check_fit, check_quarantine, kind_of
     from headrace.inspect.description import Description, PackFigures, describe_store, pack_figures
     from headrace.inspect.document_origins import DocumentOrigins
     from headrace.inspect.kept import KeptVerdict, MeasuredDescription, check_kept, describe_facts
@@ -105,6 +105,7 @@ _HOMES = {
     "Verdict": "headrace.inspect.store_checks",
     "check": "headrace.inspect.questions",
     "check_fit": "headrace.inspect.answers",
+    "check_quarantine": "headrace.inspect.answers",
     "check_kept": "headrace.inspect.kept",
     "check_mix": "headrace.inspect.metadataset",
     "check_packs": "headrace.inspect.store_checks",
@@ -179,6 +180,7 @@ __all__ = [
     "check_kept",
     "check_mix",
     "check_packs",
+    "check_quarantine",
     "check_samples",
     "check_store",
     "choose_images",

@@ -89,6 +89,18 @@ Fits = Mapping[str, tuple[str, ...]]
 """Name of an option -> the kinds of paths that it is for. Options that are not listed are for all kinds."""
 
 
+def check_quarantine(path: str, kind: PathKind, *, decodes: bool) -> None:
+    """Refuse to leave samples out of what has no list of them, or without knowing which are bad.
+
+    Raises:
+        ConfigError: it is a metadataset, or at a URL; or nothing is decoded.
+    """
+    if kind == "metadataset" or not decodes:
+        raise ConfigError(f"{path}: `quarantine` needs `decode` and a single dataset")
+    if is_url(path):
+        raise ConfigError(f"{path}: samples can only be left out of a local dataset: leave out `quarantine`")
+
+
 def check_fit(path: str, kind: PathKind, given: Container[str], fits: Fits) -> None:
     """Check that options which the user gave are for the kind of the path.
 

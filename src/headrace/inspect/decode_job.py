@@ -3,6 +3,8 @@
 The work folder is beside the dataset, and nothing in the dataset changes. The end is a local check that finds on disk
 what was decoded; it reads headers and hashes itself. Its verdict stays in the work folder until another check is
 planned: the process that finds it may have nobody to tell, as in a job of Slurm.
+
+Of a dataset at a URL, all of this lies below a URL beside it, see `headrace.engine.shared_objects`.
 """
 
 from __future__ import annotations
@@ -12,16 +14,17 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, save, serve
 from headrace.engine.shared import Shared
-from headrace.engine.work_folder import ClaimedFolder, beside
+from headrace.engine.work_folder import ClaimedFolder, beside, beside_url
 from headrace.errors import ConfigError, OutputError, StoreError
-from headrace.inspect.answers import kind_of
+from headrace.inspect.answers import check_quarantine, kind_of
 from headrace.inspect.sample_checks import (
     TASK_SAMPLES,
     DecodedElsewhere,
@@ -37,14 +40,19 @@ from headrace.inspect.sample_checks import (
     result_name,
 )
 from headrace.inspect.samples import SampleOptions
-from headrace.io import atomic_write, hash_bytes, output_errors
+from headrace.io import AnyPath, atomic_write, hash_bytes, is_url, output_errors, path_at, read_whole
+
+if TYPE_CHECKING:
+    from headrace.engine.uploading import Upload
 
 KIND: Final = "decode"
 MAIN: Final = "headrace.inspect.decode_job:main"
 WORK: Final = beside("checking")
+PLACE: Final = beside_url("checking")
 
 VERDICT_NAME: Final = "verdict.json"
 
+_UPLOAD_AT: Final = "headrace.engine.uploading:upload_at"  # loaded when the first URL comes
 _MOST_TASKS: Final = 4096
 """Of very many samples, a task has more than `TASK_SAMPLES`."""
 
@@ -67,7 +75,7 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     folder: str
-    """The folder that the path is in; empty if it is absolute."""
+    """The folder that the path is in; empty if it is absolute, or a URL."""
 
     dataset: SampleOptions
     quarantine: bool
@@ -96,10 +104,9 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
             StoreError: it has.
         """
         if fingerprint != self.fingerprint:
-            place = Path(self.folder, self.path)
-            raise StoreError(
-                f"{place}: the dataset changed since the check was planned; remove {WORK(place)}, and plan again"
-            )
+            place = self.path if is_url(self.path) else str(Path(self.folder, self.path))
+            work = f"what is below {PLACE(place)}" if is_url(place) else WORK(Path(place))
+            raise StoreError(f"{place}: the dataset changed since the check was planned; remove {work}, and plan again")
 
 
 def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = False) -> None:
@@ -112,31 +119,56 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
 
     Raises:
         StoreError: there is no dataset.
-        ConfigError: ``decode`` is not asked for, or it is a metadataset.
+        ConfigError: ``decode`` is not asked for, or it is a metadataset; or it is at a URL, and samples are to be left
+            out of it, or a plan cannot lie beside it.
         OutputError: the plan cannot be written.
     """
-    if kind_of(path) == "metadataset":
+    if is_url(path) and path.lower().startswith("http"):
+        raise ConfigError(
+            f"{path}: a plan lies beside the dataset, and nothing is written to a web server: leave the executor out,"
+            " or copy the dataset to s3://, gs:// or az://"
+        )
+    kind = kind_of(path)
+    if kind == "metadataset":
         raise ConfigError(f"{path} is a metadataset: plan a check of each of its datasets, see headrace info {path}")
     check = SampleCheck.of(options)
     if not check.decode:
         raise ConfigError("other processes can only decode: add `decode`, or leave the executor out")
-    work = WORK(Path(path))
-    if not work.parent.is_dir():
-        raise ConfigError(f"{path}: a plan lies beside the dataset, and there is no folder {work.parent}")
+    if quarantine:
+        check_quarantine(path, kind, decodes=True)
+    if not is_url(path) and not WORK(Path(path)).parent.is_dir():
+        raise ConfigError(f"{path}: a plan lies beside the dataset, and there is no folder {WORK(Path(path)).parent}")
     with open_checked(path, check.dataset, "mmap") as store:
         plan = DecodePlan(
             path=path,
-            folder="" if Path(path).is_absolute() else str(Path.cwd()),
+            folder="" if is_url(path) or Path(path).is_absolute() else str(Path.cwd()),
             dataset=check.dataset,
             quarantine=quarantine,
             fingerprint=store.fingerprint,
             samples=len(store),
             task_samples=TASK_SAMPLES * max(1, -(-len(store) // (TASK_SAMPLES * _MOST_TASKS))),
         )
+    if is_url(path):
+        _plan_at(PLACE(path), plan)
+        return
+    work = WORK(Path(path))
     with output_errors(work, "make the folder"):
         work.mkdir(exist_ok=True)
         (work / VERDICT_NAME).unlink(missing_ok=True)
     save_plan(work, KIND, plan, {})
+
+
+def _plan_at(place: str, plan: DecodePlan) -> None:
+    """Write the plan below a URL; another check that was planned there is discarded."""
+    upload: Upload = resolve_name(_UPLOAD_AT)(place)
+    described = msgspec.json.encode(plan)
+    if upload.unfinished() not in (None, described):
+        upload.discard()
+    if upload.claim(described) is not None:
+        raise OutputError(f"{place}: another check of this dataset was planned at the same time: plan again")
+    upload.writer.delete([f"{place}/{VERDICT_NAME}"])
+    save = resolve_name("headrace.engine.shared_objects:save_plan")  # loaded when the first URL comes
+    save(place, upload.writer, KIND, plan, {}, files={}, phases=[plan.phase])
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,15 +195,28 @@ def last_report(path: str | os.PathLike[str]) -> CheckReport | None:
     Raises:
         OutputError: the file cannot be read, or is damaged.
     """
-    file = WORK(Path(path)) / VERDICT_NAME
-    if not file.exists():
+    file = path_at(PLACE(os.fspath(path)) if is_url(path) else WORK(Path(path))) / VERDICT_NAME
+    if not file.is_file():
         return None
-    with output_errors(file, "read"):
-        data = file.read_bytes()
+    try:
+        data = read_whole(file)
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be read: {error.strerror or error}") from error
     try:
         return msgspec.convert(json.loads(data), CheckReport)
     except ValueError as error:
         raise OutputError(f"{file}: damaged: {error}; remove it") from error
+
+
+def clear_left(path: str | os.PathLike[str]) -> None:
+    """Remove what a process may have left at a URL that was killed after its verdict was there.
+
+    Raises:
+        OutputError, StoreError: the store refuses it.
+    """
+    if is_url(path):
+        upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(os.fspath(path)))
+        upload.clear()
 
 
 class DecodeJob(OnePhaseJob):
@@ -179,9 +224,8 @@ class DecodeJob(OnePhaseJob):
 
     kind = KIND
     main = MAIN
-    output: Path
 
-    def __init__(self, output: Path, shared: Shared, plan: msgspec.Raw) -> None:
+    def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw) -> None:
         self._plan = msgspec.json.decode(plan, type=DecodePlan)
         super().__init__(output, shared, self._plan.phase, self._plan.tasks)
 
@@ -193,10 +237,15 @@ class DecodeJob(OnePhaseJob):
         """See `Job`: check everything else, and put together what was decoded."""
         began_s = time.monotonic()
         plan, path = self._plan, str(self.output)
+        if not self.shared.is_folder and not self.is_planned:
+            # Another process has completed the check meanwhile, or has planned another one.
+            if (report := last_report(path)) is None:
+                raise OutputError(f"{path}: the check that was planned was discarded: another one was planned")
+            return report
         with open_checked(path, plan.dataset, "mmap") as store:
             plan.check_fingerprint(store.fingerprint)
         found = self.work / "decoded"
-        self.known_receipts().adopt(found)
+        self._collect(found)
 
         def tell(
             phase: str, done: float = 0, total: float | None = None, *, text: str = "", speeds: Mapping[str, float] = {}
@@ -209,10 +258,24 @@ class DecodeJob(OnePhaseJob):
         verdict = msgspec.structs.replace(verdict, seconds=round(time.monotonic() - began_s, 3))
         left_out = leave_out_bad(path, verdict, plan.dataset) if plan.quarantine else ""
         report = CheckReport(verdict=verdict, left_out=left_out)
-        atomic_write(self.work / VERDICT_NAME, as_ascii(report).encode())
-        with output_errors(self.work, "clear"):
-            ClaimedFolder(self.work, "").clear(keep=(VERDICT_NAME,))
+        data = as_ascii(report).encode()
+        if self.shared.is_folder:
+            atomic_write(self.work / VERDICT_NAME, data)
+            with output_errors(self.work, "clear"):
+                ClaimedFolder(self.work, "").clear(keep=(VERDICT_NAME,))
+        elif self.is_planned:
+            upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(path))
+            upload.writer.put({f"{upload.url}/{VERDICT_NAME}": data})
+            upload.clear()
         return report
+
+    def _collect(self, folder: Path) -> None:
+        """Bring what was decoded to a folder on this host."""
+        receipts = self.known_receipts()
+        if self.shared.is_folder:
+            receipts.adopt(folder)
+        else:
+            receipts.fetch(folder)
 
 
 class DecodeSetup(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, serve
 from headrace.engine.shared import Shared
 from headrace.errors import ConfigError
-from headrace.io import hash_bytes, output_errors
+from headrace.io import hash_bytes, is_url, output_errors
 from headrace.preparing.filters import function_fingerprint, load_function
 
 KIND: Final = "measure"
@@ -107,7 +107,7 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     request: MeasureRequest
     folder: str
-    """The folder that the path of the dataset is in; empty if it is absolute."""
+    """The folder that the path of the dataset is in; empty if it is absolute, or a URL."""
 
     code: str
     """Fingerprint of the module of the encoder."""
@@ -167,7 +167,7 @@ def plan_measure(request: MeasureRequest, *, folder: str | os.PathLike[str] | No
     if MeasuredFacts.find(place) is None:
         plan = MeasurePlan(
             request=request,
-            folder="" if Path(request.path).is_absolute() else str(Path.cwd()),
+            folder="" if is_url(request.path) or Path(request.path).is_absolute() else str(Path.cwd()),
             code=function_fingerprint(request.encoder),
             facts=measuring.name,
             samples=len(measuring.dataset),

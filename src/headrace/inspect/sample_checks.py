@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,6 +24,7 @@ from headrace.errors import (
     InputError,
     MissingExtraError,
     SampleError,
+    StoreAwayError,
     StoreError,
 )
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
@@ -46,6 +47,9 @@ from headrace.stores.store import RawSample, SampleStore
 from headrace.stores.tar.index import index_path
 
 TASK_SAMPLES: Final = 64
+_READ_SAMPLES: Final = 16
+"""Samples at a URL that are read together, so that they take one round trip."""
+
 MAX_NAMED: Final = 1000
 """The most faults that are named one by one; any others are counted."""
 
@@ -113,19 +117,35 @@ class RangeDecoder:
         """See `RangeWork`."""
         result = DecodedRange(0, 0, {}, {}, [], [])
         samples = faulty = 0
-        for number in range(first, end):
-            problems = self._sample(number, result)
-            samples += problems is not None
-            faulty += bool(problems)
-            result.problems.extend(problems or ())
+        step = _READ_SAMPLES if is_url(self.store.path) else 1
+        for begin in range(first, end, step):
+            for number, raw in self._read(begin, min(begin + step, end)):
+                problems = self._sample(number, raw, result)
+                samples += problems is not None
+                faulty += bool(problems)
+                result.problems.extend(problems or ())
         return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
 
-    def _sample(self, number: int, result: DecodedRange) -> list[Problem] | None:
-        """Return what is wrong with a sample; None if it is excluded."""
+    def _read(self, first: int, end: int) -> Sequence[tuple[int, RawSample | HeadraceError]]:
+        """Read samples; if one of several cannot be read, each is read by itself.
+
+        Raises:
+            StoreAwayError: the object store gives no answer, of which no sample is guilty.
+        """
+        numbers = np.arange(first, end)
         try:
-            raw = self.store.read(np.array([number]), self._parts)[0]
+            return list(zip(numbers.tolist(), self.store.read(numbers, self._parts), strict=True))
+        except StoreAwayError:
+            raise
         except HeadraceError as error:
-            return [Problem(path=self.store.path, place=f"sample {number}", message=str(error))]
+            if end - first == 1:
+                return [(first, error)]
+        return [found for number in range(first, end) for found in self._read(number, number + 1)]
+
+    def _sample(self, number: int, raw: RawSample | HeadraceError, result: DecodedRange) -> list[Problem] | None:
+        """Return what is wrong with a sample; None if it is excluded."""
+        if isinstance(raw, HeadraceError):
+            return [Problem(path=self.store.path, place=f"sample {number}", message=str(raw))]
         if raw.shard in self._exclude or f"{raw.shard}/{raw.key}" in self._exclude:
             return None
         values: dict[str, Any] = {}
@@ -186,6 +206,7 @@ def decode_all(
         on_problem: called for each fault, in the order of the store.
 
     Raises:
+        StoreAwayError: the object store of the samples gives no answer.
         WorkerError: a process has ended, as a codec written in C can cause; the message says among which samples.
         MissingExtraError: the package that decodes a part is not installed.
     """

@@ -142,6 +142,19 @@ def can_list(folder: AnyPath) -> bool:
     return isinstance(folder, Path) or not str(folder).startswith("http")
 
 
+def read_whole(path: AnyPath) -> bytes:
+    """Return the content of a file, or of an object, which is not kept.
+
+    Raises:
+        FileNotFoundError: there is no such file or object.
+        OSError, StoreError: it cannot be read.
+    """
+    if isinstance(path, Path):
+        return path.read_bytes()
+    with path.open() as file:
+        return file.read()
+
+
 def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPath, list[str], list[str]]]:
     """Yield every folder in and below a folder, with the names of its folders and files, as `os.walk` does."""
     if isinstance(folder, Path):

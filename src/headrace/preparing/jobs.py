@@ -16,8 +16,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,14 +25,14 @@ import numpy as np
 
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
-from headrace.engine.heartbeat import Heartbeat, Nodes
 from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, is_planned, load_plan
-from headrace.engine.receipts import Receipt, Receipts
+from headrace.engine.ordered import OrderedStep, moved
+from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed
 from headrace.engine.shared import Shared
-from headrace.engine.work_folder import BusyError, inside
-from headrace.errors import ConfigError, OutputError, StoreError, sentence
-from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at, unique_name
+from headrace.engine.work_folder import inside
+from headrace.errors import ConfigError, sentence
+from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at
 from headrace.preparing import worker
 from headrace.preparing.committer import ORIGINS_NAME
 from headrace.preparing.exchange.buckets import NUMBERS_NAME
@@ -110,7 +108,7 @@ class TextJob(Job):
             self._mark = mark_of(self.work)
         self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
         self._orders = self._plan.all_orders()
-        self._nodes = Nodes(shared)
+        self._gathering = OrderedStep(self, f"number-{self._mark}", "numbers the documents before they are sorted")
         self._known: RunState | None = None
         function = self._plan.options.filters.function
         if function is not None and function_fingerprint(function) != run["filter"]:
@@ -153,7 +151,7 @@ class TextJob(Job):
         if phase.name.startswith("sort"):
             exchange = None
             if state is not None and state.exchanges:
-                numbers = "" if self.shared.is_folder else self._gathered_name(NUMBERS)
+                numbers = "" if self.shared.is_folder else self._gathering.files()[NUMBERS]
                 exchange = Exchange(dealt=tuple(state.dealt), url=url, numbers=numbers)
             setup = self._plan.sort_setup(self.work, self._mark, exchange)
         else:
@@ -200,66 +198,26 @@ class TextJob(Job):
         if following is None or following.name.startswith("sort") or self._read(following).open_tasks:
             return
         if not self.shared.is_folder:
-            self._gather_for_all(show)
+            self._gathering.run(self._gathered, show)
             return
         with self._folder() as folder:
             if folder.resume() is None:
                 self._local_run(folder, show).gather()
 
-    def _gather_for_all(self, show: Show) -> None:
-        """Number the documents, and show what the next phase needs of it to all hosts: this is done by one of them.
-
-        Raises:
-            BusyError: another process does it.
-        """
-        receipts, attempt = self._read(self._gathering), unique_name()
-        claims = receipts.claims(0)
-        if (
-            receipts.done
-            or (claims and claims[-1] in self._nodes.alive())
-            or not receipts.claim(0, attempt, len(claims))
-        ):
-            raise BusyError(
-                f"{self.output}: another process numbers the documents before they are sorted: try again later"
-            )
-        began_s = time.time()
-        with Heartbeat(self.shared, attempt, self._gathering.name) as heart:
-
-            def progress(found: Any) -> None:
-                heart.beat({0: time.time() - began_s})
-                show.progress(found)
-
-            with self._folder() as folder:
-                if folder.resume() is not None:
-                    return
-                atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
-                self._local_run(folder, msgspec.structs.replace(show, progress=progress)).gather()
-                place = self.shared.here / receipts.name / attempt
-                names = _moved(folder.work, place)
-                folder.leave_to_others()
-            receipt = Receipt(
-                task_index=0,
-                attempt=attempt,
-                host=platform.node(),
-                finished_s=time.time(),
-                seconds=time.time() - began_s,
-                files=tuple(names),
-            )
-            self.shared.publish(f"{receipts.name}/{attempt}", names)
-            if not receipts.create(receipt):
-                self.shared.withdraw(f"{receipts.name}/{attempt}", names)
+    def _gathered(self, place: Path, show: Show) -> Sequence[str]:
+        """Number the documents, put what the next phase needs of it into a folder, and return the files."""
+        with self._folder() as folder:
+            if folder.resume() is not None:
+                return ()
+            atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
+            self._local_run(folder, show).gather()
+            found = [folder.work / STATE_NAME, folder.work / NUMBERS, *sorted((folder.work / ORIGINS_NAME).rglob("*"))]
+            names = [path.relative_to(folder.work).as_posix() for path in found if path.is_file()]
+            folder.leave_to_others()
+            return moved(names, folder.work, place)
 
     def finish(self, show: Show) -> Manifest:
         """See `Job`: commit all pieces in their order, as the end of a local run."""
-        try:
-            return self._finish(show)
-        except (OutputError, StoreError):
-            if self.shared.is_folder or self.is_planned:
-                raise
-            # Another host has completed the job meanwhile, and has removed what this one was reading.
-            return self._finish(show)
-
-    def _finish(self, show: Show) -> Manifest:
         with self._folder() as folder:
             if (manifest := folder.resume()) is None:
                 if not self.shared.is_folder:
@@ -287,35 +245,20 @@ class TextJob(Job):
         """Return what tasks exchange; None if the run was begun as a local one, which does it in order."""
         return self._plan.exchange if state is None or state.exchanges else None
 
-    @property
-    def _gathering(self) -> Phase:
-        """What one process does between two phases of a job at a URL, as a phase of one task."""
-        return Phase(name=f"number-{self._mark}", num_tasks=1)
-
-    def _gathered_name(self, name: str) -> str:
-        """Return by which name a file is known that the process has shown which has numbered the documents."""
-        receipts = self._read(self._gathering)
-        return receipts.away(receipts.done[0], name)
-
     def _state(self) -> RunState | None:
         """Return the checkpoint; at a URL there is one for all when the documents are numbered."""
         if self.shared.is_folder:
             return load_state(self.work)
-        if self._known is None and self._plan.is_shuffled and self._read(self._gathering).done:
-            self.shared.fetch(self._gathered_name(STATE_NAME), self.work / STATE_NAME)
+        if self._known is None and self._plan.is_shuffled and self._gathering.files():
+            self._gathering.fetch([STATE_NAME], self.work)
             self._known = load_state(self.work)
         return self._known
 
     def _fetch_gathered(self, work: Path) -> None:
         """Bring what another host has numbered to the work folder of a run that has no checkpoint of its own."""
-        receipts = self._read(self._gathering)
-        if (work / STATE_NAME).exists() or not receipts.done:
-            return
-        for name in sorted(receipts.done[0].files, key=lambda name: name == STATE_NAME):  # the checkpoint comes last
-            path = work / name
-            with output_errors(path, "make the folder of"):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            self.shared.fetch(receipts.away(receipts.done[0], name), path)
+        if not (work / STATE_NAME).exists():
+            names = sorted(self._gathering.files(), key=lambda name: name == STATE_NAME)  # the checkpoint comes last
+            self._gathering.fetch(names, work)
 
     def _kinds(self, state: RunState | None) -> list[str]:
         """Return what a task of encoding writes beside each piece that has documents."""
@@ -327,21 +270,14 @@ class TextJob(Job):
         return REFERENCE if phase.name.endswith(f"-{REFERENCE}") else self._plan.choice.name
 
 
-def _moved(work: Path, place: Path) -> list[str]:
-    """Move the files of the checkpoint of numbered documents to another folder; return their names."""
-    found = [work / STATE_NAME, work / NUMBERS, *sorted((work / ORIGINS_NAME).rglob("*"))]
-    names = [path.relative_to(work).as_posix() for path in found if path.is_file()]
-    with output_errors(place, "move results to"):
-        for name in names:
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(work / name, place / name)
-    return names
-
-
 KINDS: Final = {
     "text": KindOfWork("headrace.preparing.jobs:TextJob", inside(WORK_NAME)),
     "shards": KindOfWork("headrace.preparing.shards.job:ShardJob", inside(WORK_NAME)),
-    "energon": KindOfWork("headrace.preparing.energon.job:EnergonJob", inside(f"{META_FOLDER}/{META_WORK_NAME}")),
+    "energon": KindOfWork(
+        "headrace.preparing.energon.job:EnergonJob",
+        inside(f"{META_FOLDER}/{META_WORK_NAME}"),
+        lambda url: f"{path_at(url)}/{META_FOLDER}",
+    ),
 }
 """The kinds of work of this room."""
 
@@ -353,7 +289,7 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
     place, has it in ``.nv-meta/.headrace``. If there are plans at both places, the first is opened.
 
     Args:
-        output: the folder, or a URL, where the plan is in ``.headrace`` too.
+        output: the folder, or a URL, where the plan is at the same names.
         checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:

@@ -30,6 +30,7 @@ import msgspec
 import xxhash
 
 from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of, save_plan
+from headrace.engine.shared import sync_files
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
 from headrace.io import (
@@ -305,7 +306,8 @@ class OutputFolder:
         software: Mapping[str, str],
         *,
         files: Mapping[str, bytes],
-        phases: Sequence[Phase],
+        made: Sequence[str] = (),
+        phases: Sequence[Phase] = (),
     ) -> None:
         """Write the plan of this run, and leave it to processes on any hosts.
 
@@ -313,7 +315,8 @@ class OutputFolder:
             kind: the kind of work.
             plan: what it keeps.
             software: versions that decide the results, besides those of every kind of work.
-            files: further files of the work folder.
+            files: further files that each process finds in its work folder.
+            made: names of files in the work folder of which each task needs only some.
             phases: the phases of which tasks that failed before are to be tried again.
 
         Raises:
@@ -321,6 +324,8 @@ class OutputFolder:
         """
         for name, data in files.items():
             atomic_write(self.work / name, data)
+        for below in sorted({Path(name).parent for name in made}):
+            sync_files(self.work / below, [Path(name).name for name in made if Path(name).parent == below])
         for phase in phases:
             receipts = receipts_of(self.work, phase)
             receipts.refresh()

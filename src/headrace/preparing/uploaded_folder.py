@@ -118,10 +118,12 @@ class UploadedFolder(OutputFolder):
         software: Mapping[str, str],
         *,
         files: Mapping[str, bytes],
-        phases: Sequence[Phase],
+        made: Sequence[str] = (),
+        phases: Sequence[Phase] = (),
     ) -> None:
         """See `OutputFolder.save_plan`. Nothing stays on this host."""
-        save_plan(self.upload.url, self.upload.writer, kind, plan, software, files=files, phases=phases)
+        paths = {name: self.work / name for name in made}
+        save_plan(self.upload.url, self.upload.writer, kind, plan, software, files=files, made=paths, phases=phases)
         self.leave_to_others()
 
     def leave_to_others(self) -> None:
@@ -133,7 +135,8 @@ class UploadedFolder(OutputFolder):
         """See `OutputFolder.resume`. This host goes on from its own checkpoint, if that is of the same job."""
         run = self.upload.unfinished()
         plan = self.upload.writer.read(f"{self.upload.url}/{PLAN}")
-        if run is None or plan is None:
+        # A process that was killed at its very end may have left the plan of a run that is complete.
+        if run is None or plan is None or (self._remote / MANIFEST_NAME).exists():
             manifest = load_manifest(self._remote)
             self.clear_left()
             self._keep = False
@@ -169,6 +172,7 @@ class UploadedFolder(OutputFolder):
         files = {source: target for source, target in moves.items() if source not in manifests}
         written = {moves[source]: self.work / source for source in manifests}
         if not self.upload.is_finished(written):  # a run that was killed after that may have removed the receipts
+            self.upload.read_receipts()
             self._send(files)
         self.upload.finish(list(files.values()), written)
         self._is_first = False
@@ -201,6 +205,17 @@ class UploadedFolder(OutputFolder):
             f"{self.upload.url}: the place {what}; name another place, or remove what is there: outputs in object"
             " stores are not replaced"
         )
+
+
+def send_alone(url: str, files: Mapping[str, Path]) -> None:
+    """Upload complete files by their names below the URL of an output, for a process that does one task; in any thread.
+
+    Raises:
+        OutputError: one cannot be written, or another run writes other content to the same place.
+    """
+    upload = Upload(url, ObjectWriter(), looks=False)
+    for name, path in files.items():
+        upload.send(name, {name: path})
 
 
 _AGAIN = "give --restart to begin anew"

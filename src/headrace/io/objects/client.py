@@ -39,7 +39,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
+from headrace.errors import ConfigError, HeadraceError, OutputError, StoreAwayError, StoreError
 from headrace.io.remote import Status, bucket_of
 from headrace.io.storage import Secrets, Storage, connect
 
@@ -484,10 +484,10 @@ class Client:
             except Exception as error:
                 words = self._secrets.hidden(str(error).partition("\n\nDebug source")[0])
                 if (final := _final(error, words)) is not None:
-                    raise StoreError(f"{url}: {what}: {words}{final}") from None
+                    raise StoreAwayError(f"{url}: {what}: {words}{final}") from None
             delay, waited = policy.delay(number), monotonic() - began
             if waited + delay >= deadline_s:
-                raise StoreError(
+                raise StoreAwayError(
                     f"{url}: {what}: {words} ({number} attempts in {waited:.0f} s; the deadline is {deadline_s:g} s)"
                 ) from None
             if (silent := self._unsaid()) is not None:

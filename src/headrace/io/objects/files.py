@@ -36,10 +36,11 @@ class ObjectPart(NamedTuple):
     end: int
 
 
-def parts_of(url: str, expected: Status) -> Iterator[ObjectPart]:
-    """Yield all bytes of an object, in parts of `BLOCK_BYTES`."""
-    for begin in range(0, expected.size, BLOCK_BYTES):
-        yield ObjectPart(url, expected, begin, min(begin + BLOCK_BYTES, expected.size))
+def parts_of(url: str, expected: Status, begin: int = 0, end: int | None = None) -> Iterator[ObjectPart]:
+    """Yield the bytes of an object in parts of `BLOCK_BYTES`: all of them, or those from one byte up to another."""
+    end = expected.size if end is None else end
+    for at in range(begin, end, BLOCK_BYTES):
+        yield ObjectPart(url, expected, at, min(at + BLOCK_BYTES, end))
 
 
 def fetched(parts: Iterable[ObjectPart], storage: Storage | None) -> Iterator[Any]:

@@ -2,19 +2,25 @@
 
 The end is that of the local run, which finds on disk what was read. It looks at the dataset anew: a shard that has
 changed or come since it was planned is read then. The shards get their ``.tar.idx`` at the end.
+
+At a URL what was read is fetched, and one process at a time completes the dataset.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from headrace.engine.job import OnePhaseJob, Phase, Show
+from headrace.engine.ordered import OrderedStep
 from headrace.engine.shared import Shared
+from headrace.io import AnyPath
 from headrace.preparing.energon.media import MediaTask
+from headrace.preparing.energon.options import EnergonOptions
 from headrace.preparing.energon.report import EnergonReport
-from headrace.preparing.energon.run import ShardsRun, run_media
+from headrace.preparing.energon.run import ShardsRun, object_shards, run_media
 from headrace.preparing.energon.work import KIND, MAIN, ReadPlan, ReadSetup
 
 
@@ -23,11 +29,11 @@ class EnergonJob(OnePhaseJob):
 
     kind = KIND
     main = MAIN
-    output: Path
 
-    def __init__(self, output: Path, shared: Shared, plan: msgspec.Raw) -> None:
+    def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw) -> None:
         self._plan = msgspec.json.decode(plan, type=ReadPlan)
         super().__init__(output, shared, self._plan.phase, self._plan.tasks)
+        self._finishing = OrderedStep(self, f"finish-{self._plan.phase.name}", "completes the dataset")
 
     def setup(self, phase: Phase, results: Path) -> ReadSetup:
         """See `Job`."""
@@ -37,9 +43,37 @@ class EnergonJob(OnePhaseJob):
         """See `Job`: write the index from what was read, and put all files into place, as the end of a local run."""
         plan = self._plan
         tasks = [task for task in plan.tasks if isinstance(task, MediaTask)]
+        root = self.output
+        if not isinstance(root, Path):
+            return self._finish_at(str(root), show)
         if tasks and not self.is_planned:
-            return EnergonReport(kind="media", path=str(self.output), samples=sum(len(task.names) for task in tasks))
+            return EnergonReport(kind="media", path=str(root), samples=sum(len(task.names) for task in tasks))
         if tasks:
-            return run_media(self.output, plan, workers=None, restart=False, on_progress=show.progress)
-        options = plan.options if self.is_planned else msgspec.structs.replace(plan.options, overwrite=False)
-        return ShardsRun(self.output, options, on_progress=show.progress, on_notice=show.notice).run()
+            return run_media(root, plan, workers=None, restart=False, on_progress=show.progress)
+        return ShardsRun(root, self._options, on_progress=show.progress, on_notice=show.notice).run()
+
+    @property
+    def _options(self) -> EnergonOptions:
+        """The options of the run; once the job is completed, there is nothing to overwrite."""
+        options = self._plan.options
+        return options if self.is_planned else msgspec.structs.replace(options, overwrite=False)
+
+    def _finish_at(self, url: str, show: Show) -> EnergonReport:
+        reports: list[EnergonReport] = []
+
+        def run(show: Show) -> None:
+            dataset = object_shards(url, self._plan.options)
+            reports.append(ShardsRun(dataset, self._options, on_progress=show.progress, on_notice=show.notice).run())
+
+        def do(place: Path, show: Show) -> Sequence[str]:
+            run(show)
+            return ()
+
+        if self.is_planned:
+            try:
+                self._finishing.run(do, show)
+            finally:
+                self.shared.sweep()
+        if not reports:  # another process has completed the dataset
+            run(show)
+        return reports[0]

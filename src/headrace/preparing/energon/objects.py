@@ -2,6 +2,7 @@
 
     SCRATCH/.headrace/...              the work folder on this host, see `work`; SCRATCH is that of all outputs at URLs
     URL/.nv-meta/.headrace/run.json    what decides the files that are being written; created once, and removed last
+                          /...         a plan, and what its tasks have read, see `headrace.engine.shared_objects`
     URL/NAME.tar.idx, URL/.nv-meta/*   the files
 
 Nothing is written before all new files are ready. Then the info file is removed, without which no reader opens the
@@ -13,6 +14,7 @@ nothing. A folder of plain media gets a new ``index.sqlite`` in the same way, an
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import shutil
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -25,17 +27,20 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from headrace.engine.job import decoded_plan, receipts_of
 from headrace.engine.processes import REPORT_S
+from headrace.engine.shared_objects import SharedObjects, save_plan
+from headrace.engine.uploading import PLAN, RUN
 from headrace.engine.work_folder import upload_scratch
 from headrace.errors import OutputError
 from headrace.io import FetchPolicy, ObjectReader, Storage, hash_bytes, local_file, path_at, reader_at
 from headrace.io.objects.writer import PART_BYTES, ObjectWriter
 from headrace.io.remote import RemotePath, Status
 from headrace.preparing.energon.media import FILES_A_TASK, HEAD_BYTES, MediaFinder
-from headrace.preparing.energon.options import EnergonOptions
-from headrace.preparing.energon.scanning import FoundTar, scan_tar
+from headrace.preparing.energon.options import EnergonOptions, MediaFilter
+from headrace.preparing.energon.scanning import FoundTar, ShardScan, scan_tar
 from headrace.preparing.energon.state import STATE_NAME, state_of_new_index
-from headrace.preparing.energon.work import KIND, Commit, ReadPlan, ScanTask, WorkFolder
+from headrace.preparing.energon.work import KIND, Commit, ReadPlan, ReadSetup, ScanTask, WorkFolder
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.jsonl import index_place, scan_lines
 from headrace.stores.energon.sqlite_index import MediaRow
@@ -93,11 +98,12 @@ class ObjectShards:
             InputError, OutputError, StoreError: the error of the first shard that failed, by index.
         """
         tasks = [task for task in plan.tasks if isinstance(task, ScanTask)]
+        skips = plan.options.errors.on_error == "skip"
         threads = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-shard")
         try:
             # Scans are on the disk, so that any number of them may be done before their turn.
             futures = {
-                task.task_index: threads.submit(self._scan, plan, scans, task.tar)
+                task.task_index: threads.submit(self.scan, scans, task.tar, plan.media, skips_faults=skips)
                 for task in tasks
                 if task.task_index not in ready
             }
@@ -111,11 +117,21 @@ class ObjectShards:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _scan(self, plan: ReadPlan, scans: Path, tar: FoundTar) -> None:
-        # Every answer must come from the object that was found.
+    def scan(self, scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_faults: bool) -> ShardScan:
+        """Read a shard, in any thread; see `scan_tar`. Every answer must come from the object that was found."""
         self._reader.objects.expect(str(self.root / tar.name), Status(tar.size, tar.etag, tar.mtime_ns))
-        skips = plan.options.errors.on_error == "skip"
-        scan_tar(self.root, scans, tar, plan.media, skips_faults=skips, adds_index=False, using=self._reader)
+        return scan_tar(self.root, scans, tar, media, skips_faults=skips_faults, adds_index=False, using=self._reader)
+
+
+@functools.cache
+def _dataset(url: str) -> ObjectShards:
+    """The dataset that a worker reads."""
+    return ObjectShards(url, None)
+
+
+def scan_object(setup: ReadSetup, tar: FoundTar) -> ShardScan:
+    """Read a shard at a URL in a worker; raises as `scan_tar` does."""
+    return _dataset(setup.root).scan(Path(setup.scans), tar, setup.media, skips_faults=setup.skips_faults)
 
 
 class ObjectMedia:
@@ -247,8 +263,11 @@ class ObjectWork(WorkFolder):
         self._writer = ObjectWriter(storage)
         self._described = described
         self._meta = f"{self._url}/{META_FOLDER}"
-        self._claim = f"{self._meta}/{META_WORK_NAME}/run.json"
+        self._plan = f"{self._meta}/{PLAN}"
+        self._claim = f"{self._meta}/{RUN}"
         self._before: dict[str, Status] = {}
+        self._is_left = False
+        """Whether a plan, or what its tasks have read, lies at the URL."""
 
     def __enter__(self) -> WorkFolder:
         super().__enter__()
@@ -258,12 +277,40 @@ class ObjectWork(WorkFolder):
                 if not self._restart:
                     raise self._refusal()
                 self._writer.delete([self._claim])
+            self._is_left = bool(self._job_files())
             self._before = self._files()
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
         self._root.objects.forget()  # from here on, the files of the dataset are looked up anew
         return self
+
+    @property
+    def planned(self) -> ReadPlan | None:
+        """See `WorkFolder.planned`."""
+        data = self._writer.read(self._plan)
+        return None if data is None else msgspec.json.decode(decoded_plan(data, self._plan).plan, type=ReadPlan)
+
+    def plan(self, make: Callable[[], ReadPlan]) -> None:
+        """See `WorkFolder.plan`. What was read by another plan before is read again."""
+        plan = make()
+        if self._restart or plan != self.planned:
+            self._discard_job()
+        save_plan(self._meta, self._writer, KIND, plan, {}, files={}, phases=[plan.phase])
+
+    def adopt(self) -> None:
+        """Fetch what other processes have read to `scans`.
+
+        Raises:
+            OutputError, StoreError: it cannot be read or written.
+        """
+        data = self._writer.read(self._plan)
+        if data is not None:
+            found = decoded_plan(data, self._plan)
+            shared = SharedObjects(self._meta, found.name, self._writer, self.path)
+            receipts = receipts_of(shared, msgspec.json.decode(found.plan, type=ReadPlan).phase)
+            receipts.refresh()
+            receipts.fetch(self.scans)
 
     def commit(self, *, remove: Sequence[str], indexed: Sequence[str], moves: Sequence[str]) -> None:
         """See `WorkFolder.commit`.
@@ -284,8 +331,22 @@ class ObjectWork(WorkFolder):
     def finish(self) -> None:
         """See `WorkFolder.finish`."""
         super().finish()
-        if self._writer.read(self._claim) == self._described:  # of a run that was killed at its very end
-            self._writer.delete([self._claim])
+        claim = self._writer.read(self._claim)
+        # A run may have been killed at its very end.
+        if claim == self._described or (claim is None and self._is_left):
+            self._discard_job(self._claim)
+
+    def _discard_job(self, *more: str) -> None:
+        """Remove the plan, and more, then what its tasks have read, unless another plan has come meanwhile."""
+        self._writer.delete([self._plan, *more])
+        files = self._job_files()
+        if files and self._plan not in files:
+            self._writer.delete(files)
+
+    def _job_files(self) -> list[str]:
+        """The URLs of a plan, and of what tasks have read."""
+        work = f"{self._meta}/{META_WORK_NAME}"
+        return [url for url in (f"{work}/{name}" for name in self._writer.sizes(work)) if url != self._claim]
 
     def _execute(self, commit: Commit) -> None:
         claimed = self.path / _CLAIM_NAME
@@ -301,7 +362,7 @@ class ObjectWork(WorkFolder):
                 self._writer.put_files({f"{self._meta}/{name}": self._staged(name)})
                 self._staged(name).unlink()
         (self.path / "commit").unlink()
-        self._writer.delete([self._claim])
+        self._discard_job(self._claim)
         self._root.objects.forget()
 
     def _write_indexes(self, commit: Commit) -> None:

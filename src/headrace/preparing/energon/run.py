@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import AnyPath, Storage, check_local, check_storage, is_url, local_path
+from headrace.io import AnyPath, Storage, check_readable, check_storage, is_url, local_path
 from headrace.preparing.energon.committer import Indexed, ShardCommitter
 from headrace.preparing.energon.finishing import Finisher
 from headrace.preparing.energon.media import MediaTask, find_files, load_media, media_tasks
@@ -95,7 +95,13 @@ class ShardsRun:
             before, media = self._before()
             to_read = self._to_read(found, before, media) or set()
             wanted = [tar for tar in found if tar.name in to_read]
-            work.plan(lambda: self._plan([tar for tar in wanted if not self._is_read(work, tar, media)], media))
+
+            def plan() -> ReadPlan:
+                # What this host has read of a dataset at a URL lies on its disk, where no other host finds it.
+                open_tars = [tar for tar in wanted if self._remote or not self._is_read(work, tar, media)]
+                return self._plan(open_tars, media)
+
+            work.plan(plan)
 
     def _work(self, found: Sequence[FoundTar]) -> WorkFolder:
         if self._remote is not None:
@@ -337,7 +343,8 @@ def plan_energon(
     The result is the same. What an unfinished run or an older plan has read is not read again.
 
     Args:
-        path: a folder of tars, or with ``media_only`` a folder of files, that all hosts can write to.
+        path: a folder of tars, or with ``media_only`` a folder of files, that all hosts can write to; or a folder of
+            tars at a URL, where they share nothing else.
         options: see `prepare_energon`.
         on_notice: see `prepare_energon`.
 
@@ -345,9 +352,13 @@ def plan_energon(
         ConfigError: the options are not valid, or the path is a ``.jsonl`` or a metadataset.
         InputError, StoreError, OutputError: as `prepare_energon`.
     """
-    check_local(path)
+    check_readable(path)
     options = EnergonOptions() if options is None else options
     check_options(options)
+    if is_url(path):
+        dataset = object_shards(os.fspath(path), options)
+        ShardsRun(dataset, options, on_progress=lambda progress: None, on_notice=on_notice).plan()
+        return
     root = Path(path)
     if _is_single(root):
         raise ConfigError(
@@ -376,21 +387,12 @@ def _at_url(
         ConfigError: it is of a kind that is not prepared there, or its files cannot be written there.
         InputError: there is nothing.
     """
-    if url.lower().startswith("http"):
-        raise ConfigError(f"{url}: objects are written to s3://, gs:// and az://, not to a web server")
-    if url.endswith(".yaml"):
-        raise ConfigError(
-            f"{url}: the joins of a metadataset are prepared on a disk; at a URL, a folder of tars or of media is, or a"
-            " .jsonl: copy it, prepare the copy, and upload what was made"
-        )
-    # What talks to object stores is loaded when the first URL comes.
-    dataset: ObjectShards = resolve_name(f"{_OBJECTS}:ObjectShards")(url, storage)
-    if url.endswith(".jsonl") and dataset.root.is_file():
+    dataset = _reached(url, storage)
+    if _is_lines(dataset):
         _check_plain(url, options)
         index, count = resolve_name(f"{_OBJECTS}:write_remote_lines")(url, storage)
         return EnergonReport(kind="jsonl", path=url, samples=count, written=(index,))
-    if not dataset.root.is_dir():
-        raise InputError(f"{url}: there are no objects below this URL; expected a folder of tars, or a .jsonl")
+    _check_folder(dataset)
     if not _is_of_media(dataset.root, options):
         return ShardsRun(dataset, options, on_progress=on_progress, on_notice=on_notice).run()
     media: ObjectMedia = resolve_name(f"{_OBJECTS}:ObjectMedia")(url, storage)
@@ -402,6 +404,45 @@ def _at_url(
     num_rows = media.gather(options, names, report)
     written = (str(media.root / META_FOLDER / INDEX_NAME),)
     return EnergonReport(kind="media", path=url, samples=len(names), media=num_rows, written=written)
+
+
+def object_shards(url: str, options: EnergonOptions) -> ObjectShards:
+    """Return the folder of tars at a URL, which is planned for other processes.
+
+    Raises:
+        ConfigError: it is of a kind that is not planned there, or its files cannot be written there.
+        InputError: there is nothing.
+    """
+    dataset = _reached(url, None)
+    if _is_lines(dataset):
+        raise ConfigError(f"{url}: a .jsonl is not planned for other processes; prepare it here: it is one step")
+    _check_folder(dataset)
+    if _is_of_media(dataset.root, options):
+        raise ConfigError(f"{url}: a folder of plain media at a URL is prepared on one host: leave the executor out")
+    return dataset
+
+
+def _reached(url: str, storage: Storage | None) -> ObjectShards:
+    """Return what may be a dataset at a URL; raises ConfigError as `_at_url` does."""
+    if url.lower().startswith("http"):
+        raise ConfigError(f"{url}: objects are written to s3://, gs:// and az://, not to a web server")
+    if url.endswith(".yaml"):
+        raise ConfigError(
+            f"{url}: the joins of a metadataset are prepared on a disk; at a URL, a folder of tars or of media is, or a"
+            " .jsonl: copy it, prepare the copy, and upload what was made"
+        )
+    # What talks to object stores is loaded when the first URL comes.
+    dataset: ObjectShards = resolve_name(f"{_OBJECTS}:ObjectShards")(url, storage)
+    return dataset
+
+
+def _is_lines(dataset: ObjectShards) -> bool:
+    return str(dataset.root).endswith(".jsonl") and dataset.root.is_file()
+
+
+def _check_folder(dataset: ObjectShards) -> None:
+    if not dataset.root.is_dir():
+        raise InputError(f"{dataset.root}: there are no objects below this URL; expected a folder of tars, or a .jsonl")
 
 
 def _is_single(path: Path) -> bool:

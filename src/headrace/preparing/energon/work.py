@@ -1,6 +1,7 @@
 """The hidden folder of a run, ``.nv-meta/.headrace``, and the worker processes that read shards and files.
 
-The folder of a dataset at a URL lies on this host, see `objects`.
+The folder of a dataset at a URL lies on this host, see `objects`, where the plan and what other processes read lie at
+the URL.
 
     lock          held by the run
     plan.json     what processes on any hosts read, if that is left to them, see `job`
@@ -22,6 +23,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from types import TracebackType
 from typing import Final
 
@@ -41,7 +43,7 @@ from headrace.engine.serving import (
 )
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
 from headrace.errors import HeadraceError
-from headrace.io import hash_bytes, output_errors, sync_folder
+from headrace.io import AnyPath, hash_bytes, is_url, output_errors, sync_folder
 from headrace.preparing.energon.media import MediaTask, media_path, read_media
 from headrace.preparing.energon.options import EnergonOptions, MediaFilter
 from headrace.preparing.energon.scanning import (
@@ -289,7 +291,7 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
             total_bytes=sum(task.tar.size for task in self.tasks if isinstance(task, ScanTask)),
         )
 
-    def setup(self, root: Path, scans: Path, *, adds_index: bool) -> ReadSetup:
+    def setup(self, root: AnyPath, scans: Path, *, adds_index: bool) -> ReadSetup:
         """Return the first message to workers that read the dataset ``root`` and save what they find in ``scans``."""
         return ReadSetup(
             parent=os.getpid(),
@@ -305,9 +307,12 @@ def do(setup: ReadSetup, task: ReadTask) -> TaskResult:
     """Do one task; raises what `scan_tar` and `read_media` raise."""
     root, scans = Path(setup.root), Path(setup.scans)
     if isinstance(task, ScanTask):
-        scan = scan_tar(
-            root, scans, task.tar, setup.media, skips_faults=setup.skips_faults, adds_index=setup.adds_index
-        )
+        if is_url(setup.root):
+            scan = resolve_name("headrace.preparing.energon.objects:scan_object")(setup, task.tar)
+        else:
+            scan = scan_tar(
+                root, scans, task.tar, setup.media, skips_faults=setup.skips_faults, adds_index=setup.adds_index
+            )
         name = scan_path(scans, task.tar.name).name
         return TaskResult(files=(name,), counts={"bytes": task.tar.size, "samples": scan.count})
     if setup.media is not None:

@@ -77,19 +77,20 @@ def estimate_shards(
     found = find_media(inputs, source, notice, storage)
     parts = [choose_parts(given, source, storage) for given in found]
     sums = Sums(found)
-    setup = SurveySetup(
-        parts=tuple(parts),
-        key_field=source.key_field,
-        key_dots=source.key_dots,
-        verify=source.verify,
-        max_record_bytes=source.max_record_bytes,
-        roots=tuple(given.root for given in found),
-        storage=storage,
-        folder="",
-    )
-    surveyor = Surveyor(setup, lambda *counts: None)
     part_bytes: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as listings:
+        setup = SurveySetup(
+            parts=tuple(parts),
+            key_field=source.key_field,
+            key_dots=source.key_dots,
+            verify=source.verify,
+            max_record_bytes=source.max_record_bytes,
+            roots=tuple(given.root for given in found),
+            storage=storage,
+            listings=listings,
+            folder="",
+        )
+        surveyor = Surveyor(setup, lambda *counts: None)
         orders = plan_survey(found, options, Path(listings), notice).orders
         count = min(len(orders), MAX_TASKS)
         for number in range(count):

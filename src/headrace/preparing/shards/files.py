@@ -15,8 +15,8 @@ from typing import BinaryIO, Final, NamedTuple
 
 import xxhash
 
-from headrace.errors import InputError, StoreError
-from headrace.io import AnyPath, Storage, etag_of, file_sum, is_url, path_at, reader_of, safe_relative
+from headrace.errors import InputError, OutputError, StoreError
+from headrace.io import AnyPath, Storage, etag_of, file_sum, is_url, path_at, read_whole, reader_of, safe_relative
 from headrace.io.remote import Status
 from headrace.preparing.shards.listing import ListedFile
 
@@ -188,6 +188,26 @@ def digests(root: str, listed: Sequence[ListedFile], storage: Storage | None) ->
             hasher.update(piece)
             left -= len(piece)
         yield hasher.digest()
+
+
+def at(base: str, name: str) -> str:
+    """Return the place of a file in a folder, or below a URL."""
+    return url_of(base, name) if is_url(base) else str(Path(base, name))
+
+
+def read_at(place: str) -> bytes:
+    """Read a whole file of the run, which lies on this host or at a URL.
+
+    Raises:
+        OutputError: the file cannot be read back.
+        StoreError: the object is not there any more, or cannot be read.
+    """
+    path = path_at(place)
+    try:
+        return read_whole(path)
+    except OSError as error:
+        kind = StoreError if is_url(place) else OutputError
+        raise kind(f"{path}: cannot be read back: {error.strerror or error}") from error
 
 
 def _is_plain(name: str) -> bool:

@@ -16,7 +16,7 @@ from headrace.engine.serving import save
 from headrace.errors import HeadraceError, InputError, OutputError, StoreError
 from headrace.io import is_url
 from headrace.io.remote import Status
-from headrace.preparing.shards.files import url_of
+from headrace.preparing.shards.files import at, read_at, url_of
 from headrace.preparing.shards.messages import FilledShard, FillTask, FoundPart, ListedSample, ShardSetup, spool_path
 from headrace.stores.tar.writer import TarWriter
 
@@ -45,9 +45,9 @@ class FileHashes:
         return f"{self.total:032x}"
 
 
-def list_path(folder: str | Path, shard: int) -> Path:
-    """Return the path of the list of a shard."""
-    return Path(folder) / f"{shard}.list"
+def list_name(shard: int) -> str:
+    """Return the name of the list of a shard."""
+    return f"{shard}.list"
 
 
 def done_path(folder: str | Path, shard: int) -> Path:
@@ -61,16 +61,13 @@ def pack_listed(sample: ListedSample) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def read_list(path: Path) -> list[ListedSample]:
+def read_list(place: str) -> list[ListedSample]:
     """Read the list of a shard; the samples are returned in their order.
 
     Raises:
-        OutputError: the list cannot be read.
+        OutputError, StoreError: the list cannot be read.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be read back: {error.strerror or error}") from error
+    data = read_at(place)
     decoder = msgspec.msgpack.Decoder(ListedSample)
     view, at, found = memoryview(data), 0, []
     while at < len(data):
@@ -83,7 +80,8 @@ def read_list(path: Path) -> list[ListedSample]:
 class Filler:
     """Writes shards. Parts are copied in pieces of 4 MiB, so memory is bounded for parts of any size.
 
-    Parts that are objects are fetched in pieces of 8 MiB, some of them ahead, see `headrace.io.objects.files.fetched`.
+    Parts that are objects, or lie in the spool of another host, are fetched in pieces of 8 MiB, some of them ahead, see
+    `headrace.io.objects.files.fetched`. Parts that lie side by side in a spool are fetched together.
 
     Args:
         setup: the folders and inputs of the run.
@@ -103,8 +101,9 @@ class Filler:
             StoreError: the same of an object.
             OutputError: a file cannot be written.
         """
-        samples = read_list(list_path(self._setup.lists, order.shard))
+        samples = read_list(at(self._setup.lists, list_name(order.shard)))
         objects = self._objects(samples)
+        spooled = SpooledBytes(self._spool_objects(samples))
         parts: list[tuple[int, str, int, int]] = []
         hashes: dict[int, FileHashes] = {}
         file_bytes: dict[int, int] = {}
@@ -120,13 +119,16 @@ class Filler:
                             offset = writer.add_part(part.name, part.size, data)
                             file_bytes[sample.input] = file_bytes.get(sample.input, 0) + part.size
                         else:
-                            offset = writer.add_part(part.name, part.size, self._spooled(sample.spool, part))
+                            is_away = sample.spool in self._setup.spools
+                            data = spooled.take(part.size) if is_away else self._spooled(sample.spool, part)
+                            offset = writer.add_part(part.name, part.size, data)
                         parts.append((number, part.name, offset, part.size))
                         copied += part.size
                     self._report(copied, number + 1)
                 written = writer.finish()
         finally:
             objects.close()
+            spooled.close()
             for file in self._spools.values():
                 file.close()
             self._spools.clear()
@@ -154,6 +156,25 @@ class Filler:
             files = import_module("headrace.io.objects.files")
             parts = (one for url, part in urls for one in files.parts_of(url, _status(part)))
             yield from files.fetched(parts, self._setup.survey.storage)
+
+    def _spool_objects(self, samples: Sequence[ListedSample]) -> Generator[Any]:
+        """Yield the bytes of all parts that lie in spools at URLs, in any pieces, some of which are fetched ahead."""
+        spools = self._setup.spools
+        wanted = [
+            (sample.spool, part.offset, part.offset + part.size)
+            for sample in samples
+            if sample.spool in spools
+            for part in sample.parts
+            if not part.path
+        ]
+        if wanted:
+            files = import_module("headrace.io.objects.files")
+            parts = (
+                one
+                for number, begin, end in merged(wanted)
+                for one in files.parts_of(spools[number].url, Status(spools[number].size, "", 0), begin, end)
+            )
+            yield from files.fetched(parts, None)
 
     def _file(self, given: int, part: FoundPart, sums: FileHashes, objects: Iterator[Any]) -> Iterator[Any]:
         root = self._setup.survey.roots[given]
@@ -211,6 +232,47 @@ class Filler:
             raise OutputError(f"{path}: cannot be read back: {error.strerror or error}") from error
         if left:
             raise HeadraceError(f"{path}: the file is too short: start again with --restart")
+
+
+class SpooledBytes:
+    """Bytes that come in some pieces, and are given out in others.
+
+    Args:
+        pieces: yields the bytes.
+    """
+
+    def __init__(self, pieces: Generator[Any]) -> None:
+        self._pieces = pieces
+        self._left = memoryview(b"")
+
+    def take(self, size: int) -> Iterator[memoryview]:
+        """Yield the next bytes; raises what the pieces raise."""
+        while size:
+            if not self._left:
+                self._left = memoryview(next(self._pieces))
+            data, self._left = self._left[:size], self._left[size:]
+            size -= len(data)
+            yield data
+
+    def close(self) -> None:
+        """Fetch no more."""
+        self._pieces.close()
+
+
+def merged(ranges: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Join ranges that follow each other in the same file.
+
+    >>> list(merged([(0, 0, 3), (0, 3, 5), (0, 9, 10), (1, 10, 11)]))
+    [(0, 0, 5), (0, 9, 10), (1, 10, 11)]
+    """
+    at = 0
+    while at < len(ranges):
+        number, begin, end = ranges[at]
+        at += 1
+        while at < len(ranges) and ranges[at][:2] == (number, end):
+            end = ranges[at][2]
+            at += 1
+        yield number, begin, end
 
 
 def _status(part: FoundPart) -> Status:

@@ -424,11 +424,11 @@ def plan_survey(
             sums.append(SumTask(number + len(inputs), _light(given.captions)))
         if given.table is None:
             for begin, groups in _group_runs(given, options, on_notice):
-                path = listings / f"{number}.{begin}"
+                name = f"{number}.{begin}"
                 with output_errors(listings, "create"):
                     listings.mkdir(exist_ok=True)
-                save(path, (begin, groups))
-                orders.append(FolderTask(len(orders), number, str(path.absolute())))
+                save(listings / name, (begin, groups))
+                orders.append(FolderTask(len(orders), number, name))
             continue
         for task in plan_tasks([given.table], task_bytes=task_bytes, max_spans=MAX_TASK_SPANS):
             span = task.spans[0]

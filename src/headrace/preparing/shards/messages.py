@@ -40,8 +40,17 @@ class SurveySetup(msgspec.Struct, frozen=True, kw_only=True):
     """For each input the absolute path, or URL, of the folder of its files."""
     storage: Storage | None
     """How the stores of roots at URLs are reached; None goes by the environment."""
+    listings: str
+    """Folder of the listings, or the URL below which they lie."""
     folder: str
     """Folder of the surveys and spools."""
+
+
+class SpoolObject(msgspec.Struct, frozen=True, array_like=True):
+    """The spool of a task of the survey, if that is not on this host."""
+
+    url: str
+    size: int
 
 
 class ShardSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +59,9 @@ class ShardSetup(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
     survey: SurveySetup
     lists: str
+    """Folder of the lists of the shards, or the URL below which they lie."""
+    spools: dict[int, SpoolObject] = {}
+    """The spools that are at URLs, by the numbers of their tasks."""
     shards: str
 
 
@@ -76,7 +88,7 @@ class FolderTask(msgspec.Struct, frozen=True, tag=True):
     number: int
     input: int
     listing: str
-    """The file that lists the groups."""
+    """Name of the file that lists the groups, see `SurveySetup.listings`."""
 
     @property
     def task_index(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,7 @@ from headrace.io import FileSum, output_errors, write_all
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.options import SPLIT_NAMES
-from headrace.preparing.shards.filling import list_path, pack_listed
+from headrace.preparing.shards.filling import list_name, pack_listed
 from headrace.preparing.shards.inputs import MediaInput
 from headrace.preparing.shards.listing import numbered
 from headrace.preparing.shards.messages import FoundSample, FoundSpan, ListedSample, ShardSurvey, survey_path
@@ -197,6 +197,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[FileSum, ...]
     hashes: dict[int, str]
     """Hashes of tables by the number of their input, and of captions by that number plus ``len(inputs)``."""
+    spools: dict[int, int] = {}
+    """Bytes of each spool, by the numbers of their tasks."""
 
     def writing(self, mark: str) -> Phase:
         """The second phase, for processes that do its tasks in any order."""
@@ -211,17 +213,20 @@ class Sums:
         self.gathered = Gathered()
         self.errors: list[ErrorEntry] = []
         self.hashes: dict[int, str] = {}
+        self.spools: dict[int, int] = {}
         self.blank = 0
         self.lines = [0] * len(inputs)
         self.input_bytes = 0
         self._reached = [0] * len(inputs)
 
-    def add(self, survey: ShardSurvey) -> None:
-        """Add the next survey.
+    def add(self, task_index: int, survey: ShardSurvey) -> None:
+        """Add the survey of the next task.
 
         Raises:
             HeadraceError: a span of an input does not begin where the one before ended.
         """
+        if survey.spool_bytes:
+            self.spools[task_index] = survey.spool_bytes
         for span in survey.spans:
             name = self._inputs[span.input].name
             if span.end > span.begin:
@@ -257,13 +262,29 @@ class Sums:
 
 
 class Planner:
-    """Decides the place of every sample once all are found, and writes the lists of the shards."""
+    """Decides the place of every sample once all are found, and writes the lists of the shards.
 
-    def __init__(self, inputs: Sequence[MediaInput], options: ShardOptions, surveys: Path, num_tasks: int) -> None:
+    Args:
+        inputs: the inputs.
+        options: all options.
+        surveys: the folder of the surveys.
+        num_tasks: how many there are.
+        on_survey: called with each survey that was read, which happens more than once.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[MediaInput],
+        options: ShardOptions,
+        surveys: Path,
+        num_tasks: int,
+        on_survey: Callable[[], None],
+    ) -> None:
         self._inputs = inputs
         self._options = options
         self._surveys = surveys
         self._num_tasks = num_tasks
+        self._on_survey = on_survey
 
     def run(self, sums: Sums, lists: Path, origins: Path) -> Planned:
         """Write the lists of the shards, and the table of origins.
@@ -297,6 +318,7 @@ class Planner:
             errors=tuple(sums.errors),
             origins=self._write_origins(origins, fates, kept, order),
             hashes=dict(sums.hashes),
+            spools=dict(sums.spools),
         )
 
     def _spans(self) -> Iterator[tuple[int, FoundSpan, int, int]]:
@@ -306,6 +328,7 @@ class Planner:
             survey = load(survey_path(self._surveys, task_index), ShardSurvey)
             if survey is None:
                 raise HeadraceError(f"{survey_path(self._surveys, task_index)}: is missing: start again with --restart")
+            self._on_survey()
             for span in survey.spans:
                 yield task_index, span, number, lines[span.input]
                 number += len(span.samples)
@@ -336,7 +359,7 @@ class Planner:
                 size = 0
         _flush(lists, pending)
         for shard in range(plan.num_shards):  # A saved plan must find its lists even after a loss of power.
-            with output_errors(lists, "sync"), list_path(lists, shard).open("rb") as file:
+            with output_errors(lists, "sync"), (lists / list_name(shard)).open("rb") as file:
                 os.fsync(file.fileno())
 
     def _write_origins(self, folder: Path, fates: IntArray, kept: IntArray, order: IntArray) -> tuple[FileSum, ...]:
@@ -399,7 +422,7 @@ class NothingLeftError(InputError):
 
 def _flush(lists: Path, pending: dict[int, bytearray]) -> None:
     for shard, data in pending.items():
-        path = list_path(lists, shard)
+        path = lists / list_name(shard)
         with output_errors(path, "write"), path.open("ab", buffering=0) as file:
             write_all(file.write, data)
     pending.clear()

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.engine.job import Phase, TaskResult, receipts_of, save_plan
+from headrace.engine.job import Phase, TaskResult, receipts_of
 from headrace.engine.poison import AnyTask
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
-from headrace.engine.receipts import Receipt
+from headrace.engine.receipts import Receipts
 from headrace.engine.serving import (
     Done,
     Failed,
@@ -33,9 +33,9 @@ from headrace.engine.serving import (
     save,
     serve,
 )
-from headrace.engine.shared import sync_files
+from headrace.engine.shared import FetchedAhead
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError
-from headrace.io import Storage, check_local, check_readable, check_storage, output_errors
+from headrace.io import Storage, check_readable, check_storage, output_errors
 from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.output_folder import OutputFolder, mark_of, output_at
 from headrace.preparing.shards.filling import Filler, done_path
@@ -124,10 +124,15 @@ class ShardRun:
         plan: MediaPlan,
         *,
         storage: Storage | None = None,
+        read: Callable[[Phase], Receipts] | None = None,
         on_progress: Callable[[ShardProgress], None],
         on_notice: Callable[[str], None],
     ) -> None:
+        """``read`` returns the receipts of a phase, for a process that has read some before."""
         self._storage = storage
+        self._read = read or self._read_receipts
+        self._uploaded: Collection[int] = ()
+        """Shards that other processes have sent to the place where they stay."""
         self._folder = folder
         self._work = folder.work
         self._mark = mark_of(folder.work)
@@ -171,21 +176,47 @@ class ShardRun:
         self._check_errors(planned.errors, planned.documents.read)
         return planned
 
-    def _adopt(self, phase: Phase, name: str) -> Mapping[int, Receipt]:
-        """Move the files of tasks that other processes did into a folder of this run; return their receipts."""
+    def _read_receipts(self, phase: Phase) -> Receipts:
         receipts = receipts_of(self._work, phase)
         receipts.refresh()
+        return receipts
+
+    def _adopt(self, phase: Phase, name: str) -> Receipts:
+        """Move the files of tasks that other processes did into a folder of this run; return their receipts.
+
+        Files at a URL stay there; those that are needed here are fetched one after another, see `_fetched`.
+        """
+        receipts = self._read(phase)
         receipts.adopt(self._work / name)
-        return receipts.done
+        return receipts
+
+    @staticmethod
+    def _away(receipts: Receipts) -> Collection[int]:
+        """The tasks whose files are at a URL."""
+        return () if receipts.shared.is_folder else receipts.done.keys()
+
+    def _fetched(self, receipts: Receipts, place: Callable[[int], Path]) -> AbstractContextManager[FetchedAhead]:
+        """Fetch a file of each task whose files are at a URL to its place on this host, in their order."""
+        away = [receipts.done[task_index] for task_index in sorted(self._away(receipts))]
+        wanted = {place(one.task_index): one for one in away if one.files}
+        return closing(
+            FetchedAhead(receipts.shared, {path: receipts.away(one, path.name) for path, one in wanted.items()})
+        )
 
     def _survey(self, stack: ExitStack) -> Planned:
         surveys = self._work / SURVEYS_NAME
         sums = Sums(self._inputs)
         hashes: dict[int, str] = load(self._work / HASHES_NAME, dict[int, str]) or {}
-        for receipt in self._adopt(self._plan.surveying(self._mark), SURVEYS_NAME).values():
+        receipts = self._adopt(self._plan.surveying(self._mark), SURVEYS_NAME)
+        away = self._away(receipts)
+        for receipt in receipts.done.values():
             if receipt.value is not None:
                 hashes[receipt.value["file"]] = receipt.value["xxh3_128"]
-        ready = [Done(order.task_index, 0, True) for order in self._tasks.orders if self._survey_of(order.task_index)]
+        ready = [
+            Done(order.task_index, 0, True)
+            for order in self._tasks.orders
+            if order.task_index in away or self._survey_of(order.task_index)
+        ]
         if ready:
             self._on_notice(
                 f"continuing the unfinished run in this folder: {len(ready):,} tasks of its survey are done"
@@ -206,34 +237,37 @@ class ShardRun:
             )
 
         len_done = 0
-        for result in self._results(stack, orders, ready, report):
-            if result.task_index < 0:
-                found = result.read(TaskResult).value
-                hashes[found["file"]] = found["xxh3_128"]
-                save(self._work / HASHES_NAME, hashes)
-                continue
-            survey = self._survey_of(result.task_index)
-            if survey is None:
-                raise OutputError(
-                    f"{survey_path(surveys, result.task_index)}: cannot be read back; run the same command again"
-                )
-            len_done = result.task_index + 1
-            sums.add(survey)
-            self._check_errors(sums.errors)
+        with self._fetched(receipts, lambda task_index: survey_path(surveys, task_index)) as fetched:
+            for result in self._results(stack, orders, ready, report):
+                if result.task_index < 0:
+                    found = result.read(TaskResult).value
+                    hashes[found["file"]] = found["xxh3_128"]
+                    save(self._work / HASHES_NAME, hashes)
+                    continue
+                path = survey_path(surveys, result.task_index)
+                fetched.wait(path)
+                survey = self._survey_of(result.task_index, is_away=result.task_index in away)
+                if survey is None:
+                    raise OutputError(f"{path}: cannot be read back; run the same command again")
+                len_done = result.task_index + 1
+                sums.add(result.task_index, survey)
+                self._check_errors(sums.errors)
+                if result.task_index in away:
+                    report(None)
         sums.check_whole()
         self._check_unchanged()
         sums.hashes.update(hashes)
         self._check_errors(sums.errors, len(sums.gathered))
-        planner = Planner(self._inputs, self._options, surveys, len(self._tasks.orders))
+        planner = Planner(self._inputs, self._options, surveys, len(self._tasks.orders), lambda: report(None))
         planned = planner.run(sums, self._work / LISTS_NAME, self._work / ORIGINS_NAME)
         save(self._work / PLANNED_NAME, planned, sync=True)
         return planned
 
-    def _survey_of(self, task_index: int) -> ShardSurvey | None:
-        """Load the survey of a task; None unless it and its spool are complete."""
+    def _survey_of(self, task_index: int, *, is_away: bool = False) -> ShardSurvey | None:
+        """Load the survey of a task; None unless it and its spool, if that is not away, are complete."""
         surveys = self._work / SURVEYS_NAME
         survey = load(survey_path(surveys, task_index), ShardSurvey)
-        if survey is not None and survey.spool_bytes:
+        if survey is not None and survey.spool_bytes and not is_away:
             spool = spool_path(surveys, task_index)
             if not spool.exists() or spool.stat().st_size != survey.spool_bytes:
                 return None
@@ -241,8 +275,13 @@ class ShardRun:
 
     def _fill(self, planned: Planned, stack: ExitStack) -> Totals:
         bounds = planned.plan.bounds
-        self._adopt(planned.writing(self._mark), SHARDS_NAME)
-        ready = [Done(shard, 0, True) for shard in range(len(bounds) - 1) if self._filled_or_none(shard)]
+        receipts = self._adopt(planned.writing(self._mark), SHARDS_NAME)
+        self._uploaded = self._away(receipts)
+        ready = [
+            Done(shard, 0, True)
+            for shard in range(len(bounds) - 1)
+            if shard in self._uploaded or self._filled_or_none(shard)
+        ]
         if ready:
             self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are done")
         orders = fill_tasks(planned)
@@ -261,11 +300,15 @@ class ShardRun:
             )
 
         self._underway.clear()
-        for result in self._results(stack, orders, ready, report):
-            if result.task_index >= 0:
-                shard = self._filled(result.task_index)
-                totals.add(shard)
-                written += sum(shard.part_bytes.values())
+        with self._fetched(receipts, lambda shard: done_path(self._work / SHARDS_NAME, shard)) as fetched:
+            for result in self._results(stack, orders, ready, report):
+                if result.task_index >= 0:
+                    fetched.wait(done_path(self._work / SHARDS_NAME, result.task_index))
+                    shard = self._filled(result.task_index)
+                    totals.add(shard)
+                    written += sum(shard.part_bytes.values())
+                    if result.task_index in self._uploaded:
+                        report(None)
         return totals
 
     def _filled(self, shard: int) -> FilledShard:
@@ -278,8 +321,8 @@ class ShardRun:
 
     def _filled_or_none(self, shard: int) -> FilledShard | None:
         filled = load(done_path(self._work / SHARDS_NAME, shard), FilledShard)
-        if filled is None:
-            return None
+        if filled is None or shard in self._uploaded:
+            return filled
         for file in filled.files:
             path = self._work / SHARDS_NAME / file.name
             if not path.exists() or path.stat().st_size != file.size:
@@ -366,6 +409,7 @@ def setup_of(work: Path, plan: MediaPlan, storage: Storage | None = None) -> Sha
             max_record_bytes=source.max_record_bytes,
             roots=tuple(given.root for given in plan.inputs),
             storage=storage,
+            listings=str(work / LISTINGS_NAME),
             folder=str(work / SURVEYS_NAME),
         ),
         lists=str(work / LISTS_NAME),
@@ -430,6 +474,7 @@ def prepare_shards(
     check_ready(options)
     overwrite, restart = options.overwrite, options.restart
     with output_at(output, overwrite=overwrite, restart=restart, storage=storage) as folder:
+        folder.refuse_planned()
         plan = _begun(inputs, folder, options, notice, storage)
         if plan is None:
             return folder.load()
@@ -454,7 +499,7 @@ def plan_shards(
     Args:
         inputs: see `prepare_shards`; they must have the same paths on all hosts, which reach URLs by what their
             environment says.
-        output: a folder that all hosts can write to, by the same path.
+        output: a folder that all hosts can write to, by the same path; or a URL, where they share nothing else.
         options: see `prepare_shards`.
         on_notice: see `prepare_shards`.
 
@@ -466,18 +511,14 @@ def plan_shards(
         >>> headrace.preparing.open_job("shared-shards").phase().name.partition("-")[0]
         'survey'
     """
-    check_local(output)
     options = options or ShardOptions()
-    check_readable(list(inputs), options.source.root, options.source.captions)
+    check_readable(list(inputs), output, options.source.root, options.source.captions)
     check_ready(options)
-    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+    with output_at(output, overwrite=options.overwrite, restart=options.restart) as folder:
         plan = _begun(inputs, folder, options, on_notice or (lambda message: None))
         if plan is not None:
-            listings = folder.work / LISTINGS_NAME
-            if listings.exists():
-                sync_files(listings, os.listdir(listings))  # noqa: PTH208 - names alone
-            save_plan(folder.work, KIND, plan, {})
-            folder.keep()
+            listings = sorted((folder.work / LISTINGS_NAME).glob("*"))
+            folder.save_plan(KIND, plan, {}, files={}, made=[f"{LISTINGS_NAME}/{path.name}" for path in listings])
 
 
 def _begun(

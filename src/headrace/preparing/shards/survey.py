@@ -29,10 +29,10 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import msgspec
 
 from headrace.engine.job import TaskResult
-from headrace.engine.serving import load, save
+from headrace.engine.serving import decoded, save
 from headrace.errors import HeadraceError, MissingExtraError, StoreError
 from headrace.io import is_url, output_errors, safe_relative, write_all
-from headrace.preparing.shards.files import FilesBelow, NamedFile, ObjectFiles, files_below
+from headrace.preparing.shards.files import FilesBelow, NamedFile, ObjectFiles, at, files_below, read_at
 from headrace.preparing.shards.listing import HEAD_BYTES, BadNameError, SampleFiles, checked_key, image_part
 from headrace.preparing.shards.messages import (
     SPEC,
@@ -144,9 +144,10 @@ class Surveyor:
         return sorted(found, key=lambda sample: sample.line) if block.bad else found
 
     def _group_span(self, order: FolderTask) -> FoundSpan:
-        groups = load(Path(order.listing), tuple[int, tuple[SampleFiles, ...]])
+        place = at(self._setup.listings, order.listing)
+        groups = decoded(read_at(place), tuple[int, tuple[SampleFiles, ...]])
         if groups is None:
-            raise HeadraceError(f"{order.listing}: the listing of a folder is incomplete: run again with --restart")
+            raise HeadraceError(f"{place}: the listing of a folder is incomplete: run again with --restart")
         begin, listed = groups
         samples = []
         total = 0

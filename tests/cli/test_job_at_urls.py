@@ -1,0 +1,236 @@
+"""``headrace measure`` and ``check --decode`` of datasets at URLs, here and planned, in a store in memory."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jobs_by_hand
+import memory_stores
+from copies_made import files
+from counts import cases
+from energon_made import write_tar
+from headrace.engine import doing, heartbeat
+from headrace.engine.executors import LocalExecutor
+from headrace.engine.job import Show
+from headrace.engine.shared_objects import SharedObjects
+from headrace.errors import ConfigError, OutputError, StoreAwayError, StoreError
+from headrace.inspect import decode_job, sample_checks
+from headrace.kinds import finish_job, open_job
+from headrace.stores.tar.store import TarStore
+from measured_made import numbers
+from memory_stores import MemoryBucket, Stopped, watched
+
+LOCAL = LocalExecutor(workers=1)
+
+
+@pytest.fixture(autouse=True)
+def small_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
+    monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
+    monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
+    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
+    monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
+    monkeypatch.setattr(doing, "REFRESH_S", 0.0)
+    for module in (sample_checks, decode_job):
+        monkeypatch.setattr(module, "TASK_SAMPLES", 3)
+    with jobs_by_hand.inline():
+        yield
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
+    return jobs_by_hand.Hosts(tmp_path / "hosts")
+
+
+def upload(bucket: MemoryBucket, folder: Path) -> str:
+    return bucket.upload(folder, f"data/{folder.name}")
+
+
+def of_json(run: Any, *arguments: Any, code: int = 0) -> Any:
+    done = run(*arguments, "--json")
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout)
+
+
+def test_measure(run: Any, bucket: MemoryBucket) -> None:
+    """The facts are those of the local dataset, but for the place that the faults name."""
+    numbers(Path("ds"), 150, (3, 77))
+    url = upload(bucket, Path("ds"))
+    command = ("--encoder", "measured_made:Grouped", "--set", "draw=3", "--workers", "1", "--output")
+    local = of_json(run, "measure", "ds", *command, "local")
+    here = of_json(run, "measure", url, *command, "here")
+    planned = of_json(run, "measure", url, *command, "shared", "--executor", "plan")
+    of_json(run, "job", "task", planned["output"], "--most", "2")
+    found = of_json(run, "job", "finish", planned["output"])
+    assert files(Path(found["path"])) == files(Path(here["path"]))
+    known = {name: data for name, data in files(Path(local["path"])).items() if name not in ("faults.npy", "kept.json")}
+    assert {name: data for name, data in files(Path(found["path"])).items() if name in known} == known
+    assert found["facts"]["outputs"] == local["facts"]["outputs"]
+    for name in ("xxh3_128", "faults"):
+        found["facts"].pop(name), local["facts"].pop(name)
+    assert found["facts"] == local["facts"]
+    assert run("measure", "ds", *command, f"{bucket.url}/facts").exit_code == ConfigError.exit_code
+    assert all(name.startswith("data/ds/") for name in bucket.content())
+
+
+@pytest.fixture
+def damaged(bucket: MemoryBucket) -> str:
+    """Twenty samples, of which some cannot be decoded."""
+    Path("ds").mkdir()
+    members = [(f"{number:02d}.json", b"{}" if number % 5 else b"{bad") for number in range(20)]
+    write_tar(Path("ds/x.tar"), [*members, ("no unicode \udcff.json", b"{bad")])
+    return upload(bucket, Path("ds"))
+
+
+def verdict(found: Any, place: str) -> Any:
+    """What was found, as of a dataset at any place; the index of a tar is in the cache of the host."""
+    text = json.dumps({**found, "seconds": 0, "unvouched": []}).replace(place, "PLACE")
+    return json.loads(text)
+
+
+def test_check_here(run: Any, damaged: str) -> None:
+    place = str(Path("ds").absolute())
+    local = of_json(run, "check", place, "--decode", "--workers", "1", code=1)
+    found = of_json(run, "check", damaged, "--decode", "--workers", "1", code=1)
+    assert found["decoded"]["faulty_samples"] == 5
+    assert verdict(found, damaged) == verdict(local, place)
+
+
+def some_tasks(url: str, chooser: random.Random) -> None:
+    job = open_job(url)
+    if (phase := job.phase()) is not None:
+        jobs_by_hand.do_here(job, chooser.choices(job.receipts(phase).tasks, k=4))
+
+
+def test_check_on_hosts_that_share_nothing(
+    run: Any, bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts
+) -> None:
+    before = bucket.content()
+    with hosts.on(0):
+        wanted = of_json(run, "check", damaged, "--decode", "--workers", "1", code=1)
+        assert of_json(run, "check", damaged, "--decode", "--executor", "plan")["num_tasks"] == 7
+    assert {name.split("/")[1] for name in bucket.content()} == {"ds", ".ds.checking"}
+    with hosts.on(1):
+        assert of_json(run, "job", "task", damaged, "--tasks", "1-3,6")["done"] == 4
+        assert of_json(run, "job", "status", damaged)["counts"] == {"samples": 12, "faulty": 3}
+    with hosts.on(2):
+        for _ in range(2):  # for whom the process that finished could not tell
+            assert verdict(of_json(run, "job", "finish", damaged, code=1), damaged) == verdict(wanted, damaged)
+        with pytest.raises(OutputError, match=r"/ds: nothing is planned at this URL, or it is complete"):
+            open_job(damaged)
+    assert bucket.content().keys() - before.keys() == {"data/.ds.checking/verdict.json"}
+    assert not hosts.left()
+
+
+def test_whatever_ends_a_check(run: Any, bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts) -> None:
+    wanted = verdict(of_json(run, "check", damaged, "--decode", "--workers", "1", code=1), damaged)
+    chooser = random.Random(2)
+    num_stopped = 0
+    for _ in range(cases(3, 100)):
+        steps: list[Callable[[], object]] = [
+            lambda: decode_job.plan_check(damaged, {"decode": True}),
+            *[lambda: some_tasks(damaged, chooser)] * 3,
+            lambda: finish_job(damaged, LOCAL, Show()),
+        ]
+        for step in steps:
+            with hosts.on(chooser.randrange(3)), watched(memory_stores.stop_at(chooser.randrange(20))):
+                try:
+                    step()
+                except Stopped:
+                    num_stopped += 1
+            if step is steps[0]:
+                with hosts.on(chooser.randrange(3)):
+                    step()
+        with hosts.on(0):
+            report = finish_job(damaged, LOCAL, Show())
+        assert verdict(report.verdict.to_dict(), damaged) == wanted
+        assert not any("/.headrace/" in name for name in bucket.content())
+    assert num_stopped > 3
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2])
+def test_two_hosts_finish_at_the_same_time(
+    bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts, moment: int
+) -> None:
+    with hosts.on(0):
+        decode_job.plan_check(damaged, {"decode": True})
+        some_tasks(damaged, random.Random(1))
+    found: list[Any] = []
+
+    def meet(number: int, kind: str) -> None:
+        if number >= moment and not found and kind == ("put", "delete")[moment > 0]:
+            found.append(None)
+            with hosts.on(2):
+                found[0] = finish_job(damaged, LOCAL, Show())
+
+    with hosts.on(1), watched(meet):
+        report = finish_job(damaged, LOCAL, Show())
+    assert verdict(report.verdict.to_dict(), damaged) == verdict(found[0].verdict.to_dict(), damaged)
+    assert not any("/.headrace/" in name for name in bucket.content())
+    assert not hosts.left()
+
+
+def test_another_check_takes_the_place_of_one_that_was_planned(
+    bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts
+) -> None:
+    with hosts.on(0):
+        decode_job.plan_check(damaged, {"decode": True})
+        late = open_job(damaged)
+        some_tasks(damaged, random.Random(1))
+    write_tar(Path("ds/y.tar"), [("other.json", b"{}")])
+    upload(bucket, Path("ds"))
+    with hosts.on(1):
+        message = r"/ds: the dataset changed since the check was planned; remove what is below .*/data/\.ds\.checking"
+        with pytest.raises(StoreError, match=message):
+            finish_job(damaged, LOCAL, Show())
+        decode_job.plan_check(damaged, {"decode": True})
+        assert late.phase() is None
+        with pytest.raises(
+            OutputError, match=r"/ds: the check that was planned was discarded: another one was planned"
+        ):
+            late.finish(Show())
+        assert finish_job(damaged, LOCAL, Show()).verdict.samples == 22
+    del late
+    assert not hosts.left()
+
+
+def test_a_store_that_is_away_is_not_the_fault_of_samples(
+    run: Any, bucket: MemoryBucket, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = of_json(run, "check", damaged, "--decode", "--workers", "1", code=1)
+    decode_job.plan_check(damaged, {"decode": True})
+    whole = TarStore.read
+
+    def read(self: TarStore, numbers: Any, parts: Any = None) -> Any:
+        if 7 in numbers:
+            raise StoreAwayError("the store is away")
+        return whole(self, numbers, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TarStore, "read", read)
+        here = run("check", damaged, "--decode", "--workers", "1")
+        assert (here.exit_code, "the store is away" in here.output) == (StoreError.exit_code, True)
+        for _ in range(2):
+            with pytest.raises(StoreAwayError, match="the store is away"):
+                finish_job(damaged, LOCAL, Show())
+    report = finish_job(damaged, LOCAL, Show())
+    assert verdict(report.verdict.to_dict(), damaged) == verdict(wanted, damaged)
+
+
+def test_refusals(run: Any, damaged: str) -> None:
+    for arguments, message in (
+        (f"check {damaged} --decode --quarantine", "samples can only be left out of a local dataset"),
+        (f"check {damaged} --decode --quarantine --executor plan", "samples can only be left out of a local dataset"),
+    ):
+        done = run(*arguments.split())
+        assert (done.exit_code, message in " ".join(done.output.split())) == (ConfigError.exit_code, True), done.output
+    with pytest.raises(ConfigError, match=r"http://host/ds/: a plan lies beside .* nothing is written to a web server"):
+        decode_job.plan_check("http://host/ds/", {"decode": True})

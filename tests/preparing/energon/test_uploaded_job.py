@@ -1,0 +1,270 @@
+"""Datasets in a store in memory, whose shards are read by hosts that share nothing else; the files of the local run."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from obstore import delete
+
+import jobs_by_hand
+import memory_stores
+from counts import cases
+from energon_made import write_shards, write_tar
+from energon_objects import FEW, local, remote, upload
+from headrace.engine import doing, heartbeat
+from headrace.engine.doing import Limits
+from headrace.engine.executors import LocalExecutor, take_part
+from headrace.engine.job import Show, is_planned
+from headrace.engine.shared_objects import SharedObjects
+from headrace.errors import InputError, OutputError, StoreError
+from headrace.kinds import KINDS, finish_job, open_job
+from headrace.preparing import ErrorOptions
+from headrace.preparing.energon import (
+    EnergonOptions,
+    MediaFilter,
+    SplitChoice,
+    plan_energon,
+    prepare_energon,
+)
+from memory_stores import MemoryBucket, Stopped, watched
+
+SPLIT = SplitChoice(ratio=(2, 1, 1))
+CASES = {
+    "new": EnergonOptions(split=SPLIT),
+    "media": EnergonOptions(split=SPLIT, media=MediaFilter(strategy="EXTENSION")),
+    "indices": EnergonOptions(index_only=True),
+    "again": EnergonOptions(split=SPLIT, overwrite=True, duplicates="drop", errors=ErrorOptions(on_error="skip")),
+}
+LOCAL = LocalExecutor(workers=1)
+
+
+@pytest.fixture(autouse=True)
+def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
+    monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
+    monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
+    monkeypatch.setattr(doing, "REFRESH_S", 0.0)
+    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
+    with jobs_by_hand.inline():
+        yield
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
+    return jobs_by_hand.Hosts(tmp_path / "hosts")
+
+
+def begun(bucket: MemoryBucket, root: Path, case: str) -> str:
+    """A dataset as it is before the run, there and here."""
+    write_shards(root, dict(FEW))
+    if case == "again":
+        for place in (root, upload(bucket, root)):
+            prepare_energon(place, options=EnergonOptions(split=SPLIT))
+        write_tar(root / "shards/01.tar", [("0_1.txt", b"a key that comes twice"), ("other.txt", b"x")])
+        (root / "shards/02.tar").write_bytes((root / "shards/02.tar").read_bytes()[:-1500] + b"broken" * 250)
+        (root / "shards/03.tar").unlink()
+        (root / "shards/03.tar.idx").unlink()
+        delete(bucket.store, ["ds/shards/03.tar", "ds/shards/03.tar.idx"])
+    return upload(bucket, root)
+
+
+def left(bucket: MemoryBucket) -> list[str]:
+    return [name for name in bucket.content() if "/.headrace/" in name]
+
+
+def some_tasks(url: str, chooser: random.Random) -> None:
+    job = open_job(url)
+    if (phase := job.phase()) is not None:
+        jobs_by_hand.do_here(job, chooser.choices(job.receipts(phase).tasks, k=2))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tasks_on_hosts_that_share_nothing(
+    bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, case: str
+) -> None:
+    url = begun(bucket, tmp_path / "ds", case)
+    told = prepare_energon(tmp_path / "ds", options=CASES[case])
+    before = remote(bucket)
+    with hosts.on(0):
+        plan_energon(url, options=CASES[case])
+        plan_energon(url, options=CASES[case])  # again changes nothing
+    assert not hosts.left()
+    assert {name: data for name, data in remote(bucket).items() if "/.headrace/" not in name} == before
+    with hosts.on(1):
+        some_tasks(url, random.Random(1))
+        done = len(open_job(url).known_receipts().done)  # type: ignore[attr-defined]
+        assert 0 < done < 4
+    with hosts.on(2):
+        take_part(open_job(url), Limits(), Show(), workers=1)
+        assert open_job(url).phase() is None
+    with hosts.on(3):
+        late = open_job(url)
+        report = finish_job(url, LOCAL, Show())
+    assert remote(bucket) == local(tmp_path / "ds")
+    fields = set(told.__struct_fields__) - {"path"}
+    assert {name: getattr(report, name) for name in fields} == {name: getattr(told, name) for name in fields}
+    with hosts.on(4):
+        assert late.finish(Show()).samples == report.samples
+        with pytest.raises(OutputError, match=r"/ds: nothing is planned at this URL, or it is complete"):
+            open_job(url)
+    del late
+    assert remote(bucket) == local(tmp_path / "ds")
+    assert not hosts.left()
+
+
+@pytest.mark.parametrize("case", ["new", "again"])
+def test_whatever_ends_processes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, case: str) -> None:
+    url = begun(bucket, tmp_path / "ds", case)
+    start = bucket.content()
+    prepare_energon(tmp_path / "ds", options=CASES[case])
+    wanted = local(tmp_path / "ds")
+    chooser = random.Random(4)
+    num_stopped = 0
+    for _ in range(cases(4, 200)):
+        delete(bucket.store, list(bucket.content()))
+        for name, data in start.items():
+            bucket.put(name, data)
+        steps: list[Callable[[], object]] = [
+            lambda: plan_energon(url, options=CASES[case]),
+            *[lambda: some_tasks(url, chooser)] * 3,
+            lambda: finish_job(url, LOCAL, Show()),
+        ]
+        for step in steps:
+            with hosts.on(chooser.randrange(3)), watched(memory_stores.stop_at(chooser.randrange(18))):
+                try:
+                    step()
+                except Stopped:
+                    num_stopped += 1
+            if step is steps[0]:
+                with hosts.on(chooser.randrange(3)):
+                    step()
+        with hosts.on(chooser.randrange(3)):
+            if is_planned(url, KINDS):
+                finish_job(url, LOCAL, Show())
+            else:  # it is complete; the process may have died before all was removed
+                report = prepare_energon(url, options=msgspec.structs.replace(CASES[case], overwrite=False))
+                assert not report.written
+        assert remote(bucket) == wanted
+        assert not left(bucket)
+    assert num_stopped > 3
+
+
+@pytest.mark.parametrize("moment", [0, 2, 4, 6, 8, 10])
+def test_two_hosts_finish_at_the_same_time(
+    bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, moment: int
+) -> None:
+    """The other one takes the first for dead, at whatever it is then, and completes the dataset."""
+    url = begun(bucket, tmp_path / "ds", "new")
+    prepare_energon(tmp_path / "ds", options=CASES["new"])
+    with hosts.on(0):
+        plan_energon(url, options=CASES["new"])
+        some_tasks(url, random.Random(3))
+        take_part(open_job(url), Limits(), Show(), workers=1)
+    found: list[Any] = []
+
+    def meet(number: int, kind: str) -> None:
+        if number >= moment and not found:
+            found.append(None)
+            with hosts.on(2), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(heartbeat, "process_exists", lambda process: False)
+                found[0] = finish_job(url, LOCAL, Show())
+
+    with hosts.on(1), watched(meet):
+        report = finish_job(url, LOCAL, Show())
+    assert (report.samples, report.split) == (found[0].samples, found[0].split)
+    assert remote(bucket) == local(tmp_path / "ds")
+    assert not left(bucket)
+    assert not hosts.left()
+
+
+def test_a_shard_that_changes_or_comes_is_read_at_the_end_or_named(
+    bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path
+) -> None:
+    url = begun(bucket, tmp_path / "ds", "new")
+    with hosts.on(0):
+        plan_energon(url, options=CASES["new"])
+        job = open_job(url)
+        jobs_by_hand.do_here(job, [0, 1])
+    write_tar(tmp_path / "ds/shards/00.tar", [("again.txt", b"another")])
+    write_tar(tmp_path / "ds/shards/02.tar", [("2_7.txt", b"another")])
+    write_tar(tmp_path / "ds/shards/09.tar", [("9.txt", b"nine")])
+    for name in ("00.tar", "02.tar", "09.tar"):
+        upload(bucket, tmp_path / "ds", name)
+    with hosts.on(1):
+        with pytest.raises(StoreError, match=r"02\.tar: the object changed"):
+            finish_job(url, LOCAL, Show())
+        plan_energon(url, options=CASES["new"])
+        phase = open_job(url).phase()
+        assert phase is not None
+        assert phase.num_tasks == 5
+        assert job.phase() is None, "its plan was replaced"
+        finish_job(url, LOCAL, Show())
+    del job
+    prepare_energon(tmp_path / "ds", options=CASES["new"])
+    assert remote(bucket) == local(tmp_path / "ds")
+    assert not left(bucket)
+
+
+def test_a_plain_run_goes_on_with_what_others_have_read(
+    bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path
+) -> None:
+    url = begun(bucket, tmp_path / "ds", "new")
+    with hosts.on(0):
+        plan_energon(url, options=CASES["new"])
+        jobs_by_hand.do_here(open_job(url), [0, 3])
+    notices: list[str] = []
+    with hosts.on(1):
+        prepare_energon(url, options=CASES["new"], on_notice=notices.append)
+    assert any("2 shards are read" in notice for notice in notices)
+    prepare_energon(tmp_path / "ds", options=CASES["new"])
+    assert remote(bucket) == local(tmp_path / "ds")
+    assert not left(bucket)
+
+
+def test_a_malformed_shard_is_named(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path) -> None:
+    write_shards(tmp_path / "ds", dict(FEW))
+    whole = (tmp_path / "ds/shards/01.tar").read_bytes()
+    (tmp_path / "ds/shards/01.tar").write_bytes(whole[:2000])
+    url = upload(bucket, tmp_path / "ds")
+    with hosts.on(0):
+        plan_energon(url, options=CASES["new"])
+        with pytest.raises(InputError, match=r"/shards/01\.tar: sample 0: byte 1024: cut short"):
+            finish_job(url, LOCAL, Show())
+        bucket.put("ds/shards/01.tar", whole)
+        plan_energon(url, options=CASES["new"])
+        finish_job(url, LOCAL, Show())
+    (tmp_path / "ds/shards/01.tar").write_bytes(whole)
+    prepare_energon(tmp_path / "ds", options=CASES["new"])
+    assert remote(bucket) == local(tmp_path / "ds")
+
+
+def test_commands(run_command: Any, bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path) -> None:
+    url = begun(bucket, tmp_path / "ds", "new")
+    with hosts.on(0):
+        planned = run_command("prepare", "energon", url, "--split-ratio", "2,1,1", "--executor", "plan")
+    assert planned["num_tasks"] == 4
+    with hosts.on(1):
+        assert run_command("job", "task", url)["open"] == 0
+        assert run_command("job", "status", url)["phase"] == ""
+        assert run_command("prepare", "finish", url)["samples"] == 16
+    assert not hosts.left()
+
+
+@pytest.fixture
+def run_command() -> Any:
+    from click.testing import CliRunner
+
+    from headrace.cli import main
+
+    def run(*arguments: str) -> Any:
+        done = CliRunner().invoke(main, [*arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    return run
