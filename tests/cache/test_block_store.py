@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import shutil
 import tempfile
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -241,3 +243,26 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     fetch(make(tmp_path), 0)
     shutil.rmtree(tmp_path / "cache")
     assert make(tmp_path).content().blocks == 0
+
+
+def _enters(folder: Path, together: Barrier) -> None:
+    for number in range(20):
+        store = BlockStore(folder / str(number), limit_bytes=1 << 20, block_bytes=64, policy="plan")
+        together.wait()
+        try:
+            store.content()
+        except BaseException:
+            together.abort()
+            raise
+
+
+def test_processes_may_enter_a_new_cache_at_the_same_moment(tmp_path: Path) -> None:
+    """As the ranks of a node do: SQLite refuses a change of journal mode at once if another process is at it."""
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(4)
+    processes = [context.Process(target=_enters, args=(tmp_path, together)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4

@@ -147,6 +147,17 @@ class _FullError(Exception):
     """The disk has no room for a change of the index, which was undone."""
 
 
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from entering the folder meanwhile: SQLite does not wait for a change of journal mode."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class _Process:
     """What belongs to one process: its connection, its locked file, and the blocks that it has open."""
 
@@ -164,9 +175,10 @@ class _Process:
         self.index = sqlite3.connect(
             folder / "index.sqlite", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
-        self.index.execute("PRAGMA journal_mode=WAL")
-        self.index.execute("PRAGMA synchronous=NORMAL")
-        self.index.executescript(SCHEMA)
+        with _alone(folder):
+            self.index.execute("PRAGMA journal_mode=WAL")
+            self.index.execute("PRAGMA synchronous=NORMAL")
+            self.index.executescript(SCHEMA)
 
     @contextlib.contextmanager
     def waking(self, name: str) -> Iterator[None]:
