@@ -21,6 +21,9 @@ TEXT: dict[str, Any] = {"sample_type": TextSample, "field_map": {"text": "txt"}}
 BAD = 13
 """The sample at which the functions below do what they are named after."""
 
+HOLDS_WHEN = "HEADRACE_TEST_HOLDS_WHEN"
+"""Names the environment variable with the file that `arrays` waits for."""
+
 
 def shards(root: Path, counts: tuple[int, ...], val: tuple[int, ...] = ()) -> Path:
     """An Energon dataset: sample i of all has the text ``str(i)``."""
@@ -115,11 +118,12 @@ def slow(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def arrays(parts: dict[str, Any]) -> dict[str, Any]:
-    """Large enough to go through shared memory; one of them holds the interpreter.
+    """Large enough to go through shared memory; one of them holds the interpreter, once a file is there.
 
-    In batches of 4 for two workers it is one that a worker gets once the third batch was taken: what this worker has
-    handed over before nobody can fetch any more.
+    What its worker has handed over before, nobody can fetch from then on.
     """
     if parts["txt"] == "25":
+        while not Path(os.environ[HOLDS_WHEN]).exists():
+            time.sleep(0.001)
         ctypes.PyDLL(None).sleep(PATIENCE_S)
     return {"text": np.full(200_000, int(parts["txt"]), dtype=np.int64)}

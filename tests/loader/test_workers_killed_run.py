@@ -32,6 +32,8 @@ def main():
     from headrace.loader import Reading
 
     how, method, root = sys.argv[1:]
+    taken = Path(root) / "taken"
+    os.environ[media_texts.HOLDS_WHEN] = str(taken)
     # This one has names in /dev/shm; workers do not take it over.
     torch.multiprocessing.set_sharing_strategy("file_system")
     multiprocessing.current_process()._config["semprefix"] = f"/headrace{{os.getpid()}}"
@@ -40,6 +42,7 @@ def main():
     loader = Loader(run, micro_batch_size=4, reading=Reading(num_workers=2, start_method=method))
     iterator = iter(loader)
     kept = [next(iterator) for _ in range(3 if how == "kill" else 1)]
+    taken.touch()
     globals()["kept"] = loader, iterator, kept
     workers = loader._feed._reader._workers._worker_set
     while workers._watch._once_started is not None or not any(workers._table.row(at).sample == bad for at in (0, 1)):
