@@ -134,7 +134,7 @@ class CachePlanner:
         self._sent: Stream = deque()
         self._unplanned: Stream = deque()
         self._lock = Lock()
-        self._done: list[int] = []
+        self._done: deque[int] = deque()
         self._began: tuple[int, float] | None = None
         self._span_bytes = 0
         if cache.policy != "plan":
@@ -197,7 +197,8 @@ class CachePlanner:
             span_ends = np.cumsum([len(span.positions) for span in together])
             for block, first in self._planned(number, positions, steps, span_ends):
                 missing[first].append(block)
-        for span, blocks in zip(together, missing, strict=True):
+        # The last one first: whoever finds one of them planned, and reads it, finds all that follow planned, too.
+        for span, blocks in zip(reversed(together), reversed(missing), strict=True):
             span.missing = tuple(blocks)
             span.positions, span.steps, span.sizes = positions[:0], (), ()
             span.number = number
@@ -233,7 +234,8 @@ class CachePlanner:
                 planned.append(PlannedBlock(wanted, use, partial(self._part, block, since[row])))
                 places[wanted.name] = MissingBlock(self._uses.files[file], within[row], wanted), spans[row]
         step = int(steps[-1])
-        done, self._done = self._done, []
+        # Other threads add to them meanwhile.
+        done = [self._done.popleft() for _ in range(len(self._done))]
         reserved = self._cache.store.plan(self._name, step, self._step_s(step), span=number, blocks=planned, done=done)
         yield from (place for name, place in places.items() if name in reserved)
 
