@@ -89,6 +89,7 @@ class Cache:
             raise ConfigError(f"limit {limit} has no room for a block of {self.block_bytes:,} bytes")
         self._store: BlockStore | None = None
         self._identities: dict[str, str] = {}
+        self._owners: dict[str, CachedReader] = {}
         self._readers: list[CachedReader] = []
         # Of the workers of this process: numbers of those that have ended, and functions that return those of others.
         self._pid = os.getpid()
@@ -151,6 +152,7 @@ class Cache:
             for one in self._readers:
                 with contextlib.suppress(StoreError):
                     self._identities[path] = one.inner.identity(path)
+                    self._owners[path] = one
                     break
         return self._identities.get(path)
 
@@ -160,10 +162,12 @@ class Cache:
         Raises:
             StoreError: an object cannot be read, or has changed.
         """
-        left = list(blocks)
-        for one in self._readers:
-            if left:
-                left = one.fetch(left)
+        by_reader: dict[CachedReader, list[MissingBlock]] = {}
+        for block in blocks:
+            if self.identity(block.path) is not None:
+                by_reader.setdefault(self._owners[block.path], []).append(block)
+        for one, some in by_reader.items():
+            one.fetch(some)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"limit": self.limit_bytes, "block": self.block_bytes, "policy": self.policy}
@@ -270,6 +274,7 @@ class CachedReader(Reader):
         file = self.inner._open(path)
         if path not in self.cache._identities:
             self.cache._identities[path] = self.inner.identity(path)
+            self.cache._owners[path] = self
         return file
 
     def _take(self, fd: int, size: int) -> OpenFile:
@@ -293,28 +298,21 @@ class CachedReader(Reader):
         for first in range(0, len(numbers), at_a_time):
             self._fetch(file, path, {number: missing[number] for number in numbers[first : first + at_a_time]}, out)
 
-    def fetch(self, blocks: Sequence[MissingBlock]) -> list[MissingBlock]:
-        """Fetch those blocks whose files this reader can open, unless others do; return all others."""
-        opened: list[tuple[OpenFile, MissingBlock]] = []
-        others = []
-        for block in blocks:
-            try:
-                opened.append((self._open(block.path), block))
-            except StoreError:
-                others.append(block)
+    def fetch(self, blocks: Sequence[MissingBlock]) -> None:
+        """Fetch blocks of files that this reader reads, unless others do; raises StoreError as `Cache.fetch` does."""
         at_a_time = max(1, FETCH_BYTES // self.cache.block_bytes)
-        for first in range(0, len(opened), at_a_time):
-            some = opened[first : first + at_a_time]
-            claims = self.cache.store.claim([block.wanted for _, block in some])
+        for first in range(0, len(blocks), at_a_time):
+            some = blocks[first : first + at_a_time]
+            files = [self._open(block.path) for block in some]
+            claims = self.cache.store.claim([block.wanted for block in some])
             ours = [
                 _Claimed(file, block.path, block.number, claim)
-                for (file, block), claim in zip(some, claims, strict=True)
+                for file, block, claim in zip(files, some, claims, strict=True)
                 if claim.who == "ours"
             ]
             # Who reads such a block meets the fault again, and tries again.
             with contextlib.suppress(ReadFailure):
                 self._fetch_claimed(ours, [], lambda _, __: None)
-        return others
 
     def _fetch(self, file: OpenFile, path: str, missing: dict[int, list[_Piece]], out: ByteArray) -> None:
         """Fetch blocks that are not there, to keep them or only as far as they are read; fill what is read of them."""

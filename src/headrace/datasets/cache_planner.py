@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from threading import Lock
+from threading import RLock
 from time import monotonic
 from typing import NamedTuple
 
@@ -116,7 +116,7 @@ class CachePlanner:
     ) -> None:
         self._run = run
         self._share = share
-        self._cache = cache
+        self.cache = cache
         if dealt is not None and dealt.table.block_bytes != cache.block_bytes:
             raise ConfigError(
                 f"samples are dealt by blocks of {dealt.table.block_bytes:,} bytes, and the cache has blocks of"
@@ -133,7 +133,7 @@ class CachePlanner:
         self._coming: dict[int, _Coming] = {}
         self._sent: Stream = deque()
         self._unplanned: Stream = deque()
-        self._lock = Lock()
+        self._lock = RLock()
         self._done: deque[int] = deque()
         self._began: tuple[int, float] | None = None
         self._span_bytes = 0
@@ -151,10 +151,10 @@ class CachePlanner:
 
     def begin(self) -> Stream:
         """Begin to plan a stream of spans; what was planned of the one before is not read any more."""
-        self.finish(self._sent)
-        self._sent = deque()
-        self._unplanned = deque()
-        return self._sent
+        with self._lock:
+            self.finish(self._sent)
+            self._sent = deque()
+            return self._sent
 
     @property
     def num_together(self) -> int:
@@ -164,7 +164,7 @@ class CachePlanner:
         """
         if not self._span_bytes:
             return 1
-        return max(1, min(_MOST_TOGETHER, self._cache.limit_bytes // _LEAST_PART // self._span_bytes))
+        return max(1, min(_MOST_TOGETHER, self.cache.limit_bytes // _LEAST_PART // self._span_bytes))
 
     def add(self, positions: IntArray, steps: Sequence[int], sizes: Sequence[int]) -> CachedSpan:
         """Add the next span of the run: the positions of its samples, ``sizes[i]`` of them of step ``steps[i]``.
@@ -189,10 +189,10 @@ class CachePlanner:
                 self._plan([self._unplanned.popleft() for _ in range(num_spans)])
 
     def _plan(self, together: Sequence[CachedSpan]) -> None:
-        number = self._cache.store.next_span()
+        number = self.cache.store.next_span()
         missing: list[list[MissingBlock]] = [[] for _ in together]
         positions = np.concatenate([span.positions for span in together])
-        if len(positions) and self._cache.policy == "plan":
+        if len(positions) and self.cache.policy == "plan":
             steps = np.concatenate([np.repeat(np.array(span.steps, np.int64), span.sizes) for span in together])
             span_ends = np.cumsum([len(span.positions) for span in together])
             for block, first in self._planned(number, positions, steps, span_ends):
@@ -228,7 +228,7 @@ class CachePlanner:
         planned: list[PlannedBlock] = []
         places: dict[str, tuple[MissingBlock, int]] = {}
         for row, (block, file, use) in enumerate(zip(blocks.tolist(), files.tolist(), uses, strict=True)):
-            identity = self._cache.identity(self._uses.files[file])
+            identity = self.cache.identity(self._uses.files[file])
             if identity is not None:
                 wanted = Wanted(block_name(identity, within[row]), sizes[row], begins[row], ends[row])
                 planned.append(PlannedBlock(wanted, use, partial(self._part, block, since[row])))
@@ -236,7 +236,7 @@ class CachePlanner:
         step = int(steps[-1])
         # Other threads add to them meanwhile.
         done = [self._done.popleft() for _ in range(len(self._done))]
-        reserved = self._cache.store.plan(self._name, step, self._step_s(step), span=number, blocks=planned, done=done)
+        reserved = self.cache.store.plan(self._name, step, self._step_s(step), span=number, blocks=planned, done=done)
         yield from (place for name, place in places.items() if name in reserved)
 
     def done(self) -> None:
@@ -248,18 +248,21 @@ class CachePlanner:
 
     def finish(self, stream: Stream) -> None:
         """Say that what was planned of a stream was read, or will not be, unless a new one has begun."""
-        if stream is not self._sent:
-            return
-        planned = dict.fromkeys(span.number for span in self._sent if span.number is not None)
-        if self._cache.policy == "plan" and (self._done or planned):
-            self._cache.store.finish([*self._done, *planned])
-        self._done.clear()
-        self._sent.clear()
+        # A plan that a thread is making is complete before that, and none is made after it.
+        with self._lock:
+            if stream is not self._sent:
+                return
+            self._unplanned.clear()
+            planned = dict.fromkeys(span.number for span in self._sent if span.number is not None)
+            if self.cache.policy == "plan" and (self._done or planned):
+                self.cache.store.finish([*self._done, *planned])
+            self._done.clear()
+            self._sent.clear()
 
     def _part(self, block: int, step: int, patience: float) -> tuple[int, int]:
         """See `_Coming.part`; of what was not looked up, the whole block."""
         coming = self._coming.get(block)
-        return (0, self._cache.block_bytes) if coming is None else coming.part(step, patience)
+        return (0, self.cache.block_bytes) if coming is None else coming.part(step, patience)
 
     def next_uses(self, blocks: IntArray, steps: IntArray) -> IntArray:
         """Return (n,) int64: the first step after each of (n,) steps in which this node uses the block, or ``NEVER``.

@@ -94,8 +94,7 @@ class NumpyLoader:
         self._share = Share(rank, world_size, micro_batch_size)
         check_group_batches(run.traits.is_group_batches, self._share)
         check_blocks(run, self._share, 0)
-        self._cache: Cache | None = cache_of(run.datasets)
-        self._planner = self._planner_for(self._cache, per_node)
+        self._planner = self._planner_for(cache_of(run.datasets), per_node)
         self._draw = run.draw
         self._position = 0
         self._iteration = 0
@@ -142,7 +141,7 @@ class NumpyLoader:
         read_identity(self.run)
         stream = None if self._planner is None else self._planner.begin()
         planned = self._planned(begin)
-        read = _Reading(self.run, begin, self._share, self._cache, self._planner)
+        read = _Reading(self.run, begin, self._share, self._planner)
         with ThreadPoolExecutor(1, "headrace-read") as thread:
             ahead: deque[tuple[Future[NumpyBatch], int]] = deque()
             try:
@@ -243,11 +242,8 @@ class _Planned(NamedTuple):
 class _Reading:
     """Reads planned micro-batches, in order and in one thread, and counts what their loss is divided by."""
 
-    def __init__(
-        self, run: Run, position: int, share: Share, cache: Cache | None, planner: CachePlanner | None
-    ) -> None:
+    def __init__(self, run: Run, position: int, share: Share, planner: CachePlanner | None) -> None:
         self._run = run
-        self._cache = cache
         self._planner = planner
         self._where = f"on rank {share.rank} of {share.world_size}"
         self._totals = StepTotals(run) if run.traits.is_counted else None
@@ -257,9 +253,9 @@ class _Reading:
     def __call__(self, planned: _Planned) -> NumpyBatch:
         run, located = self._run, planned.located
         with reading_for(lambda: f"{len(located.positions)} samples of step {planned.step:,} {self._where}"):
-            if self._cache is not None and self._planner is not None and planned.cached is not None:
+            if self._planner is not None and planned.cached is not None:
                 self._planner.plan(planned.cached)
-                self._cache.fetch(planned.cached.missing)
+                self._planner.cache.fetch(planned.cached.missing)
             batch: NumpyBatch = dict(run.read(located))
         batch["sample_positions"] = located.positions.copy()
         batch |= repeated(run.constants, len(located.positions))

@@ -7,6 +7,7 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -148,16 +149,18 @@ class ObjectReader(Reader):
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """See `Reader.keep_all`."""
-        begun = [(path, num_bytes, self._begin_ends(path, num_bytes)) for path, num_bytes in ends.items()]
-        if len(paths) == 1:
-            self.keep(paths[0])
-        else:
-            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
-                for _ in threads.map(self.keep, paths):
-                    pass
-        for path, num_bytes, future in begun:
-            if future is not None:
-                data = self.objects.finish(_plain(path), future).data
+        begun = [(path, self._begin_ends(path, num_bytes)) for path, num_bytes in ends.items()]
+        try:
+            if len(paths) == 1:
+                self.keep(paths[0])
+            else:
+                with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
+                    for _ in threads.map(self.keep, paths):
+                        pass
+        finally:
+            answers = self._finished(begun)
+        for (path, num_bytes), data in zip(ends.items(), answers, strict=True):
+            if data:
                 self._ends[path, num_bytes] = b"".join(map(bytes, data))
 
     def _begin_ends(self, path: str, num_bytes: int) -> Future[FetchReply] | None:
@@ -167,8 +170,30 @@ class ObjectReader(Reader):
         status = self.objects.status(_plain(path))
         if status is None or status.size < 2 * num_bytes:
             return None
-        ranges = [(0, num_bytes), (status.size - num_bytes, status.size)]
-        return self.objects.begin_ranges(_plain(path), ranges)
+        return self._begun(path, [(0, num_bytes), (status.size - num_bytes, status.size)])
+
+    def _begun(self, path: str, ranges: list[tuple[int, int]]) -> Future[FetchReply] | None:
+        """Begin to fetch ranges of an object; None if there are none."""
+        return self.objects.begin_ranges(_plain(path), ranges) if ranges else None
+
+    def _finished(self, begun: list[tuple[str, Future[FetchReply] | None]]) -> deque[Sequence[Any]]:
+        """Wait for the answers of requests, of which ``begun`` keeps none, and return those of each; raise an error.
+
+        All are waited for, also after a failure, so that what they took is counted.
+        """
+        found: deque[Sequence[Any]] = deque()
+        failed: StoreError | None = None
+        begun.reverse()
+        with waiting(for_more=not is_full()):
+            while begun:
+                path, future = begun.pop()
+                try:
+                    found.append([] if future is None else self.objects.finish(_plain(path), future).data)
+                except StoreError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+        return found
 
     def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
         """See `Reader.ends`. Those that were fetched with an index are not fetched again."""
@@ -186,23 +211,11 @@ class ObjectReader(Reader):
         remote = list(dict.fromkeys(path for path in paths if self._local_name(path) is None))
         self.look_up(remote)
         blocks = {path: _pieces(0, self._open(path).size) for path in remote}
-        begun = {
-            path: self.objects.begin_ranges(_plain(path), pieces) if pieces else None for path, pieces in blocks.items()
-        }
+        answers = self._finished([(path, self._begun(path, pieces)) for path, pieces in blocks.items()])
         found: dict[str, ByteArray] = {}
-        failed: StoreError | None = None
-        for path in list(begun):
-            # All are waited for, also after a failure, so that what they took is counted.
-            future = begun.pop(path)
-            try:
-                data = [] if future is None else self.objects.finish(_plain(path), future).data
-            except StoreError as error:
-                failed = failed or error
-                continue
-            arrays = [np.frombuffer(one, np.uint8) for one in data]
+        for path in remote:
+            arrays = [np.frombuffer(one, np.uint8) for one in answers.popleft()]
             found[path] = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.uint8), *arrays])
-        if failed is not None:
-            raise failed
         return [found[path] if path in found else self.read(path, 0, self.size(path)) for path in paths]
 
     def view(self, path: str) -> ByteArray | None:
@@ -266,17 +279,12 @@ class ObjectReader(Reader):
         scatter(pieces, self.objects.ranges(_plain(path), pieces), offsets, lengths, out)
 
     def _read_together(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
-        asked = []
-        for file, path, offsets, lengths in files:
-            pieces = [] if file.data is not None else merged(offsets, lengths)
-            asked.append((pieces, self.objects.begin_ranges(_plain(path), pieces) if pieces else None))
-        with waiting(for_more=not is_full()):
-            answers = [
-                [] if future is None else self.objects.finish(_plain(one.path), future).data
-                for one, (_, future) in zip(files, asked, strict=True)
-            ]
+        asked = [[] if one.file.data is not None else merged(one.offsets, one.lengths) for one in files]
+        answers = self._finished(
+            [(one.path, self._begun(one.path, pieces)) for one, pieces in zip(files, asked, strict=True)]
+        )
         found = []
-        for (file, path, offsets, lengths), (pieces, _), data in zip(files, asked, answers, strict=True):
+        for (file, path, offsets, lengths), pieces, data in zip(files, asked, answers, strict=True):
             if pieces and pieces == list(zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)):
                 # Each is an answer of its own, which need not be copied.
                 found.append([np.frombuffer(answer, np.uint8) for answer in data])

@@ -20,10 +20,11 @@ from headrace.io import AnyPath, Reader, RemotePath, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import (
-    CONFIG_NAMES,
     DATASET_NAME,
     INDEX_NAME,
+    INFO_NAME,
     META_FOLDER,
+    OLD_INFO_NAME,
     SPLIT_NAME,
     Info,
     read_info,
@@ -105,7 +106,7 @@ def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str |
     """Ask for the files of ``.nv-meta`` at the same time, and fetch them so, if they are objects."""
     if isinstance(root, RemotePath):
         meta = root / META_FOLDER
-        names = [*CONFIG_NAMES[:2], split_config or SPLIT_NAME, dataset_config or DATASET_NAME]
+        names = [INFO_NAME, OLD_INFO_NAME, split_config or SPLIT_NAME, dataset_config or DATASET_NAME]
         using.look_up([str(meta / name) for name in names], [str(meta)])
         using.keep_all([str(meta / name) for name in names if (meta / name).is_file()])
 
