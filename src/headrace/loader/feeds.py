@@ -229,7 +229,7 @@ class SpanFeed:
             if self._planner is not None:
                 self._planner.done()
             pace.learn(len(span.sizes), rows.cost)
-            batches = divide(rows, span, run.constants) if rows.batches is None else rows.batches
+            batches = divide(rows, span, run.constants)
             if counts is not None:
                 counts.add(batches, span, rows.counts)
             faults = shared_out(rows.faults, span)
@@ -447,19 +447,16 @@ def _read(
     words: Callable[[BatchSpan], str],
     task: tuple[BatchSpan, Any],
 ) -> SpanRows:
-    """Read a span in this process, usually in a thread.
+    """Read a span in this process, usually in a thread, in which it is planned, too.
 
-    All that can be done there is: a thread that trains beside others that read waits for the interpreter lock with each
-    tensor that it makes, and each statement to a database.
+    A loop that trains beside it would wait for the interpreter lock with each statement to a database.
     """
     span, memory = task
     with reading_for(partial(words, span)):
         if planner is not None and span.cached is not None:
             planner.plan(span.cached)
         rows = read(run, span, memory, None)
-    if pin:
-        rows = _pinned(rows)
-    return rows._replace(batches=divide(rows, span, run.constants))
+    return _pinned(rows) if pin else rows
 
 
 def _pinned(rows: SpanRows) -> SpanRows:

@@ -139,7 +139,6 @@ class SpanRows(NamedTuple):
         times: how long each stage took.
         counts: what each micro-batch has besides, counted where it was read; empty if the loader still has to count.
         timed: the time of one of the files, if it was read alone.
-        batches: the micro-batches, if they were divided where they were read.
     """
 
     columns: Batch
@@ -149,7 +148,6 @@ class SpanRows(NamedTuple):
     times: StageTimes = StageTimes()
     counts: Sequence[Batch] = ()
     timed: FileTime | None = None
-    batches: Sequence[Batch] | None = None
 
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
