@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -246,14 +247,28 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
 
 
 def _enters(folder: Path, together: Barrier) -> None:
-    for number in range(20):
-        store = BlockStore(folder / str(number), limit_bytes=1 << 20, block_bytes=64, policy="plan")
-        together.wait()
-        try:
+    try:
+        for number in range(20):
+            store = BlockStore(folder / str(number), limit_bytes=1 << 20, block_bytes=64, policy="plan")
+            together.wait()
             store.content()
-        except BaseException:
-            together.abort()
-            raise
+    except BaseException:
+        together.abort()
+        raise
+
+
+def test_a_folder_may_be_made_by_another_process_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has looked for the file of a cache, which is not there, and then sees what the other one has made."""
+    iterdir = Path.iterdir
+
+    def late(self: Path) -> Iterator[Path]:
+        monkeypatch.undo()
+        make(tmp_path)
+        return iterdir(self)
+
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setattr(Path, "iterdir", late)
+    assert make(tmp_path).content().blocks == 0
 
 
 def test_processes_may_enter_a_new_cache_at_the_same_moment(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ def read_folder(folder: Path) -> int | None:
         except FileNotFoundError:
             return None
         if found is not None and not found.name.startswith(f".{FOLDER_NAME}."):
+            if (folder / FOLDER_NAME).exists():
+                # Another process has made it meanwhile.
+                return read_folder(folder)
             raise ConfigError(
                 f"{folder}: holds {found.name} and no {FOLDER_NAME}, so it is no cache: name a folder of its own, since"
                 " a cache removes what is in it"
