@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.cache_planner import CachePlanner
 from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError
+from headrace.integrations.numpy import NumpyLoader
 from headrace.io import PreadReader
-from headrace.io.readers import ByteArray, FileRanges
+from headrace.io.readers import ByteArray, FileRanges, ReadFailure
 from headrace.loader import spans
 from headrace.loader.ranks import Ranks
 from headrace.plan import Share
@@ -162,6 +165,115 @@ def test_a_span_fetches_its_blocks_of_all_files_at_once(tmp_path: Path, monkeypa
     assert len(asked) < cache.stats.fetched_blocks / 4
     assert planned == {"headrace-read"}
     assert cache.stats.bypassed_blocks == cache.stats.waited_blocks == 0
+
+
+FEW = 16 * BLOCK
+"""Bytes of blocks of which a batch is a small part."""
+
+
+class Fetches(PreadReader):
+    """Notes the bytes and the files of each fetch of ranges; indexes are mapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[int, set[str]]] = []
+
+    def _read_together(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
+        self.noted.append((sum(int(one.lengths.sum()) for one in files), {Path(one.path).name for one in files}))
+        return super()._read_together(files)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("shards") / "web"
+    rng = np.random.default_rng(5)
+    for shard in range(4):
+        corpora.write(folder / f"shard-{shard}", [rng.integers(0, 60_000, 200) for _ in range(200)])
+    return str(folder)
+
+
+def packed(store: headrace.stores.Store) -> headrace.Run:
+    dataset = headrace.PackedSequenceDataset(store, headrace.Packing(seq_len=100, strategy="best_fit_split"))
+    return headrace.Run(dataset, global_batch_size=8, order=headrace.Order(seed=1), epochs=1)
+
+
+def loaded(run: headrace.Run, **reading: Any) -> list[list[int]]:
+    loader = headrace.Loader(run, micro_batch_size=8, reading=headrace.loader.Reading(**reading))
+    return [batch["input_ids"].flatten().tolist() for batch in loader]
+
+
+def in_numpy(run: headrace.Run) -> list[list[int]]:
+    loader = NumpyLoader(run, micro_batch_size=8, rank=0, world_size=1, per_node=1)
+    return [batch["input_ids"].flatten().tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("make", [partial(run_over, global_batch_size=8, epochs=1), packed], ids=["windows", "packs"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        partial(loaded, num_threads=0),
+        partial(loaded, num_threads=1),
+        partial(loaded, ahead="40MB"),
+        in_numpy,
+    ],
+    ids=["now", "thread", "ahead", "numpy"],
+)
+def test_the_first_batch_does_not_wait_for_its_blocks(
+    shards: str,
+    tmp_path: Path,
+    make: Callable[[headrace.stores.Store], headrace.Run],
+    read: Callable[[headrace.Run], list[list[int]]],
+) -> None:
+    plain = make(headrace.open(shards))
+    wanted = loaded(plain, num_threads=0)
+    cache, inner = Cache(tmp_path / "cache", limit="4MB", block=FEW), Fetches()
+    run = make(headrace.open(shards, reader=cache.reader(inner)))
+    uses = BlockUses.of_run(run, block_bytes=FEW)
+    # What is read to open the store, and to plan packs, is there already.
+    inner.noted.clear()
+    headrace.cache.clear_cache(cache.folder)
+    before = cache.stats.fetched_bytes
+    assert read(run) == wanted
+    first = uses.touched(np.arange(8))
+    files = {Path(uses.files[file]).name for file in uses.table.files(first.blocks).tolist()}
+    assert inner.noted[0] == (int(first.used_bytes.sum()), files), "the samples alone, of all files at once"
+    assert cache.stats.bypassed_blocks >= len(np.unique(first.blocks))
+    assert cache.stats.fetched_bytes - before == int(first.used_bytes.sum()) + uses.table.num_bytes
+    inner.noted.clear()
+    assert read(run) == wanted
+    assert inner.noted == [], "all is there, the blocks of the first batch, too"
+
+
+def test_workers_do_not_wait_for_the_first_blocks(shards: str, tmp_path: Path) -> None:
+    plain = run_over(headrace.open(shards), epochs=1)
+    cache = Cache(tmp_path / "cache", limit="4MB", block=FEW)
+    run = run_over(headrace.open(shards, reader=cache.reader("pread")), epochs=1)
+    reading = headrace.loader.Reading(num_workers=2, start_method="fork")
+    loader = headrace.Loader(run, micro_batch_size=16, reading=reading)
+    assert [batch["input_ids"].flatten().tolist() for batch in loader] == fed(plain)
+    loader.close()
+    uses = BlockUses.of_run(run, block_bytes=FEW)
+    assert cache.stats.bypassed_blocks >= len(np.unique(uses.touched(np.arange(16)).blocks))
+    assert cache.store.content().blocks >= uses.table.num_blocks
+
+
+def test_a_part_that_cannot_be_fetched_is_read_again(shards: str, tmp_path: Path) -> None:
+    """A fault while the first samples are fetched leaves them to the reads, which try again."""
+
+    class Failing(Fetches):
+        def _read_together(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
+            found = super()._read_together(files)
+            if len(self.noted) == 1:
+                raise ReadFailure(0, OSError(errno.EIO, "a fault that passes"))
+            return found
+
+    inner = Failing()
+    cache = Cache(tmp_path / "cache", limit="4MB", block=FEW)
+    run = run_over(headrace.open(shards, reader=cache.reader(inner)), epochs=1)
+    inner.noted.clear()
+    headrace.cache.clear_cache(cache.folder)
+    assert fed(run) == fed(run_over(headrace.open(shards), epochs=1))
+    assert len(inner.noted) > 1
 
 
 def test_ranks_of_slots() -> None:

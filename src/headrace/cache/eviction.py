@@ -72,6 +72,15 @@ class MissingBlock(NamedTuple):
     wanted: Wanted
 
 
+class BlockPart(NamedTuple):
+    """Some bytes of a block: its file, its number there, and begin and end within it."""
+
+    path: str
+    number: int
+    begin: int
+    end: int
+
+
 class Claim(NamedTuple):
     """Who fetches a block, and which part of it: this process, another one, or nobody (``"bypass"``)."""
 

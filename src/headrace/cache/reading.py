@@ -6,17 +6,18 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from headrace.cache.block_store import BlockStore, ByteArray, CacheContent, CacheStats
-from headrace.cache.eviction import Claim, MissingBlock, Policy, Wanted, block_name
+from headrace.cache.eviction import BlockPart, Claim, MissingBlock, Policy, Wanted, block_name
 from headrace.cache.folder import read_folder
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
@@ -34,6 +35,11 @@ WAIT_S: Final = 60.0
 
 Counts = Callable[[], Sequence[int]]
 """Returns numbers in the order of the fields of `CacheStats`."""
+
+P = TypeVar("P", BlockPart, MissingBlock)
+
+HeldParts = dict[tuple[str, int], list[tuple[int, ByteArray]]]
+"""By file and number of a block: its parts, sorted, each with the byte of the block where it begins."""
 
 _log = logging.getLogger("headrace")
 
@@ -91,6 +97,7 @@ class Cache:
         self._identities: dict[str, str] = {}
         self._owners: dict[str, CachedReader] = {}
         self._readers: list[CachedReader] = []
+        self._held: HeldParts = {}
         # Of the workers of this process: numbers of those that have ended, and functions that return those of others.
         self._pid = os.getpid()
         self._ended = _counts_of(CacheStats())
@@ -162,12 +169,39 @@ class Cache:
         Raises:
             StoreError: an object cannot be read, or has changed.
         """
-        by_reader: dict[CachedReader, list[MissingBlock]] = {}
-        for block in blocks:
-            if self.identity(block.path) is not None:
-                by_reader.setdefault(self._owners[block.path], []).append(block)
-        for one, some in by_reader.items():
+        for one, some in self._by_reader(blocks):
             one.fetch(some)
+
+    @contextlib.contextmanager
+    def holding(self, parts: Sequence[BlockPart]) -> Iterator[None]:
+        """Hold parts of blocks in memory until the end of the block, for reads of them, without keeping the blocks.
+
+        Parts are sorted, and those of a block do not touch. What is not there is fetched, of all objects at the same
+        time.
+
+        Raises:
+            StoreError: as `fetch`.
+        """
+        held: HeldParts = {}
+        for one, some in self._by_reader(parts):
+            held |= one.fetch_parts(some)
+        self._held |= held
+        try:
+            yield
+        finally:
+            for key in held:
+                self._held.pop(key, None)
+
+    def held(self, path: str, number: int) -> list[tuple[int, ByteArray]]:
+        """Return the parts of a block that are held, sorted, each with the byte of the block where it begins."""
+        return self._held.get((path, number), [])
+
+    def _by_reader(self, places: Sequence[P]) -> Iterable[tuple[CachedReader, list[P]]]:
+        found: dict[CachedReader, list[P]] = {}
+        for place in places:
+            if self.identity(place.path) is not None:
+                found.setdefault(self._owners[place.path], []).append(place)
+        return found.items()
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"limit": self.limit_bytes, "block": self.block_bytes, "policy": self.policy}
@@ -286,13 +320,15 @@ class CachedReader(Reader):
             return
         store = self.cache.store
         missing: dict[int, list[_Piece]] = {}
-        num_hits = 0
+        num_hits = num_held = 0
         for number, pieces in _by_block(offsets, lengths, store.block_bytes).items():
             if store.read(self._wanted(file, path, number, pieces), _views(pieces, out)):
                 num_hits += 1
+            elif _copied(self.cache.held(path, number), pieces, out):
+                num_held += 1
             else:
                 missing[number] = pieces
-        store.count(hits=num_hits, read_bytes=len(out))
+        store.count(hits=num_hits, bypassed_blocks=num_held, read_bytes=len(out))
         at_a_time = max(1, FETCH_BYTES // store.block_bytes)
         numbers = sorted(missing)
         for first in range(0, len(numbers), at_a_time):
@@ -312,7 +348,30 @@ class CachedReader(Reader):
             ]
             # Who reads such a block meets the fault again, and tries again.
             with contextlib.suppress(ReadFailure):
-                self._fetch_claimed(ours, [], lambda _, __: None)
+                self._fetch_claimed(ours, [], _unused)
+
+    def fetch_parts(self, parts: Sequence[BlockPart]) -> HeldParts:
+        """Return those of some parts whose blocks are not there; raises StoreError as `Cache.fetch` does."""
+        store = self.cache.store
+        places, ranges = [], []
+        for (path, number), group in groupby(parts, attrgetter("path", "number")):
+            file = self._open(path)
+            begins, ends = (
+                np.array(column, dtype=np.int64) for column in zip(*(one[2:] for one in group), strict=True)
+            )
+            wanted = Wanted(self._name(path, number), self._size(file, number), int(begins[0]), int(ends[-1]))
+            if not store.read(wanted, ()):
+                places.append((path, number, begins))
+                ranges.append(FileRanges(file, path, number * store.block_bytes + begins, ends - begins))
+        # Who reads a part that is not there meets the fault again, and tries again. Nothing else is asked for
+        # meanwhile, so that these few bytes come at once.
+        with contextlib.suppress(ReadFailure), waiting(for_more=False):
+            found = self._fetch_claimed([], ranges, _unused) if ranges else []
+            return {
+                (path, number): list(zip(begins.tolist(), data, strict=True))
+                for (path, number, begins), data in zip(places, found, strict=True)
+            }
+        return {}
 
     def _fetch(self, file: OpenFile, path: str, missing: dict[int, list[_Piece]], out: ByteArray) -> None:
         """Fetch blocks that are not there, to keep them or only as far as they are read; fill what is read of them."""
@@ -438,6 +497,21 @@ def _views(pieces: list[_Piece], out: ByteArray) -> Iterator[tuple[int, memoryvi
     view = out.data
     for begin, length, at in pieces:
         yield begin, view[at : at + length]
+
+
+def _copied(held: list[tuple[int, ByteArray]], pieces: list[_Piece], out: ByteArray) -> bool:
+    """Copy pieces of a block from parts of it that are held, and return whether all lie in these."""
+    for piece in pieces:
+        at = bisect_right(held, piece.begin, key=itemgetter(0)) - 1
+        if at < 0 or piece.begin + piece.length > held[at][0] + len(held[at][1]):
+            return False
+        begin = piece.begin - held[at][0]
+        out[piece.at : piece.at + piece.length] = held[at][1][begin : begin + piece.length]
+    return True
+
+
+def _unused(_: _Claimed, __: ByteArray) -> None:
+    """Leave a block that is only written to the cache."""
 
 
 def _columns(pieces: list[_Piece]) -> tuple[IntArray, IntArray]:

@@ -17,7 +17,7 @@ import numpy as np
 from headrace.datasets.run import Run, by_source
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, Lookup
-from headrace.plan.caching import FileBlocks
+from headrace.plan.caching import FileBlocks, Touched
 from headrace.plan.caching.finding import positions_of
 from headrace.plan.chapters import AnyPlan
 from headrace.plan.sequence import NOTHING
@@ -132,6 +132,10 @@ class BlockUses:
         """Return which blocks the samples at (n,) int64 positions lie in."""
         return self._reads(self._lookup(positions))
 
+    def touched(self, positions: IntArray) -> Touched:
+        """Return each range of which the samples at (n,) int64 positions are made, cut at the borders of blocks."""
+        return self._touched(self._lookup(positions))
+
     def homes(self, positions: IntArray) -> IntArray:
         """Return (n,) int64: the block that holds the most of the sample at each position, or the first of several.
 
@@ -180,7 +184,7 @@ class BlockUses:
         sources = range(len(self._datasets))
         return all(self._is_ordered(source) and not self._datasets[source].is_planned_anew for source in sources)
 
-    def _reads(self, found: Lookup) -> BlockReads:
+    def _touched(self, found: Lookup) -> Touched:
         parts = [(NOTHING, NOTHING, NOTHING, NOTHING)]
         for source, mine in by_source(found.sources):
             numbers = np.arange(len(found.sources))[mine]
@@ -188,7 +192,10 @@ class BlockUses:
             for files, part in self._ranges(source, found.indices[mine], keys):
                 touched = self.table.touched(part.rows, files, part.begins, part.ends)
                 parts.append((numbers[touched.rows], touched.blocks, touched.begins, touched.used_bytes))
-        rows, blocks, begins, used_bytes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Touched(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _reads(self, found: Lookup) -> BlockReads:
+        rows, blocks, begins, used_bytes = self._touched(found)
         if not len(rows):
             return BlockReads(rows, blocks, used_bytes, rows, begins, begins)
         # Several ranges of a sample in the same block, such as pieces of a pack, are one read.

@@ -7,12 +7,17 @@
           +--> done, in order --> BlockStore.plan unpins their blocks
 
 So the order in which reads happen to go on changes nothing, and reading ahead fetches into the cache.
+
+The first span of a stream does not wait for its blocks, of which it reads little. Its samples are fetched by
+themselves, and its blocks are planned, and fetched, with the second span. So the first batch comes early, also after a
+resume.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from time import monotonic
@@ -21,13 +26,14 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.cache import Cache
-from headrace.cache.eviction import NEVER, MissingBlock, PlannedBlock, Wanted, block_name
+from headrace.cache.eviction import NEVER, BlockPart, MissingBlock, PlannedBlock, Wanted, block_name
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, Share
 from headrace.plan.caching.dealing import home_nodes, ranks_of
 from headrace.plan.caching.policies import BoolArray
+from headrace.plan.sequence import NOTHING
 from headrace.plan.tree import MAX_POSITIONS
 
 MOST_KEPT = 1 << 14
@@ -37,6 +43,7 @@ _HORIZON_FACTOR = 4
 _MOST_LOOKS = 8
 _MOST_TOGETHER = 16
 _LEAST_PART = 64
+_LITTLE = 16
 
 
 class CachedSpan:
@@ -45,9 +52,10 @@ class CachedSpan:
     Attributes:
         number: under which it was planned; None before that.
         missing: the blocks that are kept from then on and are not there, to be fetched before the span is read.
+        parts: what its samples are made of, to be fetched if its blocks are not there; empty if those are planned.
     """
 
-    __slots__ = ("missing", "number", "positions", "sizes", "steps")
+    __slots__ = ("missing", "number", "parts", "positions", "sizes", "steps")
 
     def __init__(self, positions: IntArray, steps: Sequence[int], sizes: Sequence[int]) -> None:
         self.positions = positions
@@ -55,6 +63,14 @@ class CachedSpan:
         self.sizes = sizes
         self.number: int | None = None
         self.missing: tuple[MissingBlock, ...] = ()
+        self.parts: tuple[BlockPart, ...] = ()
+
+    @contextmanager
+    def fetched(self, cache: Cache) -> Iterator[None]:
+        """Fetch what is missing, and hold the parts in memory until the end of the block, in which the span is read."""
+        cache.fetch(self.missing)
+        with cache.holding(self.parts):
+            yield
 
 
 Stream = deque[CachedSpan]
@@ -135,6 +151,8 @@ class CachePlanner:
         self._unplanned: Stream = deque()
         self._lock = RLock()
         self._done: deque[int] = deque()
+        self._is_new = True
+        self._first: Stream = deque()
         self._began: tuple[int, float] | None = None
         self._span_bytes = 0
         if cache.policy != "plan":
@@ -154,6 +172,7 @@ class CachePlanner:
         with self._lock:
             self.finish(self._sent)
             self._sent = deque()
+            self._is_new = True
             return self._sent
 
     @property
@@ -185,23 +204,54 @@ class CachePlanner:
             return
         with self._lock:
             while span.number is None and self._unplanned:
-                num_spans = min(len(self._unplanned), self.num_together)
+                num_spans = 1 if self._is_new else min(len(self._unplanned), self.num_together)
                 self._plan([self._unplanned.popleft() for _ in range(num_spans)])
 
-    def _plan(self, together: Sequence[CachedSpan]) -> None:
+    def _plan(self, together: list[CachedSpan]) -> None:
         number = self.cache.store.next_span()
-        missing: list[list[MissingBlock]] = [[] for _ in together]
-        positions = np.concatenate([span.positions for span in together])
-        if len(positions) and self.cache.policy == "plan":
-            steps = np.concatenate([np.repeat(np.array(span.steps, np.int64), span.sizes) for span in together])
-            span_ends = np.cumsum([len(span.positions) for span in together])
-            for block, first in self._planned(number, positions, steps, span_ends):
-                missing[first].append(block)
+        is_new, self._is_new = self._is_new, False
+        if self.cache.policy == "plan":
+            if is_new and (parts := self._parts(together[0].positions)):
+                [span] = together
+                self._first.append(CachedSpan(span.positions, span.steps, span.sizes))
+                span.parts = parts
+            else:
+                self._plan_blocks(number, [*self._first, *together], len(self._first))
+                self._first.clear()
         # The last one first: whoever finds one of them planned, and reads it, finds all that follow planned, too.
-        for span, blocks in zip(reversed(together), reversed(missing), strict=True):
-            span.missing = tuple(blocks)
-            span.positions, span.steps, span.sizes = positions[:0], (), ()
+        for span in reversed(together):
+            span.positions, span.steps, span.sizes = NOTHING, (), ()
             span.number = number
+
+    def _plan_blocks(self, number: int, together: Sequence[CachedSpan], num_read: int) -> None:
+        """Plan the blocks of spans, of which the first were read; the next one fetches what is missing of theirs."""
+        positions = np.concatenate([span.positions for span in together])
+        if not len(positions):
+            return
+        steps = np.concatenate([np.repeat(np.array(span.steps, np.int64), span.sizes) for span in together])
+        span_ends = np.cumsum([len(span.positions) for span in together])
+        missing: list[list[MissingBlock]] = [[] for _ in together]
+        for block, first in self._planned(number, positions, steps, span_ends):
+            missing[max(first, num_read)].append(block)
+        for span, blocks in zip(together, missing, strict=True):
+            span.missing = tuple(blocks)
+
+    def _parts(self, positions: IntArray) -> tuple[BlockPart, ...]:
+        """Return what samples are made of, sorted; nothing if that is more than a small part of their blocks."""
+        _, blocks, begins, used_bytes = self._uses.touched(positions)
+        table = self._uses.table
+        if int(used_bytes.sum()) * _LITTLE > int(table.sizes(np.unique(blocks)).sum()):
+            return ()
+        files = table.files(blocks)
+        numbers, ends = blocks - table.firsts[files], begins + used_bytes
+        parts: list[BlockPart] = []
+        for file, *part in sorted(zip(*(column.tolist() for column in (files, numbers, begins, ends)), strict=True)):
+            one = BlockPart(self._uses.files[file], *part)
+            if parts and parts[-1][:2] == one[:2] and one.begin <= parts[-1].end:
+                parts[-1] = parts[-1]._replace(end=max(parts[-1].end, one.end))
+            else:
+                parts.append(one)
+        return tuple(parts)
 
     def _planned(
         self, number: int, positions: IntArray, steps: IntArray, span_ends: IntArray
@@ -253,6 +303,7 @@ class CachePlanner:
             if stream is not self._sent:
                 return
             self._unplanned.clear()
+            self._first.clear()
             planned = dict.fromkeys(span.number for span in self._sent if span.number is not None)
             if self.cache.policy == "plan" and (self._done or planned):
                 self.cache.store.finish([*self._done, *planned])

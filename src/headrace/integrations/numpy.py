@@ -6,6 +6,8 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import islice
 from operator import index
 from pkgutil import resolve_name
@@ -252,10 +254,8 @@ class _Reading:
 
     def __call__(self, planned: _Planned) -> NumpyBatch:
         run, located = self._run, planned.located
-        with reading_for(lambda: f"{len(located.positions)} samples of step {planned.step:,} {self._where}"):
-            if self._planner is not None and planned.cached is not None:
-                self._planner.plan(planned.cached)
-                self._planner.cache.fetch(planned.cached.missing)
+        words = partial("{} samples of step {:,} {}".format, len(located.positions), planned.step, self._where)
+        with reading_for(words), self._fetched(planned):
             batch: NumpyBatch = dict(run.read(located))
         batch["sample_positions"] = located.positions.copy()
         batch |= repeated(run.constants, len(located.positions))
@@ -270,3 +270,10 @@ class _Reading:
             batch["cu_seqlens"] = bounds = cu_seqlens(batch["position_ids"])
             batch["max_seqlen"] = int(np.diff(bounds).max(initial=0))
         return batch
+
+    def _fetched(self, planned: _Planned) -> AbstractContextManager[None]:
+        """Plan what a cache keeps of a micro-batch, and have it fetched until the end of the block."""
+        if self._planner is None or planned.cached is None:
+            return nullcontext()
+        self._planner.plan(planned.cached)
+        return planned.cached.fetched(self._planner.cache)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice, repeat
 from pkgutil import resolve_name
@@ -432,10 +433,9 @@ def _fetch_and_read(
 ) -> SpanRows:
     """Read a span when the blocks that it is the first to use are there, those of all files at the same time."""
     begin = perf_counter()
-    if span.cached is not None:
-        cache.fetch(span.cached.missing)
-    fetch_s = perf_counter() - begin
-    rows = read(run, span, out, tell)
+    with nullcontext() if span.cached is None else span.cached.fetched(cache):
+        fetch_s = perf_counter() - begin
+        rows = read(run, span, out, tell)
     return rows._replace(times=rows.times._replace(read=rows.times.read + fetch_s))
 
 
