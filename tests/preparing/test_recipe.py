@@ -22,10 +22,11 @@ import wrong_tokeniser
 from headrace.cli import main
 from headrace.engine.processes import WorkerProcesses
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
-from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe, recipes, run
+from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe, run
 from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, libraries
 from headrace.preparing.piece import PieceBuilder
+from headrace.preparing.recipes import resolving
 from headrace.preparing.tally import Tally
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
@@ -379,7 +380,7 @@ def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkey
 
     monkeypatch.setitem(libraries.CANDIDATES, wrong_tokeniser.NAME, Late)
     monkeypatch.setattr(prepare_documents, "SAMPLE_ONE_IN", 1 if kind == "other ids" else 10**9)
-    monkeypatch.setattr(recipes, "NUM_DOCUMENTS", 40)
+    monkeypatch.setattr(resolving, "NUM_DOCUMENTS", 40)
     records = [
         *TALKS * 8,
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "mistake"}]},

@@ -16,7 +16,8 @@ import recipe_runs as runs
 import recipes_made
 from headrace.cli import main
 from headrace.errors import ConfigError, InputError
-from headrace.preparing import RecipeOptions, prepare_recipe, recipes
+from headrace.preparing import RecipeOptions, prepare_recipe
+from headrace.preparing.recipes import resolving
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 
@@ -166,7 +167,7 @@ def at(monkeypatch: pytest.MonkeyPatch, time: str) -> None:
         def now() -> clock.datetime:
             return clock.datetime.fromisoformat(time)
 
-    monkeypatch.setattr(recipes, "datetime", Clock)
+    monkeypatch.setattr(resolving, "datetime", Clock)
 
 
 @pytest.mark.soak

@@ -27,8 +27,9 @@ from headrace.engine.doing import FailedTaskError, Limits
 from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
+from headrace.engine.uploading import WORK_NAME
 from headrace.errors import ConfigError, InputError, OutputError
-from headrace.io import cache_folder
+from headrace.io import cache_folder, claim_folder
 from headrace.preparing import (
     OutputOptions,
     RecipeOptions,
@@ -328,6 +329,56 @@ def test_folders_of_killed_processes_are_removed(
         assert {path.name for path in outputs.iterdir()} == {*names[1:], job.work.name}
         del job
     assert {path.name for path in hosts.left()} == set(names[1:])
+
+
+@pytest.mark.parametrize("is_over", ["completed", "replaced"])
+def test_what_a_killed_finish_has_left_is_removed_once_the_job_is_over(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts, is_over: str
+) -> None:
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        plan(kit, inputs, url, CASES["shards"])
+        take_part(open_job(url), Limits(), Show(), workers=2)
+    with hosts.on(1), watched(memory_stores.stop_at(2)), pytest.raises(Stopped):
+        finish_job(url, LOCAL, Show())
+    (left,) = hosts.left()
+    with hosts.on(1):
+        open_job(url)
+    assert hosts.left() == [left], "the same job could go on there"
+    with hosts.on(2):
+        if is_over == "completed":
+            finish_job(url, LOCAL, Show())
+        else:
+            plan(kit, inputs, url, msgspec.structs.replace(CASES["both"], restart=True))
+
+    def enter() -> None:
+        with hosts.on(1):
+            if is_over == "completed":
+                with pytest.raises(OutputError, match="nothing is planned at this URL, or it is complete"):
+                    open_job(url)
+            else:
+                open_job(url)
+
+    with claim_folder(left / WORK_NAME):
+        enter()
+        assert hosts.left() == [left], "somebody works there"
+    enter()
+    assert hosts.left() == []
+
+
+def test_what_a_killed_run_has_left_stays(
+    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts
+) -> None:
+    """Such a run goes on from there, since it is of no job."""
+    url = f"{bucket.url}/web"
+    with hosts.on(0):
+        with watched(memory_stores.stop_at(3)), pytest.raises(Stopped):
+            prepare_text([inputs], url, tokenizer=kit.tokenizer, options=CASES["shards"])
+        before = hosts.left()
+        with pytest.raises(OutputError, match="nothing is planned at this URL"):
+            open_job(url)
+    assert len(before) == 1
+    assert hosts.left() == before
 
 
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -7,10 +7,11 @@
                                            +-- not kept: only the ranges are fetched
 
     a loader --> BlockStore.plan, in the order of the run: reserves what is kept, pins what is read
-        Eviction: what makes room for it, by next uses
+        Transaction: changes the index --> Eviction: what makes room, by next uses
 
 What is kept is decided by next use, as far as a loader has planned it, or is the first that comes (``policy="pin"``).
-`BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn writes.
+`BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn writes. `CacheProcess` is
+what one process has of it: its connection, its lock and its open files.
 
 May import: io, plan, config, errors.
 """

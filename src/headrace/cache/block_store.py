@@ -20,54 +20,31 @@ The index is changed in transactions of SQLite, which a kill cannot tear. A proc
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import itertools
 import logging
 import os
-import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from threading import Event, Lock
-from typing import Final, Literal, NamedTuple
+from threading import Lock
+from typing import Final
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.cache.eviction import (
-    NEVER,
-    NO_RUN,
-    SCHEMA,
-    Claim,
-    Eviction,
-    KeptBlock,
-    PlannedBlock,
-    Policy,
-    Wanted,
-    block_of,
-    file_name,
-    is_pinned,
-)
+from headrace.cache.eviction import Claim, KeptBlock, PlannedBlock, Policy, Wanted, block_of, file_name
 from headrace.cache.folder import make_folder
+from headrace.cache.process import CacheProcess, IndexFullError
+from headrace.cache.transaction import Transaction
 from headrace.errors import StoreError
-from headrace.io import FilePool, output_errors, unique_name, write_all
-from headrace.io.readers import OpenFile
+from headrace.io import write_all
 
 ByteArray = NDArray[np.uint8]
 
-_BUSY_S: Final = 60.0
 _PAUSE_S: Final = 30.0
 """How long a process keeps no new blocks after a block could not be written."""
-
-_OPEN_BLOCKS: Final = 64
-"""The most blocks that a process has open. One that was evicted takes room on the disk until it is closed."""
-
-_C: Final = ctypes.PyDLL(None)
-_C.pread.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong
-_C.pread.restype = ctypes.c_ssize_t
 
 _LOOK_S: Final = 0.005
 _log = logging.getLogger("headrace")
@@ -125,77 +102,6 @@ class CacheContent(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
 
 
-def _pread(descriptor: int, view: memoryview, at: int) -> int:
-    """Read into ``view`` from a byte on, and return how many bytes came; less than 0 if the system reports an error.
-
-    It keeps the interpreter lock, unlike `os.preadv`. A thread that lets go of it for each of some hundred small pieces
-    that lie in the page cache gets it back late each time, from a loop that launches kernels after milliseconds.
-    """
-    target = ctypes.c_char.from_buffer(view)
-    count: int = _C.pread(descriptor, ctypes.addressof(target), len(view), at)
-    return count
-
-
-class _OpenBlock(NamedTuple):
-    """An open file, and where in the block it begins."""
-
-    file: OpenFile
-    first: int
-
-
-class _FullError(Exception):
-    """The disk has no room for a change of the index, which was undone."""
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from entering the folder meanwhile: SQLite does not wait for a change of journal mode."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-class _Process:
-    """What belongs to one process: its connection, its locked file, and the blocks that it has open."""
-
-    def __init__(self, folder: Path) -> None:
-        self.lock = Lock()
-        self.owner = unique_name()
-        self.files = FilePool(_OPEN_BLOCKS)
-        self.claimed: dict[str, Event] = {}
-        path = folder / "owners" / self.owner
-        with output_errors(path, "create"):
-            path.parent.mkdir(exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            # The lock is gone when the process is, and the processes that it forked.
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.index = sqlite3.connect(
-            folder / "index.sqlite", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        with _alone(folder):
-            self.index.execute("PRAGMA journal_mode=WAL")
-            self.index.execute("PRAGMA synchronous=NORMAL")
-            self.index.executescript(SCHEMA)
-
-    @contextlib.contextmanager
-    def waking(self, name: str) -> Iterator[None]:
-        """When the block is finished, wake the threads that wait for it."""
-        try:
-            yield
-        finally:
-            if (event := self.claimed.pop(name, None)) is not None:
-                event.set()
-
-    def leave(self) -> None:
-        """Let go of the lock of the process that forked this one; its connection must stay as it is."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-
 class BlockStore:
     """The folder of a cache. It is safe in threads, in processes and across a fork.
 
@@ -219,7 +125,7 @@ class BlockStore:
         self._no_writes_until = 0.0
         self._spans = itertools.count()
         # Connections of the process that forked this one stay here: they must not be closed.
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, CacheProcess] = {}
         self._locks: dict[int, Lock] = {}
         make_folder(folder, block_bytes)
 
@@ -240,18 +146,12 @@ class BlockStore:
 
         A piece is the byte of the block where it begins, and where it goes. A file that is damaged is dropped.
         """
-        block = self._open(wanted)
+        block = self._process().open(wanted)
         if block is None:
             return False
-        descriptor, first = block.file.fd, block.first
-        for begin, view in pieces:
-            at, count = begin - first, 0
-            while count < len(view):
-                more = _pread(descriptor, view[count:], at + count)
-                if more <= 0:
-                    self._drop_torn(wanted.name)
-                    return False
-                count += more
+        if block == "torn" or not block.read(pieces):
+            self._drop_torn(wanted.name)
+            return False
         return True
 
     def plan(
@@ -271,25 +171,12 @@ class BlockStore:
             blocks: the blocks.
             done: the numbers of planned spans that were read, or will not be.
         """
-        process = self._process()
-        reserved: set[str] = set()
         # What finds no room is not known, and its block is the first to go.
-        with contextlib.suppress(_FullError), process.lock, self._changing(process) as index:
-            self._release(process, index, done)
-            index.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", (process.owner, run, step, step_s))
-            names = [block.wanted.name for block in blocks]
-            rows = [(run, block.wanted.name, block.next_use) for block in blocks]
-            index.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", rows)
-            index.executemany("DELETE FROM uses WHERE run = ? AND name = ?", [(NO_RUN, name) for name in names])
-            missing = [block for block in blocks if self._is_missing(index, block.wanted)]
-            # Before room is made, since a block of this span may have to go.
-            pins = [(process.owner, span, name) for name in names]
-            index.executemany("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", pins)
-            runs = self._eviction(index).runs()
-            for block in missing:
-                if self._reserve(process, index, block, run, runs):
-                    reserved.add(block.wanted.name)
-        return reserved
+        with contextlib.suppress(IndexFullError), self._changing(self._process()) as change:
+            change.release(done)
+            change.note_step(run, step, step_s)
+            return change.plan(run, span, blocks)
+        return set()
 
     def next_span(self) -> int:
         """Return a number for the next span that is planned."""
@@ -297,86 +184,8 @@ class BlockStore:
 
     def finish(self, done: Sequence[int]) -> None:
         """Unpin the blocks of spans that were read, or will not be, and give up what was reserved for these only."""
-        process = self._process()
-        with contextlib.suppress(_FullError), process.lock, self._changing(process) as index:
-            self._release(process, index, done)
-
-    def _is_missing(self, index: sqlite3.Connection, wanted: Wanted) -> bool:
-        """Return whether a block is neither there nor coming; or is without what is wanted, and nobody reads it."""
-        row = block_of(index, wanted.name)
-        if row is None:
-            return True
-        return row.owner is None and not row.has(wanted) and not is_pinned(index, wanted.name)
-
-    def _reserve(
-        self,
-        process: _Process,
-        index: sqlite3.Connection,
-        block: PlannedBlock,
-        run: str,
-        runs: Mapping[str, tuple[int, float]],
-    ) -> bool:
-        """Keep room for a block that is to be kept, and return whether it is to be fetched.
-
-        Of two files of the same block the one before is removed.
-        """
-        wanted, name = block.wanted, block.wanted.name
-        begin, end = wanted.begin, wanted.end
-        if block.next_use != NEVER:
-            patience = self._eviction(index).patience(wanted.size, run, runs)
-            more = (0, wanted.size) if patience is None else block.part(patience)
-            begin, end = min(begin, more[0]), min(max(end, more[1]), wanted.size)
-        if time.monotonic() < self._no_writes_until:
-            return False
-        before = block_of(index, name)
-        room = 0 if before is None else before.num_bytes
-        row = index.execute("SELECT first, bytes, digest, file FROM leaving WHERE name = ?", (name,)).fetchone()
-        is_left = row is not None and row[0] <= wanted.begin and wanted.end <= row[0] + row[1]
-        victims = self._eviction(index).victims(name, row[1] if is_left else end - begin - room)
-        if victims is None:
-            # Uses are noted for blocks that are there; this one's are noted anew before it is read again.
-            if before is None:
-                index.execute("DELETE FROM uses WHERE name = ?", (name,))
-            return False
-        for victim in victims:
-            self._evict(process, index, victim)
-        self._stats.evicted_blocks += len(victims)
-        if before is not None:
-            self._remove(process, index, name)
-        if row is not None:
-            index.execute("DELETE FROM leaving WHERE name = ?", (name,))
-        if is_left:
-            first, num_bytes, digest, file = row
-            kept = KeptBlock(name, num_bytes, None, digest, first, file, 1)
-        else:
-            if row is not None:
-                self._unlink(process, name, row[3])
-            file = file_name(name, wanted.size, begin, end)
-            kept = KeptBlock(name, end - begin, process.owner, None, begin, file, 0)
-        index.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", kept)
-        index.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", (run, name, block.next_use))
-        return not is_left
-
-    def _release(self, process: _Process, index: sqlite3.Connection, spans: Sequence[int]) -> None:
-        """Within a transaction, remove the pins of spans, what is left of them, and what left for them."""
-        for span in spans:
-            which = (process.owner, span)
-            names = [name for (name,) in index.execute("SELECT name FROM pins WHERE owner = ? AND span = ?", which)]
-            index.execute("DELETE FROM pins WHERE owner = ? AND span = ?", which)
-            for name in names:
-                self._let_go(process, index, name)
-
-    def _let_go(self, process: _Process, index: sqlite3.Connection, name: str) -> None:
-        """Within a transaction, remove what was kept of a block only for those who pinned it."""
-        if is_pinned(index, name):
-            return
-        row = index.execute("SELECT file FROM leaving WHERE name = ?", (name,)).fetchone()
-        if row is not None:
-            index.execute("DELETE FROM leaving WHERE name = ?", (name,))
-            self._unlink(process, name, row[0])
-        # What was reserved, and nobody has read.
-        reserved = "DELETE FROM blocks WHERE name = ? AND owner = ? AND is_begun = 0"
-        index.execute(reserved, (name, process.owner))
+        with contextlib.suppress(IndexFullError), self._changing(self._process()) as change:
+            change.release(done)
 
     def claim(self, wanted: Sequence[Wanted]) -> list[Claim]:
         """Return for each part that was not there who fetches it.
@@ -385,52 +194,11 @@ class BlockStore:
         done so, it is there soon.
         """
         try:
-            process = self._process()
-            with process.lock, self._changing(process) as index:
-                return [self._claim(process, index, one) for one in wanted]
-        except _FullError as error:
+            with self._changing(self._process()) as change:
+                return [change.claim(one) for one in wanted]
+        except IndexFullError as error:
             self._pause(str(error))
             return [Claim("bypass", one.begin, one.end) for one in wanted]
-
-    def _claim(self, process: _Process, index: sqlite3.Connection, wanted: Wanted) -> Claim:
-        name, size = wanted.name, wanted.size
-        bypass = Claim("bypass", wanted.begin, wanted.end)
-        row = block_of(index, name)
-        if row is not None:
-            # Without an owner it was written since this process looked for it, unless its file was removed.
-            is_there = row.owner is None and self._path(row.file).exists()
-            if is_there or (row.is_begun and self._is_claimed(process, name, row.owner)):
-                return Claim("theirs", 0, 0) if row.has(wanted) else bypass
-            begin, end = min(row.first, wanted.begin), max(row.first + row.num_bytes, wanted.end)
-            (used,) = index.execute("SELECT bytes FROM totals").fetchone()
-            if used + (end - begin) - row.num_bytes > self.limit_bytes:
-                return bypass
-            index.execute(
-                "UPDATE blocks SET owner = ?, digest = NULL, is_begun = 1, first = ?, bytes = ?, file = ?"
-                " WHERE name = ?",
-                (process.owner, begin, end - begin, file_name(name, size, begin, end), name),
-            )
-            process.claimed[name] = Event()
-            return Claim("ours", begin, end)
-        if time.monotonic() < self._no_writes_until or is_pinned(index, name):
-            return bypass
-        victims = self._eviction(index).victims(name, size)
-        if victims is None:
-            # Uses are noted for blocks that are there; this one's are noted anew before it is read again.
-            index.execute("DELETE FROM uses WHERE name = ?", (name,))
-            return bypass
-        # Files go while nobody else can change the index, so that none goes that was fetched again meanwhile.
-        for victim in victims:
-            self._evict(process, index, victim)
-        kept = KeptBlock(name, size, process.owner, None, 0, name, 1)
-        index.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", kept)
-        if self.policy == "plan":
-            known = index.execute("SELECT 1 FROM uses WHERE name = ?", (name,)).fetchone()
-            if known is None:
-                index.execute("INSERT INTO uses VALUES (?, ?, ?)", (NO_RUN, name, NEVER))
-        self._stats.evicted_blocks += len(victims)
-        process.claimed[name] = Event()
-        return Claim("ours", 0, size)
 
     def put(self, name: str, size: int, begin: int, data: ByteArray) -> bool:
         """Write the part of a block that this process has claimed, and return whether it is there.
@@ -438,7 +206,7 @@ class BlockStore:
         A full disk is survived.
         """
         process = self._process()
-        path = self._path(file_name(name, size, begin, begin + len(data)))
+        path = process.path(file_name(name, size, begin, begin + len(data)))
         temporary = path.with_name(f".{name}.{process.owner}.tmp")
         try:
             path.parent.mkdir(exist_ok=True)
@@ -456,27 +224,26 @@ class BlockStore:
             self.give_up(name)
             return False
         digest = xxhash.xxh3_128_hexdigest(data.data)
-        with process.waking(name), process.lock, self._changing(process) as index:
-            change = "UPDATE blocks SET owner = NULL, digest = ? WHERE name = ? AND owner = ?"
-            index.execute(change, (digest, name, process.owner))
+        with process.waking(name), self._changing(process) as change:
+            change.finish(name, digest)
         return True
 
     def give_up(self, name: str) -> None:
         """Give back the room of a block that this process has claimed and will not write."""
         process = self._process()
-        with process.waking(name), process.lock, self._changing(process) as index:
-            index.execute("DELETE FROM blocks WHERE name = ? AND owner = ? AND is_begun = 1", (name, process.owner))
+        with process.waking(name), self._changing(process) as change:
+            change.give_up(name)
 
     def is_being_fetched(self, name: str) -> bool:
         """Return whether a living process has claimed a block, and has not written it yet."""
         process = self._process()
         with process.lock:
             row = block_of(process.index, name)
-        return row is not None and bool(row.is_begun) and self._is_claimed(process, name, row.owner)
+        return row is not None and bool(row.is_begun) and process.is_claimed(name, row.owner)
 
     def wait(self, name: str, limit_s: float) -> None:
         """Wait for a moment for a block that is being fetched: if another thread does so, until it is there."""
-        event = self._process().claimed.get(name)
+        event = self._process().fetched(name)
         if event is not None:
             event.wait(limit_s)
         else:
@@ -492,13 +259,13 @@ class BlockStore:
             ).fetchone()
             begun = "SELECT owner FROM blocks WHERE owner IS NOT NULL AND is_begun = 1"
             owners = [row[0] for row in index.execute(begun)]
-            runs = {run for owner, run in index.execute("SELECT owner, run FROM runs") if self._lives(owner)}
+            runs = {run for owner, run in index.execute("SELECT owner, run FROM runs") if process.lives(owner)}
         return CacheContent(
             folder=str(self.folder),
             block_bytes=self.block_bytes,
             blocks=blocks,
             num_bytes=num_bytes,
-            fetching=sum(map(self._lives, owners)),
+            fetching=sum(map(process.lives, owners)),
             runs=len(runs),
         )
 
@@ -511,9 +278,9 @@ class BlockStore:
         with process.lock:
             rows = [KeptBlock(*row) for row in process.index.execute("SELECT * FROM blocks ORDER BY name")]
         for row in rows:
-            path = self._path(row.file)
+            path = process.path(row.file)
             if row.owner is not None:
-                if not self._lives(row.owner):
+                if not process.lives(row.owner):
                     self._forget(row.name)
                     yield f"{path}: was not finished by a process that died"
                 continue
@@ -535,20 +302,8 @@ class BlockStore:
 
         Blocks that are open stay readable.
         """
-        process = self._process()
-        with process.lock, self._changing(process) as index:
-            rows = index.execute("SELECT name, owner FROM blocks").fetchall()
-            names = [name for name, owner in rows if not self._lives(owner)]
-            for name in names:
-                self._remove(process, index, name)
-            for name, file in index.execute("SELECT name, file FROM leaving").fetchall():
-                self._unlink(process, name, file)
-            index.execute("DELETE FROM leaving")
-        return len(names)
-
-    def _is_claimed(self, process: _Process, name: str, owner: str | None) -> bool:
-        """Return whether a living process, or another thread of this one, fetches a block of this owner."""
-        return name in process.claimed if owner == process.owner else self._lives(owner)
+        with self._changing(self._process()) as change:
+            return change.clear()
 
     def _pause(self, reason: str) -> None:
         """Keep no new blocks for a while, since one could not be written."""
@@ -559,7 +314,7 @@ class BlockStore:
             )
         self._no_writes_until = time.monotonic() + _PAUSE_S
 
-    def _process(self) -> _Process:
+    def _process(self) -> CacheProcess:
         found = self._processes.get(os.getpid())
         if found is None:
             # A lock for each process, since a fork may copy one that another thread holds.
@@ -567,131 +322,27 @@ class BlockStore:
                 found = self._processes.get(os.getpid()) or self._entered()
         return found
 
-    def _entered(self) -> _Process:
+    def _entered(self) -> CacheProcess:
         """Enter this process."""
         for other in self._processes.values():
             other.leave()
             self._stats = CacheStats()
-        process = _Process(self.folder)
-        self._tidy(process)
+        process = CacheProcess(self.folder)
+        with self._changing(process) as change:
+            change.tidy()
+        for path in (self.folder / "owners").iterdir():
+            process.lives(path.name)
         self._processes[os.getpid()] = process
         return process
 
-    def _tidy(self, process: _Process) -> None:
-        """Remove what processes left behind that died: blocks that they had claimed, and the runs that they fed."""
-        with process.lock, self._changing(process) as index:
-            rows = index.execute("SELECT name, owner FROM blocks WHERE owner IS NOT NULL").fetchall()
-            for name, owner in rows:
-                if not self._lives(owner):
-                    self._remove(process, index, name)
-            for (owner,) in index.execute("SELECT DISTINCT owner FROM pins").fetchall():
-                if not self._lives(owner):
-                    index.execute("DELETE FROM pins WHERE owner = ?", (owner,))
-            for (name,) in index.execute("SELECT name FROM leaving").fetchall():
-                self._let_go(process, index, name)
-            self._eviction(index).runs()
-        for path in (self.folder / "owners").iterdir():
-            self._lives(path.name)
-
-    def _remove(self, process: _Process, index: sqlite3.Connection, name: str) -> None:
-        """Remove a block within a transaction."""
-        row = block_of(index, name)
-        index.execute("DELETE FROM blocks WHERE name = ?", (name,))
-        index.execute("DELETE FROM uses WHERE name = ?", (name,))
-        if row is not None:
-            self._unlink(process, name, row.file)
-
-    def _evict(self, process: _Process, index: sqlite3.Connection, name: str) -> None:
-        """Within a transaction, remove a block that makes room; its file stays while somebody is to read it."""
-        row = block_of(index, name)
-        if row is None or not row.is_begun or not is_pinned(index, name):
-            # What was only reserved is read by ranges then.
-            self._remove(process, index, name)
-            return
-        take = "INSERT OR REPLACE INTO leaving SELECT name, bytes, digest, first, file FROM blocks WHERE name = ?"
-        index.execute(take, (name,))
-        index.execute("DELETE FROM blocks WHERE name = ?", (name,))
-        index.execute("DELETE FROM uses WHERE name = ?", (name,))
-
-    def _unlink(self, process: _Process, name: str, file: str) -> None:
-        process.files.drop(name)
-        with contextlib.suppress(FileNotFoundError):
-            self._path(file).unlink()
-
-    def _eviction(self, index: sqlite3.Connection) -> Eviction:
-        return Eviction(index, policy=self.policy, limit_bytes=self.limit_bytes, lives=self._lives)
-
     @contextlib.contextmanager
-    def _changing(self, process: _Process) -> Iterator[sqlite3.Connection]:
-        """A transaction that nobody else writes in; it is undone by any exception."""
-        try:
-            process.index.execute("BEGIN IMMEDIATE")
-            try:
-                yield process.index
-            except BaseException:
-                process.index.execute("ROLLBACK")
-                raise
-            process.index.execute("COMMIT")
-        except sqlite3.Error as error:
-            if "full" in str(error):
-                raise _FullError(str(error)) from error
-            raise StoreError(
-                f"{self.folder / 'index.sqlite'}: the index of the cache cannot be changed: {error}; if it is damaged,"
-                f" remove {self.folder} and everything in it"
-            ) from error
-
-    def _lives(self, owner: str | None) -> bool:
-        """Return whether the process of this name lives."""
-        if not owner:
-            return False
-        path = self.folder / "owners" / owner
-        try:
-            with path.open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return False
-
-    def _open(self, wanted: Wanted) -> _OpenBlock | None:
-        process = self._process()
-        name = wanted.name
-        block: _OpenBlock | None = process.files.get(name)
-        if block is not None:
-            if block.first <= wanted.begin and wanted.end <= block.first + block.file.size:
-                return block
-            process.files.drop(name)
-        found = self._open_file(name, 0, wanted.size)
-        if found is None:
-            with process.lock:
-                row = process.index.execute(
-                    "SELECT file, first, bytes FROM blocks WHERE name = ? AND owner IS NULL"
-                    " UNION ALL SELECT file, first, bytes FROM leaving WHERE name = ?",
-                    (name, name),
-                ).fetchone()
-            if row is None or not (row[1] <= wanted.begin and wanted.end <= row[1] + row[2]):
-                return None
-            found = self._open_file(*row)
-        if found is None or isinstance(found, _OpenBlock):
-            if found is not None:
-                process.files.make_room()
-                process.files.put(name, found)
-            return found
-        self._drop_torn(name)
-        return None
-
-    def _open_file(self, file: str, first: int, num_bytes: int) -> _OpenBlock | Literal["torn"] | None:
-        try:
-            descriptor = os.open(self._path(file), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StoreError(f"{self._path(file)}: cannot be read: {error.strerror or error}") from error
-        found = OpenFile(os.fstat(descriptor).st_size, fd=descriptor)
-        return _OpenBlock(found, first) if found.size == num_bytes else "torn"
+    def _changing(self, process: CacheProcess) -> Iterator[Transaction]:
+        """A transaction of this process; see `CacheProcess.changing` for what it raises."""
+        with process.changing():
+            may_write = time.monotonic() >= self._no_writes_until
+            change = Transaction(process, policy=self.policy, limit_bytes=self.limit_bytes, may_write=may_write)
+            yield change
+            self._stats.evicted_blocks += change.num_evicted
 
     def _drop_torn(self, name: str) -> None:
         self.count(torn_blocks=1)
@@ -699,16 +350,16 @@ class BlockStore:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        process = self._process()
-        with process.lock, self._changing(process) as index:
-            self._remove(process, index, name)
+        with self._changing(self._process()) as change:
+            change.remove(name)
 
     def _unlisted(self, listed: set[str]) -> Iterator[str]:
         """Remove temporary files of dead processes and blocks that are in no index, and yield their names."""
+        process = self._process()
         for path in sorted((self.folder / "blocks").glob("*/*")):
             if path.name.startswith("."):
                 owner = path.name.removesuffix(".tmp").partition(".")[2].partition(".")[2]
-                if self._lives(owner):
+                if process.lives(owner):
                     continue
             elif path.name in listed or self._is_listed(path.name):
                 continue
@@ -727,4 +378,4 @@ class BlockStore:
         return row is not None
 
     def _path(self, file: str) -> Path:
-        return self.folder / "blocks" / file[:2] / file
+        return self._process().path(file)

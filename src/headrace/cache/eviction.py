@@ -6,7 +6,7 @@
     pins        (owner, span, name): a process is going to read a block
     leaving     blocks that made room for others, and are still to be read
 
-Everything here happens within a transaction of a `BlockStore`.
+Everything here happens within a `Transaction`.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ from headrace.engine.heartbeat import host_and_process, process_exists
 from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
 from headrace.engine.shared import Shared, remove_files
 from headrace.engine.uploading import PLAN, RUN, WORK_NAME
-from headrace.engine.work_folder import PLAN_NAME, upload_scratch
+from headrace.engine.work_folder import JOB_NAME, PLAN_NAME, upload_scratch
 from headrace.errors import HeadraceError, OutputError
-from headrace.io import atomic_write, output_errors, path_at, unique_name
+from headrace.io import atomic_write, claim_folder, output_errors, path_at, unique_name
 from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 
@@ -262,7 +262,8 @@ def save_plan(
 def opened(url: str) -> SharedObjects:
     """Return what the processes of the job share that is planned at a URL, with the files of its plan on this host.
 
-    The store is reached by what the environment of this process says.
+    The store is reached by what the environment of this process says. If a process was killed on this host while it
+    completed a job that is over by now, what it has left here is removed.
 
     Raises:
         OutputError: nothing is planned there, or the plan is damaged or of another version.
@@ -272,8 +273,10 @@ def opened(url: str) -> SharedObjects:
     where = f"{url}/{PLAN}"
     data = writer.read(where)
     if data is None:
+        _remove_left(url, "")
         raise OutputError(f"{url}: nothing is planned at this URL, or it is complete: there is no {where}")
     plan = decoded_plan(data, where)
+    _remove_left(url, plan.name)
     here = _own_folder(url)
     shared = SharedObjects(url, plan.name, writer, here)
     atomic_write(here / PLAN_NAME, data)
@@ -303,6 +306,20 @@ def remove_killed(url: str) -> None:
         host, process = host_and_process(left.name.removeprefix(_PREFIX))
         if host == platform.node() and not process_exists(process):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove_left(url: str, job: str) -> None:
+    """Remove the scratch folder of an output if it belongs to another job than this one and nobody works in it.
+
+    Processes of this job may go on with its checkpoint, and a run of no job that was killed goes on with its own.
+    """
+    scratch = upload_scratch(url)
+    marked = scratch / WORK_NAME / JOB_NAME
+    with contextlib.suppress(OSError):  # there is none; or another process has claimed it
+        if marked.exists():
+            with claim_folder(marked.parent):
+                if marked.read_bytes() != job.encode():
+                    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _remove(folder: Path, process: int) -> None:

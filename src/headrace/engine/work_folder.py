@@ -22,6 +22,9 @@ from headrace.io import cache_folder, claim_folder, path_at
 from headrace.io.atomic import LOCK_NAME
 
 PLAN_NAME: Final = "plan.json"
+JOB_NAME: Final = "job"
+"""The file by which the scratch folder of an output says to which job it belongs; one of no job has none."""
+
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 

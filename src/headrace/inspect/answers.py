@@ -122,8 +122,12 @@ def check_fit(path: str, kind: PathKind, given: Container[str], fits: Fits) -> N
 
 
 def problem_of(error: HeadraceError, path: str) -> Problem:
-    """Return an error as a finding. Messages of stores begin with the path of the file; ``path`` is for the others."""
+    """Return an error as a finding. Messages of stores begin with the path of the file; ``path`` is for the others.
+
+    Raises:
+        StoreAwayError: see `Problem.of`.
+    """
     file, _, message = str(error).partition(": ")
     if message and (is_url(file) or Path(file).exists()):
-        return Problem(path=file, place="", message=message)
-    return Problem(path=path, place="", message=str(error))
+        return Problem.of(file, error)
+    return Problem.of(path, error)

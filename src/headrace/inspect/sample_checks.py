@@ -381,6 +381,7 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
 
     Raises:
         StoreError: the path does not exist.
+        StoreAwayError: the object store gives no answer.
         ConfigError: there is no such split part.
         WorkerError: a process that decodes has ended.
     """
@@ -388,6 +389,8 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
         # What an object store sends is not watched: it is read in few large pieces.
         store = open_checked(path, check.dataset, "mmap" if is_url(path) else Watched(on_progress))
         manifest = _manifest(path)
+    except StoreAwayError:
+        raise
     except (StoreError, InputError) as error:
         if not path_at(path).exists():
             raise
@@ -453,7 +456,7 @@ def _problems(
     try:
         yield from store.check()
     except HeadraceError as error:
-        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        yield Problem.of(path, error)
     if isinstance(store, EnergonStore):
         yield from _split_problems(store, check.dataset)
     if manifest is not None:
@@ -500,6 +503,8 @@ def _vouched_by_state(root: AnyPath) -> set[AnyPath]:
     meta = root / META_FOLDER
     try:
         state = load_state(root)
+    except StoreAwayError:
+        raise
     except StoreError:
         return set()  # reported by state_problems
     if state is None:
@@ -513,7 +518,7 @@ def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Pro
     try:
         splits = find_splits(store.root, options.split_config)
     except HeadraceError as error:
-        yield Problem(path=store.path, place="split file", message=str(error))
+        yield Problem.of(store.path, error, place="split file")
         return
     if splits is None:
         return
@@ -529,8 +534,7 @@ def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Pro
                     )
                     yield Problem(path=str(splits.path), place="exclude", message=message)
         except HeadraceError as error:
-            message = str(error).removeprefix(f"{splits.path}: ")
-            yield Problem(path=str(splits.path), place=f"part {name!r}", message=message)
+            yield Problem.of(str(splits.path), error, place=f"part {name!r}")
 
 
 def excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
@@ -539,6 +543,8 @@ def excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
         return frozenset()
     try:
         splits = find_splits(store.root, options.split_config)
+    except StoreAwayError:
+        raise
     except HeadraceError:
         return frozenset()  # reported by _split_problems
     return frozenset() if splits is None else splits.exclude
@@ -555,6 +561,8 @@ def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
         yield f"not in the info file: {_some(beside)}; headrace prepare adds new shards"
     try:
         splits = find_splits(store.root, options.split_config)
+    except StoreAwayError:
+        raise
     except HeadraceError:
         return  # reported by _split_problems
     if splits is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets import PackedSequenceDataset, Sample
 from headrace.datasets.packed_sequences import StoreLengths, plan_name
-from headrace.errors import StoreError
+from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.description import find_manifest, open_key, opened_keys, shards_of
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
@@ -93,12 +93,15 @@ def check_store(
 
     Raises:
         StoreError: the path holds no store.
+        StoreAwayError: the object store gives no answer.
         ConfigError: the tokeniser cannot be read.
     """
     vocab_size = load_tokenizer(tokenizer).vocab_size if tokenizer is not None else None
     try:
         stores = opened_keys(path, options)
         manifest = find_manifest(path)
+    except StoreAwayError:
+        raise
     except StoreError as error:
         if not _is_there(path):
             raise

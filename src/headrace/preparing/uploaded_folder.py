@@ -15,20 +15,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from headrace.engine.job import Phase, decoded_plan
 from headrace.engine.shared_objects import remove_killed, save_plan
 from headrace.engine.uploading import PLAN, Upload
-from headrace.engine.work_folder import upload_scratch
+from headrace.engine.work_folder import JOB_NAME, upload_scratch
 from headrace.errors import HeadraceError, OutputError, StoreError
 from headrace.io import AnyPath, Storage, atomic_write, output_errors, path_at, reader_of
 from headrace.io.objects.writer import ObjectWriter
 from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
-
-JOB_NAME: Final = "job"
-"""The file that says to which planned job the checkpoint on this host belongs."""
 
 
 class UploadedFolder(OutputFolder):

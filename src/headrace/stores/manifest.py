@@ -410,7 +410,7 @@ def entry_beside(
     try:
         entry = load_manifest(folder).shard(name)
     except StoreError as error:
-        return None, [Problem(path=str(folder / MANIFEST_NAME), place="", message=str(error))]
+        return None, [Problem.of(str(folder / MANIFEST_NAME), error)]
     return (entry if entry is not None and entry.format == layout else None), []
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self, overload
 import msgspec
 import numpy as np
 
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader
 from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, sample_numbers
 
@@ -36,9 +36,15 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
     @classmethod
-    def of(cls, path: str, error: Exception) -> Problem:
-        """Return an error in reading a file as a problem of the file, whose path the message need not repeat."""
-        return cls(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+    def of(cls, path: str, error: Exception, place: str = "") -> Problem:
+        """Return an error in reading a file as a problem of the file, whose path the message need not repeat.
+
+        Raises:
+            StoreAwayError: this is the error; no file is to blame if its store gives no answer.
+        """
+        if isinstance(error, StoreAwayError):
+            raise error
+        return cls(path=path, place=place, message=str(error).removeprefix(f"{path}: "))
 
     def __str__(self) -> str:
         return f"{self.path}: {self.place}: {self.message}" if self.place else f"{self.path}: {self.message}"

@@ -118,6 +118,27 @@ def test_threads_and_forks(root: Path) -> None:
     assert found.sample("k2") == SampleRow(*SAMPLES[1])
 
 
+def test_rows_that_are_dropped_half_way_ask_no_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator may be closed by any thread; that of the client of object stores would wait for itself."""
+    asked: list[Path] = []
+    failed: list[BaseException] = []
+    with closing(index(root)) as found:
+        rows = found._rows("SELECT * FROM samples")
+        next(rows)
+        monkeypatch.setattr(type(found.path), "is_file", lambda self: bool(asked.append(self)))
+
+        def close() -> None:
+            try:
+                rows.close()  # type: ignore[attr-defined]
+            except StoreError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=close)
+        thread.start()
+        thread.join()
+    assert (asked, failed) == ([], [])
+
+
 def test_an_index_that_cannot_be_read(tmp_path: Path) -> None:
     found = SqliteIndex(tmp_path / "odd ?#% name.sqlite")
     with pytest.raises(StoreError, match="the file is missing"):

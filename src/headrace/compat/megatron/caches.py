@@ -30,7 +30,7 @@ from numpy.typing import DTypeLike, NDArray
 from headrace.compat.megatron.blend import GPTBlend
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset, sizes_of_part
 from headrace.datasets.dataset import Dataset
-from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
+from headrace.errors import ConfigError, HeadraceError, OutputError, StoreAwayError, StoreError
 from headrace.io import AtomicFile, check_local, commit, file_sum, map_npy, output_errors
 from headrace.plan.megatron import (
     GPTOrder,
@@ -193,6 +193,8 @@ def check_cache(path: str | os.PathLike[str], reading: CacheReading) -> CacheVer
         else:
             of = str(identifiers.get("dataset_path", identifiers.get("path_prefix", "")))
             finding = _check_dataset(cache, reading)
+    except StoreAwayError:
+        raise
     except HeadraceError as error:
         finding = _Finding(problems=(_as_problem(error, path),))
     return CacheVerdict(

@@ -18,9 +18,10 @@ import re
 import shutil
 import tempfile
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, TimeoutError
 from pathlib import Path
+from threading import Condition
 from typing import Any, Final
 
 import xxhash
@@ -60,6 +61,32 @@ _PASS_BLOCKS: Final = 4
 _SAY_AFTER_S: Final = 30.0
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _log = logging.getLogger("headrace")
+
+
+class ByteRoom:
+    """Room for the bytes that several threads have in memory. What is larger than all of it is let in alone.
+
+    Args:
+        limit_bytes: the most bytes at the same time.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._changed = Condition()
+
+    @contextlib.contextmanager
+    def take(self, num_bytes: int) -> Iterator[None]:
+        """Wait until there is room for so many bytes, and keep it during the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._used_bytes == 0 or self._used_bytes + num_bytes <= self._limit_bytes)
+            self._used_bytes += num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used_bytes -= num_bytes
+                self._changed.notify_all()
 
 
 class Objects:
@@ -194,8 +221,10 @@ class Objects:
             raise reply.error
         return reply
 
-    def local_file(self, url: str) -> Path:
+    def local_file(self, url: str, room: ByteRoom | None = None) -> Path:
         """Return a local file with the bytes of an object, which is fetched unless that was done before.
+
+        At most 128 MiB of it are in memory at once, and together with what other threads fetch no more than ``room``.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -215,8 +244,8 @@ class Objects:
         if cache is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
-                return self._fetch_whole(url, status.size, cache / name)
-        return self._fetch_whole(url, status.size, places[-1] / name)
+                return self._fetch_whole(url, status.size, cache / name, room)
+        return self._fetch_whole(url, status.size, places[-1] / name, room)
 
     def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
@@ -228,15 +257,16 @@ class Objects:
         self._listings.clear()
         self._num_heads.clear()
 
-    def _fetch_whole(self, url: str, size: int, file: Path) -> Path:
+    def _fetch_whole(self, url: str, size: int, file: Path, room: ByteRoom | None) -> Path:
         with output_errors(file.parent, "create"):
             file.parent.mkdir(parents=True, exist_ok=True)
         blocks = [(begin, min(begin + BLOCK_BYTES, size)) for begin in range(0, size, BLOCK_BYTES)]
         own = file.with_name(f".{unique_name()}-{file.name}")
         with AtomicFile(own) as out:
             for at in range(0, len(blocks), _AT_ONCE):
-                for data in self.ranges(url, blocks[at : at + _AT_ONCE]):
-                    out.write(memoryview(data))
+                some = blocks[at : at + _AT_ONCE]
+                with contextlib.nullcontext() if room is None else room.take(some[-1][1] - some[0][0]):
+                    self._write(url, some, out)
         # If another thread or process was first, its file stays, since it may be open already.
         with output_errors(file, "create"):
             try:
@@ -247,6 +277,10 @@ class Objects:
                 own.rename(file)
             own.unlink(missing_ok=True)
         return file
+
+    def _write(self, url: str, blocks: list[tuple[int, int]], out: AtomicFile) -> None:
+        for data in self.ranges(url, blocks):
+            out.write(memoryview(data))
 
     def _ask(self, what: Head | List) -> FetchReply:
         request = FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for())

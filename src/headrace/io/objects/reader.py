@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.errors import StoreError
 from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats, is_full
-from headrace.io.objects.lookups import BLOCK_BYTES, Objects
+from headrace.io.objects.lookups import BLOCK_BYTES, ByteRoom, Objects
 from headrace.io.places import AnyPath, is_url
 from headrace.io.readers import (
     NO_ENDS,
@@ -37,6 +37,9 @@ from headrace.io.storage import Storage
 
 _AT_ONCE: Final = 32
 """The most objects that are fetched as a whole at the same time."""
+
+_BYTES_AT_ONCE: Final = 256 << 20
+"""The most bytes of such objects that are in memory at once."""
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -141,21 +144,25 @@ class ObjectReader(Reader):
 
     def keep(self, path: str) -> None:
         """See `Reader.keep`: fetch an object whole, unless a local file has it, and map that."""
+        self._keep(path, None)
+
+    def _keep(self, path: str, room: ByteRoom | None) -> None:
         if is_url(path) and path not in self._local:
             try:
-                self._local[path] = str(self.objects.local_file(_plain(path)))
+                self._local[path] = str(self.objects.local_file(_plain(path), room))
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
-        """See `Reader.keep_all`."""
+        """See `Reader.keep_all`: 32 objects at the same time, and 256 MiB of them."""
         begun = [(path, self._begin_ends(path, num_bytes)) for path, num_bytes in ends.items()]
         try:
             if len(paths) == 1:
                 self.keep(paths[0])
             else:
+                room = ByteRoom(_BYTES_AT_ONCE)
                 with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
-                    for _ in threads.map(self.keep, paths):
+                    for _ in threads.map(partial(self._keep, room=room), paths):
                         pass
         finally:
             answers = self._finished(begun)

@@ -142,7 +142,7 @@ def state_problems(root: AnyPath) -> Iterator[Problem]:
         state = load_state(root)
     except StoreError as error:
         path = str(root / META_FOLDER / STATE_NAME)
-        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        yield Problem.of(path, error)
         return
     if state is None:
         return

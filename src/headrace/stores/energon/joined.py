@@ -332,8 +332,7 @@ class JoinedStore(SampleStore):
             try:
                 self.read_joined(np.array([index]), [()] * len(self.columns))
             except HeadraceError as error:
-                message = str(error).removeprefix(f"{self.path}: ")
-                yield Problem(path=self.path, place=f"row {index}", message=message)
+                yield Problem.of(self.path, error, place=f"row {index}")
                 return
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import HeadraceError, StoreError
+from headrace.errors import HeadraceError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, path_at
 from headrace.stores.arguments import IntArray, TokenArray
 from headrace.stores.energon.config_file import INFO_NAME
@@ -60,6 +60,8 @@ class DocumentShards:
             where = self._root / self._names[shard]
             try:
                 store = token_store(str(where), Opening(reader=self._using))
+            except StoreAwayError:
+                raise
             except StoreError as error:
                 raise StoreError(f"{error} ({INFO_NAME} lists this shard)") from None
             if len(store) != self._counts[shard]:
@@ -77,7 +79,7 @@ class DocumentShards:
         try:
             yield from self.store(shard).check()
         except HeadraceError as error:
-            yield Problem(path=str(self._root / self._names[shard]), place="", message=str(error))
+            yield Problem.of(str(self._root / self._names[shard]), error)
 
     def close(self) -> None:
         """Close all stores."""

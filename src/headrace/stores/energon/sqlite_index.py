@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from headrace.errors import HeadraceError, InputError, StoreError
+from headrace.errors import HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, local_file
 from headrace.stores.arguments import IntArray
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
@@ -209,7 +209,9 @@ class SqliteIndex:
                 while rows := cursor.fetchmany(BATCH_ROWS):
                     yield from rows
             finally:
-                cursor.close()
+                # What is dropped half-way may be closed by any thread, even by that of the client of object stores.
+                with contextlib.suppress(sqlite3.ProgrammingError):
+                    cursor.close()
         except UnicodeEncodeError:
             return  # the name is not UTF-8, so it cannot be in an index
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -345,6 +347,8 @@ def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: Da
 def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
     try:
         keys, offsets = shards.keys(at), shards.offsets(at).tolist()
+    except StoreAwayError:
+        raise
     except HeadraceError:
         return None  # the check of the shard reports this
     rows = list(index.samples(number))

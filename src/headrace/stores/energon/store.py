@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, RemotePath, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.checking import Faults
@@ -51,6 +51,8 @@ def find_repeated_keys(path: str, names: Sequence[str], shards: DatasetShards) -
         for at in np.flatnonzero(shards.is_tar).tolist():
             try:
                 found = shards.keys(at)
+            except StoreAwayError:
+                raise
             except HeadraceError:
                 continue  # the check of the shard reports this
             read.append(at)

@@ -89,7 +89,7 @@ def check_indexed(
             yield from faults
             stream = examine(index) if not faults else None
         except StoreError as error:
-            yield Problem(path=prefix, place="", message=str(error))
+            yield Problem.of(prefix, error)
         if vouched is not None:
             yield from check_sums(prefix, vouched, index, stream)
         if index is not None and stream is not None:
@@ -177,7 +177,7 @@ def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_siz
     try:
         yield from check_values(path, index.dtype, read, stream.num_tokens, find, vocab_size)
     except StoreError as error:
-        yield Problem(path=path, place="", message=str(error))
+        yield Problem.of(path, error)
 
 
 def _sequence(index: Index, sequence: int) -> str:

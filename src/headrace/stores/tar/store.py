@@ -587,7 +587,7 @@ class TarStore(SampleStore):
             yield from self._repeated_keys()
         except HeadraceError as error:
             if sound:  # otherwise the fault was already reported
-                yield Problem(path=self.path, place="", message=str(error))
+                yield Problem.of(self.path, error)
 
     def close(self) -> None:
         """Close the files. Samples that were returned stay valid."""

@@ -1,0 +1,137 @@
+"""`make_first` makes samples of the first records, and proves the library that encodes on their texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.forking import may_fork
+from headrace.errors import ConfigError, InputError, RenderLimitError
+from headrace.preparing.backends import (
+    REFERENCE,
+    Backend,
+    Choice,
+    OnCompared,
+    ProvedEncoder,
+    RefusedTextError,
+    choose_backend,
+)
+from headrace.preparing.backends.comparison import BackendFailedError, encode_safely
+from headrace.preparing.backends.first_documents import FirstProof, most_characters, prove_texts
+from headrace.preparing.messages import RecipeSetup
+from headrace.preparing.options import TextOptions
+from headrace.preparing.recipes.inputs import RecipeInputs
+from headrace.preparing.record_encoder import make_maker
+from headrace.preparing.tokenizer import TextTokenizer
+from headrace.samples.layouts import NUM_RECORDS
+from headrace.samples.maker import SampleMaker
+from headrace.samples.maker.noticing import recipes_that_take
+from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.token_spans import SpanEncoder
+from headrace.samples.recipe import Recipe, StoreKey
+
+_OFFSETS = (
+    "the spans of tokens are the offsets of tokenizers: which bytes of a text a token is cannot be told by its id"
+)
+
+
+def choose_library(loaded: TextTokenizer, options: TextOptions, on_compared: OnCompared) -> Choice:
+    """Choose the library before any text is read. Special tokens in texts of recipes are encoded as tokens."""
+    wanted = options.tokens.backend
+    if wanted == REFERENCE or SpanEncoder(loaded.json).sums_lengths:
+        return choose_backend(loaded.json, wanted=wanted, special="encode", on_compared=on_compared)
+    choice = choose_backend(loaded.json, wanted=REFERENCE, special="encode")
+    return msgspec.structs.replace(choice, reasons={"all others" if wanted == "auto" else wanted: _OFFSETS})
+
+
+class FirstSamples(NamedTuple):
+    """What the first records were made into."""
+
+    keys: tuple[StoreKey, ...]
+    dtypes: Mapping[str, np.dtype[Any]]
+    counts: Mapping[str, int]
+
+
+def make_first(
+    making: RecipeSetup,
+    inputs: RecipeInputs,
+    loaded: TextTokenizer,
+    choice: Choice,
+    on_notice: Callable[[str], None],
+    on_compared: OnCompared,
+) -> tuple[FirstProof, FirstSamples]:
+    """Make the first records of each input, so that errors show now, and prove the library on their texts."""
+    encoder, recorder = None, None
+    if choice.name != REFERENCE or may_fork():
+        encoder = ProvedEncoder(choice.name, loaded.json, "encode")
+    if encoder is not None and choice.name != REFERENCE:
+        recorder = _Recorder(encoder.backend, most_characters(inputs.files))
+    maker: SampleMaker | None = None
+    counts: Counter[str] = Counter()
+    for number, records in enumerate(inputs.first_records):
+        maker = make_maker(making, loaded.json, source=number, encoder=recorder)
+        try:
+            made_first = maker.make(records)
+            found = made_first.counts
+        except RenderLimitError as error:
+            raise ConfigError(f"inputs[{number}], record {error.record} of the first: {error}") from None
+        for notice in maker.notices(records[:NUM_RECORDS]):
+            on_notice(f"inputs[{number}]: {notice}")
+        if found.notes.get("split_records"):
+            tokens = sum(sums.made for sums in found.tokens.values())
+            on_notice(
+                f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split"
+                " into several samples, since the template writes a turn differently when more messages follow: "
+                f"{found.notes['split_tokens']:,} of {tokens:,} tokens are repeated. `mask: {{unstable: last_turn}}` "
+                "trains only the last turn; a template that keeps its turns needs no split"
+            )
+        if made_first.bad:
+            bad = made_first.bad[0]
+            for line in recipes_that_take(
+                records[bad.record],
+                maker.recipe.mask,
+                lambda mask, source=number: make_maker(_with_mask(making, mask), loaded.json, source=source),  # type: ignore[misc]
+            ):
+                on_notice(f"inputs[{number}], record {bad.record} is refused; {line}")
+        counts.update({**found.notes, "eos": found.eos, "bos": found.bos})
+    if maker is None:
+        raise ConfigError("the recipe has no inputs")
+    made = FirstSamples(maker.keys, maker.dtypes, counts)
+    if encoder is None or recorder is None:
+        return FirstProof(choice, 0, encoder), made
+    return prove_texts(choice, recorder.texts, encoder, on_compared), made
+
+
+def _with_mask(making: RecipeSetup, mask: MaskOptions) -> RecipeSetup:
+    recipe = msgspec.structs.replace(msgspec.json.decode(making.recipe, type=Recipe), mask=mask)
+    return msgspec.structs.replace(making, recipe=msgspec.json.encode(recipe))
+
+
+class _Recorder:
+    """Encodes with a library that is not proved yet, and keeps the texts for its proof."""
+
+    def __init__(self, backend: Backend, most_characters: int) -> None:
+        self.texts: list[str] = []
+        self._backend = backend
+        self._room = most_characters
+
+    def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Encode each text by itself, see `Backend.encode`.
+
+        Raises:
+            InputError: the library fails or refuses a text; the proof finds out which.
+        """
+        for text in texts:
+            if self._room > 0:
+                self.texts.append(text)
+            self._room -= len(text)
+        try:
+            encoded = encode_safely(self._backend, texts)
+        except (RefusedTextError, BackendFailedError) as error:
+            raise InputError(f"{self._backend.name} refuses a text: {error}") from error
+        return encoded.ids, encoded.lengths

@@ -1,0 +1,178 @@
+"""`read_recipe` reads the file of a recipe; `find_recipe_inputs` finds its inputs, their first records and layouts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import ConfigError, InputError
+from headrace.io import Storage, check_readable, is_url, path_at, reader_of
+from headrace.preparing.backends.first_documents import MAX_TEXT_BYTES
+from headrace.preparing.sources import RecordSpec, SourceFile, Span, find_inputs, open_span
+from headrace.samples.recipe import Recipe, load_recipe, parse_recipe, resolve_layout
+from headrace.samples.recipe.recipe import InputSpec
+from headrace.samples.templates import suite_names
+
+
+def read_recipe(path: str | os.PathLike[str], storage: Storage | None = None) -> Recipe:
+    """Read a recipe as `load_recipe` does, also from a URL, to whose folder relative paths in the recipe refer then.
+
+    A template that is not there by its name may be one of our suite, as with a local recipe.
+
+    Args:
+        path: the path of the file, or its URL.
+        storage: how the store of a URL is reached; None goes by the environment.
+
+    Raises:
+        ConfigError: as `load_recipe`.
+        StoreError: the store of the URL cannot be reached.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("chats.yaml").write_text("{type: sft, inputs: chats.jsonl, tokenizer: chat-tokenizer}")
+        >>> headrace.preparing.read_recipe("chats.yaml").inputs[0].paths
+        'chats.jsonl'
+    """
+    check_readable(path)
+    if not is_url(path):
+        return load_recipe(path)
+    place = path_at(path, reader_of(storage))
+    name = os.fspath(path)
+    try:
+        recipe = parse_recipe(place.read_text("utf-8"), name=name)
+    except FileNotFoundError:
+        raise ConfigError(f"recipe {name!r} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {name!r} cannot be read: {error}") from error
+    folder = str(place.parent)
+    inputs = []
+    for spec in recipe.inputs:
+        paths = tuple(_placed(one, folder) for one in _paths(spec))
+        inputs.append(msgspec.structs.replace(spec, paths=paths[0] if isinstance(spec.paths, str) else paths))
+    tokenizer = None if recipe.tokenizer is None else _placed(recipe.tokenizer, folder)
+    template = recipe.template
+    if template is not None and template.path is not None:
+        found = _placed(template.path, folder)
+        if template.path not in suite_names() or (is_url(found) and path_at(found, reader_of(storage)).exists()):
+            template = msgspec.structs.replace(template, path=found)
+    return msgspec.structs.replace(recipe, inputs=tuple(inputs), tokenizer=tokenizer, template=template)
+
+
+def _placed(path: str, folder: str) -> str:
+    """Return a path that a recipe in a folder at a URL names: the URL of a relative one, all others as they are."""
+    if path == "-" or path.startswith("/") or "://" in path:
+        return path
+    slash = "/" if path.endswith("/") else ""
+    return f"{path_at(folder) / path}{slash}"
+
+
+class RecipeInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The inputs of a recipe, as they were found."""
+
+    recipe: Recipe
+    """The recipe, with every layout resolved."""
+
+    files: tuple[SourceFile, ...]
+    sources: tuple[int, ...]
+    """For each file the number of the recipe's input that named it."""
+
+    first_records: tuple[tuple[Any, ...], ...]
+    """The first records of each input of the recipe."""
+
+
+def with_inputs(recipe: Recipe, inputs: Sequence[str | os.PathLike[str]]) -> Recipe:
+    """Replace the files of a recipe by ``inputs``, if there are any.
+
+    Raises:
+        ConfigError: the recipe has several inputs, or there are no inputs at all.
+    """
+    if inputs:
+        if len(recipe.inputs) > 1:
+            raise ConfigError(
+                f"the recipe has {len(recipe.inputs)} inputs, each with a layout of its own, so it is not clear which "
+                "of them other files would replace: name the files in the recipe"
+            )
+        spec = recipe.inputs[0] if recipe.inputs else InputSpec(paths="")
+        paths = tuple(os.fspath(path) for path in inputs)
+        return msgspec.structs.replace(recipe, inputs=(msgspec.structs.replace(spec, paths=paths),))
+    if not recipe.inputs:
+        raise ConfigError("no input: name files in the recipe, `inputs: [data.jsonl]`, or on the command line")
+    return recipe
+
+
+def reads_stdin(recipe: Recipe) -> bool:
+    """Whether standard input is among the inputs."""
+    return any("-" in _paths(spec) for spec in recipe.inputs)
+
+
+def find_recipe_inputs(
+    recipe: Recipe,
+    spec: RecordSpec,
+    *,
+    stdin: Path | None,
+    storage: Storage | None,
+    keep_faulty: bool,
+    num_records: int,
+    max_record_bytes: int,
+    on_notice: Callable[[str], None],
+) -> RecipeInputs:
+    """Find all files, read the first records of each input, and resolve the layouts that the recipe leaves open.
+
+    Raises:
+        ConfigError: see `find_inputs`; or no layout fits the records, or several do.
+        InputError: see `find_inputs`; or there is no record by which to recognise a layout.
+    """
+    files: list[SourceFile] = []
+    sources: list[int] = []
+    seen: dict[str, str] = {}
+    first_records = []
+    for number, entry in enumerate(recipe.inputs):
+        found = find_inputs(_paths(entry), spec=spec, stdin=stdin, keep_faulty=keep_faulty, storage=storage)
+        for file in found:
+            real = file.path if is_url(file.path) else os.path.realpath(file.path)
+            if real in seen:
+                raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
+            seen[real] = file.name
+        records, bad = _first_records(found, spec, num_records, max_record_bytes)
+        if not recipe.by_sections and entry.layout == "auto" and not records:
+            raise InputError(bad or f"no records in {len(found):,} files of inputs[{number}]. Nothing was written.")
+        recipe, recognised = resolve_layout(recipe, records, source=number)
+        if recognised is not None:
+            others = f" (would fit as well: {', '.join(recognised.alternatives)})" if recognised.alternatives else ""
+            on_notice(f"inputs[{number}] is of the layout {recognised.layout}: {recognised.why}{others}")
+        files += found
+        sources += [number] * len(found)
+        first_records.append(tuple(records))
+    return RecipeInputs(recipe=recipe, files=tuple(files), sources=tuple(sources), first_records=tuple(first_records))
+
+
+def _first_records(
+    files: Sequence[SourceFile], spec: RecordSpec, num_records: int, max_record_bytes: int
+) -> tuple[list[Any], str]:
+    """The first good records, up to a number of records and bytes, and the first bad record among them, in words."""
+    records: list[Any] = []
+    bad, num_bytes = "", 0
+    for file in files:
+        reader = open_span(file, Span(0, 0, file.extent), spec, max_record_bytes=max_record_bytes)
+        for block in reader.blocks():
+            records += (block.records or [])[: num_records - len(records)]
+            num_bytes += block.input_bytes
+            if block.bad and not bad:
+                bad = f"{file.name}, {block.bad[0].line + 1:,}: {block.bad[0].message}"
+            if len(records) >= num_records or num_bytes >= MAX_TEXT_BYTES:
+                return records, bad
+    return records, bad
+
+
+def all_paths(recipe: Recipe) -> list[str | None]:
+    """Return all paths and URLs that a recipe names; None for what it leaves open."""
+    template = None if recipe.template is None else recipe.template.path
+    return [*(path for spec in recipe.inputs for path in _paths(spec)), recipe.tokenizer, template]
+
+
+def _paths(spec: InputSpec) -> tuple[str, ...]:
+    return (spec.paths,) if isinstance(spec.paths, str) else spec.paths
