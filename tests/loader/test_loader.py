@@ -388,17 +388,40 @@ def test_a_turn_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
     is_over, has_gone_on = threading.Event(), threading.Event()
 
     def read(number: int) -> int:
-        if number == 0:
+        if number == 1:
             with waiting():
                 assert is_over.wait(60)
             has_gone_on.set()
-        else:
+        elif number == 2:
             is_over.set()
             assert has_gone_on.wait(60)
         return number
 
-    stream = in_threads([read], ((number, number) for number in range(2)), Reading(ahead=1 << 28), str)
-    assert list(stream) == [(0, 0), (1, 1)]
+    stream = in_threads([read], ((number, number) for number in range(3)), Reading(ahead=1 << 28), str)
+    assert list(stream) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_nothing_is_asked_for_before_the_first_result() -> None:
+    """The first batch had better not share the way to the store with those that nobody waits for yet."""
+    is_waiting, are_sent = threading.Event(), threading.Event()
+    beside: list[str] = []
+
+    def read(number: int) -> int:
+        if number == 0:
+            with waiting():
+                is_waiting.set()
+                assert are_sent.wait(60)
+                beside.extend(one.name for one in threading.enumerate() if one.name == "headrace-read")
+        return number
+
+    def numbers() -> Iterator[tuple[int, int]]:
+        for number in range(4):
+            yield number, number
+            assert is_waiting.wait(60)
+        are_sent.set()
+
+    assert list(in_threads([read], numbers(), Reading(ahead=1 << 28), str)) == [(number, number) for number in range(4)]
+    assert beside == ["headrace-read"]
 
 
 class CountedEvent(threading.Event):

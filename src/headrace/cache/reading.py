@@ -363,9 +363,8 @@ class CachedReader(Reader):
             if not store.read(wanted, ()):
                 places.append((path, number, begins))
                 ranges.append(FileRanges(file, path, number * store.block_bytes + begins, ends - begins))
-        # Who reads a part that is not there meets the fault again, and tries again. Nothing else is asked for
-        # meanwhile, so that these few bytes come at once.
-        with contextlib.suppress(ReadFailure), waiting(for_more=False):
+        # Who reads a part that is not there meets the fault again, and tries again.
+        with contextlib.suppress(ReadFailure):
             found = self._fetch_claimed([], ranges, _unused) if ranges else []
             return {
                 (path, number): list(zip(begins.tolist(), data, strict=True))

@@ -14,13 +14,14 @@ import logging
 import mmap
 import os
 import sys
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -69,14 +70,42 @@ def tell_of_waits(wait: Callable[[bool], Wait]) -> None:
     _WAIT.set(wait)
 
 
-def waiting(*, for_more: bool = True) -> Wait:
-    """Return the context in which a reader waits for an object store, or for what a cache keeps from slow disks.
+class _Waits(threading.local):
+    """How long this thread has waited for stores, and whether it waits now."""
+
+    seconds = 0.0
+    is_now = False
+
+
+_WAITS: Final = _Waits()
+
+
+def waited_s() -> float:
+    """Return for how many seconds this thread has waited for stores so far; see `waiting`."""
+    return _WAITS.seconds
+
+
+@contextlib.contextmanager
+def waiting(*, for_more: bool = True) -> Iterator[None]:
+    """The context in which a reader waits for an object store, or for what a cache keeps from slow disks.
+
+    A wait within another one is a part of that.
 
     Args:
         for_more: whether more could be asked for meanwhile, so that another thread had better begin to.
     """
+    if _WAITS.is_now:
+        yield
+        return
     wait = _WAIT.get()
-    return contextlib.nullcontext() if wait is None else wait(for_more)
+    since = monotonic()
+    _WAITS.is_now = True
+    try:
+        with contextlib.nullcontext() if wait is None else wait(for_more):
+            yield
+    finally:
+        _WAITS.is_now = False
+        _WAITS.seconds += monotonic() - since
 
 
 class FilePool:

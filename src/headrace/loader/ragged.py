@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headrace.datasets import Run
 from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
 from headrace.datasets.media.face import BatchBlocks, collated
+from headrace.io.readers import waited_s
 from headrace.loader.faults import blaming
 from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
 
@@ -35,12 +36,12 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     Raises:
         SampleFailure: samples could not be made.
     """
-    begin = perf_counter()
+    begin, waited = perf_counter(), waited_s()
     flat = run.flat_batches(span.located, span.sizes, allocate or fresh)
     if flat is not None:
         columns = {name: torch.from_numpy(values) for name, values in flat.columns.items()}
         seconds = perf_counter() - begin
-        cost = Cost(seconds, sum(map(_num_bytes, columns.values())))
+        cost = Cost(seconds - (waited_s() - waited), sum(map(_num_bytes, columns.values())))
         parts = list(map(RaggedBatch, flat.shapes, flat.others))
         return SpanRows(columns, parts, cost, times=StageTimes(read=seconds))
     blocks = None if allocate is None or not _is_plain(run, span) else BatchBlocks(allocate, sum(span.sizes))
@@ -58,7 +59,7 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     num_bytes += sum(_num_bytes(value) for _, others in ragged for value in others.values())
     end = perf_counter()
     times = watch.take_times(made - begin, end - made)
-    return SpanRows(columns, ragged, Cost(end - begin, num_bytes), watch.faults, times)
+    return SpanRows(columns, ragged, Cost(end - begin - (waited_s() - waited), num_bytes), watch.faults, times)
 
 
 def fresh(num_bytes: int) -> NDArray[np.uint8]:

@@ -7,7 +7,8 @@ another one waits for the store, and one whose answer has come goes on when it i
     thread 2           reads, waits for the store ........... reads
     thread 3                  reads, waits for the store
 
-Where all is in a cache on the disk, one thread reads it all.
+Where all is in a cache on the disk, one thread reads it all. The first result comes before all else: nothing more is
+asked for until it is there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ class _Turn:
     def __init__(self, free: Semaphore) -> None:
         self._free = free
         self._is_mine = False
-        self.is_waiting = False
 
     def take(self) -> None:
         self._is_mine = self._free.acquire(timeout=_TURN_S)
@@ -81,6 +81,7 @@ class ReadAhead(Reads[T, M]):
         self._lock = Lock()
         self._threads: list[Thread] = []
         self._num_waiting = 0
+        self._has_result = False
         self._is_over = False
 
     @property
@@ -125,7 +126,8 @@ class ReadAhead(Reads[T, M]):
         """Start another thread, if tasks are left and fewer threads read than may."""
         with self._lock:
             num_reading = len(self._threads) - self._num_waiting
-            is_enough = num_reading >= self._num_reading or len(self._threads) >= MOST_THREADS
+            most = MOST_THREADS if self._has_result else self._num_reading
+            is_enough = num_reading >= self._num_reading or len(self._threads) >= most
             if self._is_over or is_enough or self._sent.empty():
                 return
             thread = Thread(target=self._work, name="headrace-read", daemon=True)
@@ -134,11 +136,7 @@ class ReadAhead(Reads[T, M]):
 
     @contextlib.contextmanager
     def _wait(self, turn: _Turn, for_more: bool) -> Iterator[None]:
-        """Let others read until the end of the block; a wait within another one changes nothing."""
-        if turn.is_waiting:
-            yield
-            return
-        turn.is_waiting = True
+        """Let others read until the end of the block."""
         turn.leave()
         # One that waits while nobody could ask for more counts as one that reads, so that none is started for it.
         with self._lock:
@@ -150,7 +148,6 @@ class ReadAhead(Reads[T, M]):
             with self._lock:
                 self._num_waiting -= for_more
             turn.take()
-            turn.is_waiting = False
 
     def _work(self) -> None:
         turn = _Turn(self._free)
@@ -163,6 +160,7 @@ class ReadAhead(Reads[T, M]):
                 slot.done.put((self._read(task), None))
             except BaseException as error:  # raised again where the answer is received
                 slot.done.put((None, error))
+            self._has_result = True
             turn.leave()
             # A task that lived on in this thread would keep its memory from being reused.
             del task, slot, found

@@ -46,7 +46,7 @@ SPAN_SECONDS = 0.02
 
 
 class Cost(NamedTuple):
-    """What it took to read a span: time, and bytes of its values."""
+    """What it took to read a span: time without waits for stores, of which a longer span has fewer, and bytes."""
 
     seconds: float
     num_bytes: int
