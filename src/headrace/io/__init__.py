@@ -11,6 +11,7 @@
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
                create_once, read_once            of several processes that create a file, one succeeds
                write_json_file                   a JSON document that people may read
+               replace_file, remove_file         ... of a path or a URL
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
     sizes      parse_size                        "500MB" as a number of bytes
     folders    claim_folder                      one process at a time works in a folder
@@ -34,6 +35,8 @@ from headrace.io.atomic import (
     json_bytes,
     output_errors,
     partial_path,
+    remove_file,
+    replace_file,
     sync_folder,
     temporary_path,
     write_all,
@@ -144,6 +147,8 @@ __all__ = [
     "reader",
     "reader_at",
     "reader_of",
+    "remove_file",
+    "replace_file",
     "safe_relative",
     "sync_folder",
     "temporary_path",

@@ -294,7 +294,7 @@ def test_what_is_not_prepared_at_a_url(bucket: MemoryBucket, tmp_path: Path) -> 
         ("http://host/ds", {}, ConfigError, "objects are written to s3://, gs:// and az://, not to a web server"),
         (f"{bucket.url}/ds/a.jsonl", {}, ConfigError, "only a folder of tars can be split"),
         (f"{bucket.url}/ds/no.jsonl", {}, InputError, "there are no objects below this URL"),
-        (f"{bucket.url}/ds/m.yaml", {}, ConfigError, "the joins of a metadataset are prepared on a disk"),
+        (f"{bucket.url}/ds/m.yaml", {}, ConfigError, "only a folder of tars can be split"),
         (f"{bucket.url}/text", {"media": IMAGES, "media_only": True}, InputError, "no file is chosen as a medium"),
         (
             f"{bucket.url}/tars",
@@ -311,7 +311,7 @@ def test_what_is_not_prepared_at_a_url(bucket: MemoryBucket, tmp_path: Path) -> 
         planned = (kind, message)
         if options:
             planned = (ConfigError, "a folder of plain media at a URL is prepared on one host: leave the executor out")
-        elif url.endswith("a.jsonl"):
+        elif url.endswith(("a.jsonl", "m.yaml")):
             planned = (ConfigError, "is not planned for other processes; prepare it here: it is one step")
         with pytest.raises(planned[0], match=planned[1]):
             plan_energon(url, options=EnergonOptions(**{"split": SPLIT, **options}))

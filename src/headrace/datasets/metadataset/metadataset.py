@@ -40,7 +40,7 @@ from headrace.datasets.metadataset.reading import (
 )
 from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import SCHEMES, AnyPath, Reader, check_local, check_readable, is_url, path_at, reader_of
+from headrace.io import SCHEMES, AnyPath, Reader, check_readable, is_url, path_at, reader_of
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
 from headrace.stores.energon.config_file import read_config
@@ -59,7 +59,9 @@ def place(text: str, base: AnyPath, where: str) -> str:
     """
     found = _PROTOCOL.fullmatch(text)
     if found is None:
-        return os.path.normpath(base / text) if isinstance(base, Path) or text.startswith("/") else str(base / text)
+        if text.startswith("/"):
+            return os.path.normpath(text)
+        return os.path.normpath(base / text) if isinstance(base, Path) else str(base / text)
     if is_url(text):
         return text
     protocol, rest = found[1].lower(), found[2]
@@ -475,6 +477,7 @@ class Metadataset:
     def prepare(self) -> list[Join]:
         """Write the index of every join of every split; joins of nested files get theirs beside those files.
 
+        Files and datasets may be at URLs; see `headrace.stores.energon.write_join`.
         A split that cannot be resolved is an error, and so is a dataset without ``index.sqlite``. Indices that no join
         uses any more are not removed.
 
@@ -489,7 +492,7 @@ class Metadataset:
                 if isinstance(source, JoinedSource):
                     key = (source.folder, msgspec.json.encode([_facts(one) for one in source.columns]))
                     if key not in done:
-                        done[key] = _prepared(source)
+                        done[key] = _prepared(source, self._origin.reader)
         return list(done.values())
 
     def __repr__(self) -> str:
@@ -539,7 +542,6 @@ def traverse_metadataset(path: str | os.PathLike[str], *, split_part: str) -> li
 
 def prepare_metadataset(path: str | os.PathLike[str]) -> list[Join]:
     """Write the join indices of a metadataset; see `Metadataset.prepare`."""
-    check_local(path)
     return load_dataset(path).prepare()
 
 
@@ -553,17 +555,16 @@ def _facts(column: Any) -> list[Any]:
     return [column.name, column.path, column.split_part, column.split_config, column.nonmatch]
 
 
-def _prepared(source: JoinedSource) -> Join:
+def _prepared(source: JoinedSource, using: str | Reader) -> Join:
     if source.folder is None:
         raise ConfigError(
             f"{source.where}: a join has an index beside the file of its metadataset, and this metadataset was given "
             "as a dict: pass load_dataset the path of the file that it stands for"
         )
-    check_local(source.folder)
     columns = []
     try:
-        columns = join_columns(source)
-        return write_join(Path(source.folder), columns)
+        columns = join_columns(source, using)
+        return write_join(source.folder, columns)
     except (ConfigError, StoreError, InputError) as error:
         kind = next(kind for kind in (ConfigError, StoreError, InputError) if isinstance(error, kind))
         raise kind(f"{source.where}: {error}") from error

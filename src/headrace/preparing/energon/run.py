@@ -298,10 +298,10 @@ def prepare_energon(
 
     Args:
         path: a folder of tars; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder of files; or the
-            ``.yaml`` of a metadataset, which gets the indices of its joins. All but the last may be at a URL.
+            ``.yaml`` of a metadataset, which gets the indices of its joins. All of these may be at a URL.
         options: all options; None uses their defaults. At a URL, ``workers`` is how many shards or files are read at
             the same time, by default 16 shards or 32 files.
-        storage: how the store of a URL is reached; None goes by the environment.
+        storage: how the store of a URL is reached, or those that a metadataset names; None goes by the environment.
         on_progress: called with how far the run is.
         on_notice: called with messages about what was decided, left out or kept.
 
@@ -317,7 +317,10 @@ def prepare_energon(
         WorkerError: worker processes ended before their work was done.
         MissingExtraError: metadata of media are asked for, and the package that reads them is not installed.
     """
-    check_storage(storage, path)
+    if _is_mix(path):
+        check_readable(path)
+    else:
+        check_storage(storage, path)
     options = EnergonOptions() if options is None else options
     check_options(options)
     if is_url(path):
@@ -325,7 +328,7 @@ def prepare_energon(
     root = Path(path)
     if _is_single(root):
         _check_plain(root, options)
-        return _lines(root) if root.suffix == ".jsonl" else _joins(root, on_notice)
+        return _lines(root) if root.suffix == ".jsonl" else _joins(path, storage, on_notice)
     if _is_of_media(root, options):
         plan = _media_plan(root, options)
         return run_media(root, plan, workers=options.workers, restart=options.restart, on_progress=on_progress)
@@ -388,6 +391,9 @@ def _at_url(
         InputError: there is nothing.
     """
     dataset = _reached(url, storage)
+    if _is_mix(url):
+        _check_plain(url, options)
+        return _joins(url, storage, on_notice)
     if _is_lines(dataset):
         _check_plain(url, options)
         index, count = resolve_name(f"{_OBJECTS}:write_remote_lines")(url, storage)
@@ -414,8 +420,9 @@ def object_shards(url: str, options: EnergonOptions) -> ObjectShards:
         InputError: there is nothing.
     """
     dataset = _reached(url, None)
-    if _is_lines(dataset):
-        raise ConfigError(f"{url}: a .jsonl is not planned for other processes; prepare it here: it is one step")
+    if _is_mix(url) or _is_lines(dataset):
+        suffix = dataset.root.suffix
+        raise ConfigError(f"{url}: a {suffix} is not planned for other processes; prepare it here: it is one step")
     _check_folder(dataset)
     if _is_of_media(dataset.root, options):
         raise ConfigError(f"{url}: a folder of plain media at a URL is prepared on one host: leave the executor out")
@@ -426,14 +433,13 @@ def _reached(url: str, storage: Storage | None) -> ObjectShards:
     """Return what may be a dataset at a URL; raises ConfigError as `_at_url` does."""
     if url.lower().startswith("http"):
         raise ConfigError(f"{url}: objects are written to s3://, gs:// and az://, not to a web server")
-    if url.endswith(".yaml"):
-        raise ConfigError(
-            f"{url}: the joins of a metadataset are prepared on a disk; at a URL, a folder of tars or of media is, or a"
-            " .jsonl: copy it, prepare the copy, and upload what was made"
-        )
     # What talks to object stores is loaded when the first URL comes.
     dataset: ObjectShards = resolve_name(f"{_OBJECTS}:ObjectShards")(url, storage)
     return dataset
+
+
+def _is_mix(path: str | os.PathLike[str]) -> bool:
+    return os.fspath(path).endswith(".yaml")
 
 
 def _is_lines(dataset: ObjectShards) -> bool:
@@ -442,7 +448,9 @@ def _is_lines(dataset: ObjectShards) -> bool:
 
 def _check_folder(dataset: ObjectShards) -> None:
     if not dataset.root.is_dir():
-        raise InputError(f"{dataset.root}: there are no objects below this URL; expected a folder of tars, or a .jsonl")
+        raise InputError(
+            f"{dataset.root}: there are no objects below this URL; expected a folder of tars, a .jsonl, or a .yaml"
+        )
 
 
 def _is_single(path: Path) -> bool:
@@ -479,8 +487,8 @@ def _lines(path: Path) -> EnergonReport:
     return EnergonReport(kind="jsonl", path=str(path), samples=count, written=(str(index_place(path)),))
 
 
-def _joins(path: Path, on_notice: Callable[[str], None]) -> EnergonReport:
-    joins = prepare_joins(path)
+def _joins(path: str | os.PathLike[str], storage: Storage | None, on_notice: Callable[[str], None]) -> EnergonReport:
+    joins = prepare_joins(path, storage)
     for place, join in joins.items():
         without = f", {join.skipped:,} without a partner left out" if join.skipped else ""
         on_notice(f"{place}: {join.rows:,} joined samples{without}")

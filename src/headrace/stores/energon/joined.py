@@ -24,7 +24,7 @@ from headrace.io import AnyPath, Reader, path_at, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.store import EnergonStore
-from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import Extents, PartPlace, Problem, RawSample, SampleStore
 
 MAGIC: Final = b"JIDX0001"
 HEADER_BYTES: Final = 16
@@ -324,6 +324,28 @@ class JoinedStore(SampleStore):
             place = self._places(number, at)[0]
             if place is not None:
                 found |= {f"{name}.{part}": where for part, where in column.store.part_places(place).items()}
+        return found
+
+    def column_extents(self, indices: IntArray) -> list[Extents]:
+        """Return for each column which bytes of its shards hold its samples; one that is missing has no range.
+
+        Raises:
+            IndexError: there is no such sample.
+            StoreError: a row does not belong to these datasets.
+            ConfigError: a column has shards that are no tars.
+        """
+        indices = positions(indices, len(self), f"{self.path}: sample numbers")
+        found = []
+        for at, column in enumerate(self.columns):
+            shards, begins, sizes = self._rows[indices, at].T.astype(np.int64)
+            rows = np.flatnonzero((shards != -1) | (at == 0) | (column.nonmatch != "none"))
+            numbers = column.store.numbers_of_listed
+            is_known = (shards[rows] >= 0) & (shards[rows] < len(numbers))
+            files = np.where(is_known, numbers[np.where(is_known, shards[rows], 0)], -1)
+            if (wrong := rows[files < 0]).size:
+                raise self._foreign(f"row {indices[wrong[0]]}: shard {shards[wrong[0]]} is not of {column.store.path}")
+            begins, ends = begins[rows], (begins + sizes)[rows]
+            found.append(Extents(column.store, rows.astype(np.int64), files, begins, ends))
         return found
 
     def check(self) -> Iterator[Problem]:

@@ -388,6 +388,11 @@ class EnergonStore(SampleStore):
             return None
         return at, index
 
+    @property
+    def numbers_of_listed(self) -> IntArray:
+        """(listed,) int64: for each shard in the list of the split, its number in ``data_files``; -1 if excluded."""
+        return np.array([self._distinct_places.get(name, -1) for name in self._opened.part.listed], np.int64)
+
     def start_of(self, index: int) -> tuple[int, int]:
         """Return where a sample begins: the (first) number of its shard in the list of the split, and the byte."""
         shard, local = self._place(index)
