@@ -20,6 +20,7 @@ JOINED = """
 def side_by_side(one, two):
     return {"__key__": one["__key__"], "txt": one["txt"], "cap": None if two is None else two["cap"]}
 """
+HERE = Reading(num_threads=1)
 JOINER = {"__module__": "joiner_at_urls", "__function__": "side_by_side"}
 
 
@@ -56,9 +57,7 @@ def run_of(path: str | Path, cache: headrace.Cache | None = None, split: str = "
     return headrace.Run(load_dataset(path).train(split, options=options), global_batch_size=4, samples=40)
 
 
-def loader_of(
-    path: str | Path, cache: headrace.Cache | None = None, reading: Reading = Reading(num_threads=1)
-) -> headrace.Loader:
+def loader_of(path: str | Path, cache: headrace.Cache | None = None, reading: Reading = HERE) -> headrace.Loader:
     return headrace.Loader(run_of(path, cache), micro_batch_size=2, reading=reading)
 
 
@@ -67,7 +66,7 @@ def read(loader: headrace.Loader) -> list[Any]:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("reading", [Reading(num_threads=1), Reading(ahead="100MB")], ids=["usual", "ahead"])
+@pytest.mark.parametrize("reading", [HERE, Reading(ahead="100MB")], ids=["usual", "ahead"])
 def test_batches_and_states(bucket: MemoryBucket, data: Path, tmp_path: Path, cached: bool, reading: Reading) -> None:
     path = write(data)
     url = f"{bucket.upload(data, 'ds')}/mix.yaml"
