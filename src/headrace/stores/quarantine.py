@@ -24,7 +24,7 @@ from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import JsonlSamplesStore
-from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore, SmallReads
 from headrace.stores.tar.store import TarStore
 
 
@@ -79,6 +79,10 @@ class QuarantinedStore(SampleStore):
     def readers(self) -> tuple[Reader, ...]:
         """The readers of the inner store."""
         return self.inner.readers
+
+    def small_reads(self) -> list[SmallReads]:
+        """Those of the inner store."""
+        return self.inner.small_reads()
 
     @property
     def fingerprint(self) -> str:

@@ -7,15 +7,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self, overload
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Final, NamedTuple, Self, overload
 
 import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import AnyPath, Reader
+from headrace.io.readers import NO_ENDS
 from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, sample_numbers
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "SampleStore", "Store", "TokenArray"]
@@ -122,6 +125,57 @@ class Extents(NamedTuple):
         return cls(store, *columns) if parts else cls(store, empty, empty, empty, empty)
 
 
+class SmallReads(NamedTuple):
+    """What is read of files to open or to know a store: little, but of many files.
+
+    Attributes:
+        reader: what reads them.
+        looked_at: files whose sizes are asked for.
+        kept: files that are read as a whole, as `headrace.io.Reader.keep_all` does.
+        ends: the bytes at both ends of other files that are read, by their paths.
+    """
+
+    reader: Reader
+    looked_at: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    ends: Mapping[str, int] = NO_ENDS
+
+
+_READERS_AT_ONCE: Final = 32
+
+
+def read_together(reads: Iterable[SmallReads]) -> None:
+    """Fetch at the same time what will be read, as far as it is remote: one look-up of all, and then the content.
+
+    What cannot be read is left to those who need it, and have the words for it.
+    """
+    by_reader: dict[Reader, list[SmallReads]] = {}
+    for one in reads:
+        if one.reader.reads_urls:
+            by_reader.setdefault(one.reader, []).append(one)
+
+    def read(reader: Reader) -> None:
+        mine = by_reader[reader]
+        ends = dict(pair for one in mine for pair in one.ends.items())
+        kept = list(dict.fromkeys(path for one in mine for path in one.kept))
+        with contextlib.suppress(StoreError):
+            reader.look_up([*(path for one in mine for path in one.looked_at), *kept, *ends])
+            reader.keep_all([path for path in kept if reader.path_at(path).is_file()], ends)
+
+    if len(by_reader) == 1:
+        read(*by_reader)
+    elif by_reader:
+        with ThreadPoolExecutor(_READERS_AT_ONCE, thread_name_prefix="headrace-read-together") as threads:
+            for _ in threads.map(read, by_reader):
+                pass
+
+
+def read_ahead_of_fingerprints(stores: Iterable[AnyStore]) -> None:
+    """Fetch at the same time what the fingerprints of stores will read, as `read_together` does."""
+    remote = (store for store in stores if any(one.reads_urls for one in store.readers))
+    read_together(reads for store in remote for reads in store.small_reads())
+
+
 class AnyStore(ABC):
     """What stores of tokens and stores of samples share. A pickled store is opened again where it is unpickled."""
 
@@ -140,6 +194,10 @@ class AnyStore(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
+
+    def small_reads(self) -> list[SmallReads]:
+        """Return what ``fingerprint`` reads, so that it can be fetched for many stores at the same time."""
+        return []
 
     @property
     def readers(self) -> tuple[Reader, ...]:

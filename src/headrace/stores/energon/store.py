@@ -34,7 +34,16 @@ from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
 from headrace.stores.kept_arrays import num_entries
-from headrace.stores.store import Extents, Numbering, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import (
+    Extents,
+    Numbering,
+    PartPlace,
+    Problem,
+    RawSample,
+    SampleStore,
+    SmallReads,
+    read_ahead_of_fingerprints,
+)
 from headrace.stores.tar.index import KeyTable, index_path
 from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import MadeIndexes, TarShards
@@ -291,6 +300,10 @@ class EnergonStore(SampleStore):
         """Whether the part lists each shard once."""
         return bool((np.diff(self._which) > 0).all())
 
+    def small_reads(self) -> list[SmallReads]:
+        """The indexes of all tars."""
+        return [self._shards.tars.small_reads(np.flatnonzero(self._shards.is_tar).tolist())]
+
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of names, counts, sizes and index entries of the shards, and of what is left out.
@@ -298,7 +311,7 @@ class EnergonStore(SampleStore):
         The first use costs O(shards). It does not depend on the contents of the samples.
         """
         if self._fingerprint is None:
-            self._shards.tars.keep_indexes(np.flatnonzero(self._shards.is_tar).tolist())
+            read_ahead_of_fingerprints([self])
             facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
             self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
         return self._fingerprint
