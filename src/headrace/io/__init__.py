@@ -35,8 +35,6 @@ from headrace.io.atomic import (
     json_bytes,
     output_errors,
     partial_path,
-    remove_file,
-    replace_file,
     sync_folder,
     temporary_path,
     write_all,
@@ -79,6 +77,7 @@ if TYPE_CHECKING:
     from headrace.io.objects import FetchPolicy, FetchStats, ObjectReader
     from headrace.io.once import create_once, read_once, unique_name
     from headrace.io.remote import RemotePath
+    from headrace.io.replacing import remove_file, replace_file
     from headrace.io.sizes import parse_size
     from headrace.io.storage import Storage
 
@@ -92,6 +91,8 @@ _HOMES = {
     "map_npy": "headrace.io.npy",
     "parse_size": "headrace.io.sizes",
     "read_once": "headrace.io.once",
+    "remove_file": "headrace.io.replacing",
+    "replace_file": "headrace.io.replacing",
     "unique_name": "headrace.io.once",
 }
 

@@ -2,8 +2,7 @@
 
 A file is written under a temporary name, synced and renamed, and then its folder is synced. `claim_folder` lets one
 process at a time work in a folder, through a lock file that is held for as long as the process lives.
-`write_json_file` writes JSON documents that people may read. `replace_file` and `remove_file` change what lies at a
-path or at a URL.
+`write_json_file` writes JSON documents that people may read.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from types import TracebackType
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Literal
 
 import msgspec
 
 from headrace.errors import OutputError
 from headrace.io.checksum import FileHasher, FileSum
-from headrace.io.places import AnyPath, check_local
+from headrace.io.places import check_local
 
 
 def write_all(write: Callable[[memoryview], int], data: bytes | bytearray | memoryview) -> None:
@@ -313,28 +311,3 @@ def write_json_file(path: str | os.PathLike[str], value: Any, *, indent: int = 2
     """
     check_local(path)
     atomic_write(Path(path), json_bytes(value, indent=indent))
-
-
-_WRITER: Final = "headrace.io.objects.writer"  # loaded when the first URL comes
-
-
-def replace_file(path: AnyPath, data: bytes) -> None:
-    """Write a whole file or object, which appears complete or not at all, in the place of what was there.
-
-    Raises:
-        OutputError: the system or the store refuses it.
-        ConfigError: it is the URL of a web server.
-    """
-    if isinstance(path, Path):
-        atomic_write(path, data)
-    else:
-        resolve_name(f"{_WRITER}:replace")(path, data)
-
-
-def remove_file(path: AnyPath) -> None:
-    """Remove a file or object, which need not be there; raises as `replace_file` does."""
-    if isinstance(path, Path):
-        with output_errors(path, "remove"):
-            path.unlink(missing_ok=True)
-    else:
-        resolve_name(f"{_WRITER}:remove")(path)

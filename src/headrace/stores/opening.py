@@ -13,9 +13,8 @@ Everything else is opened as tokens; see `headrace.stores.token_layouts`.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, overload
 
@@ -35,11 +34,11 @@ from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.parquet import PARQUET_SUFFIX
 from headrace.stores.quarantine import quarantined
 from headrace.stores.saved_dataset import is_saved_dataset
-from headrace.stores.store import SampleStore, SmallReads, Store, read_together
+from headrace.stores.store import SampleStore, Store
 from headrace.stores.tar.index import TarPaths
 from headrace.stores.tar.members import SUFFIXES as COMPRESSED
 from headrace.stores.tar.store import TarStore
-from headrace.stores.token_layouts import Opening, listed_keys, read_ahead_of_shards, reads_of_pairs, token_store
+from headrace.stores.token_layouts import Opening, listed_keys, token_store
 from headrace.stores.written import META_NAME
 
 if TYPE_CHECKING:
@@ -48,7 +47,8 @@ if TYPE_CHECKING:
 SampleFormat = Literal["energon", "files", "tar", "jsonl samples"]
 
 _TARS: Final = (".tar", *COMPRESSED)
-_FILES: Final = (*SUFFIXES, *HDF5_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX)
+FILES: Final = (*_TARS, *SUFFIXES, *HDF5_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX)
+"""What the names of files end in that are opened by themselves; anything else may be a folder, or a prefix."""
 UNFINISHED_NAME: Final = ".headrace"
 """Folder in an object store that belongs to a run which has not completed its output there."""
 
@@ -127,7 +127,7 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
     name = os.fspath(path)
     check_name(name)
     using = reader_at(name, using)
-    if not isinstance(using, str) and not name.endswith((*_TARS, *_FILES)):
+    if not isinstance(using, str) and not name.endswith(FILES):
         # It may be a folder, or a prefix.
         _look_around(name, using)
         _check_complete(path_at(name, using))
@@ -137,10 +137,10 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
 def _look_around(name: str, using: Reader) -> None:
     """Ask at once for what tells the layouts apart, at a URL."""
     if is_url(name):
-        using.look_up(*_around(name))
+        using.look_up(*files_around(name))
 
 
-def _around(name: str) -> tuple[list[str], list[str]]:
+def files_around(name: str) -> tuple[list[str], list[str]]:
     """Return the files at a URL, and the folders, that tell which layout is there."""
     folder = name.rstrip("/")
     beside = [f"{folder.rpartition('/')[0]}/{MANIFEST_NAME}", *(folder + suffix for suffix in SUFFIXES)]
@@ -148,44 +148,6 @@ def _around(name: str) -> tuple[list[str], list[str]]:
     # A web server cannot list.
     inside = [f"{folders[1]}/{file}" for file in CONFIG_NAMES] if folder.startswith("http") else []
     return [*beside, *inside, f"{folder}/{MANIFEST_NAME}", f"{folder}/{META_NAME}"], folders
-
-
-def read_ahead_of_opening(places: Mapping[str, Collection[str]], using: Reader, *, listed: Sequence[str] = ()) -> None:
-    """Fetch at the same time what opening several places at URLs reads, so that all take as many round trips as one.
-
-    That is two for Energon datasets and for pairs of ``.bin`` and ``.idx``, and one more for the shards that a manifest
-    lists. What cannot be read is left to the opening, which has the words for it.
-
-    Args:
-        places: the URLs, and for each the names of files in its ``.nv-meta`` that are read if they are there.
-        using: the reader with which they will be opened.
-        listed: folders that are listed at the same time.
-    """
-    files: list[str] = []
-    folders: list[str] = list(listed)
-    for name, configs in places.items():
-        if not name.endswith((*_TARS, *_FILES)):
-            around, inside = _around(name)
-            files += [*around, *(f"{inside[1]}/{file}" for file in configs if name.startswith("http"))]
-            folders += inside
-    with contextlib.suppress(StoreError, OSError):
-        using.look_up(files, folders)
-        read_together([_small_reads(name, configs, using) for name, configs in places.items()])
-        read_ahead_of_shards([using.path_at(name) for name in places], using)
-
-
-def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallReads:
-    """Return what opening the place at a URL reads among what was looked up there."""
-    place = using.path_at(name)
-    if name.endswith(SUFFIXES):
-        return reads_of_pairs([place.with_suffix("")], using)
-    if name.endswith((*_TARS, *_FILES)):
-        return SmallReads(using, looked_at=[name], kept=[f"{name}.idx"])
-    kept = [place / META_FOLDER / file for file in configs]
-    if not any(file.is_file() for file in kept):
-        kept = [place / MANIFEST_NAME, place / META_NAME]
-    pair = reads_of_pairs([place] if using.path_at(f"{place}.idx").is_file() else [], using)
-    return pair._replace(kept=[str(file) for file in kept if file.is_file()] + list(pair.kept))
 
 
 def _check_complete(place: AnyPath) -> None:

@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Final, NamedTuple, Self, overload
 
 import msgspec
@@ -141,39 +140,14 @@ class SmallReads(NamedTuple):
     ends: Mapping[str, int] = NO_ENDS
 
 
-_READERS_AT_ONCE: Final = 32
-
-
-def read_together(reads: Iterable[SmallReads]) -> None:
-    """Fetch at the same time what will be read, as far as it is remote: one look-up of all, and then the content.
-
-    What cannot be read is left to those who need it, and have the words for it.
-    """
-    by_reader: dict[Reader, list[SmallReads]] = {}
-    for one in reads:
-        if one.reader.reads_urls:
-            by_reader.setdefault(one.reader, []).append(one)
-
-    def read(reader: Reader) -> None:
-        mine = by_reader[reader]
-        ends = dict(pair for one in mine for pair in one.ends.items())
-        kept = list(dict.fromkeys(path for one in mine for path in one.kept))
-        with contextlib.suppress(StoreError):
-            reader.look_up([*(path for one in mine for path in one.looked_at), *kept, *ends])
-            reader.keep_all([path for path in kept if reader.path_at(path).is_file()], ends)
-
-    if len(by_reader) == 1:
-        read(*by_reader)
-    elif by_reader:
-        with ThreadPoolExecutor(_READERS_AT_ONCE, thread_name_prefix="headrace-read-together") as threads:
-            for _ in threads.map(read, by_reader):
-                pass
+READING_AHEAD: Final = "headrace.stores.reading_ahead"  # loaded when the first URL comes
 
 
 def read_ahead_of_fingerprints(stores: Iterable[AnyStore]) -> None:
-    """Fetch at the same time what the fingerprints of stores will read, as `read_together` does."""
-    remote = (store for store in stores if any(one.reads_urls for one in store.readers))
-    read_together(reads for store in remote for reads in store.small_reads())
+    """Fetch at the same time what the fingerprints of stores will read, as far as it is remote."""
+    remote = [store for store in stores if any(one.reads_urls for one in store.readers)]
+    if remote:
+        resolve_name(f"{READING_AHEAD}:read_together")([one for store in remote for one in store.small_reads()])
 
 
 class AnyStore(ABC):

@@ -19,26 +19,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import ClassVar, Final
 
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, Reader, can_list, natural_key, path_at, reader, walk
+from headrace.io import AnyPath, Reader, natural_key, path_at, reader, walk
 from headrace.stores.arguments import check_name
 from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
 from headrace.stores.indexed.layout import IndexedOptions
 from headrace.stores.indexed.pairs import META_SUFFIX, SUFFIXES, open_pair
-from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
+from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.json.store import JSON_SUFFIXES, open_json
-from headrace.stores.keyed.store import ENDS_BYTES as KEYED_ENDS
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.parquet import PARQUET_SUFFIX, ParquetStore, parquet_files
 from headrace.stores.saved_dataset import SavedDatasetStore, is_saved_dataset
 from headrace.stores.segmented import SegmentedStore
-from headrace.stores.store import MAIN, SmallReads, Store, read_together
+from headrace.stores.store import MAIN, READING_AHEAD, Store
 from headrace.stores.written import META_NAME, Format, OutputShard
 
 
@@ -257,7 +257,7 @@ def _open_folder(name: str, how: Opening) -> Store:
         return KEYED.open(folder, how)
     if pairs := PAIRS.find(folder):
         check_only_key(str(folder), how.key)
-        _read_ahead(pairs, [], reader(how.reader))
+        _read_ahead(pairs, [], how)
         return _joined([PAIRS.open(pair, how) for pair in pairs], name)
     keyed, hdf5 = KEYED.find(folder), HDF5.find(folder)
     if keyed and hdf5:
@@ -265,7 +265,7 @@ def _open_folder(name: str, how: Opening) -> Store:
             f"{name}: the folder holds shards of two formats: {keyed[0] / META_NAME} and {hdf5[0]}; name a folder that"
             " holds only one of them"
         )
-    _read_ahead([], keyed, reader(how.reader))
+    _read_ahead([], keyed, how)
     layout: TokenLayout = KEYED if keyed else HDF5 if hdf5 else JSON
     if places := keyed or hdf5 or JSON.find(folder):
         return _joined(_series([(str(found), partial(layout.open, found)) for found in places], how), name)
@@ -289,7 +289,7 @@ def _open_manifest(folder: AnyPath, name: str, how: Opening) -> Store:
         )
     if layout is PAIRS:
         return _open_keys(folder, name, manifest, how)
-    read_ahead_of_shards([folder], reader(how.reader))
+    _read_ahead([], [folder / entry.prefix for entry in manifest.outputs if layout is KEYED], how)
     shards = [(str(folder / entry.prefix), partial(layout.open_listed, folder, entry)) for entry in manifest.outputs]
     return _joined(_series(shards, how), name)
 
@@ -307,7 +307,7 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
     for entry in wanted:
         for suffix in SUFFIXES:
             _check_there(folder / f"{entry.prefix}{suffix}", folder)
-    _read_ahead([folder / entry.prefix for entry in wanted], [], reader(how.reader))
+    _read_ahead([folder / entry.prefix for entry in wanted], [], how)
     stores = {
         key: _joined([PAIRS.open_listed(folder, entry, how) for entry in manifest.outputs if key in entry.keys], name)
         for key in keys
@@ -315,39 +315,10 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
     return stores[keys[0]] if len(keys) == 1 else CombinedStore(stores, name)
 
 
-def reads_of_pairs(pairs: Sequence[AnyPath], using: Reader) -> SmallReads:
-    """Return what is read of pairs to open and to know them: the indexes, and the ends of the others."""
-    return SmallReads(using, kept=[f"{pair}.idx" for pair in pairs], ends={f"{pair}.bin": ENDS_BYTES for pair in pairs})
-
-
-def read_ahead_of_shards(folders: Sequence[AnyPath], using: Reader) -> None:
-    """Fetch at the same time what opening and knowing the shards in folders reads, if these are at URLs.
-
-    They are the shards that a manifest lists, or the pairs right in a folder.
-    """
-    pairs: list[AnyPath] = []
-    keyed: list[AnyPath] = []
-    for folder in folders:
-        if isinstance(folder, Path):
-            continue
-        if (folder / MANIFEST_NAME).is_file():
-            outputs = load_manifest(folder).outputs
-            pairs += [folder / entry.prefix for entry in outputs if entry.format == PAIRS.format]
-            keyed += [folder / entry.prefix for entry in outputs if entry.format == KEYED.format]
-        elif can_list(folder) and folder.is_dir():
-            # x.tar.idx is that of a tar.
-            pairs += [pair for pair in PAIRS.find(folder) if (folder / f"{pair.name}.bin").is_file()]
-    _read_ahead(pairs, keyed, using)
-
-
-def _read_ahead(pairs: Sequence[AnyPath], keyed: Sequence[AnyPath], using: Reader) -> None:
-    """Fetch what opening and knowing shards reads, of which those of the keyed format are folders."""
-    if using.reads_urls:
-        using.look_up([], list(map(str, keyed)))
-        inside = [file for folder in keyed if can_list(folder) and folder.is_dir() for file in folder.iterdir()]
-        ends = {str(file): KEYED_ENDS for file in inside if file.suffix == ".bin"}
-        metas = [str(folder / META_NAME) for folder in keyed]
-        read_together([reads_of_pairs(pairs, using), SmallReads(using, kept=metas, ends=ends)])
+def _read_ahead(pairs: Sequence[AnyPath], keyed: Sequence[AnyPath], how: Opening) -> None:
+    """Fetch at the same time what opening and knowing shards at URLs reads; see `reading_ahead.read_shards`."""
+    if (using := reader(how.reader)).reads_urls:
+        resolve_name(f"{READING_AHEAD}:read_shards")(pairs, keyed, using)
 
 
 def _open_parquet(file: AnyPath, how: Opening) -> Store:

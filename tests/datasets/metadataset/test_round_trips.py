@@ -17,8 +17,7 @@ from headrace.datasets import Concat
 from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.inspect import describe
 from headrace.io import ObjectReader
-from headrace.stores import ShardedStore
-from headrace.stores import store as stores
+from headrace.stores import ShardedStore, reading_ahead
 from headrace.stores.energon import joined as joins
 from memory_stores import MemoryBucket, round_trips
 
@@ -117,7 +116,7 @@ def test_stores_that_were_opened_one_by_one(bucket: MemoryBucket, tmp_path: Path
         for dataset in opened:
             dataset.store._reader._ends.clear()
         run = headrace.Run(Concat({str(n): one for n, one in enumerate(opened)}), global_batch_size=4)
-        with round_trips((stores, "read_together")) as knowing:
+        with round_trips((reading_ahead, "read_together")) as knowing:
             run.recipe.hashes()
         found.add(knowing.number)
     assert found == {1}

@@ -45,7 +45,8 @@ from headrace.io import SCHEMES, AnyPath, Reader, check_readable, is_url, path_a
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
 from headrace.stores.energon.config_file import read_config
-from headrace.stores.store import SmallReads, read_together
+from headrace.stores.reading_ahead import read_together
+from headrace.stores.store import SmallReads
 
 if TYPE_CHECKING:
     from headrace.io import Storage

@@ -24,7 +24,8 @@ from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
 from headrace.stores import open_tokens
 from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, Reference
 from headrace.stores.energon.config_file import DATASET_NAME, INFO_NAME, OLD_INFO_NAME, SPLIT_NAME, UUID_NAME
-from headrace.stores.opening import read_ahead_of_opening, sample_layout
+from headrace.stores.opening import sample_layout
+from headrace.stores.reading_ahead import read_ahead_of_opening
 
 if TYPE_CHECKING:
     from headrace.io import ReadCache

@@ -207,7 +207,8 @@ class ObjectReader(Reader):
 
     def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
         """See `Reader.look_up`."""
-        self.objects.look_up(list(map(_plain, paths)), list(map(_plain, folders)))
+        asked, listed = ([_plain(path) for path in some if is_url(path)] for some in (paths, folders))
+        self.objects.look_up(asked, listed)
 
     def read_files(self, paths: Sequence[str]) -> list[ByteArray]:
         """See `Reader.read_files`: a GET for each block of each object, all at the same time."""
