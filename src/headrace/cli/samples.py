@@ -16,6 +16,7 @@ from headrace import inspect
 from headrace.cli.command import Command, json_option, part_options, print_json, print_report, write_file
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.inspect.figures import count, plural, safe_text, size
+from headrace.io import is_url, path_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,7 +148,7 @@ def _is_text(data: bytes) -> bool:
 SKIPPED = "SkipSample"
 
 
-@click.command(cls=Command, name="quarantine", short_help="Leave bad samples out of a dataset.")
+@click.command(cls=Command, urls=("path",), name="quarantine", short_help="Leave bad samples out of a dataset.")
 @click.argument("path", metavar="DATASET")
 @click.option(
     "--from",
@@ -247,4 +248,6 @@ def _of_reports(path: str, reports: tuple[str, ...], store: SampleStore) -> Iter
 
 
 def _is_of(fault: Fault, path: str) -> bool:
+    if is_url(path):
+        return is_url(fault.source) and path_at(fault.source) == path_at(path)
     return os.path.realpath(fault.source) == os.path.realpath(path)

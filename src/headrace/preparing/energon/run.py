@@ -14,8 +14,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import AnyPath, Storage, check_readable, check_storage, is_url, local_path
@@ -124,7 +122,7 @@ class ShardsRun:
 
     def _plan(self, tars: Sequence[FoundTar], media: MediaFilter | None) -> ReadPlan:
         tasks = tuple(ScanTask(task_index, tar) for task_index, tar in enumerate(tars))
-        return ReadPlan(options=_lasting(self._options), media=media, tasks=tasks)
+        return ReadPlan(options=self._options.lasting, media=media, tasks=tasks)
 
     def _is_read(self, work: WorkFolder, tar: FoundTar, media: MediaFilter | None) -> bool:
         return load_scan(work.scans, tar, media, skips_faults=self._skips) is not None
@@ -346,8 +344,8 @@ def plan_energon(
     The result is the same. What an unfinished run or an older plan has read is not read again.
 
     Args:
-        path: a folder of tars, or with ``media_only`` a folder of files, that all hosts can write to; or a folder of
-            tars at a URL, where they share nothing else.
+        path: a folder of tars, or with ``media_only`` a folder of files, that all hosts can write to; or such a folder
+            at a URL, where they share nothing else.
         options: see `prepare_energon`.
         on_notice: see `prepare_energon`.
 
@@ -359,8 +357,12 @@ def plan_energon(
     options = EnergonOptions() if options is None else options
     check_options(options)
     if is_url(path):
-        dataset = object_shards(os.fspath(path), options)
-        ShardsRun(dataset, options, on_progress=lambda progress: None, on_notice=on_notice).plan()
+        dataset = object_shards(os.fspath(path))
+        if _is_of_media(dataset.root, options):
+            media = object_media(os.fspath(path))
+            media.plan(media.read_plan(options, _media_names(media.root, options)), restart=options.restart)
+        else:
+            ShardsRun(dataset, options, on_progress=lambda progress: None, on_notice=on_notice).plan()
         return
     root = Path(path)
     if _is_single(root):
@@ -401,19 +403,32 @@ def _at_url(
     _check_folder(dataset)
     if not _is_of_media(dataset.root, options):
         return ShardsRun(dataset, options, on_progress=on_progress, on_notice=on_notice).run()
-    media: ObjectMedia = resolve_name(f"{_OBJECTS}:ObjectMedia")(url, storage)
-    names = _media_names(media.root, options)
+    media = object_media(url, storage)
+    plan = media.read_plan(options, _media_names(media.root, options))
+    return run_object_media(media, plan, workers=options.workers, restart=options.restart, on_progress=on_progress)
+
+
+def run_object_media(
+    media: ObjectMedia,
+    plan: ReadPlan,
+    *,
+    workers: int | None,
+    restart: bool,
+    on_progress: Callable[[EnergonProgress], None],
+) -> EnergonReport:
+    """Do as `run_media` does, in a folder at a URL."""
+    total = sum(len(task.names) for task in plan.tasks if isinstance(task, MediaTask))
 
     def report(done: int) -> None:
-        on_progress(EnergonProgress(done=done, total=len(names), done_bytes=0, total_bytes=0, samples=done))
+        on_progress(EnergonProgress(done=done, total=total, done_bytes=0, total_bytes=0, samples=done))
 
-    num_rows = media.gather(options, names, report)
+    num_rows = media.gather(plan, workers=workers, restart=restart, on_progress=report)
     written = (str(media.root / META_FOLDER / INDEX_NAME),)
-    return EnergonReport(kind="media", path=url, samples=len(names), media=num_rows, written=written)
+    return EnergonReport(kind="media", path=str(media.root), samples=total, media=num_rows, written=written)
 
 
-def object_shards(url: str, options: EnergonOptions) -> ObjectShards:
-    """Return the folder of tars at a URL, which is planned for other processes.
+def object_shards(url: str) -> ObjectShards:
+    """Return the folder at a URL, which is planned for other processes.
 
     Raises:
         ConfigError: it is of a kind that is not planned there, or its files cannot be written there.
@@ -424,9 +439,13 @@ def object_shards(url: str, options: EnergonOptions) -> ObjectShards:
         suffix = dataset.root.suffix
         raise ConfigError(f"{url}: a {suffix} is not planned for other processes; prepare it here: it is one step")
     _check_folder(dataset)
-    if _is_of_media(dataset.root, options):
-        raise ConfigError(f"{url}: a folder of plain media at a URL is prepared on one host: leave the executor out")
     return dataset
+
+
+def object_media(url: str, storage: Storage | None = None) -> ObjectMedia:
+    """Return the folder of plain media at a URL."""
+    found: ObjectMedia = resolve_name(f"{_OBJECTS}:ObjectMedia")(url, storage)
+    return found
 
 
 def _reached(url: str, storage: Storage | None) -> ObjectShards:
@@ -468,11 +487,6 @@ def _is_single(path: Path) -> bool:
 
 def _is_of_media(root: AnyPath, options: EnergonOptions) -> bool:
     return options.media_only and folder_kind(root) != "webdataset"
-
-
-def _lasting(options: EnergonOptions) -> EnergonOptions:
-    """Return the options that a plan keeps: those that are not of one process alone."""
-    return msgspec.structs.replace(options, workers=None, restart=False)
 
 
 def _check_plain(path: Path | str, options: EnergonOptions) -> None:
@@ -523,7 +537,7 @@ def _media_names(root: AnyPath, options: EnergonOptions) -> list[str]:
 
 def _media_plan(root: Path, options: EnergonOptions) -> ReadPlan:
     names = _media_names(root, options)
-    return ReadPlan(options=_lasting(options), media=options.media, tasks=tuple(media_tasks(names)))
+    return ReadPlan(options=options.lasting, media=options.media, tasks=tuple(media_tasks(names)))
 
 
 def run_media(

@@ -71,12 +71,13 @@ def _upload(folder: RemotePath, columns: Sequence[JoinColumn]) -> Join:
         made = TemporaryDirectory(prefix="headrace-join-")
     with made as here:
         join = _write(Path(here), columns)
+        made_here = Path(join.path)
         folder.objects.forget()  # others may have written there since it was looked at
-        is_free = not theirs.is_file() or _is_same(theirs, join.path)
+        is_free = not theirs.is_file() or _is_same(theirs, made_here)
         place = theirs if is_free else ours
         # A run may be reading one that is there.
-        if not (place.is_file() and _is_same(place, join.path)):
-            resolve_name("headrace.io.objects.writer:upload")(place, join.path)
+        if not (place.is_file() and _is_same(place, made_here)):
+            resolve_name("headrace.io.objects.writer:upload")(place, made_here)
         if is_free and ours.is_file():
             remove_file(ours)
     return msgspec.structs.replace(join, path=place)
