@@ -104,7 +104,7 @@ def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallRea
     if name.endswith(SUFFIXES):
         return _reads_of_pairs([place.with_suffix("")], using)
     if name.endswith(FILES):
-        return SmallReads(using, looked_at=[name], kept=[f"{name}.idx"])
+        return SmallReads(using, looked_at=[name], kept=[f"{name}.idx"] if name.endswith((".tar", ".jsonl")) else [])
     kept = [place / META_FOLDER / file for file in configs]
     if not any(file.is_file() for file in kept):
         kept = [place / MANIFEST_NAME, place / META_NAME]
