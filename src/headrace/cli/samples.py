@@ -16,7 +16,6 @@ from headrace import inspect
 from headrace.cli.command import Command, json_option, part_options, print_json, print_report, write_file
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.inspect.figures import count, plural, safe_text, size
-from headrace.io import is_url, path_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -248,6 +247,6 @@ def _of_reports(path: str, reports: tuple[str, ...], store: SampleStore) -> Iter
 
 
 def _is_of(fault: Fault, path: str) -> bool:
-    if is_url(path):
-        return is_url(fault.source) and path_at(fault.source) == path_at(path)
+    if "://" in path:
+        return fault.source.rstrip("/") == path.rstrip("/")
     return os.path.realpath(fault.source) == os.path.realpath(path)

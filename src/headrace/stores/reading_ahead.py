@@ -95,7 +95,7 @@ def read_ahead_of_opening(places: Mapping[str, Collection[str]], using: Reader, 
     with contextlib.suppress(StoreError, OSError):
         using.look_up(files, folders)
         read_together([_small_reads(name, configs, using) for name, configs in places.items()])
-        read_shards(*_shards_in([using.path_at(name) for name in places]), using)
+        read_shards(*_shards_in([using.path_at(name) for name in places if not name.endswith(FILES)]), using)
 
 
 def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallReads:
