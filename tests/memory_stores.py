@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from headrace.io import cache_folder
+from headrace.io import ObjectReader, cache_folder
+from headrace.io.objects import lookups
 from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 
@@ -122,3 +124,78 @@ def stop_at(moment: int) -> Callable[[int, str], None]:
             raise Stopped
 
     return stop
+
+
+class RoundTrips:
+    """How often a store is asked while no other request is under way.
+
+    Requests that one call of `keep_all` or `look_up` makes are one round trip, though threads may make them, and so are
+    requests that are all sent before the first answer is waited for.
+
+    Attributes:
+        number: how many there were.
+        requests: how many requests there were.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.requests = 0
+        self._under_way = 0
+        self._is_counted = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        with self._lock:
+            self._begin()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def sent(self) -> None:
+        with self._lock:
+            self._begin()
+            self.requests += 1
+            self.number += not self._is_counted
+            self._is_counted = True
+
+    def answered(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+
+    def _begin(self) -> None:
+        if not self._under_way:
+            self._is_counted = False
+        self._under_way += 1
+
+
+@contextlib.contextmanager
+def round_trips(*together: tuple[Any, str]) -> Iterator[RoundTrips]:
+    """Count the round trips of reading in the block; what a call of other functions asks may be one too."""
+    found = RoundTrips()
+    submit, finish = lookups.submit, lookups.Objects.finish
+
+    def sent(request: Any) -> Any:
+        found.sent()
+        return submit(request)
+
+    def answered(self: Any, url: str, future: Any) -> Any:
+        try:
+            return finish(self, url, future)
+        finally:
+            found.answered()
+
+    def as_one(whole: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with found.together():
+                return whole(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookups, "submit", sent)
+        patch.setattr(lookups.Objects, "finish", answered)
+        for where, name in ((ObjectReader, "keep_all"), (lookups.Objects, "look_up"), *together):
+            patch.setattr(where, name, as_one(getattr(where, name)))
+        yield found

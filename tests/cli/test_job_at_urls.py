@@ -20,7 +20,7 @@ from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, OutputError, StoreAwayError, StoreError
-from headrace.inspect import decode_job, sample_checks
+from headrace.inspect import check_quarantine, decode_job, sample_checks
 from headrace.kinds import finish_job, open_job
 from headrace.stores.tar.store import TarStore
 from measured_made import numbers
@@ -225,12 +225,25 @@ def test_a_store_that_is_away_is_not_the_fault_of_samples(
     assert verdict(report.verdict.to_dict(), damaged) == verdict(wanted, damaged)
 
 
+def test_bad_samples_are_left_out_at_the_end(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, run: Any) -> None:
+    Path("some").mkdir()
+    write_tar(Path("some/x.tar"), [(f"{number:02d}.json", b"{}" if number % 5 else b"{bad") for number in range(20)])
+    url = upload(bucket, Path("some"))
+    with hosts.on(0):
+        decode_job.plan_check(url, {"decode": True}, quarantine=True)
+        some_tasks(url, random.Random(1))
+    with hosts.on(1):
+        report = finish_job(url, LOCAL, Show())
+    assert report.left_out == f"{url}: 4 samples left out from now on"
+    with hosts.on(2):
+        assert of_json(run, "quarantine", url)["left_out"] == 4
+        assert of_json(run, "check", url, "--decode", "--workers", "1")["ok"]
+
+
 def test_refusals(run: Any, damaged: str) -> None:
-    for arguments, message in (
-        (f"check {damaged} --decode --quarantine", "samples can only be left out of a local dataset"),
-        (f"check {damaged} --decode --quarantine --executor plan", "samples can only be left out of a local dataset"),
+    with pytest.raises(
+        ConfigError, match="http://host/ds/: nothing is written to a web server: leave out `quarantine`"
     ):
-        done = run(*arguments.split())
-        assert (done.exit_code, message in " ".join(done.output.split())) == (ConfigError.exit_code, True), done.output
+        check_quarantine("http://host/ds/", "samples", decodes=True)
     with pytest.raises(ConfigError, match=r"http://host/ds/: a plan lies beside .* nothing is written to a web server"):
         decode_job.plan_check("http://host/ds/", {"decode": True})

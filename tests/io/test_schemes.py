@@ -165,7 +165,15 @@ REMOTE_DOORS: frozenset[str] = frozenset(
         *("open", "open_tokens", "open_keys", "open of a list", "IndexedDataset", "IndexedDataset.exists"),
         *("IndexedStore", "KeyedStore", "load_manifest", "GPTDataset", "GPTBlend.of", "MediaDataset.open"),
         *("plan_text", "plan_recipe", "plan_shards", "plan_energon", "plan of a merge"),
-        *("load_dataset", "DatasetFactory.load", "prepare in", "prepare out", "prepare_text in", "prepare_text out"),
+        *(
+            "prepare_metadataset",
+            "load_dataset",
+            "DatasetFactory.load",
+            "prepare in",
+            "prepare out",
+            "prepare_text in",
+            "prepare_text out",
+        ),
         *(
             "prepare_recipe in",
             "prepare_recipe out",

@@ -150,17 +150,18 @@ def test_opening_asks_at_once(
     proxy.latency_s = 0.3
     reader = ObjectReader(storage, policy=QUICK)
     store = headrace.open(f"{url}/shard-0", reader=reader)
-    assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (3, 2, 1)
+    assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (3, 2, 2)
     assert proxy.most_at_once == 5
     assert isinstance(store, headrace.stores.Store)
     proxy.most_at_once = 0
     reader = ObjectReader(storage, policy=QUICK)
     whole = headrace.open(url, reader=reader)
     assert isinstance(whole, headrace.stores.Store)
-    assert reader.stats.gets == 11, "the index of the first is there"
-    assert proxy.most_at_once == 11
+    assert reader.stats.gets == 23, "a .bin and an index of each, and the index of the first is there"
+    assert proxy.most_at_once == 23
     proxy.latency_s = 0.0
     assert whole.fingerprint == local.fingerprint
+    assert reader.stats.gets == 23
 
 
 def test_what_a_shard_is_known_by_comes_with_its_index(

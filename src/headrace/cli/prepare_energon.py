@@ -98,9 +98,9 @@ _MEDIA = (
 def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Prepare the dataset at PATH in place, as energon prepare does; see docs/energon.md.
 
-    PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. All but the last may be
-    at a URL. On a terminal, what is missing is asked for, except for a URL. When it is run again, only new and
-    changed shards are read.
+    PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. All of these may be at
+    a URL. On a terminal, what is missing is asked for, except for a URL. When it is run again, only new and changed
+    shards are read.
     """
     from headrace.preparing.energon import plan_energon, prepare_energon
 

@@ -147,7 +147,7 @@ def _is_text(data: bytes) -> bool:
 SKIPPED = "SkipSample"
 
 
-@click.command(cls=Command, name="quarantine", short_help="Leave bad samples out of a dataset.")
+@click.command(cls=Command, urls=("path",), name="quarantine", short_help="Leave bad samples out of a dataset.")
 @click.argument("path", metavar="DATASET")
 @click.option(
     "--from",
@@ -247,4 +247,6 @@ def _of_reports(path: str, reports: tuple[str, ...], store: SampleStore) -> Iter
 
 
 def _is_of(fault: Fault, path: str) -> bool:
+    if "://" in path:
+        return fault.source.rstrip("/") == path.rstrip("/")
     return os.path.realpath(fault.source) == os.path.realpath(path)

@@ -32,7 +32,7 @@ from headrace.datasets.dataset import (
     empty,
     repeated,
 )
-from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
+from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, stores_of, wrong_data
 from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,
@@ -49,6 +49,7 @@ from headrace.plan.past import past_recipe, split_at
 from headrace.plan.recipe import order_format
 from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of
 from headrace.plan.tree import MAX_POSITIONS
+from headrace.stores.store import read_ahead_of_fingerprints
 
 if TYPE_CHECKING:
     from headrace.datasets.editing import Edit, Editing, Then
@@ -563,6 +564,7 @@ class Run:
 
         The length is not part of it: a run may be made longer, and its steps so far stay the same.
         """
+        read_ahead_of_fingerprints(store for dataset in self.datasets for store in stores_of(dataset))
         if self.edits:
             return self.past(MAX_POSITIONS if self.length is None else self.length)
         batch: dict[str, Any] = {"pieces": [list(piece) for piece in self.schedule.pieces]}

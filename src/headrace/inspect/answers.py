@@ -93,12 +93,12 @@ def check_quarantine(path: str, kind: PathKind, *, decodes: bool) -> None:
     """Refuse to leave samples out of what has no list of them, or without knowing which are bad.
 
     Raises:
-        ConfigError: it is a metadataset, or at a URL; or nothing is decoded.
+        ConfigError: it is a metadataset, or on a web server; or nothing is decoded.
     """
     if kind == "metadataset" or not decodes:
         raise ConfigError(f"{path}: `quarantine` needs `decode` and a single dataset")
-    if is_url(path):
-        raise ConfigError(f"{path}: samples can only be left out of a local dataset: leave out `quarantine`")
+    if path.lower().startswith(("http://", "https://")):
+        raise ConfigError(f"{path}: nothing is written to a web server: leave out `quarantine`")
 
 
 def check_fit(path: str, kind: PathKind, given: Container[str], fits: Fits) -> None:

@@ -119,8 +119,7 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
 
     Raises:
         StoreError: there is no dataset.
-        ConfigError: ``decode`` is not asked for, or it is a metadataset; or it is at a URL, and samples are to be left
-            out of it, or a plan cannot lie beside it.
+        ConfigError: ``decode`` is not asked for, or it is a metadataset, or a plan cannot lie beside it.
         OutputError: the plan cannot be written.
     """
     if is_url(path) and path.lower().startswith("http"):

@@ -19,18 +19,18 @@ from headrace.datasets.metadataset import (
     Metadataset,
     Mixed,
     NamedSource,
-    SourceOptions,
     Tree,
     load_dataset,
     sources,
 )
 from headrace.datasets.metadataset.metadataset import build
+from headrace.datasets.metadataset.opening import Opener, opener_of
 from headrace.datasets.mix import joined, named_datasets, node_of
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.answers import Answer, OnProgress, kind_of, took
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, short, size
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
-from headrace.inspect.samples import SampleOptions, closed, options_of, plain_dataset
+from headrace.inspect.samples import PlainSources, SampleOptions, closed, options_of
 from headrace.inspect.store_checks import Verdict, check_store
 from headrace.io import can_list, path_at
 from headrace.plan import BatchSchedule, Branch, Leaf, LimitNode, Node, RepeatNode, Schedule
@@ -119,7 +119,7 @@ def describe_metadataset(path: str, *, steps: int | None, global_batch_size: int
 def _split_numbers(
     metadataset: Metadataset, split: str, *, steps: int | None, global_batch_size: int | None
 ) -> NodeNumbers:
-    data = metadataset.train(split, options=SourceOptions(open=plain_dataset), global_batch_size=global_batch_size)
+    data = metadataset.train(split, options=PlainSources(), global_batch_size=global_batch_size)
     root = node_of("", data)
     seen = None
     if steps is not None and global_batch_size is not None:
@@ -329,6 +329,7 @@ class _Mix:
     def __init__(self, metadataset: Metadataset) -> None:
         self._metadataset = metadataset
         self._opened: dict[str, Dataset] = {}
+        self._open: Opener = PlainSources().dataset
         self.problems: list[Problem] = []
         self.places: list[tuple[str, SampleOptions]] = []
         self.unopened: set[str] = set()
@@ -339,6 +340,7 @@ class _Mix:
         before = len(self.problems)
         try:
             tree = self._metadataset.tree(split)
+            self._open = opener_of(PlainSources(), sources(tree))
             for source in sources(tree):
                 self._look_at(source)
             if len(self.problems) == before:
@@ -375,7 +377,7 @@ class _Mix:
 
     def _dataset(self, source: NamedSource | JoinedSource) -> Dataset:
         if source.where not in self._opened:
-            dataset = SourceOptions(open=plain_dataset).dataset(source)
+            dataset = self._open(source)
             self._opened[source.where] = dataset
             if isinstance(dataset, JoinedMediaDataset):
                 self.joins += 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.datasets import Run
 from headrace.datasets.media.face import SampleDataset
-from headrace.datasets.metadataset import SourceOptions, load_dataset
+from headrace.datasets.metadataset import load_dataset
 from headrace.datasets.mix import named_datasets
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError
@@ -23,6 +23,7 @@ from headrace.inspect.samples import (
     LookedAtSample,
     MixPlace,
     PartViewer,
+    PlainSources,
     SampleOptions,
     ShownPart,
     ShownParts,
@@ -31,7 +32,6 @@ from headrace.inspect.samples import (
     find_sample,
     look_at,
     need_samples,
-    plain_dataset,
 )
 from headrace.inspect.shown import MAX_SAMPLES, OrderKind, PreviewOptions
 from headrace.inspect.token_texts import TokenTexts, find_texts
@@ -303,9 +303,7 @@ def open_mix(path: str, options: PreviewOptions) -> OpenPreview:
     viewer = _viewer(options)
     metadataset = load_dataset(path)
     split = _split(path, metadataset.splits, options.get("split_part"))
-    data = metadataset.train(
-        split, options=SourceOptions(open=plain_dataset), global_batch_size=options.get("global_batch_size")
-    )
+    data = metadataset.train(split, options=PlainSources(), global_batch_size=options.get("global_batch_size"))
     with contextlib.ExitStack() as stack:
         for dataset in named_datasets(data).values():
             stack.callback(closed, dataset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy as np
 
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
-from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceColumn
+from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceColumn, SourceOptions
 from headrace.datasets.metadataset.opening import join_store
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.figures import as_json
@@ -170,24 +171,33 @@ def total_bytes(store: SampleStore) -> int:
     return total
 
 
-def plain_dataset(source: NamedSource | JoinedSource) -> Dataset | None:
-    """Open the samples of a source, neither decoded nor cooked; None for tokens. Used as ``SourceOptions(open=...)``.
+class PlainSources(SourceOptions, frozen=True, kw_only=True):
+    """Opens the samples of sources, neither decoded nor cooked, and tokens as usual."""
+
+    def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
+        """Open a dataset; see `SourceOptions.dataset`."""
+        opening = msgspec.structs.replace(self, open=partial(_plain_dataset, using=self.reader))
+        return SourceOptions.dataset(opening, source)
+
+
+def _plain_dataset(source: NamedSource | JoinedSource, *, using: str | Reader) -> Dataset | None:
+    """Open the samples of a source, neither decoded nor cooked; None for tokens.
 
     Raises:
         StoreError: the path does not exist, or the store is malformed.
         ConfigError: there is no such split part.
     """
     if isinstance(source, JoinedSource):
-        store = join_store(source)
+        store = join_store(source, using)
         columns = [MediaDataset(column.store, decoder=None) for column in store.columns]
         return JoinedMediaDataset(store, lambda *given, **named: {"columns": given or named}, columns=columns)
     if source.windows is not None or source.packs is not None:
         return None
-    layout = sample_layout(source.path)
+    layout = sample_layout(source.path, using)
     if layout in (None, "files"):
         return None
     options = msgspec.structs.replace(options_of(source), split_part=source.split_part)
-    opened = open_sample_store(source.path, options if layout == "energon" else WHOLE)
+    opened = open_sample_store(source.path, options if layout == "energon" else WHOLE, using=using)
     return None if opened is None else MediaDataset(opened, decoder=None)
 
 

@@ -11,6 +11,7 @@
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
                create_once, read_once            of several processes that create a file, one succeeds
                write_json_file                   a JSON document that people may read
+               replace_file, remove_file         ... of a path or a URL
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
     sizes      parse_size                        "500MB" as a number of bytes
     folders    claim_folder                      one process at a time works in a folder
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from headrace.io.objects import FetchPolicy, FetchStats, ObjectReader
     from headrace.io.once import create_once, read_once, unique_name
     from headrace.io.remote import RemotePath
+    from headrace.io.replacing import remove_file, replace_file
     from headrace.io.sizes import parse_size
     from headrace.io.storage import Storage
 
@@ -89,6 +91,8 @@ _HOMES = {
     "map_npy": "headrace.io.npy",
     "parse_size": "headrace.io.sizes",
     "read_once": "headrace.io.once",
+    "remove_file": "headrace.io.replacing",
+    "replace_file": "headrace.io.replacing",
     "unique_name": "headrace.io.once",
 }
 
@@ -144,6 +148,8 @@ __all__ = [
     "reader",
     "reader_at",
     "reader_of",
+    "remove_file",
+    "replace_file",
     "safe_relative",
     "sync_folder",
     "temporary_path",

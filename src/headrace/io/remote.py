@@ -13,9 +13,11 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from headrace.errors import ConfigError
+
+_LISTED_AT_ONCE: Final = 32
 
 
 class Bucket(NamedTuple):
@@ -101,6 +103,9 @@ class ObjectLookup(Protocol):
 
     def listing(self, url: str) -> tuple[list[str], list[str]]:
         """Return the URLs of the folders and of the objects right below a folder."""
+
+    def look_up(self, urls: Sequence[str], folders: Sequence[str]) -> None:
+        """Look up objects and list folders, all at the same time."""
 
     def below(self, url: str) -> list[str]:
         """Return the URLs of all objects below a folder."""
@@ -287,12 +292,18 @@ class RemotePath(os.PathLike[str]):
         return [url[len(self._url) + 1 :] for url in self.objects.below(self._url)]
 
     def walk(self) -> Iterator[tuple[RemotePath, list[str], list[str]]]:
-        """Yield every folder in and below this one, with the names of its folders and files, as `os.walk` does."""
+        """Yield every folder in and below this one, with the names of its folders and files, as `os.walk` does.
+
+        Folders that lie in the same one are listed `_LISTED_AT_ONCE` at a time.
+        """
         folders, files = self.objects.listing(self._url)
         names = [url.rpartition("/")[2] for url in folders]
         yield self, names, [url.rpartition("/")[2] for url in files]
-        for name in names:
-            yield from (self / name).walk()
+        for first in range(0, len(names), _LISTED_AT_ONCE):
+            some = [self / name for name in names[first : first + _LISTED_AT_ONCE]]
+            self.objects.look_up([], list(map(str, some)))
+            for folder in some:
+                yield from folder.walk()
 
     def local_file(self) -> Path:
         """Return a local file with the same content, which is kept; raises as `ObjectLookup.local_file` does."""

@@ -21,7 +21,17 @@ from headrace.stores.arguments import (
     positions,
     read_only,
 )
-from headrace.stores.store import MAIN, Extents, IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.store import (
+    MAIN,
+    Extents,
+    IntArray,
+    KeyList,
+    Problem,
+    SmallReads,
+    Store,
+    TokenArray,
+    read_ahead_of_fingerprints,
+)
 
 _SAMPLED_DOCUMENTS = 4096
 
@@ -118,9 +128,14 @@ class CombinedStore(Store):
         """(num_documents,) int64: the number of tokens in each document of the main key."""
         return self._main.lengths
 
+    def small_reads(self) -> list[SmallReads]:
+        """Those of the stores of all keys."""
+        return [one for store in self.stores.values() for one in store.small_reads()]
+
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of the names and the fingerprints of all keys, the main one first."""
+        read_ahead_of_fingerprints([self])
         hasher = xxhash.xxh3_128(self.format.encode())
         for key, store in self.stores.items():
             hasher.update(repr((key, store.fingerprint)).encode())
@@ -312,9 +327,14 @@ class ShardedStore(Store):
         """(num_documents,) int64: the number of tokens in each document."""
         return np.concatenate([shard.lengths for shard in self.shards])
 
+    def small_reads(self) -> list[SmallReads]:
+        """Those of all shards."""
+        return [one for shard in self.shards for one in shard.small_reads()]
+
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of the fingerprints of the shards, in order."""
+        read_ahead_of_fingerprints([self])
         hasher = xxhash.xxh3_128(self.format.encode())
         for shard in self.shards:
             hasher.update(shard.fingerprint.encode())

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 SampleFormat = Literal["energon", "files", "tar", "jsonl samples"]
 
 _TARS: Final = (".tar", *COMPRESSED)
-_FILES: Final = (*SUFFIXES, *HDF5_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX)
+FILES: Final = (*_TARS, *SUFFIXES, *HDF5_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX)
+"""What the names of files end in that are opened by themselves; anything else may be a folder, or a prefix."""
 UNFINISHED_NAME: Final = ".headrace"
 """Folder in an object store that belongs to a run which has not completed its output there."""
 
@@ -126,7 +127,7 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
     name = os.fspath(path)
     check_name(name)
     using = reader_at(name, using)
-    if not isinstance(using, str) and not name.endswith((*_TARS, *_FILES)):
+    if not isinstance(using, str) and not name.endswith(FILES):
         # It may be a folder, or a prefix.
         _look_around(name, using)
         _check_complete(path_at(name, using))
@@ -136,12 +137,17 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
 def _look_around(name: str, using: Reader) -> None:
     """Ask at once for what tells the layouts apart, at a URL."""
     if is_url(name):
-        folder = name.rstrip("/")
-        beside = [f"{folder.rpartition('/')[0]}/{MANIFEST_NAME}", *(folder + suffix for suffix in SUFFIXES)]
-        folders = [folder, f"{folder}/{META_FOLDER}"]
-        # A web server cannot list.
-        inside = [f"{folders[1]}/{file}" for file in CONFIG_NAMES] if folder.startswith("http") else []
-        using.look_up([*beside, *inside, f"{folder}/{MANIFEST_NAME}", f"{folder}/{META_NAME}"], folders)
+        using.look_up(*files_around(name))
+
+
+def files_around(name: str) -> tuple[list[str], list[str]]:
+    """Return the files at a URL, and the folders, that tell which layout is there."""
+    folder = name.rstrip("/")
+    beside = [f"{folder.rpartition('/')[0]}/{MANIFEST_NAME}", *(folder + suffix for suffix in SUFFIXES)]
+    folders = [folder, f"{folder}/{META_FOLDER}"]
+    # A web server cannot list.
+    inside = [f"{folders[1]}/{file}" for file in CONFIG_NAMES] if folder.startswith("http") else []
+    return [*beside, *inside, f"{folder}/{MANIFEST_NAME}", f"{folder}/{META_NAME}"], folders
 
 
 def _check_complete(place: AnyPath) -> None:

@@ -5,7 +5,8 @@
 
 The latter is JSON with ``format`` ("headrace.quarantine"), ``version`` (1) and ``samples``. Each sample has ``shard``
 (the name of its file), ``index`` (its number in the file, counting samples that are left out), ``key`` and ``reason``.
-There are no dates in it, so the same samples make the same bytes.
+There are no dates in it, so the same samples make the same bytes. At a URL the split file or the list is written again
+by a PUT, as a whole.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, Reader, local_path, write_json_file
+from headrace.io import AnyPath, Reader, json_bytes, remove_file, replace_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import JsonlSamplesStore
-from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore, SmallReads
 from headrace.stores.tar.store import TarStore
 
 
@@ -79,6 +80,10 @@ class QuarantinedStore(SampleStore):
     def readers(self) -> tuple[Reader, ...]:
         """The readers of the inner store."""
         return self.inner.readers
+
+    def small_reads(self) -> list[SmallReads]:
+        """Those of the inner store."""
+        return self.inner.small_reads()
 
     @property
     def fingerprint(self) -> str:
@@ -211,14 +216,15 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
     change; open it again to leave the samples out.
 
     Raises:
-        ConfigError: stores of this kind have no list, or there is no such shard or sample.
+        ConfigError: stores of this kind have no list, or there is no such shard or sample; or the store is on a web
+            server.
         OutputError: the list cannot be written.
     """
     if isinstance(store, energon.EnergonStore):
         return _change_split(store, {f"{sample.shard}/{sample.key}": True for sample in bad})
     listing = _listing(store)
     files = dict(zip(listing.shards, shard_files(listing), strict=True))
-    added: dict[Path, list[BadSample]] = {}
+    added: dict[AnyPath, list[BadSample]] = {}
     for sample in bad:
         if sample.shard not in files:
             raise ConfigError(
@@ -226,9 +232,7 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
             )
         file = files[sample.shard]
         index = _index(listing, sample)
-        added.setdefault(local_path(file.parent), []).append(
-            msgspec.structs.replace(sample, shard=file.name, index=index)
-        )
+        added.setdefault(file.parent, []).append(msgspec.structs.replace(sample, shard=file.name, index=index))
     return sum(_write(folder, {_identity(sample): sample for sample in reversed(new)}) for folder, new in added.items())
 
 
@@ -244,7 +248,7 @@ def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
         changes = {
             _identity(sample): None for sample in _read(folder) if (folder / sample.shard, sample.key) in removed
         }
-        number += _write(local_path(folder), changes) if changes else 0
+        number += _write(folder, changes) if changes else 0
     return number
 
 
@@ -300,8 +304,9 @@ def _read(folder: AnyPath) -> tuple[BadSample, ...]:
         raise StoreError(f"{path}: not a list of bad samples: {error}; write it with headrace quarantine") from error
 
 
-def _write(folder: Path, changes: Mapping[tuple[str, int, str], BadSample | None]) -> int:
+def _write(folder: AnyPath, changes: Mapping[tuple[str, int, str], BadSample | None]) -> int:
     """Add samples to a folder's list, or remove those that are None, and return how many entries differ."""
+    _look_anew(folder)
     before = {_identity(sample): sample for sample in _read(folder)}
     after = {identity: sample for identity, sample in before.items() if changes.get(identity, sample) is not None}
     after |= {identity: sample for identity, sample in changes.items() if sample is not None and identity not in before}
@@ -309,14 +314,21 @@ def _write(folder: Path, changes: Mapping[tuple[str, int, str], BadSample | None
     if after:
         listed = _List(samples=tuple(after[identity] for identity in sorted(after)))
         if after != before:
-            write_json_file(path, listed, indent=1)
+            replace_file(path, json_bytes(listed, indent=1))
     elif before:
-        path.unlink()
+        remove_file(path)
     return len(before.keys() ^ after.keys())
+
+
+def _look_anew(folder: AnyPath) -> None:
+    """Forget what is known of objects: others may have changed the list since the store was opened."""
+    if not isinstance(folder, Path):
+        folder.objects.forget()
 
 
 def _change_split(store: energon.EnergonStore, changes: Mapping[str, bool]) -> int:
     """Change what the split file excludes; its parts do not change, but comments in the file are lost."""
+    _look_anew(store.root)
     splits = _splits(store)
     after = (splits.exclude - {name for name, wanted in changes.items() if not wanted}) | {
         name for name, wanted in changes.items() if wanted

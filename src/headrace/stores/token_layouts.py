@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import ClassVar, Final
 
 import msgspec
@@ -30,14 +31,14 @@ from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
 from headrace.stores.indexed.layout import IndexedOptions
 from headrace.stores.indexed.pairs import META_SUFFIX, SUFFIXES, open_pair
-from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
+from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.json.store import JSON_SUFFIXES, open_json
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.parquet import PARQUET_SUFFIX, ParquetStore, parquet_files
 from headrace.stores.saved_dataset import SavedDatasetStore, is_saved_dataset
 from headrace.stores.segmented import SegmentedStore
-from headrace.stores.store import MAIN, Store
+from headrace.stores.store import MAIN, READING_AHEAD, Store
 from headrace.stores.written import META_NAME, Format, OutputShard
 
 
@@ -256,7 +257,7 @@ def _open_folder(name: str, how: Opening) -> Store:
         return KEYED.open(folder, how)
     if pairs := PAIRS.find(folder):
         check_only_key(str(folder), how.key)
-        _keep_indexes(pairs, how)
+        _read_ahead(pairs, [], how)
         return _joined([PAIRS.open(pair, how) for pair in pairs], name)
     keyed, hdf5 = KEYED.find(folder), HDF5.find(folder)
     if keyed and hdf5:
@@ -264,6 +265,7 @@ def _open_folder(name: str, how: Opening) -> Store:
             f"{name}: the folder holds shards of two formats: {keyed[0] / META_NAME} and {hdf5[0]}; name a folder that"
             " holds only one of them"
         )
+    _read_ahead([], keyed, how)
     layout: TokenLayout = KEYED if keyed else HDF5 if hdf5 else JSON
     if places := keyed or hdf5 or JSON.find(folder):
         return _joined(_series([(str(found), partial(layout.open, found)) for found in places], how), name)
@@ -287,6 +289,7 @@ def _open_manifest(folder: AnyPath, name: str, how: Opening) -> Store:
         )
     if layout is PAIRS:
         return _open_keys(folder, name, manifest, how)
+    _read_ahead([], [folder / entry.prefix for entry in manifest.outputs if layout is KEYED], how)
     shards = [(str(folder / entry.prefix), partial(layout.open_listed, folder, entry)) for entry in manifest.outputs]
     return _joined(_series(shards, how), name)
 
@@ -304,7 +307,7 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
     for entry in wanted:
         for suffix in SUFFIXES:
             _check_there(folder / f"{entry.prefix}{suffix}", folder)
-    _keep_indexes([folder / entry.prefix for entry in wanted], how)
+    _read_ahead([folder / entry.prefix for entry in wanted], [], how)
     stores = {
         key: _joined([PAIRS.open_listed(folder, entry, how) for entry in manifest.outputs if key in entry.keys], name)
         for key in keys
@@ -312,9 +315,10 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
     return stores[keys[0]] if len(keys) == 1 else CombinedStore(stores, name)
 
 
-def _keep_indexes(pairs: Sequence[AnyPath], how: Opening) -> None:
-    """Fetch the indexes of remote pairs, and by what these are known, several at a time, so that opening finds them."""
-    reader(how.reader).keep_all([f"{pair}.idx" for pair in pairs], {f"{pair}.bin": ENDS_BYTES for pair in pairs})
+def _read_ahead(pairs: Sequence[AnyPath], keyed: Sequence[AnyPath], how: Opening) -> None:
+    """Fetch at the same time what opening and knowing shards at URLs reads; see `reading_ahead.read_shards`."""
+    if (using := reader(how.reader)).reads_urls:
+        resolve_name(f"{READING_AHEAD}:read_shards")(pairs, keyed, using)
 
 
 def _open_parquet(file: AnyPath, how: Opening) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,7 @@ def test_what_is_not_prepared_at_a_url(bucket: MemoryBucket, tmp_path: Path) -> 
         ("http://host/ds", {}, ConfigError, "objects are written to s3://, gs:// and az://, not to a web server"),
         (f"{bucket.url}/ds/a.jsonl", {}, ConfigError, "only a folder of tars can be split"),
         (f"{bucket.url}/ds/no.jsonl", {}, InputError, "there are no objects below this URL"),
-        (f"{bucket.url}/ds/m.yaml", {}, ConfigError, "the joins of a metadataset are prepared on a disk"),
+        (f"{bucket.url}/ds/m.yaml", {}, ConfigError, "only a folder of tars can be split"),
         (f"{bucket.url}/text", {"media": IMAGES, "media_only": True}, InputError, "no file is chosen as a medium"),
         (
             f"{bucket.url}/tars",
@@ -309,9 +310,7 @@ def test_what_is_not_prepared_at_a_url(bucket: MemoryBucket, tmp_path: Path) -> 
         with pytest.raises(kind, match=message):
             prepare(url, **options)
         planned = (kind, message)
-        if options:
-            planned = (ConfigError, "a folder of plain media at a URL is prepared on one host: leave the executor out")
-        elif url.endswith("a.jsonl"):
+        if url.endswith(("a.jsonl", "m.yaml")):
             planned = (ConfigError, "is not planned for other processes; prepare it here: it is one step")
         with pytest.raises(planned[0], match=planned[1]):
             plan_energon(url, options=EnergonOptions(**{"split": SPLIT, **options}))
@@ -372,6 +371,12 @@ FILTERS = {
 }
 
 
+def gather(dataset: energon_objects.ObjectMedia, wanted: MediaFilter, on_progress: Callable[[int], None]) -> int:
+    names = energon_media.find_files(dataset.root, wanted)
+    plan = dataset.read_plan(EnergonOptions(media=wanted, media_only=True), names)
+    return dataset.gather(plan, workers=None, restart=False, on_progress=on_progress)
+
+
 @pytest.mark.parametrize("wanted", FILTERS.values(), ids=FILTERS)
 def test_a_folder_of_files(bucket: MemoryBucket, tmp_path: Path, wanted: MediaFilter) -> None:
     url = upload(bucket, write_files(tmp_path, MEDIA), "*")
@@ -379,9 +384,7 @@ def test_a_folder_of_files(bucket: MemoryBucket, tmp_path: Path, wanted: MediaFi
     dataset = energon_objects.ObjectMedia(url, None)
     made = same(bucket, tmp_path, split=SplitChoice(), media=wanted, media_only=True)
     assert (made.kind, made.written) == ("media", (f"{url}/{INDEX}",))
-    rows = dataset.gather(
-        EnergonOptions(media=wanted, media_only=True), energon_media.find_files(dataset.root, wanted), seen.append
-    )
+    rows = gather(dataset, wanted, seen.append)
     assert (rows, seen) == (made.media, list(range(1, made.samples + 1)))
     with headrace.open(url) as ours, headrace.open(tmp_path) as theirs:
         assert isinstance(ours, FilesystemStore)
@@ -397,7 +400,7 @@ def test_what_is_fetched_of_files(bucket: MemoryBucket, tmp_path: Path) -> None:
         index = len(bucket.content("ds").get(INDEX, b""))
         dataset = energon_objects.ObjectMedia(url, None)
         names = energon_media.find_files(dataset.root, wanted)
-        dataset.gather(EnergonOptions(media=wanted, media_only=True), names, lambda done: None)
+        gather(dataset, wanted, lambda done: None)
         whole = [len(MEDIA[name]) for name in names if name != "large.bin"]
         stats = dataset._reader.stats
         assert stats.gets == len(whole) + len(heads) + (index > 0)

@@ -15,8 +15,8 @@ from obstore import delete
 import jobs_by_hand
 import memory_stores
 from counts import cases
-from energon_made import write_shards, write_tar
-from energon_objects import FEW, local, remote, upload
+from energon_made import PNG, write_files, write_shards, write_tar
+from energon_objects import FEW, MEDIA, local, remote, upload
 from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Limits
 from headrace.engine.executors import LocalExecutor, take_part
@@ -29,9 +29,11 @@ from headrace.preparing.energon import (
     EnergonOptions,
     MediaFilter,
     SplitChoice,
+    media,
     plan_energon,
     prepare_energon,
 )
+from headrace.preparing.energon import objects as energon_objects
 from memory_stores import MemoryBucket, Stopped, watched
 
 SPLIT = SplitChoice(ratio=(2, 1, 1))
@@ -39,6 +41,7 @@ CASES = {
     "new": EnergonOptions(split=SPLIT),
     "media": EnergonOptions(split=SPLIT, media=MediaFilter(strategy="EXTENSION")),
     "indices": EnergonOptions(index_only=True),
+    "files": EnergonOptions(media=MediaFilter(strategy="HEADER"), media_only=True),
     "again": EnergonOptions(split=SPLIT, overwrite=True, duplicates="drop", errors=ErrorOptions(on_error="skip")),
 }
 LOCAL = LocalExecutor(workers=1)
@@ -51,6 +54,7 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
     monkeypatch.setattr(doing, "REFRESH_S", 0.0)
     monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
+    monkeypatch.setattr(media, "FILES_A_TASK", 3)
     with jobs_by_hand.inline():
         yield
 
@@ -62,6 +66,8 @@ def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
 
 def begun(bucket: MemoryBucket, root: Path, case: str) -> str:
     """A dataset as it is before the run, there and here."""
+    if case == "files":
+        return upload(bucket, write_files(root, MEDIA), "*")
     write_shards(root, dict(FEW))
     if case == "again":
         for place in (root, upload(bucket, root)):
@@ -99,7 +105,7 @@ def test_tasks_on_hosts_that_share_nothing(
     with hosts.on(1):
         some_tasks(url, random.Random(1))
         done = len(open_job(url).known_receipts().done)  # type: ignore[attr-defined]
-        assert 0 < done < 4
+        assert 0 < done < len(open_job(url).receipts(open_job(url).phase()).tasks)  # type: ignore[arg-type]
     with hosts.on(2):
         take_part(open_job(url), Limits(), Show(), workers=1)
         assert open_job(url).phase() is None
@@ -107,7 +113,8 @@ def test_tasks_on_hosts_that_share_nothing(
         late = open_job(url)
         report = finish_job(url, LOCAL, Show())
     assert remote(bucket) == local(tmp_path / "ds")
-    fields = set(told.__struct_fields__) - {"path"}
+    fields = set(told.__struct_fields__) - {"path", "written"}
+    assert [one.replace(url, str(tmp_path / "ds")) for one in report.written] == list(told.written)
     assert {name: getattr(report, name) for name in fields} == {name: getattr(told, name) for name in fields}
     with hosts.on(4):
         assert late.finish(Show()).samples == report.samples
@@ -118,7 +125,7 @@ def test_tasks_on_hosts_that_share_nothing(
     assert not hosts.left()
 
 
-@pytest.mark.parametrize("case", ["new", "again"])
+@pytest.mark.parametrize("case", ["new", "files", "again"])
 def test_whatever_ends_processes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, case: str) -> None:
     url = begun(bucket, tmp_path / "ds", case)
     start = bucket.content()
@@ -149,7 +156,7 @@ def test_whatever_ends_processes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts
                 finish_job(url, LOCAL, Show())
             else:  # it is complete; the process may have died before all was removed
                 report = prepare_energon(url, options=msgspec.structs.replace(CASES[case], overwrite=False))
-                assert not report.written
+                assert case == "files" or not report.written
         assert remote(bucket) == wanted
         assert not left(bucket)
     assert num_stopped > 3
@@ -209,6 +216,56 @@ def test_a_shard_that_changes_or_comes_is_read_at_the_end_or_named(
     prepare_energon(tmp_path / "ds", options=CASES["new"])
     assert remote(bucket) == local(tmp_path / "ds")
     assert not left(bucket)
+
+
+def test_files_that_change_or_were_read_by_others(
+    bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the plan are read, each as it was then; another plan, or a run with other files, reads all again."""
+    url = begun(bucket, tmp_path / "ds", "files")
+    options = CASES["files"]
+    with hosts.on(0):
+        plan_energon(url, options=options)
+        job = open_job(url)
+        tasks = len(job.receipts(job.phase()).tasks)  # type: ignore[arg-type]
+        jobs_by_hand.do_here(job, range(tasks - 1))
+    read: list[str] = []
+    whole = energon_objects.ObjectMedia._row
+
+    def row(self: Any, finder: Any, found: Any) -> Any:
+        read.append(found[0])
+        return whole(self, finder, found)
+
+    monkeypatch.setattr(energon_objects.ObjectMedia, "_row", row)
+    last = sorted(MEDIA, key=lambda name: Path(name).parts)[-1]
+    bucket.put(f"ds/{last}", PNG + b"another")
+    write_files(tmp_path / "ds", {last: PNG + b"another"})
+    with hosts.on(1), pytest.raises(StoreError, match=f"{last}: the object changed while it was in use"):
+        finish_job(url, LOCAL, Show())
+    assert {*read} <= {*sorted(MEDIA, key=lambda name: Path(name).parts)[3 * (tasks - 1) :]}
+    with hosts.on(1):
+        plan_energon(url, options=options)
+        assert open_job(url).receipts(open_job(url).phase()).done == {}  # type: ignore[arg-type]
+        jobs_by_hand.do_here(open_job(url), [0])
+        read.clear()
+        # What is planned is read by a run without an executor, too.
+        prepare_energon(url, options=options)
+    assert len(read) == len(MEDIA) - 3
+    prepare_energon(tmp_path / "ds", options=options)
+    assert remote(bucket) == local(tmp_path / "ds")
+    assert not left(bucket)
+    with hosts.on(2):
+        plan_energon(url, options=options)
+        jobs_by_hand.do_here(open_job(url), [0])
+        bucket.put("ds/z.png", PNG)
+        write_files(tmp_path / "ds", {"z.png": PNG})
+        read.clear()
+        prepare_energon(url, options=options)
+    assert len(read) == len(MEDIA) + 1
+    prepare_energon(tmp_path / "ds", options=options)
+    assert remote(bucket) == local(tmp_path / "ds")
+    assert not left(bucket)
+    del job
 
 
 def test_a_plain_run_goes_on_with_what_others_have_read(

@@ -12,9 +12,9 @@ import pytest
 from energon_made import write_tar
 from energon_prepared import prepared
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
-from headrace.io import Reader
 from headrace.stores import EnergonStore, IndexedWriter
 from headrace.stores.store import Numbering
+from memory_stores import MemoryBucket, round_trips
 
 
 def shard(*keys: str) -> list[tuple[str, bytes]]:
@@ -225,10 +225,9 @@ def test_numbers_are_those_of_a_list(seed: int) -> None:
         assert numbering.number(*place) == (kept.index(place) if place in kept else None)
 
 
-def test_the_indexes_of_all_shards_are_asked_for_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_indexes_of_all_shards_are_asked_for_together(root: Path, bucket: MemoryBucket) -> None:
     """An object store then fetches them at the same time, not each when it is its turn."""
-    asked: list[list[str]] = []
-    monkeypatch.setattr(Reader, "keep_all", lambda self, paths: asked.append([*paths]))
-    store = EnergonStore(root, split_part="train")
-    assert len(store.fingerprint) == 32
-    assert asked == [[str(root / f"{name}.idx") for name in ("c.tar", "a.tar")]]
+    store = EnergonStore(bucket.upload(root, "ds"), split_part="train")
+    with round_trips() as trips:
+        assert len(store.fingerprint) == 32
+    assert (trips.number, trips.requests) == (2, 3), "that of a.tar was read to find what is left out"

@@ -211,3 +211,19 @@ def test_three_columns(root: Path) -> None:
 
 def test_where_indices_lie() -> None:
     assert cache_folder("/data/mix.yaml") == Path("/data/mix.yaml.cache")
+
+
+def test_which_bytes_a_row_lies_in(root: Path) -> None:
+    """The ranges of each column hold its parts, and are those of the column's own store."""
+    joined = columns(root, "val", "val", "none")
+    write_join(root / "cache", joined)
+    store = JoinedStore(joined, root / "cache")
+    rows = np.array([2, 0, 1, 0])
+    for name, column, found in zip(store.names, joined, store.column_extents(rows), strict=True):
+        there = [at for at, row in enumerate(rows.tolist()) if any(p.startswith(f"{name}.") for p in store.places(row))]
+        assert found.rows.tolist() == there
+        own = column.store.extents(np.array([column.store.find(store.key(int(rows[at]))) for at in there]))
+        for mine, theirs in zip(found[2:], own[2:], strict=True):
+            assert mine.tolist() == theirs.tolist()
+    with pytest.raises(IndexError):
+        store.column_extents(np.array([len(store)]))

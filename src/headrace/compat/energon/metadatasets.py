@@ -17,6 +17,7 @@ from headrace.datasets.metadataset import NamedSource
 from headrace.datasets.metadataset.metadataset import Metadataset
 from headrace.datasets.metadataset.reading import Mixed, Tree
 from headrace.errors import ConfigError
+from headrace.io import remove_file
 
 __all__ = [
     "DatasetBlendMode",
@@ -134,7 +135,7 @@ class DatasetLoader:
         for folder in {path.parent for path in made}:
             for old in folder.glob("join_index_*"):
                 if old not in made:
-                    old.unlink()
+                    remove_file(old)
         return made
 
 

@@ -16,6 +16,7 @@ from headrace.plan.recipe import recorded_name
 from headrace.samples.media import Sample, SampleDecoder
 from headrace.samples.media.sample import BASE_FIELDS
 from headrace.stores import JoinedStore, PartPlace, RawSample
+from headrace.stores.store import Extents
 
 Joiner = Callable[..., Any]
 
@@ -104,6 +105,10 @@ class JoinedMediaDataset(SampleDataset):
         """Read rows; see `SampleDataset.makers`. Errors of a joiner get a note that names the row."""
         rows = self.store.read_joined(addresses, [part.mapper.parts for part in self.parts])
         return [partial(self._joined, row, index) for row, index in zip(rows, addresses.tolist(), strict=True)]
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return a range for each sample of each column, with all of its parts, also those that are not read."""
+        return self.store.column_extents(addresses)
 
     def address_of(self, restore_key: Any) -> int | None:
         """Return the number of the row with a restore key, see `SampleDataset.address_of`."""

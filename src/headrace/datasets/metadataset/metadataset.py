@@ -6,10 +6,11 @@ to the file of the metadataset, absolute, or have a protocol.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from headrace.datasets.blend import Blend, ScheduledBlend, Stage
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.lengths import Concat, Limit, Subset
 from headrace.datasets.media.file_stores import FILESYSTEM
-from headrace.datasets.metadataset.opening import SourceOptions, join_columns
+from headrace.datasets.metadataset.opening import Opener, SourceOptions, join_columns, opener_of
 from headrace.datasets.metadataset.reading import (
     Entry,
     JoinedSource,
@@ -40,10 +41,12 @@ from headrace.datasets.metadataset.reading import (
 )
 from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import SCHEMES, AnyPath, Reader, check_local, check_readable, is_url, path_at, reader_of
+from headrace.io import SCHEMES, AnyPath, Reader, check_readable, is_url, path_at, reader_at, reader_of
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
 from headrace.stores.energon.config_file import read_config
+from headrace.stores.reading_ahead import read_together
+from headrace.stores.store import SmallReads
 
 if TYPE_CHECKING:
     from headrace.io import Storage
@@ -59,7 +62,9 @@ def place(text: str, base: AnyPath, where: str) -> str:
     """
     found = _PROTOCOL.fullmatch(text)
     if found is None:
-        return os.path.normpath(base / text) if isinstance(base, Path) or text.startswith("/") else str(base / text)
+        if text.startswith("/"):
+            return os.path.normpath(text)
+        return os.path.normpath(base / text) if isinstance(base, Path) else str(base / text)
     if is_url(text):
         return text
     protocol, rest = found[1].lower(), found[2]
@@ -169,6 +174,7 @@ def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:
     elif isinstance(entry, JoinEntry):
         tree = _resolve_join(entry, handed, origin)
     elif isinstance(entry, MixEntry):
+        _read_ahead_of_nested(entry, origin)
         tree = Mixed(
             where=entry.where,
             kind=entry.kind,
@@ -183,6 +189,15 @@ def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:
     else:
         raise TypeError(f"{entry.where}: unknown entry {type(entry).__name__}")
     return tree if entry.limit is None else msgspec.structs.replace(tree, limits=(*tree.limits, entry.limit))
+
+
+def _read_ahead_of_nested(entry: MixEntry, origin: MetadatasetPlace) -> None:
+    """Fetch the metadatasets that a mix names at the same time, if they are objects."""
+    if isinstance(origin.reader, Reader):
+        named = [one for one in entry.children if isinstance(one, PathEntry) and one.path.endswith(SUFFIX)]
+        with contextlib.suppress(ConfigError):  # of a path that cannot be read, which is told in its turn
+            paths = [place(one.path, origin.base, f"{one.where}: path") for one in named]
+            read_together([SmallReads(origin.reader, kept=list(filter(is_url, paths)))])
 
 
 def _resolve_path(entry: PathEntry, handed: _Handed, origin: MetadatasetPlace) -> Tree:
@@ -261,7 +276,6 @@ def _multiplied(outer: int | None, inner: int | None) -> int | None:
     return -1 if -1 in (outer, inner) else outer * inner
 
 
-Opener = Callable[[NamedSource | JoinedSource], Dataset]
 Data = Dataset | Mix
 
 _log = logging.getLogger("headrace")
@@ -447,20 +461,22 @@ class Metadataset:
             StoreError: as `tree`; a dataset is missing or malformed.
         """
         schedule = None if global_batch_size is None else BatchSchedule.of(global_batch_size)
-        return build(self.tree(split_part), self._opener(options), training=True, schedule=schedule)
+        tree = self.tree(split_part)
+        return build(tree, self._opener(options, tree), training=True, schedule=schedule)
 
     def validation(self, split_part: str = "val", *, options: SourceOptions | None = None) -> Dataset | Mix:
         """Return the data of a split to validate with, for `Run.validation`: all datasets one after another, in order.
 
         Weights, repetitions and schedules are ignored; subsets and limits apply. Raises as `train`.
         """
-        return build(self.tree(split_part), self._opener(options), training=False, schedule=None)
+        tree = self.tree(split_part)
+        return build(tree, self._opener(options, tree), training=False, schedule=None)
 
-    def _opener(self, options: SourceOptions | None) -> Opener:
+    def _opener(self, options: SourceOptions | None, tree: Tree) -> Opener:
         options = options or SourceOptions()
         if isinstance(options.reader, str) and not isinstance(self._origin.reader, str):
             options = msgspec.structs.replace(options, reader=self._origin.reader)
-        return options.dataset
+        return opener_of(options, sources(tree))
 
     def traverse(self, split_part: str) -> list[TraversedDatasetReference]:
         """Return the datasets that a split uses, depth first; raises as `tree`."""
@@ -475,6 +491,7 @@ class Metadataset:
     def prepare(self) -> list[Join]:
         """Write the index of every join of every split; joins of nested files get theirs beside those files.
 
+        Files and datasets may be at URLs; see `headrace.stores.energon.write_join`.
         A split that cannot be resolved is an error, and so is a dataset without ``index.sqlite``. Indices that no join
         uses any more are not removed.
 
@@ -489,7 +506,7 @@ class Metadataset:
                 if isinstance(source, JoinedSource):
                     key = (source.folder, msgspec.json.encode([_facts(one) for one in source.columns]))
                     if key not in done:
-                        done[key] = _prepared(source)
+                        done[key] = _prepared(source, self._origin.reader)
         return list(done.values())
 
     def __repr__(self) -> str:
@@ -515,7 +532,8 @@ def load_dataset(
         ConfigError: it has unknown keys, or values that make no sense; names the place.
     """
     check_readable(metadataset, path)
-    reader = reader_of(storage)
+    name = path if isinstance(metadataset, Mapping) else metadataset
+    reader = reader_of(storage) if name is None else reader_at(name, reader_of(storage))
     if isinstance(metadataset, Mapping):
         where = "metadataset" if path is None else os.fspath(path)
         file = None if path is None else path_at(path, reader)
@@ -539,7 +557,6 @@ def traverse_metadataset(path: str | os.PathLike[str], *, split_part: str) -> li
 
 def prepare_metadataset(path: str | os.PathLike[str]) -> list[Join]:
     """Write the join indices of a metadataset; see `Metadataset.prepare`."""
-    check_local(path)
     return load_dataset(path).prepare()
 
 
@@ -553,17 +570,16 @@ def _facts(column: Any) -> list[Any]:
     return [column.name, column.path, column.split_part, column.split_config, column.nonmatch]
 
 
-def _prepared(source: JoinedSource) -> Join:
+def _prepared(source: JoinedSource, using: str | Reader) -> Join:
     if source.folder is None:
         raise ConfigError(
             f"{source.where}: a join has an index beside the file of its metadataset, and this metadataset was given "
             "as a dict: pass load_dataset the path of the file that it stands for"
         )
-    check_local(source.folder)
     columns = []
     try:
-        columns = join_columns(source)
-        return write_join(Path(source.folder), columns)
+        columns = join_columns(source, using)
+        return write_join(source.folder, columns)
     except (ConfigError, StoreError, InputError) as error:
         kind = next(kind for kind in (ConfigError, StoreError, InputError) if isinstance(error, kind))
         raise kind(f"{source.where}: {error}") from error

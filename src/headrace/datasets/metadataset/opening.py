@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,12 +17,15 @@ from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, Sou
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Reader, path_at, reader_at
+from headrace.io import Reader, is_url, path_at, reader_at
+from headrace.io import reader as reader_called
 from headrace.plan.packing import Packing
 from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
 from headrace.stores import open_tokens
 from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, Reference
+from headrace.stores.energon.config_file import DATASET_NAME, INFO_NAME, OLD_INFO_NAME, SPLIT_NAME, UUID_NAME
 from headrace.stores.opening import sample_layout
+from headrace.stores.reading_ahead import read_ahead_of_opening
 
 if TYPE_CHECKING:
     from headrace.io import ReadCache
@@ -149,6 +152,43 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             for column, one in zip(store.columns, source.columns, strict=True)
         ]
         return JoinedMediaDataset(store, joiner, columns=columns)
+
+
+Opener = Callable[[NamedSource | JoinedSource], Dataset]
+
+
+def opener_of(options: SourceOptions, found: Iterable[NamedSource | JoinedSource]) -> Opener:
+    """Return what opens the sources of a metadataset. Those at URLs have one reader, which reads ahead for all of them.
+
+    What opening and joining them reads of small files is fetched at the same time, in two or three round trips.
+    """
+    found = list(found)
+    places: dict[str, dict[str, None]] = {}
+    for source in found:
+        more = (UUID_NAME,) if isinstance(source, JoinedSource) else ()
+        for one in _named(source):
+            if is_url(one.path):
+                names = (INFO_NAME, OLD_INFO_NAME, one.split_config or SPLIT_NAME, one.dataset_config or DATASET_NAME)
+                places.setdefault(one.path, {}).update(dict.fromkeys((*names, *more)))
+    if not places:
+        return options.dataset
+    joins = {str(source.folder) for source in found if isinstance(source, JoinedSource) and is_url(source.folder)}
+    try:
+        made = reader_called(reader_at(next(iter(places)), options.reader, None, options.cache))
+    except ConfigError:  # each source says so, with its place
+        return options.dataset
+    read_ahead_of_opening(places, made, listed=sorted(joins))
+    shared = msgspec.structs.replace(options, reader=made, cache=None)
+
+    def open_source(source: NamedSource | JoinedSource) -> Dataset:
+        return (shared if all(is_url(one.path) for one in _named(source)) else options).dataset(source)
+
+    return open_source
+
+
+def _named(source: NamedSource | JoinedSource) -> Sequence[NamedSource | SourceColumn]:
+    """Return what names the datasets of a source."""
+    return source.columns if isinstance(source, JoinedSource) else (source,)
 
 
 def join_store(source: JoinedSource, reader: str | Reader = "mmap", cache: ReadCache | None = None) -> JoinedStore:

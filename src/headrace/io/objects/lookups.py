@@ -114,7 +114,7 @@ class Objects:
         """Return the identity of an object; None if there is none."""
         if url in self._statuses:
             return self._statuses[url]
-        folder = url.rpartition("/")[0]
+        folder = _folder_of(url)
         if folder in self._listings:
             return None
         if not url.lower().startswith("http") and bucket_of(url).key:
@@ -145,14 +145,22 @@ class Objects:
     def look_up(self, urls: Sequence[str], folders: Sequence[str]) -> None:
         """Look up objects and list folders, all at the same time, so that it takes one round trip.
 
+        A folder of which many objects are looked up is listed too.
+
         Raises:
             StoreError: the store cannot be reached.
         """
-        listed = {url: List(url) for url in folders if url not in self._listings and not url.lower().startswith("http")}
+        unknown = [url for url in dict.fromkeys(urls) if url not in self._statuses]
+        crowded = [folder for folder, number in Counter(map(_folder_of, unknown)).items() if number > _FEW]
+        listed = {
+            url: List(url)
+            for url in (*folders, *crowded)
+            if url not in self._listings and not url.lower().startswith("http") and "://" in url[:-1]
+        }
         asked: list[Head | List] = list(listed.values())
-        for url in dict.fromkeys(urls):
-            folder = url.rpartition("/")[0]
-            if url not in self._statuses and folder not in listed and folder not in self._listings:
+        for url in unknown:
+            folder = _folder_of(url)
+            if folder not in listed and folder not in self._listings:
                 asked.append(Head(url))
         futures = [submit(FetchRequest(what=one, storage=self.storage, policy=self.policy)) for one in asked]
         for one, future in zip(asked, futures, strict=True):
@@ -291,6 +299,10 @@ class Objects:
 
     def __repr__(self) -> str:
         return f"<objects of {self.storage!r}>"
+
+
+def _folder_of(url: str) -> str:
+    return url.rpartition("/")[0]
 
 
 class _Temporary:

@@ -168,15 +168,18 @@ class ObjectReader(Reader):
             answers = self._finished(begun)
         for (path, num_bytes), data in zip(ends.items(), answers, strict=True):
             if data:
-                self._ends[path, num_bytes] = b"".join(map(bytes, data))
+                found = list(map(bytes, data))
+                self._ends[path, num_bytes] = found[0][:num_bytes] + found[-1][-num_bytes:]
 
     def _begin_ends(self, path: str, num_bytes: int) -> Future[FetchReply] | None:
-        """Begin to fetch the ends of an object, unless that is too small, is a local file, or was done before."""
+        """Begin to fetch the ends of an object, unless that is empty, is a local file, or was done before."""
         if not is_url(path) or path in self._local or (path, num_bytes) in self._ends:
             return None
         status = self.objects.status(_plain(path))
-        if status is None or status.size < 2 * num_bytes:
+        if status is None or not status.size:
             return None
+        if status.size < 2 * num_bytes:
+            return self._begun(path, [(0, status.size)])
         return self._begun(path, [(0, num_bytes), (status.size - num_bytes, status.size)])
 
     def _begun(self, path: str, ranges: list[tuple[int, int]]) -> Future[FetchReply] | None:
@@ -211,7 +214,8 @@ class ObjectReader(Reader):
 
     def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
         """See `Reader.look_up`."""
-        self.objects.look_up(list(map(_plain, paths)), list(map(_plain, folders)))
+        asked, listed = ([_plain(path) for path in some if is_url(path)] for some in (paths, folders))
+        self.objects.look_up(asked, listed)
 
     def read_files(self, paths: Sequence[str]) -> list[ByteArray]:
         """See `Reader.read_files`: a GET for each block of each object, all at the same time."""

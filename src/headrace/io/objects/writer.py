@@ -1,5 +1,7 @@
 """`ObjectWriter` writes, reads and removes whole objects: all that an output in an object store is made of.
 
+`replace`, `upload` and `remove` change one object among those that were looked up; see `headrace.io.replace_file`.
+
     small file      one PUT; with ``create`` one that leaves an object which is there as it is (``If-None-Match: *``)
     file from 64 MiB on     parts of 32 MiB, several at a time; the object appears when all are there
     killed upload   its parts stay, hidden and billed, until `ObjectWriter.abort_uploads` finds them
@@ -16,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import OutputError, StoreError
+from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io.atomic import AtomicFile
 from headrace.io.objects import abandoned
 from headrace.io.objects.client import (
@@ -30,7 +32,7 @@ from headrace.io.objects.client import (
     submit,
 )
 from headrace.io.objects.lookups import BLOCK_BYTES, Objects
-from headrace.io.remote import Status
+from headrace.io.remote import RemotePath, Status
 from headrace.io.storage import Storage
 
 WHOLE_BYTES: Final = 64 << 20
@@ -244,3 +246,32 @@ class ObjectWriter:
             return self._objects.finish(url, future)
         except StoreError as error:
             raise OutputError(str(error)) from None
+
+
+def replace(path: RemotePath, data: bytes) -> None:
+    """Write an object in the place of what was there; raises as `headrace.io.replace_file` does."""
+    _writer_of(path).put({str(path): data})
+    path.objects.forget()
+
+
+def upload(path: RemotePath, file: Path) -> None:
+    """Do as `replace` does, with a file of any size; uploads in parts that others have left below its folder end."""
+    writer = _writer_of(path)
+    if part_bytes(file.stat().st_size):
+        writer.abort_uploads(str(path.parent))
+    writer.put_files({str(path): file})
+    path.objects.forget()
+
+
+def remove(path: RemotePath) -> None:
+    """Remove an object; raises as `headrace.io.remove_file` does."""
+    _writer_of(path).delete([str(path)])
+    path.objects.forget()
+
+
+def _writer_of(path: RemotePath) -> ObjectWriter:
+    """Return what writes to the store of a path, as that is reached."""
+    if str(path).startswith("http"):
+        raise ConfigError(f"{path}: objects are written to s3://, gs:// and az://, not to a web server")
+    known = path.objects
+    return ObjectWriter(known.storage, known.policy) if isinstance(known, Objects) else ObjectWriter()

@@ -20,7 +20,7 @@ from headrace.io import AnyPath
 from headrace.preparing.energon.media import MediaTask
 from headrace.preparing.energon.options import EnergonOptions
 from headrace.preparing.energon.report import EnergonReport
-from headrace.preparing.energon.run import ShardsRun, object_shards, run_media
+from headrace.preparing.energon.run import ShardsRun, object_media, object_shards, run_media, run_object_media
 from headrace.preparing.energon.work import KIND, MAIN, ReadPlan, ReadSetup
 
 
@@ -45,7 +45,7 @@ class EnergonJob(OnePhaseJob):
         tasks = [task for task in plan.tasks if isinstance(task, MediaTask)]
         root = self.output
         if not isinstance(root, Path):
-            return self._finish_at(str(root), show)
+            return self._finish_at(str(root), show, tasks)
         if tasks and not self.is_planned:
             return EnergonReport(kind="media", path=str(root), samples=sum(len(task.names) for task in tasks))
         if tasks:
@@ -58,12 +58,18 @@ class EnergonJob(OnePhaseJob):
         options = self._plan.options
         return options if self.is_planned else msgspec.structs.replace(options, overwrite=False)
 
-    def _finish_at(self, url: str, show: Show) -> EnergonReport:
+    def _finish_at(self, url: str, show: Show, tasks: Sequence[MediaTask]) -> EnergonReport:
         reports: list[EnergonReport] = []
+        plan = self._plan
 
         def run(show: Show) -> None:
-            dataset = object_shards(url, self._plan.options)
-            reports.append(ShardsRun(dataset, self._options, on_progress=show.progress, on_notice=show.notice).run())
+            if tasks:
+                media = object_media(url)
+                found = run_object_media(media, plan, workers=None, restart=False, on_progress=show.progress)
+            else:
+                shards = object_shards(url)
+                found = ShardsRun(shards, self._options, on_progress=show.progress, on_notice=show.notice).run()
+            reports.append(found)
 
         def do(place: Path, show: Show) -> Sequence[str]:
             run(show)
@@ -74,6 +80,8 @@ class EnergonJob(OnePhaseJob):
                 self._finishing.run(do, show)
             finally:
                 self.shared.sweep()
-        if not reports:  # another process has completed the dataset
+        if not reports and tasks:  # another process has completed the dataset
+            return EnergonReport(kind="media", path=url, samples=sum(len(task.names) for task in tasks))
+        if not reports:
             run(show)
         return reports[0]

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -20,6 +20,7 @@ import msgspec
 from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, InputError, MissingExtraError
 from headrace.io import AnyPath
+from headrace.io.remote import Status
 from headrace.preparing.energon.options import MediaFilter
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
@@ -124,11 +125,12 @@ def _av_facts(data: bytes) -> dict[str, Any]:
 FILES_A_TASK: Final = 500
 
 
-class MediaTask(msgspec.Struct, frozen=True, tag=True):
-    """A task of a worker: read the metadata of these files."""
+class MediaTask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A task of a worker: read the metadata of these files, which are these objects if they are at a URL."""
 
     task_index: int
     names: tuple[str, ...]
+    objects: tuple[Status, ...] = ()
 
     @property
     def label(self) -> str:
@@ -173,12 +175,10 @@ def find_files(root: AnyPath, wanted: MediaFilter) -> list[str]:
     return sorted(filter(MediaFinder(wanted).may_be, names), key=lambda name: PurePosixPath(name).parts)
 
 
-def media_tasks(names: list[str]) -> list[MediaTask]:
+def media_tasks(names: Sequence[str], objects: Sequence[Status] = ()) -> list[MediaTask]:
     """Group the files into tasks of `FILES_A_TASK` files."""
-    begins = range(0, len(names), FILES_A_TASK)
-    return [
-        MediaTask(task_index, tuple(names[begin : begin + FILES_A_TASK])) for task_index, begin in enumerate(begins)
-    ]
+    parts = [slice(begin, begin + FILES_A_TASK) for begin in range(0, len(names), FILES_A_TASK)]
+    return [MediaTask(task_index, tuple(names[part]), tuple(objects[part])) for task_index, part in enumerate(parts)]
 
 
 def read_media(root: Path, folder: Path, task: MediaTask, wanted: MediaFilter) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from headrace.config import describe
 from headrace.errors import ConfigError, StoreError
-from headrace.io import check_local, local_path, output_errors
+from headrace.io import AnyPath, Reader, Storage, check_readable, is_url, path_at, reader_at, reader_of, remove_file
 from headrace.stores.energon.config_file import as_map, read_config
 from headrace.stores.energon.join_writer import Join, write_join
 from headrace.stores.energon.joined import JoinColumn, cache_folder
@@ -17,10 +18,15 @@ from headrace.stores.energon.store import EnergonStore
 _BLENDS = ("blend", "blend_epochized", "concat")
 
 
-def prepare_joins(path: Path) -> dict[str, Join]:
+def prepare_joins(path: str | os.PathLike[str], storage: Storage | None = None) -> dict[str, Join]:
     """Make the join indices of a metadataset, and of the metadatasets that it names.
 
-    Indices of joins that the metadataset no longer holds are removed.
+    Indices of joins that the metadataset no longer holds are removed. Each index lies beside the file that holds its
+    join, which may be at a URL, and so may the datasets.
+
+    Args:
+        path: the ``.yaml``.
+        storage: how the stores of URLs are reached; None goes by the environment.
 
     Returns:
         The joins by their place in the file.
@@ -31,11 +37,14 @@ def prepare_joins(path: Path) -> dict[str, Join]:
         OutputError: an index cannot be written or removed.
     """
     joins: dict[str, Join] = {}
-    _prepare(path, joins, (), None)
+    using = reader_of(storage)
+    _prepare(path_at(path, using), joins, (), None, using)
     return joins
 
 
-def _prepare(path: Path, joins: dict[str, Join], above: tuple[Path, ...], only: str | None) -> None:
+def _prepare(
+    path: AnyPath, joins: dict[str, Join], above: tuple[AnyPath, ...], only: str | None, using: str | Reader
+) -> None:
     if path.resolve() in above:
         raise StoreError(f"{path}: the metadataset contains itself")
     try:
@@ -43,24 +52,24 @@ def _prepare(path: Path, joins: dict[str, Join], above: tuple[Path, ...], only: 
     except FileNotFoundError:
         raise StoreError(f"{path}: there is no such metadataset") from None
     splits = as_map(found.get("splits"), f"{path}: splits")
-    made: list[Path] = []
+    made: list[AnyPath] = []
     for split, node in splits.items():
         if only is not None and split != only:
             continue
         for place, inner, split_part in _leaves(node, f"{path}: splits: {split}", str(split)):
             if "join" in inner:
                 try:
-                    join = write_join(
-                        local_path(cache_folder(path)), _columns(inner["join"], path, split_part, f"{place}: join")
-                    )
+                    columns = _columns(inner["join"], path, split_part, f"{place}: join", using)
+                    join = write_join(cache_folder(path), columns)
                 except ConfigError as error:
                     raise StoreError(f"{place}: join: {error}") from error
                 joins[f"{place}: join"] = join
                 made.append(join.path)
             elif str(inner.get("path", "")).endswith(".yaml"):
-                _prepare(_place(path, str(inner["path"])), joins, (*above, path.resolve()), split_part)
+                nested = _place(path, str(inner["path"]), using)
+                _prepare(nested, joins, (*above, path.resolve()), split_part, using)
     if only is None:
-        _remove_others(local_path(cache_folder(path)), made)
+        _remove_others(cache_folder(path), made)
 
 
 def _leaves(node: Any, where: str, split_part: str) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -81,15 +90,16 @@ def _leaves(node: Any, where: str, split_part: str) -> Iterator[tuple[str, dict[
             yield from _leaves(inner, f"{where}: {name}: {number}", part)
 
 
-def _place(path: Path, named: str) -> Path:
-    """Resolve a path that the metadataset ``path`` names; it may begin with ``file://``."""
+def _place(path: AnyPath, named: str, using: str | Reader) -> AnyPath:
+    """Resolve a path that the metadataset ``path`` names; it may be a URL, or begin with ``file://``."""
     protocol, separator, rest = named.partition("://")
-    if protocol.lower() != "file":
-        check_local(named)
-    return path.parent / (rest.removeprefix("localhost") if separator and protocol.lower() == "file" else named)
+    if separator and protocol.lower() == "file":
+        return Path(rest.removeprefix("localhost"))
+    check_readable(named)
+    return path_at(named, using) if is_url(named) or named.startswith("/") else path.parent / named
 
 
-def _columns(value: Any, path: Path, split: str, where: str) -> list[JoinColumn]:
+def _columns(value: Any, path: AnyPath, split: str, where: str, using: str | Reader) -> list[JoinColumn]:
     if isinstance(value, list):
         named: list[tuple[str | None, Any]] = [(None, inner) for inner in value]
     else:
@@ -101,21 +111,22 @@ def _columns(value: Any, path: Path, split: str, where: str) -> list[JoinColumn]
             raise StoreError(f"{where}: each dataset of a join needs a path; found {describe(found.get('path'))}")
         if "split" in found:
             raise StoreError(f"{where}: unknown key 'split'; did you mean 'split_part'?")
+        root = _place(path, found["path"], using)
         store = EnergonStore(
-            _place(path, found["path"]),
+            root,
             split_part=found.get("split_part") or split,
             split_config=found.get("split_config"),
+            using=reader_at(root, using),
         )
         columns.append(JoinColumn(store=store, nonmatch=found.get("nonmatch", "error"), name=name))
     return columns
 
 
-def _remove_others(folder: Path, made: list[Path]) -> None:
+def _remove_others(folder: AnyPath, made: list[AnyPath]) -> None:
     """Remove indices that were made for joins which this file no longer holds."""
     if not folder.is_dir():
         return
     kept = {path.name for path in made}
     for path in folder.glob("join_index_*.bin"):
         if path.name not in kept:
-            with output_errors(path, "remove"):
-                path.unlink(missing_ok=True)
+            remove_file(path)

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import itertools
 import shutil
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ import numpy as np
 
 from headrace.engine.job import decoded_plan, receipts_of
 from headrace.engine.processes import REPORT_S
+from headrace.engine.serving import save
 from headrace.engine.shared_objects import SharedObjects, save_plan
 from headrace.engine.uploading import PLAN, RUN
 from headrace.engine.work_folder import upload_scratch
@@ -36,7 +37,7 @@ from headrace.errors import OutputError
 from headrace.io import FetchPolicy, ObjectReader, Storage, hash_bytes, local_file, path_at, reader_at
 from headrace.io.objects.writer import PART_BYTES, ObjectWriter
 from headrace.io.remote import RemotePath, Status
-from headrace.preparing.energon.media import FILES_A_TASK, HEAD_BYTES, MediaFinder
+from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder, MediaTask, load_media, media_path, media_tasks
 from headrace.preparing.energon.options import EnergonOptions, MediaFilter
 from headrace.preparing.energon.scanning import FoundTar, ShardScan, scan_tar
 from headrace.preparing.energon.state import STATE_NAME, state_of_new_index
@@ -152,12 +153,25 @@ class ObjectMedia:
         self.root, self._reader = _reached(url, storage)
         self._storage = storage
 
-    def gather(self, options: EnergonOptions, names: Sequence[str], on_progress: Callable[[int], None]) -> int:
+    def read_plan(self, options: EnergonOptions, names: Sequence[str]) -> ReadPlan:
+        """Return the tasks to read the metadata of files, with what they are now."""
+        found = [self.root.objects.known(str(self.root / name)) for name in names]
+        return ReadPlan(options=options.lasting, media=options.media, tasks=tuple(media_tasks(names, found)))
+
+    def plan(self, plan: ReadPlan, *, restart: bool) -> None:
+        """Leave the reading of the files to processes on any hosts; raises as `gather` does."""
+        with self._work(plan, restart=restart) as work:
+            work.plan(lambda: plan)
+
+    def gather(self, plan: ReadPlan, *, workers: int | None, restart: bool, on_progress: Callable[[int], None]) -> int:
         """Read the metadata of files, add them to the ``index.sqlite`` at the URL, and return how many there are.
 
+        What other processes have read of the same plan is not read again.
+
         Args:
-            options: how the files were chosen, and the number of threads.
-            names: the files.
+            plan: the files.
+            workers: how many files are read at the same time; None for `at_once`.
+            restart: whether to discard what an unfinished run has read.
             on_progress: called with how many files are done.
 
         Raises:
@@ -165,35 +179,56 @@ class ObjectMedia:
             StoreError: a file cannot be read, or has changed.
             MissingExtraError: the package that reads media is not installed.
         """
-        if options.media is None:
+        if plan.media is None:
             return 0
-        finder = MediaFinder(options.media)
-        found = [(name, self.root.objects.known(str(self.root / name))) for name in names]
-        # A listing and a look-up may round the time of an object differently.
-        facts = [(name, one.size, one.etag or one.modified_ns) for name, one in found]
-        described = _described(options, "files", facts)
-        num_threads = options.workers or self.at_once
+        tasks = [task for task in plan.tasks if isinstance(task, MediaTask)]
         with (
-            ObjectWork(self.root, self._storage, described, restart=options.restart) as work,
-            ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-media") as threads,
+            self._work(plan, restart=restart) as work,
+            ThreadPoolExecutor(workers or self.at_once, thread_name_prefix="headrace-media") as threads,
         ):
-            rows = []
-            for begin in range(0, len(found), FILES_A_TASK):
-                some = found[begin : begin + FILES_A_TASK]
-                for at, row in enumerate(threads.map(partial(self._row, finder), some), start=begin + 1):
+            work.clear_scans()
+            if work.planned == plan:
+                work.adopt()
+            rows: list[MediaRow] = []
+            done = 0
+            for task in tasks:
+                known = load_media(work.scans, task.task_index)
+                if known is not None:
+                    rows += known
+                    done += len(task.names)
+                    on_progress(done)
+                    continue
+                for row in self._rows(task, plan.media, threads):
                     rows += [] if row is None else [row]
-                    on_progress(at)
+                    done += 1
+                    on_progress(done)
             staged = work.staged / META_FOLDER
             index = self.root / META_FOLDER / INDEX_NAME
             if index.is_file():
                 shutil.copyfile(local_file(index), staged / INDEX_NAME)
-            update_media(work.staged, rows, [(options.media.strategy, ",".join(options.media.patterns))])
+            update_media(work.staged, rows, [(plan.media.strategy, ",".join(plan.media.patterns))])
             state = state_of_new_index(self.root, staged / INDEX_NAME)
             if state is not None:
                 (staged / STATE_NAME).write_bytes(state)
             moves = [INDEX_NAME] if state is None else [INDEX_NAME, STATE_NAME]
             work.commit(remove=(), indexed=(), moves=moves)
         return len(rows)
+
+    def read_task(self, scans: Path, task: MediaTask, wanted: MediaFilter) -> None:
+        """Read the metadata of the files of a task, and save their rows, as `read_media` does."""
+        with ThreadPoolExecutor(self.at_once, thread_name_prefix="headrace-media") as threads:
+            rows = [row for row in self._rows(task, wanted, threads) if row is not None]
+        save(media_path(scans, task.task_index), rows)
+
+    def _work(self, plan: ReadPlan, *, restart: bool) -> ObjectWork:
+        tasks = [task for task in plan.tasks if isinstance(task, MediaTask)]
+        found = [pair for task in tasks for pair in zip(task.names, task.objects, strict=True)]
+        # A listing and a look-up may round the time of an object differently.
+        facts = [(name, one.size, one.etag or one.modified_ns) for name, one in found]
+        return ObjectWork(self.root, self._storage, _described(plan.options, "files", facts), restart=restart)
+
+    def _rows(self, task: MediaTask, wanted: MediaFilter, threads: ThreadPoolExecutor) -> Iterator[MediaRow | None]:
+        return threads.map(partial(self._row, MediaFinder(wanted)), zip(task.names, task.objects, strict=True))
 
     def _row(self, finder: MediaFinder, found: tuple[str, Status]) -> MediaRow | None:
         name, status = found
@@ -206,6 +241,17 @@ class ObjectMedia:
         data = self._reader.read_files([url])[0].tobytes()
         kind = finder.kind(name, data)
         return None if kind is None else finder.row(name, kind, data)
+
+
+@functools.cache
+def _media(url: str) -> ObjectMedia:
+    """The folder whose files a worker reads."""
+    return ObjectMedia(url, None)
+
+
+def read_objects(setup: ReadSetup, task: MediaTask, wanted: MediaFilter) -> None:
+    """Read files at a URL in a worker; raises as `ObjectMedia.gather` does."""
+    _media(setup.root).read_task(Path(setup.scans), task, wanted)
 
 
 def write_remote_lines(url: str, storage: Storage | None) -> tuple[str, int]:
@@ -237,9 +283,8 @@ def _reached(url: str, storage: Storage | None) -> tuple[RemotePath, ObjectReade
 
 def _described(options: EnergonOptions, what: str, found: Sequence[Any]) -> bytes:
     """Return what decides the files of a run: the options, and what is read."""
-    lasting = msgspec.structs.replace(options, workers=None, restart=False)
     facts = {"number": len(found), "xxh3_128": hash_bytes(msgspec.json.encode(found))}
-    return msgspec.json.encode({"kind": KIND, "options": lasting, what: facts})
+    return msgspec.json.encode({"kind": KIND, "options": options.lasting, what: facts})
 
 
 class ObjectWork(WorkFolder):

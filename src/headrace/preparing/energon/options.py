@@ -95,6 +95,11 @@ class EnergonOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_field
     """What happens to a sample whose key an earlier sample has: it is an error; or it is excluded in the split file; or
     it is kept, and ``index.sqlite`` finds the first one."""
 
+    @property
+    def lasting(self) -> EnergonOptions:
+        """The options that a plan keeps: those that are not of one process alone."""
+        return msgspec.structs.replace(self, workers=None, restart=False)
+
 
 def check_options(options: EnergonOptions) -> None:
     """Refuse options that are invalid or contradict each other.

@@ -14,8 +14,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import AnyPath, Storage, check_readable, check_storage, is_url, local_path
@@ -124,7 +122,7 @@ class ShardsRun:
 
     def _plan(self, tars: Sequence[FoundTar], media: MediaFilter | None) -> ReadPlan:
         tasks = tuple(ScanTask(task_index, tar) for task_index, tar in enumerate(tars))
-        return ReadPlan(options=_lasting(self._options), media=media, tasks=tasks)
+        return ReadPlan(options=self._options.lasting, media=media, tasks=tasks)
 
     def _is_read(self, work: WorkFolder, tar: FoundTar, media: MediaFilter | None) -> bool:
         return load_scan(work.scans, tar, media, skips_faults=self._skips) is not None
@@ -298,10 +296,10 @@ def prepare_energon(
 
     Args:
         path: a folder of tars; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder of files; or the
-            ``.yaml`` of a metadataset, which gets the indices of its joins. All but the last may be at a URL.
+            ``.yaml`` of a metadataset, which gets the indices of its joins. All of these may be at a URL.
         options: all options; None uses their defaults. At a URL, ``workers`` is how many shards or files are read at
             the same time, by default 16 shards or 32 files.
-        storage: how the store of a URL is reached; None goes by the environment.
+        storage: how the store of a URL is reached, or those that a metadataset names; None goes by the environment.
         on_progress: called with how far the run is.
         on_notice: called with messages about what was decided, left out or kept.
 
@@ -317,7 +315,10 @@ def prepare_energon(
         WorkerError: worker processes ended before their work was done.
         MissingExtraError: metadata of media are asked for, and the package that reads them is not installed.
     """
-    check_storage(storage, path)
+    if _is_mix(path):
+        check_readable(path)
+    else:
+        check_storage(storage, path)
     options = EnergonOptions() if options is None else options
     check_options(options)
     if is_url(path):
@@ -325,7 +326,7 @@ def prepare_energon(
     root = Path(path)
     if _is_single(root):
         _check_plain(root, options)
-        return _lines(root) if root.suffix == ".jsonl" else _joins(root, on_notice)
+        return _lines(root) if root.suffix == ".jsonl" else _joins(path, storage, on_notice)
     if _is_of_media(root, options):
         plan = _media_plan(root, options)
         return run_media(root, plan, workers=options.workers, restart=options.restart, on_progress=on_progress)
@@ -343,8 +344,8 @@ def plan_energon(
     The result is the same. What an unfinished run or an older plan has read is not read again.
 
     Args:
-        path: a folder of tars, or with ``media_only`` a folder of files, that all hosts can write to; or a folder of
-            tars at a URL, where they share nothing else.
+        path: a folder of tars, or with ``media_only`` a folder of files, that all hosts can write to; or such a folder
+            at a URL, where they share nothing else.
         options: see `prepare_energon`.
         on_notice: see `prepare_energon`.
 
@@ -356,8 +357,12 @@ def plan_energon(
     options = EnergonOptions() if options is None else options
     check_options(options)
     if is_url(path):
-        dataset = object_shards(os.fspath(path), options)
-        ShardsRun(dataset, options, on_progress=lambda progress: None, on_notice=on_notice).plan()
+        dataset = object_shards(os.fspath(path))
+        if _is_of_media(dataset.root, options):
+            media = object_media(os.fspath(path))
+            media.plan(media.read_plan(options, _media_names(media.root, options)), restart=options.restart)
+        else:
+            ShardsRun(dataset, options, on_progress=lambda progress: None, on_notice=on_notice).plan()
         return
     root = Path(path)
     if _is_single(root):
@@ -388,6 +393,9 @@ def _at_url(
         InputError: there is nothing.
     """
     dataset = _reached(url, storage)
+    if _is_mix(url):
+        _check_plain(url, options)
+        return _joins(url, storage, on_notice)
     if _is_lines(dataset):
         _check_plain(url, options)
         index, count = resolve_name(f"{_OBJECTS}:write_remote_lines")(url, storage)
@@ -395,45 +403,62 @@ def _at_url(
     _check_folder(dataset)
     if not _is_of_media(dataset.root, options):
         return ShardsRun(dataset, options, on_progress=on_progress, on_notice=on_notice).run()
-    media: ObjectMedia = resolve_name(f"{_OBJECTS}:ObjectMedia")(url, storage)
-    names = _media_names(media.root, options)
+    media = object_media(url, storage)
+    plan = media.read_plan(options, _media_names(media.root, options))
+    return run_object_media(media, plan, workers=options.workers, restart=options.restart, on_progress=on_progress)
+
+
+def run_object_media(
+    media: ObjectMedia,
+    plan: ReadPlan,
+    *,
+    workers: int | None,
+    restart: bool,
+    on_progress: Callable[[EnergonProgress], None],
+) -> EnergonReport:
+    """Do as `run_media` does, in a folder at a URL."""
+    total = sum(len(task.names) for task in plan.tasks if isinstance(task, MediaTask))
 
     def report(done: int) -> None:
-        on_progress(EnergonProgress(done=done, total=len(names), done_bytes=0, total_bytes=0, samples=done))
+        on_progress(EnergonProgress(done=done, total=total, done_bytes=0, total_bytes=0, samples=done))
 
-    num_rows = media.gather(options, names, report)
+    num_rows = media.gather(plan, workers=workers, restart=restart, on_progress=report)
     written = (str(media.root / META_FOLDER / INDEX_NAME),)
-    return EnergonReport(kind="media", path=url, samples=len(names), media=num_rows, written=written)
+    return EnergonReport(kind="media", path=str(media.root), samples=total, media=num_rows, written=written)
 
 
-def object_shards(url: str, options: EnergonOptions) -> ObjectShards:
-    """Return the folder of tars at a URL, which is planned for other processes.
+def object_shards(url: str) -> ObjectShards:
+    """Return the folder at a URL, which is planned for other processes.
 
     Raises:
         ConfigError: it is of a kind that is not planned there, or its files cannot be written there.
         InputError: there is nothing.
     """
     dataset = _reached(url, None)
-    if _is_lines(dataset):
-        raise ConfigError(f"{url}: a .jsonl is not planned for other processes; prepare it here: it is one step")
+    if _is_mix(url) or _is_lines(dataset):
+        suffix = dataset.root.suffix
+        raise ConfigError(f"{url}: a {suffix} is not planned for other processes; prepare it here: it is one step")
     _check_folder(dataset)
-    if _is_of_media(dataset.root, options):
-        raise ConfigError(f"{url}: a folder of plain media at a URL is prepared on one host: leave the executor out")
     return dataset
+
+
+def object_media(url: str, storage: Storage | None = None) -> ObjectMedia:
+    """Return the folder of plain media at a URL."""
+    found: ObjectMedia = resolve_name(f"{_OBJECTS}:ObjectMedia")(url, storage)
+    return found
 
 
 def _reached(url: str, storage: Storage | None) -> ObjectShards:
     """Return what may be a dataset at a URL; raises ConfigError as `_at_url` does."""
     if url.lower().startswith("http"):
         raise ConfigError(f"{url}: objects are written to s3://, gs:// and az://, not to a web server")
-    if url.endswith(".yaml"):
-        raise ConfigError(
-            f"{url}: the joins of a metadataset are prepared on a disk; at a URL, a folder of tars or of media is, or a"
-            " .jsonl: copy it, prepare the copy, and upload what was made"
-        )
     # What talks to object stores is loaded when the first URL comes.
     dataset: ObjectShards = resolve_name(f"{_OBJECTS}:ObjectShards")(url, storage)
     return dataset
+
+
+def _is_mix(path: str | os.PathLike[str]) -> bool:
+    return os.fspath(path).endswith(".yaml")
 
 
 def _is_lines(dataset: ObjectShards) -> bool:
@@ -442,7 +467,9 @@ def _is_lines(dataset: ObjectShards) -> bool:
 
 def _check_folder(dataset: ObjectShards) -> None:
     if not dataset.root.is_dir():
-        raise InputError(f"{dataset.root}: there are no objects below this URL; expected a folder of tars, or a .jsonl")
+        raise InputError(
+            f"{dataset.root}: there are no objects below this URL; expected a folder of tars, a .jsonl, or a .yaml"
+        )
 
 
 def _is_single(path: Path) -> bool:
@@ -462,11 +489,6 @@ def _is_of_media(root: AnyPath, options: EnergonOptions) -> bool:
     return options.media_only and folder_kind(root) != "webdataset"
 
 
-def _lasting(options: EnergonOptions) -> EnergonOptions:
-    """Return the options that a plan keeps: those that are not of one process alone."""
-    return msgspec.structs.replace(options, workers=None, restart=False)
-
-
 def _check_plain(path: Path | str, options: EnergonOptions) -> None:
     if options.media is not None or options.media_only:
         raise ConfigError(f"{path}: metadata of media can only be gathered for a folder of tars or of files")
@@ -479,8 +501,8 @@ def _lines(path: Path) -> EnergonReport:
     return EnergonReport(kind="jsonl", path=str(path), samples=count, written=(str(index_place(path)),))
 
 
-def _joins(path: Path, on_notice: Callable[[str], None]) -> EnergonReport:
-    joins = prepare_joins(path)
+def _joins(path: str | os.PathLike[str], storage: Storage | None, on_notice: Callable[[str], None]) -> EnergonReport:
+    joins = prepare_joins(path, storage)
     for place, join in joins.items():
         without = f", {join.skipped:,} without a partner left out" if join.skipped else ""
         on_notice(f"{place}: {join.rows:,} joined samples{without}")
@@ -515,7 +537,7 @@ def _media_names(root: AnyPath, options: EnergonOptions) -> list[str]:
 
 def _media_plan(root: Path, options: EnergonOptions) -> ReadPlan:
     names = _media_names(root, options)
-    return ReadPlan(options=_lasting(options), media=options.media, tasks=tuple(media_tasks(names)))
+    return ReadPlan(options=options.lasting, media=options.media, tasks=tuple(media_tasks(names)))
 
 
 def run_media(

@@ -115,6 +115,11 @@ class WorkFolder(ABC):
         self._claimed.clear(keep=("staged", "commit"))
         self.scans.mkdir()
 
+    def clear_scans(self) -> None:
+        """Remove what earlier runs have left in `scans`."""
+        shutil.rmtree(self.scans, ignore_errors=True)
+        self.scans.mkdir()
+
     @property
     def planned(self) -> ReadPlan | None:
         """What is left to processes on any hosts; None if nothing is.
@@ -315,7 +320,9 @@ def do(setup: ReadSetup, task: ReadTask) -> TaskResult:
             )
         name = scan_path(scans, task.tar.name).name
         return TaskResult(files=(name,), counts={"bytes": task.tar.size, "samples": scan.count})
-    if setup.media is not None:
+    if setup.media is not None and is_url(setup.root):
+        resolve_name("headrace.preparing.energon.objects:read_objects")(setup, task, setup.media)
+    elif setup.media is not None:
         read_media(root, scans, task, setup.media)
     return TaskResult(files=(media_path(scans, task.task_index).name,), counts={"samples": len(task.names)})
 

@@ -1,18 +1,21 @@
-"""Writes a join index from the ``index.sqlite`` files of several datasets."""
+"""Writes a join index from the ``index.sqlite`` files of several datasets, to a folder or to a URL."""
 
 from __future__ import annotations
 
+import filecmp
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import AtomicFile, local_path, output_errors
+from headrace.io import AnyPath, AtomicFile, RemotePath, local_file, output_errors, remove_file
 from headrace.stores.energon.joined import MAGIC, JoinColumn, check_columns, join_name
 from headrace.stores.energon.sqlite_index import BATCH_ROWS, open_read_only, read_only_uri
 from headrace.stores.energon.store import EnergonStore
@@ -27,20 +30,23 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     """A join index that was written.
 
     Attributes:
-        path: path of the index.
+        path: path or URL of the index.
         rows: number of joined samples.
         skipped: number of primary samples that were left out because a partner is missing.
         missing: for each column, the number of rows without it.
     """
 
-    path: Path
+    path: AnyPath
     rows: int
     skipped: int
     missing: tuple[int, ...]
 
 
-def write_join(folder: Path, columns: Sequence[JoinColumn]) -> Join:
+def write_join(folder: AnyPath, columns: Sequence[JoinColumn]) -> Join:
     """Join datasets by key and write the index. About 4 us a row and column.
+
+    The folder may be at a URL, and so may the datasets: their ``index.sqlite`` are fetched whole, and kept. The index
+    is then made in a temporary folder on this host, and uploaded; one that is there already with the same rows stays.
 
     The index gets Energon's name if that is free, so that Energon reads it. If the join of another split of the same
     datasets already has this name, the index gets a name that depends on the split. Rows are in the order of the
@@ -50,12 +56,38 @@ def write_join(folder: Path, columns: Sequence[JoinColumn]) -> Join:
         InputError: a sample has no partner in the split of a column with nonmatch ``"error"``, or two samples have the
             same key.
         StoreError: a dataset has no ``index.sqlite`` with its samples.
-        ConfigError: the columns cannot be joined.
-        OutputError: the system reports an error.
+        ConfigError: the columns cannot be joined, or the folder is on a web server.
+        OutputError: the system or the store reports an error.
     """
     check_columns(columns)
     if len(columns) > MAX_COLUMNS:
         raise ConfigError(f"a join of {len(columns)} datasets was requested; at most {MAX_COLUMNS} are allowed")
+    return _write(folder, columns) if isinstance(folder, Path) else _upload(folder, columns)
+
+
+def _upload(folder: RemotePath, columns: Sequence[JoinColumn]) -> Join:
+    ours, theirs = folder / join_name(columns, with_split=True), folder / join_name(columns)
+    with output_errors(Path("$TMPDIR"), "make a folder in"):
+        made = TemporaryDirectory(prefix="headrace-join-")
+    with made as here:
+        join = _write(Path(here), columns)
+        made_here = Path(join.path)
+        folder.objects.forget()  # others may have written there since it was looked at
+        is_free = not theirs.is_file() or _is_same(theirs, made_here)
+        place = theirs if is_free else ours
+        # A run may be reading one that is there.
+        if not (place.is_file() and _is_same(place, made_here)):
+            resolve_name("headrace.io.objects.writer:upload")(place, made_here)
+        if is_free and ours.is_file():
+            remove_file(ours)
+    return msgspec.structs.replace(join, path=place)
+
+
+def _is_same(there: RemotePath, here: Path) -> bool:
+    return there.stat().st_size == here.stat().st_size and filecmp.cmp(local_file(there), here, shallow=False)
+
+
+def _write(folder: Path, columns: Sequence[JoinColumn]) -> Join:
     ours, theirs = folder / join_name(columns, with_split=True), folder / join_name(columns)
     with output_errors(folder, "create"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,12 +138,12 @@ def _rows(columns: Sequence[JoinColumn], counts: _Counts) -> Iterator[list[list[
         raise StoreError(f"{first.path}: the index.sqlite files cannot be joined: {error}") from error
 
 
-def _index(store: EnergonStore) -> Path:
+def _index(store: EnergonStore) -> AnyPath:
     if store.index is None or not store.index.has_samples:
         raise StoreError(
             f"{store.path}: has no index.sqlite with its samples, which a join needs; prepare the dataset again"
         )
-    return local_path(store.index.path)
+    return store.index.path
 
 
 def _select(base: sqlite3.Connection, number: int, store: EnergonStore) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 import msgspec
@@ -24,12 +25,22 @@ from headrace.io import AnyPath, Reader, path_at, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.store import EnergonStore
-from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import (
+    Extents,
+    PartPlace,
+    Problem,
+    RawSample,
+    SampleStore,
+    SmallReads,
+    read_ahead_of_fingerprints,
+)
 
 MAGIC: Final = b"JIDX0001"
 HEADER_BYTES: Final = 16
 PLACE: Final = 3
 """How many numbers the place of a sample has: shard, byte, bytes."""
+
+_TRIED_AT_ONCE: Final = 32
 
 Nonmatch = Literal["error", "skip", "none"]
 
@@ -150,13 +161,17 @@ def find_join(folder: AnyPath, columns: Sequence[JoinColumn], using: Reader) -> 
 
 
 def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 16) -> str | None:
-    """Return why rows cannot belong to this join, or None; checks their number and some of them, evenly spread."""
+    """Return why rows cannot belong to this join, or None; checks their number and some of them, evenly spread.
+
+    At URLs the indexes of all shards are fetched at the same time, and so are the samples.
+    """
     primary = len(columns[0].store)
     exact = all(column.nonmatch != "skip" for column in columns)
     if len(rows) > primary or (exact and len(rows) != primary):
         return f"has {len(rows):,} rows for {primary:,} samples of the primary dataset, so it belongs to another split"
+    read_ahead_of_fingerprints(column.store for column in columns)
+    tried: list[tuple[int, int, tuple[int, int]]] = []
     for number in np.unique(np.linspace(0, len(rows) - 1, min(num_tried, len(rows))).astype(np.int64)).tolist():
-        keys = set()
         for at, column in enumerate(columns):
             shard, offset, size = rows[number, at].tolist()
             if shard < 0 and at and column.nonmatch == "none":
@@ -166,8 +181,19 @@ def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 1
                 place = column.store.place_of(shard, offset, size)
             if place is None:
                 return f"row {number} names no sample of {column.store.path}, so it belongs to another split"
-            keys.add(column.store.read_places([place], ())[0].key)
-        if len(keys) > 1:
+            tried.append((number, at, place))
+
+    def key(one: tuple[int, int, tuple[int, int]]) -> str:
+        return columns[one[1]].store.read_places([one[2]], ())[0].key
+
+    if any(reader.reads_urls for column in columns for reader in column.store.readers):
+        with ThreadPoolExecutor(_TRIED_AT_ONCE, thread_name_prefix="headrace-join") as threads:
+            found = list(threads.map(key, tried))
+    else:
+        found = list(map(key, tried))
+    keys: dict[int, str] = {}
+    for (number, _, _), one in zip(tried, found, strict=True):
+        if keys.setdefault(number, one) != one:
             return f"row {number} joins samples with different keys, so it belongs to another split"
     return None
 
@@ -244,9 +270,14 @@ class JoinedStore(SampleStore):
         """The index, and the files of all columns."""
         return (self.index_path, *(file for column in self.columns for file in column.store.files))
 
+    def small_reads(self) -> list[SmallReads]:
+        """Those of all columns; the index is kept already."""
+        return [one for column in self.columns for one in column.store.small_reads()]
+
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of the fingerprints of the columns, and of number, ends and middle of the rows."""
+        read_ahead_of_fingerprints([self])
         rows = self._rows[np.unique([0, len(self._rows) // 2, len(self._rows) - 1])] if len(self._rows) else self._rows
         facts = (self.format, len(self._rows), rows.tolist(), [column.store.fingerprint for column in self.columns])
         return xxhash.xxh3_128_hexdigest(repr(facts).encode())
@@ -324,6 +355,28 @@ class JoinedStore(SampleStore):
             place = self._places(number, at)[0]
             if place is not None:
                 found |= {f"{name}.{part}": where for part, where in column.store.part_places(place).items()}
+        return found
+
+    def column_extents(self, indices: IntArray) -> list[Extents]:
+        """Return for each column which bytes of its shards hold its samples; one that is missing has no range.
+
+        Raises:
+            IndexError: there is no such sample.
+            StoreError: a row does not belong to these datasets.
+            ConfigError: a column has shards that are no tars.
+        """
+        indices = positions(indices, len(self), f"{self.path}: sample numbers")
+        found = []
+        for at, column in enumerate(self.columns):
+            shards, begins, sizes = self._rows[indices, at].T.astype(np.int64)
+            rows = np.flatnonzero((shards != -1) | (at == 0) | (column.nonmatch != "none"))
+            numbers = column.store.numbers_of_listed
+            is_known = (shards[rows] >= 0) & (shards[rows] < len(numbers))
+            files = np.where(is_known, numbers[np.where(is_known, shards[rows], 0)], -1)
+            if (wrong := rows[files < 0]).size:
+                raise self._foreign(f"row {indices[wrong[0]]}: shard {shards[wrong[0]]} is not of {column.store.path}")
+            begins, ends = begins[rows], (begins + sizes)[rows]
+            found.append(Extents(column.store, rows.astype(np.int64), files, begins, ends))
         return found
 
     def check(self) -> Iterator[Problem]:

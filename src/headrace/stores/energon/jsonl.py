@@ -23,7 +23,7 @@ from headrace.io import AnyPath, Reader, hash_bytes, local_path, path_at, reader
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.json.index import read_lines
 from headrace.stores.kept_arrays import kept_index, read_offsets, write_offsets
-from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, SmallReads
 
 SUFFIX: Final = ".jsonl.idx"
 _CHUNK_BYTES: Final = 16 << 20
@@ -179,6 +179,10 @@ class JsonlSamplesStore(SampleStore):
         """The file, and its index if that lies beside it."""
         beside = index_place(self.path, self._reader)
         return (self._reader.path_at(self.path), *([beside] if beside.is_file() else []))
+
+    def small_reads(self) -> list[SmallReads]:
+        """The ends of the file."""
+        return [SmallReads(self._reader, ends={self.path: _ENDS_BYTES})]
 
     @property
     def fingerprint(self) -> str:

@@ -21,7 +21,7 @@ import yaml
 
 from headrace.config import nearest_or_known
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, atomic_write, local_path
+from headrace.io import AnyPath, replace_file
 from headrace.stores.energon.config_file import (
     JSON_SPLIT_NAME,
     META_FOLDER,
@@ -309,8 +309,8 @@ def write_splits(
     """Write a split file, byte for byte as Energon does, with runs of names as ranges.
 
     Raises:
-        OutputError: the system reports an error.
-        ConfigError: the name ends in neither ``.yaml`` nor ``.json``.
+        OutputError: the system or the store reports an error.
+        ConfigError: the name ends in neither ``.yaml`` nor ``.json``, or the folder is on a web server.
     """
     path = config_path(root, split_config or SPLIT_NAME)
     content = {
@@ -323,7 +323,7 @@ def write_splits(
         data = yaml.dump(content, sort_keys=False)
     else:
         raise ConfigError(f"{path}: the name of a split file must end in .yaml or .json")
-    atomic_write(local_path(path), data.encode())
+    replace_file(path, data.encode())
 
 
 def _escaped(name: str) -> str:

@@ -34,7 +34,16 @@ from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
 from headrace.stores.kept_arrays import num_entries
-from headrace.stores.store import Extents, Numbering, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import (
+    Extents,
+    Numbering,
+    PartPlace,
+    Problem,
+    RawSample,
+    SampleStore,
+    SmallReads,
+    read_ahead_of_fingerprints,
+)
 from headrace.stores.tar.index import KeyTable, index_path
 from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import MadeIndexes, TarShards
@@ -293,6 +302,10 @@ class EnergonStore(SampleStore):
         """Whether the part lists each shard once."""
         return bool((np.diff(self._which) > 0).all())
 
+    def small_reads(self) -> list[SmallReads]:
+        """The indexes of all tars."""
+        return [self._shards.tars.small_reads(np.flatnonzero(self._shards.is_tar).tolist())]
+
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of names, counts, sizes and index entries of the shards, and of what is left out.
@@ -300,7 +313,7 @@ class EnergonStore(SampleStore):
         The first use costs O(shards). It does not depend on the contents of the samples.
         """
         if self._fingerprint is None:
-            self._shards.tars.keep_indexes(np.flatnonzero(self._shards.is_tar).tolist())
+            read_ahead_of_fingerprints([self])
             facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
             self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
         return self._fingerprint
@@ -389,6 +402,11 @@ class EnergonStore(SampleStore):
         if index + 1 >= len(offsets) or offsets[index] != offset or offsets[index + 1] - offset != size:
             return None
         return at, index
+
+    @property
+    def numbers_of_listed(self) -> IntArray:
+        """(listed,) int64: for each shard in the list of the split, its number in ``data_files``; -1 if excluded."""
+        return np.array([self._distinct_places.get(name, -1) for name in self._opened.part.listed], np.int64)
 
     def start_of(self, index: int) -> tuple[int, int]:
         """Return where a sample begins: the (first) number of its shard in the list of the split, and the byte."""

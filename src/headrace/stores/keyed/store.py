@@ -7,7 +7,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -19,7 +19,7 @@ from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, buffers_of, mapped_windows, tokens_at
-from headrace.stores.store import Extents, IntArray, Problem, TokenArray
+from headrace.stores.store import Extents, IntArray, Problem, SmallReads, TokenArray, read_ahead_of_fingerprints
 from headrace.stores.written import OutputShard
 
 
@@ -97,7 +97,8 @@ def _check_key(
     yield from check_values(path, layout.dtype, read, layout.num_tokens, find, vocab_size)
 
 
-_ENDS_BYTES = 4096
+ENDS_BYTES: Final = 4096
+"""Of the ``.bin`` of each key, by which a shard is known."""
 
 
 class KeyedStore(SegmentedStore):
@@ -206,12 +207,17 @@ class KeyedStore(SegmentedStore):
         """Whether the shard has offsets for the main key; without them, all of its values are one document."""
         return self._sources[self._keys[0]].num_documents is not None
 
+    def small_reads(self) -> list[SmallReads]:
+        """The ends of the ``.bin`` of each key."""
+        return [SmallReads(self._reader, ends=dict.fromkeys(self.data_files, ENDS_BYTES))]
+
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of ``meta.json``, the order of the keys, and the first and last 4 KiB of each ``.bin``."""
+        read_ahead_of_fingerprints([self])
         hasher = xxhash.xxh3_128(repr((self.format, self._keys, self._meta_hash)).encode())
         for key in self._keys:
-            hasher.update(self._reader.ends(self._bins[key], _ENDS_BYTES, self._layouts[key].num_bytes))
+            hasher.update(self._reader.ends(self._bins[key], ENDS_BYTES, self._layouts[key].num_bytes))
         return hasher.hexdigest()
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,7 +20,7 @@ from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES
-from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore, SmallReads
 from headrace.stores.tar.index import (
     IndexPlace,
     IndexWhere,
@@ -242,12 +241,10 @@ class TarShards:
         mapped = self.reader.kept(used.place, "offsets", _offsets)
         return open_index(used.place, self.reader, used.path) if mapped is None else mapped
 
-    def keep_indexes(self, shards: Sequence[int]) -> None:
-        """Fetch the indexes of shards, which are about to be used, at the same time if they are objects."""
+    def small_reads(self, shards: Sequence[int]) -> SmallReads:
+        """Return what knowing some shards reads: their sizes, and their indexes as a whole."""
         places = [place for place in map(self._place, shards) if isinstance(place, str)]
-        # Whoever uses one that is not there has the words for it.
-        with contextlib.suppress(StoreError):
-            self.reader.keep_all(places)
+        return SmallReads(self.reader, looked_at=list(map(self.path, shards)), kept=places)
 
     @property
     def data_files(self) -> tuple[str, ...]:

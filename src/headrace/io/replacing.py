@@ -1,0 +1,34 @@
+"""Replaces and removes small files, which may be objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Final
+
+from headrace.io.atomic import atomic_write, output_errors
+from headrace.io.places import AnyPath
+
+_WRITER: Final = "headrace.io.objects.writer"  # loaded when the first URL comes
+
+
+def replace_file(path: AnyPath, data: bytes) -> None:
+    """Write a whole file or object, which appears complete or not at all, in the place of what was there.
+
+    Raises:
+        OutputError: the system or the store refuses it.
+        ConfigError: it is the URL of a web server.
+    """
+    if isinstance(path, Path):
+        atomic_write(path, data)
+    else:
+        resolve_name(f"{_WRITER}:replace")(path, data)
+
+
+def remove_file(path: AnyPath) -> None:
+    """Remove a file or object, which need not be there; raises as `replace_file` does."""
+    if isinstance(path, Path):
+        with output_errors(path, "remove"):
+            path.unlink(missing_ok=True)
+    else:
+        resolve_name(f"{_WRITER}:remove")(path)

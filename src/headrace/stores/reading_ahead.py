@@ -1,0 +1,127 @@
+"""Fetches what many places at URLs need at the same time, before each of them is opened or known.
+
+    read_together             small files and ends of files: a look-up of all, then all of their content
+    read_shards               what opening and knowing shards of tokens reads
+    read_ahead_of_opening     what opening several places reads, of any layout
+
+This takes as many round trips for many places as for one. It is loaded with the
+first URL or metadataset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from headrace.errors import StoreError
+from headrace.io import AnyPath, Reader, can_list
+from headrace.stores.energon.config_file import META_FOLDER
+from headrace.stores.indexed.pairs import SUFFIXES
+from headrace.stores.indexed.store import ENDS_BYTES
+from headrace.stores.keyed.store import ENDS_BYTES as KEYED_ENDS
+from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.opening import FILES, files_around
+from headrace.stores.store import SmallReads
+from headrace.stores.token_layouts import KEYED, PAIRS
+from headrace.stores.written import META_NAME
+
+_READERS_AT_ONCE: Final = 32
+
+
+def read_together(reads: Iterable[SmallReads]) -> None:
+    """Fetch at the same time what will be read, as far as it is remote: one look-up of all, and then the content.
+
+    What cannot be read is left to those who need it, and have the words for it.
+    """
+    by_reader: dict[Reader, list[SmallReads]] = {}
+    for one in reads:
+        if one.reader.reads_urls:
+            by_reader.setdefault(one.reader, []).append(one)
+
+    def read(reader: Reader) -> None:
+        mine = by_reader[reader]
+        ends = dict(pair for one in mine for pair in one.ends.items())
+        kept = list(dict.fromkeys(path for one in mine for path in one.kept))
+        with contextlib.suppress(StoreError):
+            reader.look_up([*(path for one in mine for path in one.looked_at), *kept, *ends])
+            reader.keep_all([path for path in kept if reader.path_at(path).is_file()], ends)
+
+    if len(by_reader) == 1:
+        read(*by_reader)
+    elif by_reader:
+        with ThreadPoolExecutor(_READERS_AT_ONCE, thread_name_prefix="headrace-read-together") as threads:
+            for _ in threads.map(read, by_reader):
+                pass
+
+
+def _reads_of_pairs(pairs: Sequence[AnyPath], using: Reader) -> SmallReads:
+    """Return what is read of pairs to open and to know them: the indexes, and the ends of the others."""
+    return SmallReads(using, kept=[f"{pair}.idx" for pair in pairs], ends={f"{pair}.bin": ENDS_BYTES for pair in pairs})
+
+
+def read_shards(pairs: Sequence[AnyPath], keyed: Sequence[AnyPath], using: Reader) -> None:
+    """Fetch at the same time what opening and knowing shards reads: pairs, and folders of shards of the keyed format.
+
+    Raises:
+        StoreError: the store cannot be reached.
+    """
+    using.look_up([], list(map(str, keyed)))
+    inside = [file for folder in keyed if can_list(folder) and folder.is_dir() for file in folder.iterdir()]
+    ends = {str(file): KEYED_ENDS for file in inside if file.suffix == ".bin"}
+    metas = [str(folder / META_NAME) for folder in keyed]
+    read_together([_reads_of_pairs(pairs, using), SmallReads(using, kept=metas, ends=ends)])
+
+
+def read_ahead_of_opening(places: Mapping[str, Collection[str]], using: Reader, *, listed: Sequence[str] = ()) -> None:
+    """Fetch at the same time what opening several places at URLs reads, so that all take as many round trips as one.
+
+    That is two for Energon datasets and for pairs of ``.bin`` and ``.idx``, and one more for the shards that a manifest
+    lists. What cannot be read is left to the opening, which has the words for it.
+
+    Args:
+        places: the URLs, and for each the names of files in its ``.nv-meta`` that are read if they are there.
+        using: the reader with which they will be opened.
+        listed: folders that are listed at the same time.
+    """
+    files: list[str] = []
+    folders: list[str] = list(listed)
+    for name, configs in places.items():
+        if not name.endswith(FILES):
+            around, inside = files_around(name)
+            files += [*around, *(f"{inside[1]}/{file}" for file in configs if name.startswith("http"))]
+            folders += inside
+    with contextlib.suppress(StoreError, OSError):
+        using.look_up(files, folders)
+        read_together([_small_reads(name, configs, using) for name, configs in places.items()])
+        read_shards(*_shards_in([using.path_at(name) for name in places if not name.endswith(FILES)]), using)
+
+
+def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallReads:
+    """Return what opening the place at a URL reads among what was looked up there."""
+    place = using.path_at(name)
+    if name.endswith(SUFFIXES):
+        return _reads_of_pairs([place.with_suffix("")], using)
+    if name.endswith(FILES):
+        return SmallReads(using, looked_at=[name], kept=[f"{name}.idx"] if name.endswith((".tar", ".jsonl")) else [])
+    kept = [place / META_FOLDER / file for file in configs]
+    if not any(file.is_file() for file in kept):
+        kept = [place / MANIFEST_NAME, place / META_NAME]
+    pair = _reads_of_pairs([place] if using.path_at(f"{place}.idx").is_file() else [], using)
+    return pair._replace(kept=[str(file) for file in kept if file.is_file()] + list(pair.kept))
+
+
+def _shards_in(folders: Iterable[AnyPath]) -> tuple[list[AnyPath], list[AnyPath]]:
+    """Return the shards that the manifests of folders list, or the pairs right in a folder: pairs, then keyed ones."""
+    pairs: list[AnyPath] = []
+    keyed: list[AnyPath] = []
+    for folder in folders:
+        if (folder / MANIFEST_NAME).is_file():
+            outputs = load_manifest(folder).outputs
+            pairs += [folder / entry.prefix for entry in outputs if entry.format == PAIRS.format]
+            keyed += [folder / entry.prefix for entry in outputs if entry.format == KEYED.format]
+        elif can_list(folder) and folder.is_dir():
+            # x.tar.idx is that of a tar.
+            pairs += [pair for pair in PAIRS.find(folder) if (folder / f"{pair.name}.bin").is_file()]
+    return pairs, keyed

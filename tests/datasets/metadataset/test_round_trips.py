@@ -1,0 +1,159 @@
+"""Many datasets at URLs open in as many round trips as few, and so does what is read to know them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import corpora
+import headrace
+from energon_prepared import prepared
+from headrace.datasets import Concat
+from headrace.datasets.metadataset import SourceOptions, load_dataset
+from headrace.inspect import describe
+from headrace.io import ObjectReader
+from headrace.stores import ShardedStore, reading_ahead
+from headrace.stores.energon import joined as joins
+from memory_stores import MemoryBucket, round_trips
+
+TYPED = "{sample_type: {__module__: megatron.energon, __class__: TextSample}, field_map: {text: txt}}\n"
+JOINER = {"__module__": "megatron.energon", "__class__": "TextSample"}
+FEW, MANY = 3, 14
+
+
+def energon(root: Path, number: int) -> list[dict[str, Any]]:
+    for n in range(number):
+        tars = {f"{at % 2}/{at}.tar": [(f"{n}-{at}.txt", b"x" * (n + at))] for at in range(4)}
+        prepared(root / f"d{n:02}", tars)
+        (root / f"d{n:02}" / ".nv-meta" / "dataset.yaml").write_text(TYPED)
+    return [{"path": f"d{n:02}"} for n in range(number)]
+
+
+def tokens(root: Path, number: int) -> list[dict[str, Any]]:
+    """Pairs, folders of pairs, and folders with a manifest."""
+    for n in range(number):
+        corpora.make(root / f"t{n}", n, 60, num_shards=2)
+    prefix = [{"path": f"t{n}/shard-0"} for n in range(number)]
+    entries = [*prefix, *({"path": f"t{n}"} for n in range(number))]
+    return [{**entry, "windows": {"window_tokens": 16}} for entry in entries]
+
+
+def keyed(root: Path, number: int) -> list[dict[str, Any]]:
+    for n in range(number):
+        corpora.make(root / f"made{n}", n, 60, num_shards=2)
+        headrace.convert(root / f"made{n}", root / f"k{n}", format="keyed")
+    return [{"path": f"k{n}", "windows": {"window_tokens": 16}} for n in range(number)]
+
+
+def nested(root: Path, number: int) -> list[dict[str, Any]]:
+    for at, entry in enumerate(entries := energon(root, number)):
+        (root / f"inner{at}.yaml").write_text(json.dumps({"splits": {"train": entry}}))
+    return [{"path": f"inner{at}.yaml"} for at in range(len(entries))]
+
+
+def joined(root: Path, number: int) -> list[dict[str, Any]]:
+    energon(root, number)
+    pairs = [[{"path": f"d{n:02}"}, {"path": f"d{n:02}"}] for n in range(number)]
+    return [{"join": pair, "joiner": JOINER} for pair in pairs]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("make", "opened", "known"), [(energon, 4, 2), (tokens, 5, 0), (keyed, 6, 0), (nested, 6, 2)])
+def test_a_metadataset(
+    bucket: MemoryBucket,
+    tmp_path: Path,
+    make: Callable[[Path, int], list[dict[str, Any]]],
+    opened: int,
+    known: int,
+    cached: bool,
+) -> None:
+    found = set()
+    for number in (FEW, MANY):
+        root = tmp_path / str(number)
+        root.mkdir()
+        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": make(root, number)}}}))
+        url = bucket.upload(root, f"ds{number}")
+        cache = headrace.Cache(tmp_path / "cache", limit="1MB", block="4KiB") if cached else None
+        options = SourceOptions(decoder=None, cache=cache)
+        with round_trips() as opening:
+            data = load_dataset(f"{url}/mix.yaml").train(options=options)
+        run = headrace.Run(data, global_batch_size=4, samples=8)
+        with round_trips() as knowing:
+            recipe = run.recipe
+        local = load_dataset(root / "mix.yaml").train(options=SourceOptions(decoder=None))
+        assert recipe == headrace.Run(local, global_batch_size=4, samples=8).recipe
+        found.add((opening.number, knowing.number))
+    assert found == {(opened, known)}
+
+
+def test_joins(bucket: MemoryBucket, tmp_path: Path) -> None:
+    """Each join takes a few more: its index, whose name depends on its datasets, and those of its tars, and samples."""
+    numbers = []
+    for number in (FEW, MANY):
+        root = tmp_path / str(number)
+        root.mkdir()
+        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": joined(root, number)}}}))
+        load_dataset(root / "mix.yaml").prepare()
+        url = bucket.upload(root, f"ds{number}")
+        with round_trips((joins, "rows_fault")) as trips:
+            load_dataset(f"{url}/mix.yaml").train()
+        numbers.append(trips.number - 2 * number)
+    assert numbers == [4, 4]
+
+
+def test_stores_that_were_opened_one_by_one(bucket: MemoryBucket, tmp_path: Path) -> None:
+    """Each has a reader of its own; what they are known by is read at the same time."""
+    found = set()
+    for number in (FEW, MANY):
+        tokens(tmp_path, number)
+        url = bucket.upload(tmp_path, f"ds{number}")
+        opened = [headrace.WindowDataset.open(f"{url}/t{n}/shard-0", seq_len=16) for n in range(number)]
+        for dataset in opened:
+            dataset.store._reader._ends.clear()
+        run = headrace.Run(Concat({str(n): one for n, one in enumerate(opened)}), global_batch_size=4)
+        with round_trips((reading_ahead, "read_together")) as knowing:
+            run.recipe.hashes()
+        found.add(knowing.number)
+    assert found == {1}
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "found"])
+def test_shards_of_the_keyed_format(bucket: MemoryBucket, tmp_path: Path, listed: bool) -> None:
+    """Their metadata come at the same time, and then the ends of their files."""
+    found = set()
+    for number in (FEW, MANY):
+        made = corpora.make(tmp_path / f"made{number}", 5, 80 * number, num_shards=number)
+        root = tmp_path / f"keyed{number}"
+        headrace.convert(tmp_path / f"made{number}", root, format="keyed")
+        if not listed:
+            (root / "headrace.json").unlink()
+        url = bucket.upload(root, f"ds{number}")
+        reader = ObjectReader()
+        with round_trips() as trips:
+            store = headrace.open(url, reader=reader)
+            known = store.fingerprint
+        assert isinstance(store, ShardedStore)
+        assert len(store.shards) == number
+        assert known == headrace.open(root).fingerprint
+        assert np.array_equal(store.document(7), made.store.document(7))
+        found.add((trips.number, trips.requests - 3 * number))
+    assert len(found) == 1
+
+
+def test_commands(bucket: MemoryBucket, tmp_path: Path) -> None:
+    found = set()
+    for number in (FEW, MANY):
+        root = tmp_path / str(number)
+        root.mkdir()
+        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": energon(root, number)}}}))
+        url = bucket.upload(root, f"ds{number}")
+        with round_trips() as trips:
+            described = describe(f"{url}/mix.yaml")
+        assert described.path == f"{url}/mix.yaml"
+        found.add(trips.number)
+    assert len(found) == 1
