@@ -6,7 +6,7 @@ With the ``.nv-meta`` Energon and `EnergonStore` can open the folder without fur
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,32 +247,39 @@ def is_made(
     planned = {name: manifest.options.get(name) for name in ("splits", "meta_files")}
     if manifest.options != {**asked_options(parts, options), **planned} or manifest.ledger.documents.dropped:
         return False
-    found: list[tuple[str, str]] = []
-    for given, specs in zip(inputs, parts, strict=True):
-        if given.table is not None:
-            found.append((given.name, given.table.digest()))
-            if any(spec.kind in ("path", "bytes") for spec in specs):
-                named = _named_files(given, specs, options, storage)
-                if named is None:
-                    return False
-                found += [] if not named.total else [(_files_root(given, options), named.xxh3_128)]
-        if given.listing is None:
-            continue
+    found = [
+        entry
+        for given, specs in zip(inputs, parts, strict=True)
+        for entry in _read_again(given, specs, options, storage)
+    ]
+    return sorted(found) == sorted((file.path, file.xxh3_128) for file in manifest.inputs)
+
+
+def _read_again(
+    given: MediaInput, specs: tuple[PartSpec, ...], options: ShardOptions, storage: Storage | None
+) -> Iterator[tuple[str, str]]:
+    """Yield path and hash of each entry that a manifest has of an input, as its files are now."""
+    if given.table is not None:
+        yield given.name, given.table.digest()
+        if any(spec.kind in ("path", "bytes") for spec in specs):
+            named = _named_files(given, specs, options, storage)
+            if named is None or named.total:
+                yield _files_root(given, options), "" if named is None else named.xxh3_128
+    if given.listing is not None:
         total = FileHashes()
         groups = group_files(given.listing, options.source.key_dots, None)[0]
         files = [file for group in groups for _, file in group.files]
         for file, digest in zip(files, digests(given.root, files, storage), strict=True):
             total.add(file.name, digest)
-        found.append((given.name, total.xxh3_128))
+        yield given.name, total.xxh3_128
         if given.captions is not None:
-            found.append((given.captions.name, given.captions.digest()))
-    return sorted(found) == sorted((file.path, file.xxh3_128) for file in manifest.inputs)
+            yield given.captions.name, given.captions.digest()
 
 
 def _named_files(
     given: MediaInput, specs: tuple[PartSpec, ...], options: ShardOptions, storage: Storage | None
 ) -> FileHashes | None:
-    """Read all files that the rows of a table name; None if a row does not become a sample any more."""
+    """Read all files that the rows of a table name; None if a row is no sample any more, as without its file."""
     surveyor = Surveyor(survey_setup([given], [specs], options.source, storage), lambda *counts: None)
     total = FileHashes()
     for task in table_tasks(given):
