@@ -113,6 +113,9 @@ def test_slurm_is_asked_for_an_array_and_what_is_behind_it(
     assert "--array=0-1%7" in array
     assert "--time=1:00:00" in array
     assert "--dependency=afterany:1" in behind
+    logs = (tmp_path / "out" / ".headrace" / "slurm").resolve()
+    assert f"--output={logs}/%x-%A-%a.log" in array.split()
+    assert f"--output={logs}/%x-%j.log" in behind.split(), "outside of an array, %a is no number of it"
     script = Path("out", ".headrace", "slurm", "finish.sh").read_text()
     assert "--executor slurm --time 1:00:00 --array-parallel 7 --tasks-per-job 1 --cpus-per-job 1" in script
     squeue = tmp_path / "bin" / "squeue"

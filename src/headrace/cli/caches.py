@@ -253,8 +253,9 @@ def plan(path: str, limit: str, nodes: int, steps: str | None, block: str | None
 
     FILE is what save_run wrote. Each node takes an equal part of every step and has a cache of its own. Four policies
     stand side by side: plan keeps what is used next, pin keeps the first blocks that come, lru and fifo are what others
-    do. Only indexes are read, no data. If there are more than a million reads, those of a sample of the blocks are
-    followed, and the errors of the figures are printed.
+    do. All of them keep whole blocks here; a run fetches fewer bytes with plan, since of a block that will go again it
+    keeps only what is read before. Only indexes are read, no data. If there are more than a million reads, those of a
+    sample of the blocks are followed, and the errors of the figures are printed.
     """
     given: dict[str, Any] = {} if block is None else {"block": block}
     found = tracing.reading_plan(

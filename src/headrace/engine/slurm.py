@@ -6,7 +6,7 @@ another phase begins, or if jobs of this array were lost. What runs is written i
     slurm/task.sh       a job of the array: `headrace job task`
     slurm/finish.sh     the job behind it: `headrace job finish --executor slurm`
     slurm/jobs.json     what was submitted
-    slurm/*.log         the output of the jobs
+    slurm/*.log         the output of the jobs: headrace-task-ARRAY-NUMBER.log and headrace-finish-JOB.log
 
 If the output is a URL, ``jobs.json`` lies there, and the logs of a job in ``/tmp`` of its node.
 
@@ -98,7 +98,7 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
             folder.mkdir(exist_ok=True)
         num_jobs = self._num_jobs(num_open)
         limit = "" if self.array_parallel is None else f"%{self.array_parallel}"
-        common = [f"--output={_logs(job)}/%x-%A-%a.log", f"--chdir={Path.cwd()}", *self._limits()]
+        common = [f"--chdir={Path.cwd()}", *self._limits()]
         task = [*_command(), "task", str(job.output.absolute()), "--quiet", "--workers", str(self.cpus_per_job)]
         if self.tasks_per_job is not None:
             task += ["--most", str(self.tasks_per_job)]
@@ -107,6 +107,7 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
             [
                 *common,
                 "--job-name=headrace-task",
+                f"--output={_logs(job)}/%x-%A-%a.log",
                 f"--array=0-{num_jobs - 1}{limit}",
                 f"--cpus-per-task={self.cpus_per_job}",
                 f"--signal=B:TERM@{WARNING_S}",
@@ -116,7 +117,13 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
         then = [*_command(), "finish", str(job.output.absolute()), "--quiet", *self._again()]
         finish = _submit(
             self._script(folder / "finish.sh", then),
-            [*common, "--job-name=headrace-finish", f"--dependency=afterany:{array}", "--requeue"],
+            [
+                *common,
+                "--job-name=headrace-finish",
+                f"--output={_logs(job)}/%x-%j.log",
+                f"--dependency=afterany:{array}",
+                "--requeue",
+            ],
         )
         entry = Submitted(phase=phase.name, open_tasks=num_open, array=array, num_jobs=num_jobs, finish=finish)
         job.shared.replace(f"{FOLDER_NAME}/{_SUBMITTED}", msgspec.json.encode([*before, entry]))

@@ -90,7 +90,8 @@ class ReadingPlan(msgspec.Struct, frozen=True, kw_only=True):
         reads: how often a node reads a block in a step.
         read_bytes: the bytes that the samples of these steps use.
         followed: the part of the blocks whose reads were followed; 1 if the figures are exact.
-        caches: the policies side by side, if each node takes a part of each step in order.
+        caches: the policies side by side, if each node takes a part of each step in order. They keep whole blocks; a
+            run by ``"plan"`` keeps only the part of a block that is read in time, and fetches fewer bytes.
         dealt: the same if samples are dealt to the nodes that hold their blocks, see `headrace.Dealing`; empty for one
             node.
         foreign: with dealing, the part of the read bytes that a node reads of blocks of another home.

@@ -221,13 +221,16 @@ def test_runs_are_told_apart(inputs: dict[str, list[Path]], tmp_path: Path) -> N
     output = tmp_path / "out"
     run = action(inputs, "tables", output)
     moment = len(faults.list_changes(run)) // 2
-    with pytest.raises(OutputError, match="earlier run; --overwrite"):
-        run()
     before = faults.content(output)
+    other = ShardOptions(source=TABLES, output=ShardOutput(samples_per_shard=9))
+    with pytest.raises(OutputError, match="earlier run; --overwrite"):
+        prepare(inputs["tables"], output, other)
+    run()
+    assert faults.content(output) == before
     shutil.rmtree(output)
     assert not faults.run_killed(run, moment)
     with pytest.raises(OutputError, match=r"output\.samples_per_shard was 11, is 9"):
-        prepare(inputs["tables"], output, ShardOptions(source=TABLES, output=ShardOutput(samples_per_shard=9)))
+        prepare(inputs["tables"], output, other)
     run()
     assert faults.content(output) == before
     prepare(inputs["folder"], output, ShardOptions(output=ShardOutput(samples_per_shard=40)), overwrite=True)
@@ -371,21 +374,39 @@ def test_files_torn_by_a_loss_of_power(
 
 
 @pytest.mark.usefixtures("small_run")
-def test_the_same_run_over_a_folder_finds_that_it_is_complete(tmp_path: Path) -> None:
-    """As after a kill that came before the process could say so."""
-    write_pictures(tmp_path, 5)
+@pytest.mark.parametrize("names", [["pictures"], ["a.jsonl"], ["a.jsonl", "b.parquet", "pictures"]])
+def test_the_same_run_finds_that_it_is_complete(names: list[str], tmp_path: Path) -> None:
+    """As after a kill that came before the process could say so. Tables name files, some of them twice."""
+    write_pictures(tmp_path, 30)
+    records = rows(40)
+    for number in range(30, 40):
+        records[number]["file"] = records[0]["file"]
+    write_table(tmp_path / "a.jsonl", records[:35])
+    write_table(tmp_path / "b.parquet", records[35:])
+    options = ShardOptions(source=msgspec.structs.replace(TABLES, key_field=None))
     notices: list[str] = []
 
     def run() -> Manifest:
-        return prepare_shards([tmp_path / "pictures"], tmp_path / "out", on_notice=notices.append)
+        return prepare_shards(
+            [tmp_path / name for name in names], tmp_path / "out", options=options, on_notice=notices.append
+        )
 
-    run()
+    def refused() -> None:
+        with pytest.raises(OutputError, match="holds the output of an earlier run"):
+            run()
+
+    made = run()
     wanted = faults.content(tmp_path / "out")
     notices.clear()
-    run()
-    assert [notice[:30] for notice in notices] == ["the output is complete already"]
+    assert run() == made
+    assert [notice[:30] for notice in notices if "complete" in notice] == ["the output is complete already"]
     assert faults.content(tmp_path / "out") == wanted
-    picture = next(iter((tmp_path / "pictures").rglob("*.*")))
-    picture.write_bytes(picture.read_bytes()[::-1])
-    with pytest.raises(OutputError, match="holds the output of an earlier run"):
-        run()
+    picture = tmp_path / "pictures/000.jpg"
+    before = picture.read_bytes()
+    picture.write_bytes(before[::-1])
+    refused()
+    picture.write_bytes(before)
+    assert run() == made
+    picture.unlink()
+    refused()
+    assert faults.content(tmp_path / "out") == wanted

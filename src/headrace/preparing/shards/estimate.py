@@ -11,8 +11,7 @@ import msgspec
 
 from headrace.errors import InputError
 from headrace.io import Storage, check_storage
-from headrace.preparing.shards.inputs import choose_parts, find_media, plan_survey
-from headrace.preparing.shards.messages import SurveySetup
+from headrace.preparing.shards.inputs import choose_parts, find_media, plan_survey, survey_setup
 from headrace.preparing.shards.options import ShardOptions
 from headrace.preparing.shards.planning import GOOD, Sums
 from headrace.preparing.shards.run import check_ready
@@ -79,17 +78,7 @@ def estimate_shards(
     sums = Sums(found)
     part_bytes: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as listings:
-        setup = SurveySetup(
-            parts=tuple(parts),
-            key_field=source.key_field,
-            key_dots=source.key_dots,
-            verify=source.verify,
-            max_record_bytes=source.max_record_bytes,
-            roots=tuple(given.root for given in found),
-            storage=storage,
-            listings=listings,
-            folder="",
-        )
+        setup = survey_setup(found, parts, source, storage, listings=listings)
         surveyor = Surveyor(setup, lambda *counts: None)
         orders = plan_survey(found, options, Path(listings), notice).orders
         count = min(len(orders), MAX_TASKS)

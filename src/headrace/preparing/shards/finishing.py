@@ -6,7 +6,7 @@ With the ``.nv-meta`` Energon and `EnergonStore` can open the folder without fur
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from headrace.errors import HeadraceError
 from headrace.io import Storage, as_read_back, atomic_write, file_sum, output_errors, path_at
 from headrace.preparing.shards.files import digests
 from headrace.preparing.shards.filling import FileHashes
-from headrace.preparing.shards.inputs import MediaInput
-from headrace.preparing.shards.listing import group_files
+from headrace.preparing.shards.inputs import MediaInput, survey_setup, table_tasks
+from headrace.preparing.shards.listing import ListedFile, group_files
 from headrace.preparing.shards.messages import FilledShard
 from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput
 from headrace.preparing.shards.planning import Planned, ShardPlan
+from headrace.preparing.shards.survey import Surveyor
 from headrace.stores import (
     PROVENANCE_NAME,
     InputFile,
@@ -203,8 +204,8 @@ def _inputs(
             first.append(
                 InputFile(path=given.name, format=table.format, size=table.size_bytes, xxh3_128=hashes[number])
             )
-            root = options.source.root or str(path_at(given.name).parent)
-            more += [entry] if (entry := totals.files(number, root, "files")) is not None else []
+            entry = totals.files(number, _files_root(given, options), "files")
+            more += [entry] if entry is not None else []
             continue
         empty = InputFile(path=given.name, format="folder", size=0, xxh3_128=FileHashes().xxh3_128)
         first.append(totals.files(number, given.name, "folder") or empty)
@@ -213,6 +214,11 @@ def _inputs(
             digest = hashes[number + len(inputs)]
             more.append(InputFile(path=table.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
     return (*first, *more)
+
+
+def _files_root(given: MediaInput, options: ShardOptions) -> str:
+    """Return the folder of the files that a table names, as the manifest lists it."""
+    return options.source.root or str(path_at(given.name).parent)
 
 
 def _options(asked: Mapping[str, Any], planned: Planned) -> dict[str, Any]:
@@ -235,24 +241,53 @@ def is_made(
 ) -> bool:
     """Whether a run would write what this manifest lists. If everything else is equal, all inputs are read.
 
-    The answer is False if samples were left out, and for tables that name files: only a run finds out which of these
-    are in the shards.
+    The answer is False if samples were left out, and for captions whose rows name more files: only a run finds out
+    which of these are in the shards.
     """
     planned = {name: manifest.options.get(name) for name in ("splits", "meta_files")}
     if manifest.options != {**asked_options(parts, options), **planned} or manifest.ledger.documents.dropped:
         return False
-    found: list[tuple[str, str]] = []
-    for given in inputs:
-        if given.table is not None:
-            found.append((given.name, given.table.digest()))
-        if given.listing is None:
-            continue
+    found = [
+        entry
+        for given, specs in zip(inputs, parts, strict=True)
+        for entry in _read_again(given, specs, options, storage)
+    ]
+    return sorted(found) == sorted((file.path, file.xxh3_128) for file in manifest.inputs)
+
+
+def _read_again(
+    given: MediaInput, specs: tuple[PartSpec, ...], options: ShardOptions, storage: Storage | None
+) -> Iterator[tuple[str, str]]:
+    """Yield path and hash of each entry that a manifest has of an input, as its files are now."""
+    if given.table is not None:
+        yield given.name, given.table.digest()
+        if any(spec.kind in ("path", "bytes") for spec in specs):
+            named = _named_files(given, specs, options, storage)
+            if named is None or named.total:
+                yield _files_root(given, options), "" if named is None else named.xxh3_128
+    if given.listing is not None:
         total = FileHashes()
         groups = group_files(given.listing, options.source.key_dots, None)[0]
         files = [file for group in groups for _, file in group.files]
         for file, digest in zip(files, digests(given.root, files, storage), strict=True):
             total.add(file.name, digest)
-        found.append((given.name, total.xxh3_128))
+        yield given.name, total.xxh3_128
         if given.captions is not None:
-            found.append((given.captions.name, given.captions.digest()))
-    return sorted(found) == sorted((file.path, file.xxh3_128) for file in manifest.inputs)
+            yield given.captions.name, given.captions.digest()
+
+
+def _named_files(
+    given: MediaInput, specs: tuple[PartSpec, ...], options: ShardOptions, storage: Storage | None
+) -> FileHashes | None:
+    """Read all files that the rows of a table name; None if a row is no sample any more, as without its file."""
+    surveyor = Surveyor(survey_setup([given], [specs], options.source, storage), lambda *counts: None)
+    total = FileHashes()
+    for task in table_tasks(given):
+        samples = [sample for span in surveyor.survey(task).spans for sample in span.samples]
+        if any(sample.bad for sample in samples):
+            return None
+        parts = [part for sample in samples for part in sample.parts if part.path]
+        files = [ListedFile(part.path, part.size, part.mtime_ns, part.etag) for part in parts]
+        for file, digest in zip(files, digests(given.root, files, storage), strict=True):
+            total.add(file.name, digest)
+    return total

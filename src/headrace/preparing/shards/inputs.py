@@ -9,7 +9,7 @@ import base64
 import binascii
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from headrace.preparing.shards.listing import (
     list_folder,
     load_captions,
 )
-from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, TableTask
+from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, SurveySetup, TableTask
 from headrace.preparing.shards.options import IMAGE, PartKind, PartSpec, ShardOptions, ShardSource
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
@@ -404,6 +404,38 @@ class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The first phase, for processes that do its tasks in any order; see `SurveyTasks.placed`."""
         num_tasks = len(self.tasks.orders) + len(self.tasks.sums)
         return Phase(name=f"survey-{mark}", num_tasks=num_tasks, total_bytes=self.tasks.total_bytes)
+
+
+def survey_setup(
+    inputs: Sequence[MediaInput],
+    parts: Sequence[tuple[PartSpec, ...]],
+    source: ShardSource,
+    storage: Storage | None,
+    *,
+    listings: str = "",
+    folder: str = "",
+) -> SurveySetup:
+    """Return how the rows and files of inputs become samples; see `SurveySetup`."""
+    return SurveySetup(
+        parts=tuple(parts),
+        key_field=source.key_field,
+        key_dots=source.key_dots,
+        verify=source.verify,
+        max_record_bytes=source.max_record_bytes,
+        roots=tuple(given.root for given in inputs),
+        storage=storage,
+        listings=listings,
+        folder=folder,
+    )
+
+
+def table_tasks(given: MediaInput) -> Iterator[TableTask]:
+    """Cut one table into tasks, as if it were the only input."""
+    if given.table is not None:
+        for task in plan_tasks(
+            [given.table], task_bytes=choose_task_bytes(given.table.text_bytes), max_spans=MAX_TASK_SPANS
+        ):
+            yield TableTask(task, (_light(given.table),) * len(task.spans))
 
 
 def plan_survey(

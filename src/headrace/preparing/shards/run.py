@@ -50,7 +50,15 @@ from headrace.preparing.shards.finishing import (
     shard_name,
     write_nv_meta,
 )
-from headrace.preparing.shards.inputs import MediaPlan, choose_parts, described, find_media, plan_survey, planned_input
+from headrace.preparing.shards.inputs import (
+    MediaPlan,
+    choose_parts,
+    described,
+    find_media,
+    plan_survey,
+    planned_input,
+    survey_setup,
+)
 from headrace.preparing.shards.messages import (
     FilledShard,
     FillTask,
@@ -59,7 +67,6 @@ from headrace.preparing.shards.messages import (
     ShardSetup,
     ShardSurvey,
     SumTask,
-    SurveySetup,
     spool_path,
     survey_path,
 )
@@ -398,20 +405,10 @@ def setup_of(work: Path, plan: MediaPlan, storage: Storage | None = None) -> Sha
         plan: the run.
         storage: how the stores of roots at URLs are reached; None goes by the environment.
     """
-    source = plan.options.source
+    listings, surveys = str(work / LISTINGS_NAME), str(work / SURVEYS_NAME)
     return ShardSetup(
         parent=os.getpid(),
-        survey=SurveySetup(
-            parts=plan.parts,
-            key_field=source.key_field,
-            key_dots=source.key_dots,
-            verify=source.verify,
-            max_record_bytes=source.max_record_bytes,
-            roots=tuple(given.root for given in plan.inputs),
-            storage=storage,
-            listings=str(work / LISTINGS_NAME),
-            folder=str(work / SURVEYS_NAME),
-        ),
+        survey=survey_setup(plan.inputs, plan.parts, plan.options.source, storage, listings=listings, folder=surveys),
         lists=str(work / LISTS_NAME),
         shards=str(work / SHARDS_NAME),
     )

@@ -1,0 +1,130 @@
+"""The client of object stores counts the requests that have no answer, and says when more of them would only wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import obstore
+import pytest
+
+from headrace.errors import StoreError
+from headrace.io.objects import client
+from headrace.io.objects.client import MAX_IN_FLIGHT, FetchPolicy, FetchRequest, Head, is_full, submit
+from headrace.io.objects.lookups import Objects
+from headrace.io.storage import Storage
+from memory_stores import MemoryBucket, memory_bucket
+
+NUM_BYTES = 2 * MAX_IN_FLIGHT
+
+
+class Gate:
+    """Holds what the client asks of obstore until somebody lets it through."""
+
+    def __init__(self) -> None:
+        self.held: list[asyncio.Future[None]] = []
+        self._arrived = threading.Semaphore(0)
+
+    async def passed(self) -> None:
+        self.held.append(asyncio.get_running_loop().create_future())
+        self._arrived.release()
+        await self.held[-1]
+
+    def wait_for(self, number: int) -> None:
+        """Wait until so many more are held."""
+        for _ in range(number):
+            assert self._arrived.acquire(timeout=60)
+
+    def turn(self) -> None:
+        """Let the client do all that it can do."""
+
+        async def turns() -> None:
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(turns(), self.held[0].get_loop()).result(60)
+
+    def let(self, error: Exception | None = None) -> None:
+        """Let all through that are held, to an answer or to this error."""
+
+        def end(future: asyncio.Future[None]) -> None:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error)
+
+        held, self.held = self.held, []
+        for future in held:
+            future.get_loop().call_soon_threadsafe(end, future)
+
+
+@pytest.fixture
+def bucket() -> Iterator[MemoryBucket]:
+    with memory_bucket() as made:
+        made.put("x", bytes(NUM_BYTES))
+        yield made
+
+
+@pytest.fixture
+def gate(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    gate = Gate()
+    get, head = obstore.get_async, obstore.head_async
+
+    async def get_async(*args: Any, **options: Any) -> Any:
+        await gate.passed()
+        return await get(*args, **options)
+
+    async def head_async(*args: Any, **options: Any) -> Any:
+        await gate.passed()
+        return await head(*args, **options)
+
+    monkeypatch.setattr(obstore, "get_async", get_async)
+    monkeypatch.setattr(obstore, "head_async", head_async)
+    return gate
+
+
+@pytest.fixture
+def objects(bucket: MemoryBucket) -> Objects:
+    """What has looked the object up already."""
+    found = Objects()
+    found.known(f"{bucket.url}/x")
+    assert num_open() == 0
+    return found
+
+
+def num_open() -> int:
+    found: int = client._PROCESS.client.num_open
+    return found
+
+
+def test_it_is_full_at_its_bound(objects: Objects, bucket: MemoryBucket, gate: Gate) -> None:
+    url = f"{bucket.url}/x"
+    ranges = [(at, at + 1) for at in range(MAX_IN_FLIGHT - 1)]
+    many = objects.begin_ranges(url, ranges)
+    gate.wait_for(len(ranges))
+    assert (num_open(), is_full()) == (MAX_IN_FLIGHT - 1, False)
+    one = submit(FetchRequest(what=Head(url), storage=Storage(), policy=FetchPolicy()))
+    assert (num_open(), is_full()) == (MAX_IN_FLIGHT, True)
+    gate.wait_for(1)
+    more = objects.begin_ranges(url, [(0, 1), (1, 2)])
+    assert (num_open(), is_full()) == (MAX_IN_FLIGHT + 2, True)
+    gate.turn()
+    assert len(gate.held) == MAX_IN_FLIGHT, "the next ones wait for these"
+    gate.let()
+    assert [objects.finish(url, one).error for one in (many, one)] == [None, None]
+    gate.wait_for(2)
+    assert (num_open(), is_full()) == (2, False)
+    gate.let()
+    assert [bytes(data) for data in objects.finish(url, more).data] == [bytes(1)] * 2
+    assert num_open() == 0
+
+
+def test_a_request_that_fails_is_open_no_more(objects: Objects, bucket: MemoryBucket, gate: Gate) -> None:
+    url = f"{bucket.url}/x"
+    failed = objects.begin_ranges(url, [(0, 1), (1, 2), (2, 3)])
+    gate.wait_for(3)
+    assert num_open() == 3
+    gate.let(FileNotFoundError())
+    with pytest.raises(StoreError, match="the object was removed while it was in use"):
+        objects.finish(url, failed)
+    assert num_open() == 0
