@@ -37,6 +37,12 @@ def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Bucke
 
 
 @pytest.fixture(scope="session")
+def gcs(fake_gcs: servers.Bucket) -> Iterator[servers.Bucket]:
+    with servers.gcs(fake_gcs) as bucket:
+        yield bucket
+
+
+@pytest.fixture(scope="session")
 def http_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Bucket]:
     yield from _server(servers.http_files, tmp_path_factory)
 
@@ -55,6 +61,14 @@ def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def proxy(weed: servers.Bucket) -> Iterator[FaultProxy]:
-    with fault_proxy(str(weed.storage.endpoint)) as made:
+def remote_bucket(request: pytest.FixtureRequest) -> servers.Bucket:
+    """That of ``weed``, or of the server by which a test is parametrized."""
+    found: servers.Bucket = request.getfixturevalue(getattr(request, "param", "weed"))
+    return found
+
+
+@pytest.fixture
+def proxy(remote_bucket: servers.Bucket) -> Iterator[FaultProxy]:
+    """Before the server of that bucket."""
+    with fault_proxy(str(remote_bucket.storage.endpoint)) as made:
         yield made
