@@ -54,17 +54,17 @@ def folder_key(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment says how the store is reached, as for the commands."""
-    for name, value in servers.environment(str(weed.storage.endpoint)).items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
 def remote_bucket(request: pytest.FixtureRequest) -> servers.Bucket:
     """That of ``weed``, or of the server by which a test is parametrized."""
     found: servers.Bucket = request.getfixturevalue(getattr(request, "param", "weed"))
     return found
+
+
+@pytest.fixture
+def around(remote_bucket: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment says how the store is reached, as for the commands."""
+    for name, value in servers.environment(str(remote_bucket.storage.endpoint), remote_bucket.scheme).items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
