@@ -14,7 +14,8 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from email.message import Message
 from typing import Any, NamedTuple
 
 KINDS = ("429", "503", "500", "reset", "cut", "slow")
@@ -33,7 +34,7 @@ class Answer(NamedTuple):
     length: int
 
 
-Serve = Callable[[str, str, Mapping[str, str], bytes], Answer | None]
+Serve = Callable[[str, str, Message, bytes], Answer | None]
 """Answers a request in place of the server, or returns None to ask that.
 
 The arguments are the method, the path, the headers and the body.

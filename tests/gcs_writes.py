@@ -19,7 +19,7 @@ import secrets
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from email.message import Message
 from urllib.parse import parse_qsl, unquote
 from xml.etree import ElementTree as xml  # noqa: N813
 from xml.sax.saxutils import escape
@@ -51,11 +51,11 @@ class GcsWrites:
     def __init__(self, endpoint: str, token: str) -> None:
         self._endpoint = endpoint
         self._token = token
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._uploads: dict[tuple[str, str], dict[int, bytes]] = {}
         """The parts of each upload that is not over, by key and id."""
 
-    def __call__(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer | None:
+    def __call__(self, method: str, path: str, headers: Message, body: bytes) -> Answer | None:
         """Answer a write; leave reads, and the removal of objects, to the server."""
         place, _, query = path.partition("?")
         asked = dict(parse_qsl(query, keep_blank_values=True))
@@ -147,8 +147,9 @@ class GcsWrites:
         return self._uploads[upload]
 
     def _end(self, upload: tuple[str, str]) -> None:
-        self._open(upload)
-        del self._uploads[upload]
+        with self._lock:
+            self._open(upload)
+            del self._uploads[upload]
 
 
 def _etag(data: bytes) -> str:
