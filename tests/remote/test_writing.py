@@ -78,6 +78,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+BOTH = pytest.mark.parametrize("remote_bucket", ["weed", "gcs"], indirect=True)
+ALL = pytest.mark.parametrize("remote_bucket", ["weed", "azurite", "gcs"], indirect=True)
+
+
 def prepare(
     inputs: Path, output: str | Path, storage: headrace.Storage | None = None, shuffle: int | None = None
 ) -> None:
@@ -85,28 +89,27 @@ def prepare(
     preparing.prepare_text([inputs / "in"], output, tokenizer=inputs / "model", options=options, storage=storage)
 
 
-@pytest.mark.parametrize("server", ["weed", "azurite", "gcs"])
+@ALL
 def test_prepare_and_copies(
-    server: str, inputs: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    remote_bucket: servers.Bucket, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inputs, sources and outputs in the store."""
-    bucket: servers.Bucket = request.getfixturevalue(server)
-    url, storage = f"{bucket.url}/{tmp_path.name}", bucket.storage
+    url, storage = f"{remote_bucket.url}/{tmp_path.name}", remote_bucket.storage
     prepare(inputs, tmp_path / "web")
     prepare(inputs, f"{url}/web", storage)
-    assert objects(bucket, f"{url}/web") == files(tmp_path / "web")
+    assert objects(remote_bucket, f"{url}/web") == files(tmp_path / "web")
 
-    bucket.upload(inputs / "in", f"{tmp_path.name}/in")
+    remote_bucket.upload(inputs / "in", f"{tmp_path.name}/in")
     preparing.prepare_text(
         [f"{url}/in/*.jsonl"], f"{url}/again", tokenizer=inputs / "model", options=OPTIONS, storage=storage
     )
-    ours, wanted = objects(bucket, f"{url}/again"), files(tmp_path / "web")
+    ours, wanted = objects(remote_bucket, f"{url}/again"), files(tmp_path / "web")
     assert {name: ours[name] for name in ours if name.startswith("text")} == {
         name: wanted[name] for name in wanted if name.startswith("text")
     }
 
-    if server != "azurite":
-        for name, value in servers.environment(str(storage.endpoint), bucket.scheme).items():
+    if remote_bucket.scheme != "az":
+        for name, value in servers.environment(str(storage.endpoint), remote_bucket.scheme).items():
             monkeypatch.setenv(name, value)
         lines = (inputs / "in" / "0.jsonl").read_text().splitlines()
         told = CliRunner().invoke(main, ["where", f"{url}/again", "7"]).output
@@ -128,27 +131,29 @@ def test_prepare_and_copies(
 COMMANDS = ("text-shards", "text-keyed", "text-ids", "sft", "grpo-jsonl", "tar-split", "merged-keyed", "split-parts")
 
 
+@pytest.mark.sampled(1)
+@BOTH
 def test_every_command_writes_what_it_writes_locally(
-    weed: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+    remote_bucket: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     prepared_made.write_inputs(tmp_path)
     for name in dict.fromkeys(("text", "text-shuffled", *COMMANDS)):
         prepared_made.make(name)
     for name in COMMANDS:
-        url = f"{weed.url}/{tmp_path.name}/{name}"
+        url = f"{remote_bucket.url}/{tmp_path.name}/{name}"
         command, *rest = prepared_made.COMMANDS[name]
         rest = [f"made/{one}" if command != "prepare" and one in prepared_made.COMMANDS else one for one in rest]
         given = [*rest, "--output", url] if command != "split" else [rest[0], url, *rest[1:]]
         prepared_made.run(command, *given)
-        for key, data in objects(weed, url).items():
+        for key, data in objects(remote_bucket, url).items():
             path = tmp_path / "remote" / name / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         assert prepared_made.digests(tmp_path / "remote" / name) == prepared_made.digests(tmp_path / "made" / name), (
             name
         )
-        assert all(servers.SECRET.encode() not in data for data in objects(weed, url).values())
+        assert all(servers.SECRET.encode() not in data for data in objects(remote_bucket, url).values())
         done, wanted = (CliRunner().invoke(main, ["check", path]) for path in (url, f"made/{name}"))
         assert done.exit_code == wanted.exit_code, done.output
         assert done.exit_code == 0 or name == "split-parts", done.output  # several stores in a folder
@@ -178,15 +183,19 @@ def killed_run(
     return process.returncode, words
 
 
-BOTH = pytest.mark.parametrize("remote_bucket", ["weed", "gcs"], indirect=True)
-ALL = pytest.mark.parametrize("remote_bucket", ["weed", "azurite", "gcs"], indirect=True)
-
-
-@pytest.mark.parametrize(
-    ("remote_bucket", "what"),
-    [("weed", "in order"), ("weed", "shuffled"), ("weed", "merge"), ("gcs", "merge")],
-    indirect=["remote_bucket"],
+KILLED = (
+    ("weed", "in order"),
+    ("gcs", "in order"),
+    ("weed", "shuffled"),
+    ("weed", "merge"),
+    ("gcs", "shuffled"),
+    ("gcs", "merge"),
 )
+"""Of the 6, spread evenly, 4: all of the first server, and uploads in parts of the other one."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("remote_bucket", "what"), KILLED, indirect=["remote_bucket"])
 def test_killed_runs_end_in_the_same_objects(
     remote_bucket: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, what: str
 ) -> None:
