@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# torchtitan asks for an older `datasets` than the rest: it has a folder of its own, without what it asks for, and is on
-# the path of its own tests only, and of TensorBoard's. Where TensorBoard or triton is there, other trainers use them.
-TITAN := torchtitan torch_checkpointing spmd_types tyro docstring_parser tensorboard absl-py triton==3.9.0
-WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -n 2 -m interop \
+# Packages in folders of their own, on the path of their own tests only. torchtitan asks for an older `datasets` than the
+# rest, and is there without what it asks for. Where trackers, TensorBoard or triton are there, other trainers use them.
+# Where torchvision is there, other packages import it, and beside a torch for CPUs that fails.
+APART := $(VENV)/torchtitan $(VENV)/torchvision $(VENV)/trackers
+APART_torchtitan := --no-deps torchtitan torch_checkpointing spmd_types tyro docstring_parser tensorboard absl-py triton==3.9.0
+APART_torchvision := --no-deps torchvision
+APART_trackers := wandb mlflow-skinny
+with = PYTHONPATH=$(abspath $(VENV)/$(1))$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -m interop
+WITH_TITAN = $(call with,torchtitan) -n 2 \
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
-
-# With torchvision at hand, other packages import it, and beside a torch for CPUs that fails: only its own tests see it.
-WITH_TORCHVISION = PYTHONPATH=$(abspath $(VENV)/torchvision)$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -m interop \
-    tests/interop/test_torchvision.py
+WITH_TORCHVISION = $(call with,torchvision) tests/interop/test_torchvision.py
+WITH_TRACKERS = $(call with,trackers) -n 2 tests/interop/test_watching.py -k 'mlflow or wandb'
 
 # The tests start many processes: without kept bytecode each of them would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -36,10 +39,11 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-interop: $(VENV)/interop $(VENV)/torchtitan $(VENV)/torchvision  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
-	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop -k 'not torchtitan and not tensorboard'
+interop: $(VENV)/interop $(APART)  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
+	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop -k 'not torchtitan and not tensorboard and not torchvision and not mlflow and not wandb'
 	$(WITH_TITAN)
 	$(WITH_TORCHVISION)
+	$(WITH_TRACKERS)
 
 ui-test: $(VENV)/interop  ## the pages of headrace ui in a real browser, Debian's package chromium
 	$(BIN)/python -m pytest tests/ui -m browser
@@ -53,10 +57,11 @@ remote-full: $(VENV)/dev $(VENV)/servers/ready  ## the same with the full counts
 soak: $(VENV)/interop  ## large runs that are killed or measured, every variant of the costly tests
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop and not remote"
 
-interop-full: $(VENV)/interop $(VENV)/torchtitan $(VENV)/torchvision  ## everything with the full counts of cases
+interop-full: $(VENV)/interop $(APART)  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
 	HEADRACE_FULL=1 $(WITH_TITAN)
 	HEADRACE_FULL=1 $(WITH_TORCHVISION)
+	HEADRACE_FULL=1 $(WITH_TRACKERS)
 
 suites: $(VENV)/suites  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
 	$(BIN)/python tests/interop/suites/run.py
@@ -114,15 +119,10 @@ $(VENV)/interop: $(VENV)/dev
 	$(PIP) -e '.[all,dev,interop]'
 	touch $@
 
-$(VENV)/torchtitan: $(VENV)/base constraints.txt
+$(APART): $(VENV)/%: $(VENV)/base constraints.txt
 	rm -rf $@ $@.part
-	@if $(PIP) --no-deps --target $@.part $(TITAN); then touch $@.part && mv $@.part $@; else \
-	    echo "torchtitan's packages ($(TITAN)) cannot be had here: its tests are skipped"; rm -rf $@.part; fi
-
-$(VENV)/torchvision: $(VENV)/base constraints.txt
-	rm -rf $@ $@.part
-	@if $(PIP) --no-deps --target $@.part torchvision; then touch $@.part && mv $@.part $@; else \
-	    echo "torchvision cannot be had here: its tests are skipped"; rm -rf $@.part; fi
+	@if $(PIP) --target $@.part $(APART_$*); then touch $@.part && mv $@.part $@; else \
+	    echo "$* ($(APART_$*)) cannot be had here: its tests are skipped"; rm -rf $@.part; fi
 
 $(VENV)/suites: $(VENV)/interop
 	$(PIP) -e '.[all,dev,interop,suites]'

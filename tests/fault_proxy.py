@@ -1,6 +1,6 @@
-"""A proxy between a client and an S3 server that makes faults, on purpose and at random, and counts what it was asked.
+"""A proxy between a client and a server that makes faults, on purpose and at random, and counts what it was asked.
 
-It forwards each request as it is, so that signatures stay valid.
+It forwards each request as it is, so that signatures of S3 stay valid.
 """
 
 from __future__ import annotations
@@ -15,13 +15,30 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from email.message import Message
+from typing import Any, NamedTuple
 
 KINDS = ("429", "503", "500", "reset", "cut", "slow")
 """Faults that pass; "etag" pretends that the object changed, and is no such fault."""
 
 OF_WRITES = ("429", "503", "500", "reset", "lost")
 """Those that PUT, POST and DELETE meet; "lost" does what was asked, and loses the answer."""
+
+
+class Answer(NamedTuple):
+    """What a server answers; ``length`` is that of the content, also where a HEAD leaves it out."""
+
+    status: int
+    headers: dict[str, str]
+    data: bytes
+    length: int
+
+
+Serve = Callable[[str, str, Message, bytes], Answer | None]
+"""Answers a request in place of the server, or returns None to ask that.
+
+The arguments are the method, the path, the headers and the body.
+"""
 
 
 class FaultProxy:
@@ -116,8 +133,14 @@ class FaultProxy:
 
 
 @contextlib.contextmanager
-def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
-    """Run a proxy before the server of an endpoint."""
+def fault_proxy(endpoint: str, seed: int = 0, serve: Serve | None = None) -> Iterator[FaultProxy]:
+    """Run a proxy before the server of an endpoint.
+
+    Args:
+        endpoint: URL of the server.
+        seed: which requests meet faults.
+        serve: serves what the server does not. That is then asked by the name that it knows of itself.
+    """
     proxy = FaultProxy(int(endpoint.rpartition(":")[2]), seed)
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -163,19 +186,23 @@ def fault_proxy(endpoint: str, seed: int = 0) -> Iterator[FaultProxy]:
 
         do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
-        def forwarded(self) -> tuple[int, dict[str, str], bytes, int]:
+        def forwarded(self) -> Answer:
+            served = serve(self.command, self.path, self.headers, self.body) if serve is not None else None
+            if served is not None:
+                return served
             if self.upstream is None:
                 self.upstream = http.client.HTTPConnection("127.0.0.1", proxy.upstream, timeout=30)
             self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                self.upstream.putheader(name, value)
+                is_host = serve is not None and name.lower() == "host"
+                self.upstream.putheader(name, f"127.0.0.1:{proxy.upstream}" if is_host else value)
             self.upstream.endheaders(self.body or None)
             response = self.upstream.getresponse()
             data = response.read()
             headers = dict(response.getheaders())
             length = int(headers.pop("Content-Length", len(data)))
             headers.pop("Transfer-Encoding", None)
-            return response.status, headers, data, length if self.command == "HEAD" else len(data)
+            return Answer(response.status, headers, data, length if self.command == "HEAD" else len(data))
 
         def answer(self, status: int, headers: dict[str, str], data: bytes, length: int) -> None:
             self.send_response_only(status)

@@ -24,6 +24,8 @@ import obstore
 from obstore.store import AzureStore, S3Store
 
 import headrace
+from fault_proxy import fault_proxy
+from gcs_writes import GcsWrites
 
 SERVERS = Path(os.environ.get("HEADRACE_SERVERS", Path(sys.prefix) / "servers"))
 ACCESS_KEY = "headrace-tests"
@@ -47,6 +49,11 @@ class Bucket(NamedTuple):
     url: str
     storage: headrace.Storage
     put: Callable[[str, bytes], Any]
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of its URL, such as "s3"."""
+        return self.url.partition(":")[0]
 
     def upload(self, folder: Path, key: str) -> str:
         """Upload all files below a folder, and return the URL of the folder."""
@@ -115,7 +122,7 @@ def weed(folder: Path) -> Iterator[Bucket]:
     ports = {name: _port_of_two() for name in ("master", "volume", "filer", "s3")}
     command = [
         *(program("bin/weed"), "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"),
-        *(f"-s3.config={folder}/s3.json", "-volume.max=20", "-master.volumeSizeLimitMB=64"),
+        *(f"-s3.config={folder}/s3.json", "-volume.max=200", "-master.volumeSizeLimitMB=64"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         *(f"-{name}.port={port}" for name, port in ports.items()),
     ]
@@ -125,8 +132,10 @@ def weed(folder: Path) -> Iterator[Bucket]:
         yield bucket
 
 
-def environment(endpoint: str) -> dict[str, str]:
-    """What a process needs around it to reach ``weed``."""
+def environment(endpoint: str, scheme: str = "s3") -> dict[str, str]:
+    """What a process needs around it to reach ``weed``, or with the scheme gs ``gcs``."""
+    if scheme == "gs":
+        return {"GOOGLE_BASE_URL": endpoint, "GOOGLE_BEARER_TOKEN": SECRET}
     return {
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -210,7 +219,7 @@ def _make_container(endpoint: str) -> None:
 
 @contextlib.contextmanager
 def fake_gcs(folder: Path) -> Iterator[Bucket]:
-    """fake-gcs-server, from which GCS is read; its content is written through its JSON API."""
+    """fake-gcs-server, from which GCS is read; its content is written through its JSON API. For more see `gcs`."""
     import urllib.request
 
     port = free_port()
@@ -241,6 +250,15 @@ def fake_gcs(folder: Path) -> Iterator[Bucket]:
 
     with running(command, folder, make):
         yield Bucket("gs://tests", headrace.Storage(endpoint=endpoint, anonymous=True), put)
+
+
+@contextlib.contextmanager
+def gcs(fake: Bucket) -> Iterator[Bucket]:
+    """The bucket of a fake-gcs-server, to which Headrace can write, too."""
+    endpoint = str(fake.storage.endpoint)
+    with fault_proxy(endpoint, serve=GcsWrites(endpoint, SECRET)) as front:
+        storage = headrace.Storage(endpoint=front.endpoint, options={"bearer_token": SECRET})
+        yield Bucket(fake.url, storage, fake.put)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,9 @@ def train(on_step: Any, corpus: list[corpora.Corpus]) -> list[dict[str, float]]:
 
 
 def test_tensorboard(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
+    pytest.importorskip(
+        "tensorboard", reason="tensorboard is not installed: `make interop` puts it into .venv/torchtitan"
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
@@ -74,7 +76,7 @@ def test_tensorboard(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
 
 
 def test_mlflow(corpus: list[corpora.Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install mlflow-skinny")
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: `make interop` puts it into .venv/trackers")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a local folder, in newer versions only if asked for
     mlflow.set_tracking_uri(tmp_path.as_uri())
     mlflow.set_experiment("headrace")
@@ -102,13 +104,14 @@ def records_of(log: bytes) -> Iterator[bytes]:
 
 
 def test_wandb(corpus: list[corpora.Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install wandb")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: `make interop` puts it into .venv/trackers")
     from wandb.proto.wandb_internal_pb2 import Record
 
     for name in ("CACHE", "CONFIG", "DATA"):
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path))
     with wandb.init(project="headrace", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
         reports = train(snippet("to_wandb")(run), corpus)
+    wandb.teardown()  # its process has written the file when it has ended
     [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     logged = {}
     for data in records_of(file.read_bytes()):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import obstore
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from obstore.store import LocalStore
 
 import headrace
 from counts import cases
 from headrace.errors import OutputError, StoreError
-from headrace.io.objects import abandoned, writer
+from headrace.io.objects import abandoned, client, writer
 from headrace.io.objects.files import ObjectFile
 from headrace.io.objects.lookups import Objects
 from headrace.io.objects.writer import ObjectWriter, part_bytes
@@ -97,6 +100,54 @@ def test_an_object_is_created_once(bucket: MemoryBucket) -> None:
     ours.delete([url, f"{url}-empty"])
     assert ours.read(url) is None
     assert (ours.stats.puts, ours.stats.deletes, ours.stats.sent_bytes) == (4, 1, 5)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_objects_that_are_not_there_do_not_keep_others(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder fails, as GCS does, where there is nothing to remove."""
+    store = LocalStore(tmp_path)
+    monkeypatch.setattr("headrace.io.objects.client.connect", lambda root, scheme, storage, retries=None: store)
+    url = f"{scheme}://{tmp_path.name}"
+    ours, there = ObjectWriter(), {f"{url}/{number}": b"content" for number in range(30)}
+    ours.put(there)
+    ours.delete([f"{url}/missing", *there, f"{url}/missing too"])
+    assert ours.sizes(url) == {}
+    assert (ours.stats.deletes, ours.stats.retries) == (32, 0)
+
+
+def test_whose_credentials_were_not_found_is_said() -> None:
+    words = "Error performing GET http://169.254.169.254/latest/token"
+    for scheme, name in {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_", "az": "AZURE_STORAGE_"}.items():
+        said = client._final(RuntimeError(words), words, scheme) or ""
+        assert said.startswith("; no credentials were found: set ")
+        assert name in said
+    assert client._final(RuntimeError(words), words, "http") is None
+
+
+def test_time_for_which_the_process_was_stopped_does_not_count(
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, took = 1.0, [1000.0]
+    whole: Any = obstore.put_async
+
+    async def put_async(*args: Any, **options: Any) -> Any:
+        nonlocal now
+        if not took:
+            return await whole(*args, **options)
+        now += took.pop()
+        raise ConnectionError("the server has closed the connection meanwhile")
+
+    monkeypatch.setattr(client, "monotonic", lambda: now)
+    monkeypatch.setattr(obstore, "put_async", put_async)
+    ours = ObjectWriter(policy=headrace.io.FetchPolicy(first_delay_s=0.001))
+    ours.put({f"{bucket.url}/stopped": b"content"})
+    assert (ours.stats.puts, ours.stats.retries) == (2, 1)
+    # As long as it is not stopped, an attempt takes no more than 30 s, and the last one what is left.
+    took += [29.0] * 99
+    with pytest.raises(OutputError, match=r"away: cannot be written: .*\(6 attempts in 150 s; the deadline is 150 s\)"):
+        ours.put({f"{bucket.url}/away": b"content"})
 
 
 def test_an_object_that_another_is_about_to_create(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:

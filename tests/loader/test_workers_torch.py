@@ -166,7 +166,7 @@ def test_worker_sets_that_start_at_once_have_their_own_workers(texts: Path) -> N
 
 def test_pinning_without_a_device_is_refused(texts: Path) -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("a GPU is here, for which memory can be pinned")
     with pytest.raises(ConfigError, match="pin_memory"):
         loader_of(MediaDataset.open(texts, **media_texts.TEXT), pin_memory=True)
 

@@ -37,6 +37,12 @@ def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Bucke
 
 
 @pytest.fixture(scope="session")
+def gcs(fake_gcs: servers.Bucket) -> Iterator[servers.Bucket]:
+    with servers.gcs(fake_gcs) as bucket:
+        yield bucket
+
+
+@pytest.fixture(scope="session")
 def http_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Bucket]:
     yield from _server(servers.http_files, tmp_path_factory)
 
@@ -48,13 +54,21 @@ def folder_key(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def around(weed: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def remote_bucket(request: pytest.FixtureRequest) -> servers.Bucket:
+    """That of ``weed``, or of the server by which a test is parametrized."""
+    found: servers.Bucket = request.getfixturevalue(getattr(request, "param", "weed"))
+    return found
+
+
+@pytest.fixture
+def around(remote_bucket: servers.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment says how the store is reached, as for the commands."""
-    for name, value in servers.environment(str(weed.storage.endpoint)).items():
+    for name, value in servers.environment(str(remote_bucket.storage.endpoint), remote_bucket.scheme).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
-def proxy(weed: servers.Bucket) -> Iterator[FaultProxy]:
-    with fault_proxy(str(weed.storage.endpoint)) as made:
+def proxy(remote_bucket: servers.Bucket) -> Iterator[FaultProxy]:
+    """Before the server of that bucket."""
+    with fault_proxy(str(remote_bucket.storage.endpoint)) as made:
         yield made

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,7 @@ import corpora
 import energon_made
 import headrace
 import servers
-from fault_proxy import KINDS, FaultProxy, fault_proxy
+from fault_proxy import KINDS, FaultProxy
 from headrace.errors import StoreError
 from headrace.io import FetchPolicy, ObjectReader
 from headrace.io.objects.reader import merged
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.remote
 
 CONTENT = np.random.default_rng(3).integers(0, 256, 300_000, dtype=np.uint8)
 QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
-
-
-@pytest.fixture
-def proxy(weed: servers.Bucket) -> Iterator[FaultProxy]:
-    with fault_proxy(str(weed.storage.endpoint)) as made:
-        yield made
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ class Hosts:
     def start(self, host: int, what: str, url: str) -> None:
         environ = {
             **os.environ,
-            **servers.environment(self._proxy.endpoint),
+            **servers.environment(self._proxy.endpoint, url.partition(":")[0]),
             "HEADRACE_CACHE": str(self._folder / f"host-{host}"),
         }
         command = [sys.executable, str(self._script), what, str(host), url]
@@ -145,7 +145,7 @@ class Hosts:
 
 
 def die_and_compare(
-    weed: servers.Bucket,
+    bucket: servers.Bucket,
     proxy: FaultProxy,
     folder: Path,
     plan: Callable[[str], object],
@@ -160,13 +160,13 @@ def die_and_compare(
     proxy.share = proxy.write_share = 0.02
     proxy.all_requests = True
     for number in range(cases(1, 20)):
-        url = f"{weed.url}/{folder.name}/{number}"
+        url = f"{bucket.url}/{folder.name}/{number}"
         plan(url)
         with hosts.dying(chooser.sample(range(5, 60), 3), chooser):
             for host, what in enumerate(("take part", "take part", "half", "half")):
                 hosts.start(host, what, url)
             hosts.wait()
-        found = objects(weed, url)
+        found = objects(bucket, url)
         assert any("/phase-" in name for name in found)
         assert not any(servers.SECRET.encode() in data for data in found.values())
         with hosts.dying(chooser.sample(range(30), 1), chooser):
@@ -175,15 +175,20 @@ def die_and_compare(
             hosts.wait()
         hosts.start(4, "finish", url)
         hosts.wait()
-        assert objects(weed, url) == wanted
-        assert open_uploads(weed, url) == 0
+        assert objects(bucket, url) == wanted
+        assert open_uploads(bucket, url) == 0
         assert not hosts.left(4)
     assert hosts.num_killed >= 2
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("remote_bucket", "name"),
+    [("weed", "in order"), ("gcs", "in order"), ("gcs", "shuffled"), ("weed", "shuffled")],
+    indirect=["remote_bucket"],
+)
 def test_tasks_on_hosts_that_die(
-    weed: servers.Bucket,
+    remote_bucket: servers.Bucket,
     proxy: FaultProxy,
     inputs: Path,
     tmp_path: Path,
@@ -199,7 +204,7 @@ def test_tasks_on_hosts_that_die(
     def plan(url: str) -> None:
         plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
 
-    die_and_compare(weed, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random(f"deaths {name}"))
+    die_and_compare(remote_bucket, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random(f"deaths {name}"))
 
 
 def test_media_on_hosts_that_die(

@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,7 +22,7 @@ import recipe_runs
 import servers
 import shards_made
 from counts import cases
-from fault_proxy import FaultProxy, fault_proxy
+from fault_proxy import FaultProxy
 from headrace.cli import main
 from headrace.errors import InputError
 from headrace.io import FetchPolicy
@@ -138,12 +137,6 @@ def test_media_by_the_command(weed: servers.Bucket, around: None, folder_key: st
     assert data(tmp_path / "planned") == data(tmp_path / "made")
     assert f"{url}/t.jsonl, line 8" in run("where", str(tmp_path / "made"), "s7")
     assert "about 1," in run(*words[:-1], "--dry-run")
-
-
-@pytest.fixture
-def proxy(weed: servers.Bucket) -> Iterator[FaultProxy]:
-    with fault_proxy(str(weed.storage.endpoint)) as made:
-        yield made
 
 
 def test_media_with_faults(
@@ -268,7 +261,7 @@ def same_dataset(bucket: servers.Bucket, url: str, shards: Path, folder: Path) -
         ]
 
 
-@pytest.mark.parametrize("server", ["weed", "azurite"])
+@pytest.mark.parametrize("server", ["weed", "azurite", "gcs"])
 def test_energon(server: str, shards: Path, folder_key: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     bucket: servers.Bucket = request.getfixturevalue(server)
     url = bucket.upload(shards, folder_key)
@@ -293,7 +286,7 @@ def test_energon_by_the_command(
     same_dataset(weed, url, shards, tmp_path / "local again")
 
 
-@pytest.mark.parametrize("server", ["weed", "azurite"])
+@pytest.mark.parametrize("server", ["weed", "azurite", "gcs"])
 def test_energon_of_lines_and_of_files(
     server: str, folder_key: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -77,6 +78,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+BOTH = pytest.mark.parametrize("remote_bucket", ["weed", "gcs"], indirect=True)
+ALL = pytest.mark.parametrize("remote_bucket", ["weed", "azurite", "gcs"], indirect=True)
+
+
 def prepare(
     inputs: Path, output: str | Path, storage: headrace.Storage | None = None, shuffle: int | None = None
 ) -> None:
@@ -84,28 +89,27 @@ def prepare(
     preparing.prepare_text([inputs / "in"], output, tokenizer=inputs / "model", options=options, storage=storage)
 
 
-@pytest.mark.parametrize("server", ["weed", "azurite"])
+@ALL
 def test_prepare_and_copies(
-    server: str, inputs: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    remote_bucket: servers.Bucket, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inputs, sources and outputs in the store."""
-    bucket: servers.Bucket = request.getfixturevalue(server)
-    url, storage = f"{bucket.url}/{tmp_path.name}", bucket.storage
+    url, storage = f"{remote_bucket.url}/{tmp_path.name}", remote_bucket.storage
     prepare(inputs, tmp_path / "web")
     prepare(inputs, f"{url}/web", storage)
-    assert objects(bucket, f"{url}/web") == files(tmp_path / "web")
+    assert objects(remote_bucket, f"{url}/web") == files(tmp_path / "web")
 
-    bucket.upload(inputs / "in", f"{tmp_path.name}/in")
+    remote_bucket.upload(inputs / "in", f"{tmp_path.name}/in")
     preparing.prepare_text(
         [f"{url}/in/*.jsonl"], f"{url}/again", tokenizer=inputs / "model", options=OPTIONS, storage=storage
     )
-    ours, wanted = objects(bucket, f"{url}/again"), files(tmp_path / "web")
+    ours, wanted = objects(remote_bucket, f"{url}/again"), files(tmp_path / "web")
     assert {name: ours[name] for name in ours if name.startswith("text")} == {
         name: wanted[name] for name in wanted if name.startswith("text")
     }
 
-    if server == "weed":
-        for name, value in servers.environment(str(storage.endpoint)).items():
+    if remote_bucket.scheme != "az":
+        for name, value in servers.environment(str(storage.endpoint), remote_bucket.scheme).items():
             monkeypatch.setenv(name, value)
         lines = (inputs / "in" / "0.jsonl").read_text().splitlines()
         told = CliRunner().invoke(main, ["where", f"{url}/again", "7"]).output
@@ -127,27 +131,29 @@ def test_prepare_and_copies(
 COMMANDS = ("text-shards", "text-keyed", "text-ids", "sft", "grpo-jsonl", "tar-split", "merged-keyed", "split-parts")
 
 
+@pytest.mark.sampled(1)
+@BOTH
 def test_every_command_writes_what_it_writes_locally(
-    weed: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
+    remote_bucket: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     prepared_made.write_inputs(tmp_path)
     for name in dict.fromkeys(("text", "text-shuffled", *COMMANDS)):
         prepared_made.make(name)
     for name in COMMANDS:
-        url = f"{weed.url}/{tmp_path.name}/{name}"
+        url = f"{remote_bucket.url}/{tmp_path.name}/{name}"
         command, *rest = prepared_made.COMMANDS[name]
         rest = [f"made/{one}" if command != "prepare" and one in prepared_made.COMMANDS else one for one in rest]
         given = [*rest, "--output", url] if command != "split" else [rest[0], url, *rest[1:]]
         prepared_made.run(command, *given)
-        for key, data in objects(weed, url).items():
+        for key, data in objects(remote_bucket, url).items():
             path = tmp_path / "remote" / name / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         assert prepared_made.digests(tmp_path / "remote" / name) == prepared_made.digests(tmp_path / "made" / name), (
             name
         )
-        assert all(servers.SECRET.encode() not in data for data in objects(weed, url).values())
+        assert all(servers.SECRET.encode() not in data for data in objects(remote_bucket, url).values())
         done, wanted = (CliRunner().invoke(main, ["check", path]) for path in (url, f"made/{name}"))
         assert done.exit_code == wanted.exit_code, done.output
         assert done.exit_code == 0 or name == "split-parts", done.output  # several stores in a folder
@@ -159,7 +165,8 @@ def killed_run(
     """Run in a process that is killed when it sends its write request number ``kill_at``; exit code and output."""
     script = cache.parent / "run.py"
     script.write_text(SCRIPT)
-    environ = {**os.environ, **servers.environment(proxy.endpoint), "HEADRACE_CACHE": str(cache)}
+    around = servers.environment(proxy.endpoint, url.partition(":")[0])
+    environ = {**os.environ, **around, "HEADRACE_CACHE": str(cache)}
     command = [sys.executable, str(script), what, str(inputs), url]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     proxy.writes = 0
@@ -176,9 +183,21 @@ def killed_run(
     return process.returncode, words
 
 
-@pytest.mark.parametrize("what", ["in order", "shuffled", "merge"])
+KILLED = (
+    ("weed", "in order"),
+    ("gcs", "in order"),
+    ("weed", "shuffled"),
+    ("weed", "merge"),
+    ("gcs", "shuffled"),
+    ("gcs", "merge"),
+)
+"""Of the 6, spread evenly, 4: all of the first server, and uploads in parts of the other one."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("remote_bucket", "what"), KILLED, indirect=["remote_bucket"])
 def test_killed_runs_end_in_the_same_objects(
-    weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, what: str
+    remote_bucket: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, what: str
 ) -> None:
     """Each is killed several times, at requests drawn at random, some of them in the middle of an upload in parts."""
     if what == "merge":
@@ -187,23 +206,25 @@ def test_killed_runs_end_in_the_same_objects(
         prepare(inputs, tmp_path / "local", shuffle=3 if what == "shuffled" else None)
     wanted = files(tmp_path / "local")
     cache = tmp_path / "cache"
-    code, words = killed_run(proxy, what, inputs, f"{weed.url}/{tmp_path.name}/whole", cache, None)
+    code, words = killed_run(proxy, what, inputs, f"{remote_bucket.url}/{tmp_path.name}/whole", cache, None)
     assert code == 0, words
-    assert objects(weed, f"{weed.url}/{tmp_path.name}/whole") == wanted
+    assert objects(remote_bucket, f"{remote_bucket.url}/{tmp_path.name}/whole") == wanted
     num_writes = proxy.writes
     rng = random.Random(7)
     num_open = 0
     for number in range(cases(1, 40)):
-        url = f"{weed.url}/{tmp_path.name}/{number}"
+        url = f"{remote_bucket.url}/{tmp_path.name}/{number}"
         for moment in sorted(rng.sample(range(1, num_writes), 3), reverse=True):
             code, words = killed_run(proxy, what, inputs, url, cache, moment)
             assert code in (-9, 0), words
-            num_open += open_uploads(weed, url)
+            num_open += open_uploads(remote_bucket, url)
+        left = open_uploads(remote_bucket, url)
         code, words = killed_run(proxy, what, inputs, url, cache, None)
         assert code == 0, words
         assert servers.SECRET not in words
-        assert objects(weed, url) == wanted
-        assert open_uploads(weed, url) == 0
+        assert objects(remote_bucket, url) == wanted
+        # Those of GCS cannot be found, see `headrace.io.objects.abandoned`.
+        assert open_uploads(remote_bucket, url) == (0 if remote_bucket.scheme == "s3" else left)
         assert not list((cache / "outputs").iterdir())
 
 
@@ -228,42 +249,49 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.io.objects.lookups.FetchPolicy", lambda: QUICK)
 
 
+@BOTH
 def test_faults_of_writes(
-    weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, quick: None, caplog: pytest.LogCaptureFixture
+    remote_bucket: servers.Bucket,
+    proxy: FaultProxy,
+    inputs: Path,
+    tmp_path: Path,
+    quick: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One request in twenty fails, also after the store has done what was asked."""
     prepare(inputs, tmp_path / "local")
     wanted = files(tmp_path / "local")
-    storage = msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
+    storage = msgspec.structs.replace(remote_bucket.storage, endpoint=proxy.endpoint)
     proxy.share = proxy.write_share = 0.05
     proxy.all_requests = True
     with caplog.at_level(logging.WARNING, "headrace"):
-        for number in range(cases(2, 40)):
-            url = f"{weed.url}/{tmp_path.name}/{number}"
+        for number in range(cases(2 if remote_bucket.scheme == "s3" else 1, 40)):
+            url = f"{remote_bucket.url}/{tmp_path.name}/{number}"
             prepare(inputs, url, storage)
-            assert objects(weed, url) == wanted
+            assert objects(remote_bucket, url) == wanted
     assert sum(proxy.made.values()) > 3
     assert "trying again in" in caplog.text
     assert servers.SECRET not in caplog.text
 
 
+@BOTH
 def test_faults_of_uploads_in_parts(
-    weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote_bucket: servers.Bucket, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "WHOLE_BYTES", PART_BYTES)
     monkeypatch.setattr(writer, "PART_BYTES", PART_BYTES)
     data = random.Random(1).randbytes(3 * PART_BYTES + 7)
     (tmp_path / "file").write_bytes(data)
     proxy.write_share = 0.4
-    ours = ObjectWriter(msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint), QUICK)
-    url = f"{weed.url}/{tmp_path.name}"
+    ours = ObjectWriter(msgspec.structs.replace(remote_bucket.storage, endpoint=proxy.endpoint), QUICK)
+    url = f"{remote_bucket.url}/{tmp_path.name}"
     for number in range(cases(4, 40)):
         ours.put_files({f"{url}/{number}": tmp_path / "file"})
-        assert ObjectWriter(weed.storage).read(f"{url}/{number}") == data
+        assert ObjectWriter(remote_bucket.storage).read(f"{url}/{number}") == data
     assert sum(proxy.made.values()) > 3
     assert ours.stats.uploads >= 4
-    ours.abort_uploads(url)
-    assert open_uploads(weed, url) == 0
+    if ours.abort_uploads(url) is not None:  # it is None of GCS
+        assert open_uploads(remote_bucket, url) == 0
 
 
 def test_an_upload_that_another_process_aborts_begins_again(
@@ -290,12 +318,37 @@ def test_an_upload_that_another_process_aborts_begins_again(
     assert open_uploads(weed, url) == 0
 
 
-def test_puts_are_counted(weed: servers.Bucket, proxy: FaultProxy, tmp_path: Path) -> None:
-    storage = msgspec.structs.replace(weed.storage, endpoint=proxy.endpoint)
+@ALL
+def test_one_of_several_creates_an_object(remote_bucket: servers.Bucket, folder_key: str) -> None:
+    contents = [b"content %d" % number for number in range(6)]
+    with ThreadPoolExecutor(len(contents)) as pool:
+        for attempt in range(3):
+            url = f"{remote_bucket.url}/{folder_key}/{attempt}"
+            found = list(
+                pool.map(lambda data, url=url: ObjectWriter(remote_bucket.storage).create(url, data), contents)
+            )
+            [winner] = [data for data, there in zip(contents, found, strict=True) if there is None]
+            assert [there or winner for there in found] == [winner] * len(contents)
+            assert ObjectWriter(remote_bucket.storage).read(url) == winner
+
+
+@ALL
+def test_objects_that_are_not_there_do_not_keep_others(remote_bucket: servers.Bucket, folder_key: str) -> None:
+    url = f"{remote_bucket.url}/{folder_key}"
+    ours, there = ObjectWriter(remote_bucket.storage), {f"{url}/{number}": b"content" for number in range(30)}
+    ours.put(there)
+    ours.delete([f"{url}/missing", *there, f"{url}/missing too"])
+    assert ours.sizes(url) == {}
+    assert ours.stats.deletes == (1 if remote_bucket.scheme == "s3" else 32)
+
+
+@BOTH
+def test_puts_are_counted(remote_bucket: servers.Bucket, proxy: FaultProxy, tmp_path: Path) -> None:
+    storage = msgspec.structs.replace(remote_bucket.storage, endpoint=proxy.endpoint)
     proxy.write_share = 0.2
     ours = ObjectWriter(storage, QUICK)
     for number in range(40):
-        url = f"{weed.url}/{tmp_path.name}/{number}"
+        url = f"{remote_bucket.url}/{tmp_path.name}/{number}"
         assert ours.create(url, b"content %d" % number) is None
         assert ours.create(url, b"content %d" % number) is None
         assert ours.create(url, b"another") == b"content %d" % number

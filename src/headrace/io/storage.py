@@ -45,14 +45,14 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How an object store is reached. What is not set comes from the environment, as the cloud's own tools find it.
 
     Those are ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, web identity and
-    instance roles for S3; ``GOOGLE_APPLICATION_CREDENTIALS`` for GCS; ``AZURE_STORAGE_ACCOUNT_NAME`` and
-    ``AZURE_STORAGE_ACCOUNT_KEY`` for Azure.
+    instance roles for S3; ``GOOGLE_APPLICATION_CREDENTIALS`` and ``GOOGLE_BASE_URL`` for GCS;
+    ``AZURE_STORAGE_ACCOUNT_NAME`` and ``AZURE_STORAGE_ACCOUNT_KEY`` for Azure.
 
     Attributes:
         endpoint: URL of a server that is not the cloud's own, such as ``http://127.0.0.1:8333``.
         region: region of the bucket.
         profile: name of a profile of AWS; needs boto3.
-        anonymous: whether requests are not signed, for public buckets.
+        anonymous: whether requests are not signed, for public buckets. GCS can then only be read.
         options: any other option, by the name that fsspec or obstore gives it, such as ``{"key": ..., "secret": ...}``.
             Its values are never printed.
 
@@ -176,7 +176,11 @@ def _options(root: str, scheme: str, storage: Storage) -> tuple[dict[str, Any], 
 
 
 def _endpoint_around(scheme: str) -> str:
-    names = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "az": ("AZURE_STORAGE_ENDPOINT",)}
+    names = {
+        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "gs": ("GOOGLE_BASE_URL",),
+        "az": ("AZURE_STORAGE_ENDPOINT",),
+    }
     return next((os.environ[name] for name in names.get(scheme, ()) if os.environ.get(name)), "")
 
 

@@ -10,7 +10,8 @@ How a GET of one range goes:
                 (a hedge), and the first answer counts
     failure     429, 503, other server errors, lost connections, cut bodies and time-outs may pass: wait, twice as long
                 each time and at random between half of that and all of it, and try again
-    deadline    after ``deadline_s`` in all, the last failure is an error that names the object and the range
+    deadline    after ``deadline_s`` in all, the last failure is an error that names the object and the range; time for
+                which the process was stopped does not count
     identity    an answer with another size or ETag than expected is an error at once: the object was changed
 
 PUTs and DELETEs are tried in the same way, see `headrace.io.objects.writer`.
@@ -66,6 +67,13 @@ _SAY_EVERY_S: Final = 1.0
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _PASSING_STATUS: Final = frozenset((408, 425, 429))
 _NO_CREDENTIALS: Final = re.compile(r"169\.254\.169\.254|metadata\.google|metadata/identity")
+_CREDENTIALS: Final = {
+    "s3": "set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass"
+    " Storage(profile=...) or Storage(anonymous=True)",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS in the environment, or pass Storage(anonymous=True), which only reads",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY in the environment, or pass"
+    " Storage(anonymous=True)",
+}
 _ENVIRONMENT: Final = ("AWS_", "AZURE_", "GOOGLE_")
 _log = logging.getLogger("headrace")
 T = TypeVar("T")
@@ -125,7 +133,7 @@ class FetchStats(msgspec.Struct, kw_only=True):
         puts: PUTs of whole objects that were sent, with those that were sent again.
         uploads: uploads in several parts that were begun, with those that were begun again. Parts are sent, and sent
             again, by obstore, which does not count them.
-        deletes: DELETEs, each of which may remove up to a thousand objects.
+        deletes: DELETEs, each of which removes one object, or in S3 up to a thousand.
         retries: requests of any kind that were sent again after a failure.
         hedges: GETs that were sent beside one that took long.
         bytes: bytes that GETs returned, without those of attempts that failed or were outrun.
@@ -197,7 +205,10 @@ class Put(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Delete(msgspec.Struct, frozen=True, tag=True):
-    """Remove objects of one bucket, those that are there; ``url`` is for messages."""
+    """Remove objects of one bucket, those that are there; ``url`` is for messages.
+
+    Several only in stores where one that is not there is no failure, which would end the request.
+    """
 
     url: str
     urls: list[str]
@@ -462,10 +473,11 @@ class Client:
     ) -> T:
         """Return the result of an attempt, or of the next ones if a failure may pass, until the deadline.
 
-        What is sent in several parts has so many times the time of one.
+        What is sent in several parts has so many times the time of one. The time for which the process was stopped, as
+        a scheduler stops a job for another one, does not count: nothing was tried meanwhile.
         """
         url, policy = request.what.url, request.policy
-        began = 0.0
+        began = started = limit_s = 0.0
         deadline_s, attempt_s = policy.deadline_s * parts, policy.attempt_s * parts
         number = 0
         while True:
@@ -473,18 +485,20 @@ class Client:
             try:
                 async with self._in_flight:
                     # The time for which it waited behind other requests does not count.
-                    began = began or monotonic()
-                    left = deadline_s - (monotonic() - began)
-                    async with asyncio.timeout(max(0.001, min(attempt_s, left))):
+                    started = monotonic()
+                    began = began or started
+                    limit_s = max(0.001, min(attempt_s, deadline_s - (started - began)))
+                    async with asyncio.timeout(limit_s):
                         return await attempt()
             except (HeadraceError, FileNotFoundError):
                 raise
             except TimeoutError:
-                words = f"no answer came within {min(attempt_s, left):.3g} s"
+                words = f"no answer came within {limit_s:.3g} s"
             except Exception as error:
                 words = self._secrets.hidden(str(error).partition("\n\nDebug source")[0])
-                if (final := _final(error, words)) is not None:
+                if (final := _final(error, words, bucket_of(url).scheme)) is not None:
                     raise StoreAwayError(f"{url}: {what}: {words}{final}") from None
+            began += max(0.0, monotonic() - started - limit_s)
             delay, waited = policy.delay(number), monotonic() - began
             if waited + delay >= deadline_s:
                 raise StoreAwayError(
@@ -498,7 +512,9 @@ class Client:
                 )
             stats.retries += 1
             stats.waited_s += delay
+            started = monotonic()
             await asyncio.sleep(delay)
+            began += max(0.0, monotonic() - started - delay)
 
 
 class _Times:
@@ -597,16 +613,13 @@ def _plain_etag(found: str | None) -> str:
     return (found or "").removeprefix("W/").strip('"')
 
 
-def _final(error: Exception, words: str) -> str | None:
+def _final(error: Exception, words: str, scheme: str) -> str | None:
     """Return advice, which may be empty, for a failure that does not pass; None for one that may."""
     if isinstance(error, _Passing):
         return None
     kind = type(error).__name__
-    if _NO_CREDENTIALS.search(words):
-        return (
-            "; no credentials were found: set them in the environment, such as AWS_ACCESS_KEY_ID and"
-            " AWS_SECRET_ACCESS_KEY, or pass Storage(profile=...) or Storage(anonymous=True)"
-        )
+    if scheme in _CREDENTIALS and _NO_CREDENTIALS.search(words):
+        return f"; no credentials were found: {_CREDENTIALS[scheme]}"
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return "; check the credentials, and what they are allowed to do"
     if kind in ("NotSupportedError", "InvalidPathError", "AlreadyExistsError", "PreconditionError"):

@@ -32,7 +32,7 @@ from headrace.io.objects.client import (
     submit,
 )
 from headrace.io.objects.lookups import BLOCK_BYTES, Objects
-from headrace.io.remote import RemotePath, Status
+from headrace.io.remote import RemotePath, Status, bucket_of
 from headrace.io.storage import Storage
 
 WHOLE_BYTES: Final = 64 << 20
@@ -43,6 +43,10 @@ MAX_PARTS: Final = 9_000
 """Stores allow 10,000; the parts of a larger file are larger."""
 
 DELETES_AT_ONCE: Final = 1000
+_OBJECTS_OF_A_DELETE: Final = {"s3": DELETES_AT_ONCE}
+"""By scheme, where it is more than one. An object that is not there fails in GCS and Azure, and would end a request for
+several before the others are removed."""
+
 _CREATIONS: Final = 8
 _BLOCKS_AT_ONCE: Final = 4
 
@@ -215,7 +219,7 @@ class ObjectWriter:
         return {name: status for name, status in found.items() if status is not None}
 
     def delete(self, urls: Iterable[str]) -> None:
-        """Remove objects, in this order; those that are not there do not matter.
+        """Remove objects, begun in this order; those that are not there do not matter.
 
         Raises:
             OutputError: one cannot be removed.
@@ -223,7 +227,11 @@ class ObjectWriter:
         left = list(urls)
         for at in range(0, len(left), DELETES_AT_ONCE):
             some = left[at : at + DELETES_AT_ONCE]
-            self._finish(some[0], self._begin(Delete(some[0], some)))
+            each = _OBJECTS_OF_A_DELETE.get(bucket_of(some[0]).scheme, 1)
+            parts = [some[first : first + each] for first in range(0, len(some), each)]
+            begun = [(part[0], self._begin(Delete(part[0], part))) for part in parts]
+            for url, future in begun:
+                self._finish(url, future)
 
     def abort_uploads(self, url: str) -> int | None:
         """Abort the uploads in several parts that were begun below a folder and not ended, whoever began them.
