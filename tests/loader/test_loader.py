@@ -22,7 +22,7 @@ import torch
 import corpora
 from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, Order, Run, StateError, WindowDataset
-from headrace.io.readers import waiting
+from headrace.io.waits import waiting
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
 from headrace.loader.reading import Ahead, in_threads

@@ -30,7 +30,8 @@ from headrace import (
 )
 from headrace.compat.megatron import CyclicDataset
 from headrace.datasets import Collation, RecordDataset, count_step
-from headrace.loader import Ranks, Reading, collate_fn
+from headrace.loader import Ranks, Reading, collate_fn, ragged
+from headrace.loader.spans import BatchSpan
 from headrace.plan import Bucketing
 
 COUNT = 37
@@ -232,6 +233,20 @@ def test_an_empty_micro_batch(datasets: dict[str, RecordDataset]) -> None:
             name: value.dtype for name, value in full.items() if hasattr(value, "dtype")
         }
         assert batch.get("step_supervised_tokens") == full.get("step_supervised_tokens")
+
+
+@pytest.mark.parametrize("kind", ["sft", "stacked", "prompts"])
+def test_waits_for_stores_are_no_cost_of_a_span(
+    datasets: dict[str, RecordDataset], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A longer span waits less for each of its samples, so that a wait must not make the next ones short."""
+    run = Run(datasets[kind], global_batch_size=4, epochs=1)
+    span = BatchSpan(run.locate(np.arange(4, dtype=np.int64)), [2, 2], [0, 0], [2, 4])
+    waited_s = iter([5.0, 1005.0])
+    monkeypatch.setattr(ragged, "waited_s", waited_s.__next__)
+    cost = ragged.read_ragged(run, span, None).cost
+    assert cost is not None
+    assert cost.seconds < 0
 
 
 def test_batches_do_not_share_memory(datasets: dict[str, RecordDataset]) -> None:

@@ -22,7 +22,8 @@ from headrace.cache.folder import read_folder
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.io import MmapReader, Reader, parse_size, reader
-from headrace.io.readers import NO_ENDS, FileRanges, IntArray, OpenFile, ReadFailure, Wait, read_for, waiting
+from headrace.io.readers import NO_ENDS, FileRanges, IntArray, OpenFile, ReadFailure, read_for
+from headrace.io.waits import Wait, waiting
 
 if TYPE_CHECKING:
     from headrace.io import RemotePath

@@ -14,14 +14,13 @@ import logging
 import mmap
 import os
 import sys
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 
 
 _READ_FOR: ContextVar[Callable[[], str] | None] = ContextVar("headrace_read_for", default=None)
-
-Wait = contextlib.AbstractContextManager[None]
-_WAIT: ContextVar[Callable[[bool], Wait] | None] = ContextVar("headrace_wait", default=None)
 
 
 @contextlib.contextmanager
@@ -63,49 +59,6 @@ def read_for() -> str:
     """Return the words of `reading_for` that hold here, after " for "; an empty text outside of any."""
     words = _READ_FOR.get()
     return "" if words is None else f" for {words()}"
-
-
-def tell_of_waits(wait: Callable[[bool], Wait]) -> None:
-    """Enter ``wait(for_more)`` around each wait of this thread for a store, so that others can read meanwhile."""
-    _WAIT.set(wait)
-
-
-class _Waits(threading.local):
-    """How long this thread has waited for stores, and whether it waits now."""
-
-    seconds = 0.0
-    is_now = False
-
-
-_WAITS: Final = _Waits()
-
-
-def waited_s() -> float:
-    """Return for how many seconds this thread has waited for stores so far; see `waiting`."""
-    return _WAITS.seconds
-
-
-@contextlib.contextmanager
-def waiting(*, for_more: bool = True) -> Iterator[None]:
-    """The context in which a reader waits for an object store, or for what a cache keeps from slow disks.
-
-    A wait within another one is a part of that.
-
-    Args:
-        for_more: whether more could be asked for meanwhile, so that another thread had better begin to.
-    """
-    if _WAITS.is_now:
-        yield
-        return
-    wait = _WAIT.get()
-    since = monotonic()
-    _WAITS.is_now = True
-    try:
-        with contextlib.nullcontext() if wait is None else wait(for_more):
-            yield
-    finally:
-        _WAITS.is_now = False
-        _WAITS.seconds += monotonic() - since
 
 
 class FilePool:

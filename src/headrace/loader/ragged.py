@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headrace.datasets import Run
 from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
 from headrace.datasets.media.face import BatchBlocks, collated
-from headrace.io.readers import waited_s
+from headrace.io.waits import waited_s
 from headrace.loader.faults import blaming
 from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
 

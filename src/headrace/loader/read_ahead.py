@@ -23,7 +23,7 @@ from threading import Lock, Semaphore, Thread, current_thread
 from time import monotonic
 from typing import Any, Final, TypeVar
 
-from headrace.io.readers import tell_of_waits
+from headrace.io.waits import tell_of_waits
 from headrace.loader.reading import STOP_S, Reading, Reads
 
 T = TypeVar("T")

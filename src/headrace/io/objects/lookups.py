@@ -42,9 +42,10 @@ from headrace.io.objects.client import (
 )
 from headrace.io.once import unique_name
 from headrace.io.paths import cache_folder
-from headrace.io.readers import Reader, read_for, waiting
+from headrace.io.readers import Reader, read_for
 from headrace.io.remote import RemotePath, Status, bucket_of, missing
 from headrace.io.storage import Storage
+from headrace.io.waits import waiting
 
 BLOCK_BYTES: Final = 8 << 20
 """The most bytes of one GET."""

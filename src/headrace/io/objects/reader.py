@@ -30,10 +30,10 @@ from headrace.io.readers import (
     MmapReader,
     OpenFile,
     Reader,
-    waiting,
 )
 from headrace.io.remote import RemotePath, Status
 from headrace.io.storage import Storage
+from headrace.io.waits import waiting
 
 _AT_ONCE: Final = 32
 """The most objects that are fetched as a whole at the same time."""
