@@ -11,11 +11,11 @@ first URL or metadataset.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from headrace.errors import StoreError
+from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, can_list
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.indexed.pairs import SUFFIXES
@@ -30,21 +30,34 @@ from headrace.stores.written import META_NAME
 _READERS_AT_ONCE: Final = 32
 
 
+@contextlib.contextmanager
+def _left_to_others() -> Iterator[None]:
+    try:
+        yield
+    except StoreAwayError:
+        raise
+    except (StoreError, OSError):
+        pass
+
+
 def read_together(reads: Iterable[SmallReads]) -> None:
     """Fetch at the same time what will be read, as far as it is remote: one look-up of all, and then the content.
 
     What cannot be read is left to those who need it, and have the words for it.
+
+    Raises:
+        StoreAwayError: the store gives no answer, so that those would wait for nothing, too.
     """
     by_reader: dict[Reader, list[SmallReads]] = {}
     for one in reads:
-        if one.reader.reads_urls:
+        if one.reader.reads_urls and (one.looked_at or one.kept or one.ends):
             by_reader.setdefault(one.reader, []).append(one)
 
     def read(reader: Reader) -> None:
         mine = by_reader[reader]
         ends = dict(pair for one in mine for pair in one.ends.items())
         kept = list(dict.fromkeys(path for one in mine for path in one.kept))
-        with contextlib.suppress(StoreError):
+        with _left_to_others():
             reader.look_up([*(path for one in mine for path in one.looked_at), *kept, *ends])
             reader.keep_all([path for path in kept if reader.path_at(path).is_file()], ends)
 
@@ -84,6 +97,9 @@ def read_ahead_of_opening(places: Mapping[str, Collection[str]], using: Reader, 
         places: the URLs, and for each the names of files in its ``.nv-meta`` that are read if they are there.
         using: the reader with which they will be opened.
         listed: folders that are listed at the same time.
+
+    Raises:
+        StoreAwayError: as `read_together`.
     """
     files: list[str] = []
     folders: list[str] = list(listed)
@@ -92,7 +108,7 @@ def read_ahead_of_opening(places: Mapping[str, Collection[str]], using: Reader, 
             around, inside = files_around(name)
             files += [*around, *(f"{inside[1]}/{file}" for file in configs if name.startswith("http"))]
             folders += inside
-    with contextlib.suppress(StoreError, OSError):
+    with _left_to_others():
         using.look_up(files, folders)
         read_together([_small_reads(name, configs, using) for name, configs in places.items()])
         read_shards(*_shards_in([using.path_at(name) for name in places if not name.endswith(FILES)]), using)

@@ -13,8 +13,9 @@ import pytest
 import corpora
 import headrace
 from energon_prepared import prepared
-from headrace.datasets import Concat
+from headrace.datasets import Concat, Dataset, Mix
 from headrace.datasets.metadataset import SourceOptions, load_dataset
+from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect import describe
 from headrace.io import ObjectReader
 from headrace.stores import ShardedStore, reading_ahead
@@ -157,3 +158,35 @@ def test_commands(bucket: MemoryBucket, tmp_path: Path) -> None:
         assert described.path == f"{url}/mix.yaml"
         found.add(trips.number)
     assert len(found) == 1
+
+
+def test_what_cannot_be_read_ahead(bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset that is not there has the words of the local run; a store that is away is waited for once."""
+    entries = [*energon(tmp_path, 2), {"path": "none"}]
+    (tmp_path / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": entries}}}))
+    url = bucket.upload(tmp_path, "ds")
+    messages = []
+    for place, root in ((tmp_path / "mix.yaml", str(tmp_path)), (f"{url}/mix.yaml", url)):
+        with pytest.raises(StoreError) as found:
+            load_dataset(place).train()
+        messages.append(str(found.value).replace(root, "ROOT"))
+    assert messages[0] == messages[1]
+    assert "blend[2]: ROOT/none: nothing is there" in messages[0]
+
+    tried: list[object] = []
+
+    def away(*asked: object) -> None:
+        tried.append(asked)
+        raise StoreAwayError("the store is away")
+
+    metadataset = load_dataset(f"{url}/mix.yaml")
+    monkeypatch.setattr(ObjectReader, "look_up", away)
+    with pytest.raises(StoreAwayError, match="the store is away"):
+        metadataset.train()
+    assert len(tried) == 1
+    # Who opens datasets in another way needs no store.
+    own = load_dataset(tmp_path / "d00").train()
+    assert isinstance(own, Dataset)
+    data = metadataset.train(options=SourceOptions(open=lambda source: own))
+    assert isinstance(data, Mix)
+    assert list(data.children.values()) == [own] * 3

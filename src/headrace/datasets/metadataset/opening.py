@@ -16,7 +16,7 @@ from headrace.datasets.media.file_stores import CachePool
 from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, SourceColumn
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import Reader, is_url, path_at, reader_at
 from headrace.io import reader as reader_called
 from headrace.plan.packing import Packing
@@ -161,6 +161,9 @@ def opener_of(options: SourceOptions, found: Iterable[NamedSource | JoinedSource
     """Return what opens the sources of a metadataset. Those at URLs have one reader, which reads ahead for all of them.
 
     What opening and joining them reads of small files is fetched at the same time, in two or three round trips.
+
+    Raises:
+        StoreAwayError: the store of a URL gives no answer.
     """
     found = list(found)
     places: dict[str, dict[str, None]] = {}
@@ -177,7 +180,11 @@ def opener_of(options: SourceOptions, found: Iterable[NamedSource | JoinedSource
         made = reader_called(reader_at(next(iter(places)), options.reader, None, options.cache))
     except ConfigError:  # each source says so, with its place
         return options.dataset
-    read_ahead_of_opening(places, made, listed=sorted(joins))
+    try:
+        read_ahead_of_opening(places, made, listed=sorted(joins))
+    except StoreAwayError:
+        if options.open is None:  # which may know another way to some of them
+            raise
     shared = msgspec.structs.replace(options, reader=made, cache=None)
 
     def open_source(source: NamedSource | JoinedSource) -> Dataset:
