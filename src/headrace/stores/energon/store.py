@@ -9,14 +9,14 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Reader, RemotePath, reader, reader_at
+from headrace.io import AnyPath, Reader, RemotePath, can_list, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import (
@@ -44,11 +44,13 @@ from headrace.stores.store import (
     SmallReads,
     read_ahead_of_fingerprints,
 )
-from headrace.stores.tar.index import KeyTable, index_path
+from headrace.stores.tar.index import SUFFIX, KeyTable, index_path
 from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import MadeIndexes, TarShards
 
 _log = logging.getLogger("headrace")
+
+_FEW_INDEXES: Final = 24
 
 
 def find_repeated_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
@@ -114,12 +116,18 @@ def open_dataset(root: AnyPath, part: str | None, split_config: str | None, stri
 
 
 def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str | None, using: Reader) -> None:
-    """Ask for the files of ``.nv-meta`` at the same time, and fetch them so, if they are objects."""
+    """Ask for the files of ``.nv-meta`` at the same time, and fetch them so, if they are objects.
+
+    A few indexes of tars right in the folder come with them: most likely they will be asked for next.
+    """
     if isinstance(root, RemotePath):
-        meta = root / META_FOLDER
+        meta, can_be_listed = root / META_FOLDER, can_list(root)
         names = [INFO_NAME, OLD_INFO_NAME, split_config or SPLIT_NAME, dataset_config or DATASET_NAME]
-        using.look_up([str(meta / name) for name in names], [str(meta)])
-        using.keep_all([str(meta / name) for name in names if (meta / name).is_file()])
+        using.look_up([str(meta / name) for name in names], [str(meta), *([str(root)] if can_be_listed else [])])
+        listed = root.iterdir() if can_be_listed and root.is_dir() else ()
+        indexes = [one for one in listed if one.name.endswith(SUFFIX)]
+        kept = [one for one in (meta / name for name in names) if one.is_file()]
+        using.keep_all(list(map(str, kept + indexes if len(indexes) <= _FEW_INDEXES else kept)))
 
 
 def _as_indexed(root: AnyPath, opened: OpenedShards) -> OpenedShards:
