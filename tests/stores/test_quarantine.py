@@ -208,3 +208,13 @@ def test_what_has_no_list(tmp_path: Path) -> None:
     joined.path = os.fspath(root)
     with pytest.raises(ConfigError, match="a joined store has no list of bad samples"):
         bad_samples(joined)
+
+
+def test_a_key_that_is_no_text(tmp_path: Path) -> None:
+    """No list could hold it, so nothing is listed; this ended in an error of Python's."""
+    write_tar(tmp_path / "a.tar", [("x.txt", b"x"), ("\udcff.txt", b"y")])
+    with open_store(tmp_path) as store:
+        bad = [bad_sample(store, number) for number in range(2)]
+        with pytest.raises(ConfigError, match=r"the key '\\udcff' in 'a.tar' is not UTF-8"):
+            add_bad_samples(store, bad)
+        assert bad_samples(store) == []

@@ -27,7 +27,6 @@ from headrace.stores.store import (
     IntArray,
     KeyList,
     Problem,
-    SmallReads,
     Store,
     TokenArray,
     read_ahead_of_fingerprints,
@@ -127,10 +126,6 @@ class CombinedStore(Store):
     def lengths(self) -> IntArray:
         """(num_documents,) int64: the number of tokens in each document of the main key."""
         return self._main.lengths
-
-    def small_reads(self) -> list[SmallReads]:
-        """Those of the stores of all keys."""
-        return [one for store in self.stores.values() for one in store.small_reads()]
 
     @property
     def fingerprint(self) -> str:
@@ -326,10 +321,6 @@ class ShardedStore(Store):
     def lengths(self) -> IntArray:
         """(num_documents,) int64: the number of tokens in each document."""
         return np.concatenate([shard.lengths for shard in self.shards])
-
-    def small_reads(self) -> list[SmallReads]:
-        """Those of all shards."""
-        return [one for shard in self.shards for one in shard.small_reads()]
 
     @property
     def fingerprint(self) -> str:

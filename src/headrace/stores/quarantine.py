@@ -25,7 +25,7 @@ from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import JsonlSamplesStore
-from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore, SmallReads
+from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.store import TarStore
 
 
@@ -80,10 +80,6 @@ class QuarantinedStore(SampleStore):
     def readers(self) -> tuple[Reader, ...]:
         """The readers of the inner store."""
         return self.inner.readers
-
-    def small_reads(self) -> list[SmallReads]:
-        """Those of the inner store."""
-        return self.inner.small_reads()
 
     @property
     def fingerprint(self) -> str:
@@ -216,10 +212,17 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
     change; open it again to leave the samples out.
 
     Raises:
-        ConfigError: stores of this kind have no list, or there is no such shard or sample; or the store is on a web
-            server.
+        ConfigError: stores of this kind have no list, or there is no such shard or sample, or its key is not UTF-8; or
+            the store is on a web server.
         OutputError: the list cannot be written.
     """
+    bad = list(bad)
+    for sample in bad:
+        if _is_no_text(f"{sample.shard}/{sample.key}"):
+            raise ConfigError(
+                f"{store.path}: the key {sample.key!r} in {sample.shard!r} is not UTF-8, which the lists of bad samples"
+                " are: no sample was added; rename or remove this one in its file"
+            )
     if isinstance(store, energon.EnergonStore):
         return _change_split(store, {f"{sample.shard}/{sample.key}": True for sample in bad})
     listing = _listing(store)
@@ -318,6 +321,11 @@ def _write(folder: AnyPath, changes: Mapping[tuple[str, int, str], BadSample | N
     elif before:
         remove_file(path)
     return len(before.keys() ^ after.keys())
+
+
+def _is_no_text(name: str) -> bool:
+    """Return whether a name has bytes that are not UTF-8, which Python keeps as surrogates."""
+    return any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _look_anew(folder: AnyPath) -> None:

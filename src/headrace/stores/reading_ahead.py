@@ -13,21 +13,44 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, can_list
+from headrace.io.readers import NO_ENDS
+from headrace.stores.combined import CombinedStore, ShardedStore
+from headrace.stores.energon import EnergonStore, JoinedStore, JsonlSamplesStore
 from headrace.stores.energon.config_file import META_FOLDER
+from headrace.stores.energon.jsonl import ENDS_BYTES as LINES_ENDS
 from headrace.stores.indexed.pairs import SUFFIXES
-from headrace.stores.indexed.store import ENDS_BYTES
+from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
 from headrace.stores.keyed.store import ENDS_BYTES as KEYED_ENDS
+from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
 from headrace.stores.opening import FILES, files_around
-from headrace.stores.store import SmallReads
+from headrace.stores.quarantine import QuarantinedStore
+from headrace.stores.store import AnyStore
+from headrace.stores.tar.index import beside
 from headrace.stores.token_layouts import KEYED, PAIRS
 from headrace.stores.written import META_NAME
 
 _READERS_AT_ONCE: Final = 32
+
+
+class SmallReads(NamedTuple):
+    """What is read of files to open or to know a store: little, but of many files.
+
+    Attributes:
+        reader: what reads them.
+        looked_at: files whose sizes are asked for.
+        kept: files that are read as a whole, as `headrace.io.Reader.keep_all` does.
+        ends: the bytes at both ends of other files that are read, by their paths.
+    """
+
+    reader: Reader
+    looked_at: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    ends: Mapping[str, int] = NO_ENDS
 
 
 @contextlib.contextmanager
@@ -67,6 +90,31 @@ def read_together(reads: Iterable[SmallReads]) -> None:
         with ThreadPoolExecutor(_READERS_AT_ONCE, thread_name_prefix="headrace-read-together") as threads:
             for _ in threads.map(read, by_reader):
                 pass
+
+
+def read_of_fingerprints(stores: Iterable[AnyStore]) -> None:
+    """Fetch at the same time what the fingerprints of stores read; raises as `read_together` does."""
+    read_together(one for store in stores for one in _small_reads_of(store))
+
+
+def _small_reads_of(store: AnyStore) -> list[SmallReads]:
+    """Return what the fingerprint of a store reads: of tars their indexes, and of most other files the ends."""
+    if isinstance(store, QuarantinedStore):
+        return _small_reads_of(store.inner)
+    if isinstance(store, JoinedStore):  # whose index was read when it was opened
+        return [one for column in store.columns for one in _small_reads_of(column.store)]
+    if isinstance(store, EnergonStore):
+        return [SmallReads(store.readers[0], looked_at=store.tars, kept=list(map(beside, store.tars)))]
+    if isinstance(store, JsonlSamplesStore):
+        return [SmallReads(store.readers[0], ends={store.path: LINES_ENDS})]
+    if isinstance(store, ShardedStore):
+        return [one for shard in store.shards for one in _small_reads_of(shard)]
+    if isinstance(store, CombinedStore):
+        return [one for inner in store.stores.values() for one in _small_reads_of(inner)]
+    if isinstance(store, KeyedStore | IndexedStore):
+        num_bytes = KEYED_ENDS if isinstance(store, KeyedStore) else ENDS_BYTES
+        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, num_bytes))]
+    return []
 
 
 def _reads_of_pairs(pairs: Sequence[AnyPath], using: Reader) -> SmallReads:

@@ -17,7 +17,6 @@ import numpy as np
 
 from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader
-from headrace.io.readers import NO_ENDS
 from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, sample_numbers
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "SampleStore", "Store", "TokenArray"]
@@ -130,22 +129,6 @@ class Extents(NamedTuple):
         return cls(store, *columns) if parts else cls(store, empty, empty, empty, empty)
 
 
-class SmallReads(NamedTuple):
-    """What is read of files to open or to know a store: little, but of many files.
-
-    Attributes:
-        reader: what reads them.
-        looked_at: files whose sizes are asked for.
-        kept: files that are read as a whole, as `headrace.io.Reader.keep_all` does.
-        ends: the bytes at both ends of other files that are read, by their paths.
-    """
-
-    reader: Reader
-    looked_at: Sequence[str] = ()
-    kept: Sequence[str] = ()
-    ends: Mapping[str, int] = NO_ENDS
-
-
 READING_AHEAD: Final = "headrace.stores.reading_ahead"  # loaded when the first URL comes
 
 
@@ -153,7 +136,7 @@ def read_ahead_of_fingerprints(stores: Iterable[AnyStore]) -> None:
     """Fetch at the same time what the fingerprints of stores will read, as far as it is remote."""
     remote = [store for store in stores if any(one.reads_urls for one in store.readers)]
     if remote:
-        resolve_name(f"{READING_AHEAD}:read_together")([one for store in remote for one in store.small_reads()])
+        resolve_name(f"{READING_AHEAD}:read_of_fingerprints")(remote)
 
 
 class AnyStore(ABC):
@@ -174,10 +157,6 @@ class AnyStore(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
-
-    def small_reads(self) -> list[SmallReads]:
-        """Return what ``fingerprint`` reads, so that it can be fetched for many stores at the same time."""
-        return []
 
     @property
     def readers(self) -> tuple[Reader, ...]:

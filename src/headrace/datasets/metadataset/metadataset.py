@@ -45,8 +45,7 @@ from headrace.io import SCHEMES, AnyPath, Reader, check_readable, is_url, path_a
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
 from headrace.stores.energon.config_file import read_config
-from headrace.stores.reading_ahead import read_together
-from headrace.stores.store import SmallReads
+from headrace.stores.reading_ahead import SmallReads, read_together
 
 if TYPE_CHECKING:
     from headrace.io import Storage

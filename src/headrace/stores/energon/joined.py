@@ -31,7 +31,6 @@ from headrace.stores.store import (
     Problem,
     RawSample,
     SampleStore,
-    SmallReads,
     read_ahead_of_fingerprints,
 )
 
@@ -269,10 +268,6 @@ class JoinedStore(SampleStore):
     def files(self) -> tuple[AnyPath, ...]:
         """The index, and the files of all columns."""
         return (self.index_path, *(file for column in self.columns for file in column.store.files))
-
-    def small_reads(self) -> list[SmallReads]:
-        """Those of all columns; the index is kept already."""
-        return [one for column in self.columns for one in column.store.small_reads()]
 
     @property
     def fingerprint(self) -> str:

@@ -23,7 +23,7 @@ from headrace.io import AnyPath, Reader, hash_bytes, local_path, path_at, reader
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.json.index import read_lines
 from headrace.stores.kept_arrays import kept_index, read_offsets, write_offsets
-from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, SmallReads
+from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
 
 SUFFIX: Final = ".jsonl.idx"
 _CHUNK_BYTES: Final = 16 << 20
@@ -132,7 +132,7 @@ def _records(data: NDArray[np.uint8], first_byte: int, lines: int, path: str, fo
 
 
 PART: Final = "json"
-_ENDS_BYTES: Final = 1 << 16
+ENDS_BYTES: Final = 1 << 16
 
 
 class JsonlSamplesStore(SampleStore):
@@ -180,14 +180,10 @@ class JsonlSamplesStore(SampleStore):
         beside = index_place(self.path, self._reader)
         return (self._reader.path_at(self.path), *([beside] if beside.is_file() else []))
 
-    def small_reads(self) -> list[SmallReads]:
-        """The ends of the file."""
-        return [SmallReads(self._reader, ends={self.path: _ENDS_BYTES})]
-
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of size, number of records, three entries of the index, and both ends of the file."""
-        ends = hash_bytes(self._reader.ends(self.path, _ENDS_BYTES))
+        ends = hash_bytes(self._reader.ends(self.path, ENDS_BYTES))
         count = len(self._offsets) - 1
         facts = (self.format, self._reader.size(self.path), count, int(self._offsets[count // 2]), ends)
         return xxhash.xxh3_128_hexdigest(repr(facts).encode())

@@ -41,7 +41,6 @@ from headrace.stores.store import (
     Problem,
     RawSample,
     SampleStore,
-    SmallReads,
     read_ahead_of_fingerprints,
 )
 from headrace.stores.tar.index import SUFFIX, KeyTable, index_path
@@ -310,9 +309,10 @@ class EnergonStore(SampleStore):
         """Whether the part lists each shard once."""
         return bool((np.diff(self._which) > 0).all())
 
-    def small_reads(self) -> list[SmallReads]:
-        """The indexes of all tars."""
-        return [self._shards.tars.small_reads(np.flatnonzero(self._shards.is_tar).tolist())]
+    @property
+    def tars(self) -> tuple[str, ...]:
+        """The paths of the shards that are tars, each once."""
+        return tuple(map(self._shards.tars.path, np.flatnonzero(self._shards.is_tar).tolist()))
 
     @property
     def fingerprint(self) -> str:

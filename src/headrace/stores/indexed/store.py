@@ -31,7 +31,7 @@ from headrace.stores.indexed.index import CHUNK, ContiguousStream, Index, Stream
 from headrace.stores.indexed.layout import AS_FOUND, IndexedOptions, open_index
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, entry_beside, load_manifest
 from headrace.stores.segmented import buffers_of, mapped_windows, tokens_at
-from headrace.stores.store import Extents, IntArray, KeyList, Problem, SmallReads, Store, TokenArray
+from headrace.stores.store import Extents, IntArray, KeyList, Problem, Store, TokenArray
 from headrace.stores.written import OutputShard
 
 
@@ -333,10 +333,6 @@ class IndexedStore(Store):
                 f"{self.index.path}: document indices lie outside 0 to {len(sizes)}, the number of sequences"
             )
         return np.diff(ends[bounds])
-
-    def small_reads(self) -> list[SmallReads]:
-        """The ends of the ``.bin`` and of the ``.idx``, which is usually kept."""
-        return [SmallReads(self._reader, ends=dict.fromkeys((self._bin, self.index.path), ENDS_BYTES))]
 
     @property
     def fingerprint(self) -> str:

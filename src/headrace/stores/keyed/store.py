@@ -19,7 +19,7 @@ from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, buffers_of, mapped_windows, tokens_at
-from headrace.stores.store import Extents, IntArray, Problem, SmallReads, TokenArray, read_ahead_of_fingerprints
+from headrace.stores.store import Extents, IntArray, Problem, TokenArray, read_ahead_of_fingerprints
 from headrace.stores.written import OutputShard
 
 
@@ -206,10 +206,6 @@ class KeyedStore(SegmentedStore):
     def has_offsets(self) -> bool:
         """Whether the shard has offsets for the main key; without them, all of its values are one document."""
         return self._sources[self._keys[0]].num_documents is not None
-
-    def small_reads(self) -> list[SmallReads]:
-        """The ends of the ``.bin`` of each key."""
-        return [SmallReads(self._reader, ends=dict.fromkeys(self.data_files, ENDS_BYTES))]
 
     @property
     def fingerprint(self) -> str:

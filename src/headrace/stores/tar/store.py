@@ -20,7 +20,7 @@ from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES
-from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore, SmallReads
+from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import (
     IndexPlace,
     IndexWhere,
@@ -240,11 +240,6 @@ class TarShards:
             return used.place
         mapped = self.reader.kept(used.place, "offsets", _offsets)
         return open_index(used.place, self.reader, used.path) if mapped is None else mapped
-
-    def small_reads(self, shards: Sequence[int]) -> SmallReads:
-        """Return what knowing some shards reads: their sizes, and their indexes as a whole."""
-        places = [place for place in map(self._place, shards) if isinstance(place, str)]
-        return SmallReads(self.reader, looked_at=list(map(self.path, shards)), kept=places)
 
     @property
     def data_files(self) -> tuple[str, ...]:
