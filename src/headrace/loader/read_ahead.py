@@ -105,19 +105,23 @@ class ReadAhead(Reads[T, M]):
     def stop(self) -> None:
         """See `Reads.stop`."""
         self._is_over = True
-        # When the program ends, the names of modules may be gone.
-        with contextlib.suppress(Exception):
-            while True:
+        while self._sent.qsize():
+            # A loop that was left may get here when the program ends, and by then the names of modules may be gone.
+            try:  # noqa: SIM105
                 self._sent.get_nowait()
+            except Exception:  # a thread was faster
+                pass
         for _ in self._threads:
             self._sent.put(None)
 
     def join(self) -> None:
         """See `Reads.join`."""
+        # While the interpreter ends, other threads no longer run.
+        if self._is_lost or self._is_finalizing():
+            return
         until = monotonic() + STOP_S
         for thread in self._threads:
-            if not self._is_lost and not self._is_finalizing():
-                thread.join(max(0.0, until - monotonic()))
+            thread.join(max(0.0, until - monotonic()))
 
     def _reader(self) -> Thread | None:
         return self._next_slot.thread

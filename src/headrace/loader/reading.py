@@ -6,6 +6,7 @@ threads cannot be ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 import traceback
@@ -19,6 +20,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import msgspec
 import numpy as np
@@ -137,6 +139,19 @@ def in_threads(
         sent.clear()
 
 
+_LIVING: Final[WeakSet[Reads[Any, Any]]] = WeakSet()
+
+
+@atexit.register
+def _end_with_the_program() -> None:
+    """End the threads of loops that were left, since one that makes tensors while the interpreter ends aborts it."""
+    living = list(_LIVING)
+    for one in living:
+        one.stop()
+    for one in living:
+        one.join()
+
+
 class Reads(Generic[T, M]):
     """Tasks that threads read. Their results are handed over in the order in which the tasks were sent."""
 
@@ -144,6 +159,7 @@ class Reads(Generic[T, M]):
         self._done: SimpleQueue[tuple[M | None, BaseException | None]] = SimpleQueue()
         self._is_lost = False
         self._is_finalizing = sys.is_finalizing
+        _LIVING.add(self)
 
     @property
     def num_done(self) -> int:
