@@ -57,6 +57,13 @@ def tars(folder: Path) -> None:
     media_stores_made.plain(folder)
 
 
+def mix(folder: Path) -> None:
+    folder.mkdir()
+    media_stores_made.ocr(folder / "ocr")
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+    (folder / "mix.yaml").write_text(f"{head}splits: {{train: {{path: ocr}}}}\n")
+
+
 KINDS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pairs": (made.one_key, ""),
     "pairs of two keys": (lambda folder: made.two_keys(folder, "indexed"), ""),
@@ -69,6 +76,7 @@ KINDS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "energon": (media_stores_made.ocr, ""),
     "files": (plain_files, ""),
     "samples in lines": (samples, "/t.jsonl"),
+    "a metadataset": (mix, "/mix.yaml"),
 }
 
 

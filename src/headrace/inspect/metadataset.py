@@ -26,7 +26,7 @@ from headrace.datasets.metadataset import (
 from headrace.datasets.metadataset.metadataset import build
 from headrace.datasets.metadataset.opening import Opener, opener_of
 from headrace.datasets.mix import joined, named_datasets, node_of
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.inspect.answers import Answer, OnProgress, kind_of, took
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, short, size
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
@@ -281,6 +281,7 @@ def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixV
 
     Raises:
         StoreError: there is no such file, or it is not YAML.
+        StoreAwayError: the object store gives no answer.
         ConfigError: the file has keys or values that are not allowed, or no such split.
         WorkerError: a process that decodes has ended.
     """
@@ -301,6 +302,8 @@ def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixV
                 if kind_of(place) == "samples"
                 else check_store(place, tokenizer=None, on_progress=on_progress)
             )
+        except StoreAwayError:
+            raise
         except (ConfigError, StoreError) as error:
             # Without a verdict; opening the dataset for the mix has mostly reported the same problem.
             if place not in mix.unopened:
@@ -345,6 +348,8 @@ class _Mix:
                 self._look_at(source)
             if len(self.problems) == before:
                 build(tree, self._dataset, training=False, schedule=None)
+        except StoreAwayError:
+            raise
         except HeadraceError as error:
             self._say(str(error))
         finally:
@@ -371,6 +376,8 @@ class _Mix:
         try:
             # This opens the source, and compares its subset and limits with the number of its samples.
             build(source, self._dataset, training=False, schedule=None)
+        except StoreAwayError:
+            raise
         except HeadraceError as error:
             self._say(str(error))
             self.unopened.update(path for path, _ in found)
