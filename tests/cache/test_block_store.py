@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -21,7 +22,8 @@ from headrace.cache import BlockStore
 from headrace.cache import block_store as module
 from headrace.cache.eviction import NEVER, PlannedBlock, Policy, Wanted, block_name
 from headrace.cache.folder import FOLDER_NAME
-from headrace.errors import ConfigError
+from headrace.cache.process import CacheProcess, IndexFullError
+from headrace.errors import ConfigError, OutputError
 from headrace.plan.caching import next_uses, simulate
 
 BLOCK = 64
@@ -184,6 +186,34 @@ def test_torn_and_changed_files_are_fetched_again(tmp_path: Path) -> None:
     assert sorted(line.partition(": ")[2].partition(":")[0] for line in found) == ["damaged", "missing"]
     assert list(make(tmp_path, policy="pin").verify()) == []
     assert fetch(make(tmp_path, policy="pin"), 1) == "ours"
+
+
+def test_a_disk_that_has_no_room_for_the_index_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block whose entry could not be written is read nevertheless, and one that was given up is fetched again."""
+    store = make(tmp_path, policy="pin")
+    assert fetch(store, 0) == "ours"
+    assert claimed(store, 1) == claimed(store, 2) == "ours"
+
+    @contextlib.contextmanager
+    def full(_: CacheProcess) -> Iterator[None]:
+        raise IndexFullError("database or disk is full")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CacheProcess, "changing", full)
+        assert not put(store, 1)
+        store.give_up(name_of(2))
+        assert claimed(store, 3) == "bypass"
+        with pytest.raises(OutputError, match="disk is full: make room"):
+            store.clear()
+        with pytest.raises(OutputError, match="disk is full: make room"):
+            make(tmp_path).content()
+    assert store.stats.failed_writes == 2
+    assert read(store, 0)
+    assert read(store, 1)
+    assert not read(store, 2)
+    assert fetch(store, 2) == "ours", "nobody waits for the one that was lost"
+    assert read(store, 2)
 
 
 def test_a_full_disk_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from headrace.cache.eviction import Claim, KeptBlock, PlannedBlock, Policy, Want
 from headrace.cache.folder import make_folder
 from headrace.cache.process import CacheProcess, IndexFullError
 from headrace.cache.transaction import Transaction
-from headrace.errors import StoreError
+from headrace.errors import OutputError, StoreError
 from headrace.io import write_all
 
 ByteArray = NDArray[np.uint8]
@@ -224,14 +224,19 @@ class BlockStore:
             self.give_up(name)
             return False
         digest = xxhash.xxh3_128_hexdigest(data.data)
-        with process.waking(name), self._changing(process) as change:
-            change.finish(name, digest)
+        try:
+            with process.waking(name), self._changing(process) as change:
+                change.finish(name, digest)
+        except IndexFullError as error:
+            # The index still says that this process fetches it; the file is read nevertheless.
+            self._pause(str(error))
+            return False
         return True
 
     def give_up(self, name: str) -> None:
         """Give back the room of a block that this process has claimed and will not write."""
         process = self._process()
-        with process.waking(name), self._changing(process) as change:
+        with contextlib.suppress(IndexFullError), process.waking(name), self._changing(process) as change:
             change.give_up(name)
 
     def is_being_fetched(self, name: str) -> bool:
@@ -301,8 +306,11 @@ class BlockStore:
         """Remove all blocks that no living process is fetching, and return how many these were.
 
         Blocks that are open stay readable.
+
+        Raises:
+            OutputError: the disk has no room for the change of the index.
         """
-        with self._changing(self._process()) as change:
+        with self._needing_room(), self._changing(self._process()) as change:
             return change.clear()
 
     def _pause(self, reason: str) -> None:
@@ -328,7 +336,7 @@ class BlockStore:
             other.leave()
             self._stats = CacheStats()
         process = CacheProcess(self.folder)
-        with self._changing(process) as change:
+        with self._needing_room(), self._changing(process) as change:
             change.tidy()
         for path in (self.folder / "owners").iterdir():
             process.lives(path.name)
@@ -344,13 +352,24 @@ class BlockStore:
             yield change
             self._stats.evicted_blocks += change.num_evicted
 
+    @contextlib.contextmanager
+    def _needing_room(self) -> Iterator[None]:
+        """Raise OutputError for a change of the index that the caller cannot go on without."""
+        try:
+            yield
+        except IndexFullError as error:
+            raise OutputError(
+                f"{self.folder}: the index of the cache cannot be changed: {error}: make room on this disk; the folder"
+                " may be removed while no run uses it"
+            ) from error
+
     def _drop_torn(self, name: str) -> None:
         self.count(torn_blocks=1)
         _log.warning("%s: the file of a block is damaged; it is removed, and fetched again", self._path(name))
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        with self._changing(self._process()) as change:
+        with contextlib.suppress(IndexFullError), self._changing(self._process()) as change:
             change.remove(name)
 
     def _unlisted(self, listed: set[str]) -> Iterator[str]:
