@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -152,7 +153,7 @@ def _end_with_the_program() -> None:
         one.join()
 
 
-class Reads(Generic[T, M]):
+class Reads(ABC, Generic[T, M]):
     """Tasks that threads read. Their results are handed over in the order in which the tasks were sent."""
 
     def __init__(self) -> None:
@@ -166,20 +167,20 @@ class Reads(Generic[T, M]):
         """The number of results that wait."""
         return self._done.qsize()
 
+    @abstractmethod
     def send(self, task: T) -> None:
         """Have a task read."""
-        raise NotImplementedError
 
     def give_way(self) -> None:
         """Let what was sent be read before the training loop goes on with a batch in hand, if that helps."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Make threads end after their current task. One that hangs ends when the task does, or with the process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def join(self) -> None:
         """Wait some seconds at most for the threads to end."""
-        raise NotImplementedError
 
     def receive(self, label: Any, reading: Reading, describe: Callable[[Any], str]) -> M:
         """Wait for the next result and return it; raises its error."""
@@ -208,9 +209,9 @@ class Reads(Generic[T, M]):
                 )
             within(DESCRIBE_S, partial(_say, waited_s, describe, label))
 
+    @abstractmethod
     def _reader(self) -> Thread | None:
         """Return the thread that reads the next result."""
-        raise NotImplementedError
 
     def _where(self) -> str:
         """Return the lines of code that the thread is at, the innermost call first."""
