@@ -117,7 +117,7 @@ def test_memory_in_the_hands_of_threads_is_not_lent_again() -> None:
         addresses = set()
         for number in range(2_000):
             # On a busy machine they come late, and would hold all of it.
-            while hands.qsize() > 8:
+            while hands.qsize() > 8 and any(thread.is_alive() for thread in threads):
                 time.sleep(0)
             taken = buffers.take(3)
             addresses.add(taken["x"].ctypes.data)

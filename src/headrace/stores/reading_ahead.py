@@ -4,8 +4,7 @@
     read_shards               what opening and knowing shards of tokens reads
     read_ahead_of_opening     what opening several places reads, of any layout
 
-This takes as many round trips for many places as for one. It is loaded with the
-first URL or metadataset.
+This takes as many round trips for many places as for one. It is loaded with the first URL or metadataset.
 """
 
 from __future__ import annotations
