@@ -129,13 +129,16 @@ def used_bytes(case: str, batch: Any) -> int:
     return 2 * batch["input_ids"].numel()
 
 
-def ours(engine: str, url: str, case: str, folder: Path, ahead: str = AHEAD) -> remote_peers.Batches:
+def our_loader(engine: str, url: str, case: str, folder: Path, ahead: str = AHEAD) -> headrace.Loader:
     reader: Any = headrace.io.ObjectReader()
     if engine == OURS:
         reader = headrace.Cache(folder / "blocks", limit="10GB", block=BLOCK).reader(reader)
     run = open_run(url, case, reader, kind="none" if engine == IN_ORDER else "blocks")
-    loader = headrace.Loader(run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=ahead), uneven="allow")
-    for batch in loader:
+    return headrace.Loader(run, micro_batch_size=BATCH, reading=headrace.loader.Reading(ahead=ahead), uneven="allow")
+
+
+def ours(engine: str, url: str, case: str, folder: Path) -> remote_peers.Batches:
+    for batch in our_loader(engine, url, case, folder):
         yield used_bytes(case, batch), batch
 
 
@@ -191,21 +194,22 @@ def through_cache(url: str, kind: str, part: float, folder: Path) -> dict[str, A
 def paced(url: str, folder: Path) -> dict[str, Any]:
     for module in MODULES:
         import_module(module)
-    batches = ours(OURS, url, "large", folder, FAR_AHEAD)
-    used, _ = next(batches)
+    batches = iter(our_loader(OURS, url, "large", folder, FAR_AHEAD))
+    batch = next(batches)
     began, waited_s, due = time.perf_counter(), 0.0, time.perf_counter()
     settled = began + SETTLED_S
     while True:
-        due += used / PACE
+        due += used_bytes("large", batch) / PACE
         time.sleep(max(0.0, due - time.perf_counter()))
         asked = time.perf_counter()
-        found = next(batches, None)
+        later = next(batches, None)
         now = time.perf_counter()
         if asked >= settled:
             waited_s += now - asked
-        if found is None:
+        if later is None:
             break
-        used = found[0]
+        # The batch before goes here, as in a `for` loop, and not while this one waits for the next.
+        batch = later
         due = max(due, now)
     return {"waited": waited_s / (time.perf_counter() - settled), "s": time.perf_counter() - began}
 

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,9 @@ import pytest
 import torch
 
 import corpora
+import media_texts
 from counts import PATIENCE_S
-from headrace import Blend, ConfigError, Loader, Order, Run, StateError, WindowDataset
+from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StateError, WindowDataset
 from headrace.io.waits import waiting
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
@@ -68,6 +70,17 @@ def test_batches_that_are_kept_stay_as_they_are(run: Run) -> None:
                 copies.append(torch.as_tensor(held).clone())
             del batch, held
         assert all(torch.equal(torch.as_tensor(one), copy) for one, copy in zip(kept, copies, strict=True))
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
+def test_a_batch_is_gone_when_its_loop_lets_it_go(run: Run, reading: Reading, tmp_path: Path) -> None:
+    """No stream keeps it, of tokens or of media, so that its memory is free before the loop asks for the next one."""
+    media = MediaDataset.open(media_texts.shards(tmp_path / "shards", (40,)), **media_texts.TEXT)
+    for dataset_run in (run, Run(media, global_batch_size=4)):
+        for batch in itertools.islice(Loader(dataset_run, micro_batch_size=2, uneven="allow", reading=reading), 8):
+            held = weakref.ref(batch["sample_positions"])
+            del batch
+            assert held() is None
 
 
 def test_memory_is_used_again() -> None:

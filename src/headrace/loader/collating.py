@@ -87,13 +87,14 @@ class BatchCounts:
             batch["step_supervised_tokens"] = self._totals.of(step)
             batch.update(found)
 
-    def verify(self, batch: Batch) -> None:
-        """Check every field of a packed micro-batch against every other one; raise HeadraceError if two contradict."""
+    def verified(self, batch: Batch) -> Batch:
+        """Return a micro-batch. Of a packed one, raise HeadraceError if two fields contradict each other."""
         if self._run.traits.is_packed:
             arrays = {
                 name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()
             }
             verify_packed(arrays, is_unshifted=self._run.traits.is_unshifted)
+        return batch
 
 
 def _num_supervised(batch: Batch) -> int:

@@ -35,6 +35,7 @@ from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Ahead, Queue, Reading, in_threads, num_ahead, pinned, pins
 from headrace.loader.spans import (
     UNTOLD,
+    Batch,
     BatchSpan,
     ReadRows,
     SpanRows,
@@ -231,14 +232,14 @@ class SpanFeed:
                 self._planner.done()
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
+            handed = chain([HandOver(rows.times, len(batches), span.located.sources, rows.timed)], repeat(None))
+            taken = _taken(batches)
             if counts is not None:
                 counts.add(batches, span, rows.counts)
-            faults = shared_out(rows.faults, span)
-            handed = chain([HandOver(rows.times, len(batches), span.located.sources, rows.timed)], repeat(None))
-            for given in map(Given, batches, span.afters, span.sizes, faults, handed):
-                if counts is not None and self._debug:
-                    counts.verify(given.batch)
-                yield given
+                taken = map(counts.verified, taken) if self._debug else taken
+            given = map(Given, taken, span.afters, span.sizes, shared_out(rows.faults, span), handed)
+            del rows
+            yield from given
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""
@@ -314,6 +315,15 @@ class SpanFeed:
             return self.assignment.digest(position)
         ends = () if self._draw is None else self._draw.saved_ends(position)
         return xxhash.xxh3_64_digest(repr(ends).encode()) if ends else bytes(8)
+
+
+def _taken(batches: list[Batch]) -> Iterator[Batch]:
+    """Return the batches one after another, and keep none that was returned.
+
+    So a batch goes when its loop lets it go, and not while that waits for the next one: to free memory takes time, and
+    a tensor that goes gives up the interpreter lock, which a thread that reads may then keep for some milliseconds.
+    """
+    return map(list.pop, repeat(batches, len(batches)), repeat(0))
 
 
 Filled = Iterator[tuple[BatchSpan, SpanRows]]
@@ -447,16 +457,18 @@ def _read(
     words: Callable[[BatchSpan], str],
     task: tuple[BatchSpan, Any],
 ) -> SpanRows:
-    """Read a span in this process, usually in a thread, in which it is planned, too.
+    """Read a span in this process, usually in a thread, in which it is planned before and divided after that, too.
 
-    A loop that trains beside it would wait for the interpreter lock with each statement to a database.
+    A loop that trains beside it would wait for the interpreter lock with each statement to a database, and with each
+    view of a tensor.
     """
     span, memory = task
     with reading_for(partial(words, span)):
         if planner is not None and span.cached is not None:
             planner.plan(span.cached)
         rows = read(run, span, memory, None)
-    return _pinned(rows) if pin else rows
+    batches = divide(_pinned(rows) if pin else rows, span, run.constants)
+    return rows._replace(columns={}, ragged=None, batches=batches)
 
 
 def _pinned(rows: SpanRows) -> SpanRows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from operator import index
 from pathlib import Path
 from pkgutil import resolve_name
@@ -15,7 +16,7 @@ from headrace.datasets import Run
 from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
-from headrace.loader.faults import FaultCounter, FeedLedger, original_errors, report_path
+from headrace.loader.faults import FaultCounter, FeedLedger, Given, original_errors, report_path
 from headrace.loader.feeds import FeedOptions, check_uneven, feed_of
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
@@ -214,14 +215,18 @@ class Loader:
             stream = resolve_name("headrace.loader.metrics:replayed")(stream, number)
         if self._meter is not None:
             stream = self._meter.watched(stream, self._feed, begin)
-        for given in original_errors(stream, self._tell):
-            self._check_newest(iteration)
-            self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
-            self._position = given.after
-            self._has_fed = True
-            yield given.batch
+        # A batch that was handed over is not kept: only its loop holds it.
+        yield from map(partial(self._delivered, iteration), original_errors(stream, self._tell))
         # An iteration that began at the end, from a state saved there, is rightly empty and is no error.
         self._ended = self._position > begin
+
+    def _delivered(self, iteration: int, given: Given) -> Batch:
+        """Count a micro-batch as delivered, and return it."""
+        self._check_newest(iteration)
+        self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
+        self._position = given.after
+        self._has_fed = True
+        return given.batch
 
     def _tell(self, error: Exception, faults: Sequence[Fault]) -> None:
         """Count a sample that ends the run, and add its place in the run to the error."""

@@ -89,6 +89,11 @@ class ReadAhead(Reads[T, M]):
         """The number of results that can be handed over, since all before them can."""
         return sum(1 for _ in takewhile(lambda slot: slot.done.qsize(), self._slots))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result can be handed over."""
+        return self._slots[0].done.qsize() > 0
+
     def send(self, task: T) -> None:
         """See `Reads.send`."""
         slot = _Slot()

@@ -123,9 +123,9 @@ def in_threads(
                     sent.append((later[0], thread))
                 del later
             is_full = is_over or len(sent) > most
-            if sent and (is_full or (len(sent) > len(threads) and sent[0][1].num_done)):
+            if sent and (is_full or (len(sent) > len(threads) and sent[0][1].is_ready)):
                 label, first = sent.popleft()
-                is_there = first.num_done > 0
+                is_there = first.is_ready
                 # A loop that only takes batches had better go on while the thread reads.
                 if is_there and thread is not None and step_s > _LEAST_STEP_S:
                     thread.give_way()
@@ -166,6 +166,11 @@ class Reads(ABC, Generic[T, M]):
     def num_done(self) -> int:
         """The number of results that wait."""
         return self._done.qsize()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a result waits."""
+        return self._done.qsize() > 0
 
     @abstractmethod
     def send(self, task: T) -> None:

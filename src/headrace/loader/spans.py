@@ -139,6 +139,7 @@ class SpanRows(NamedTuple):
         times: how long each stage took.
         counts: what each micro-batch has besides, counted where it was read; empty if the loader still has to count.
         timed: the time of one of the files, if it was read alone.
+        batches: the micro-batches, if a thread has divided the samples already; ``columns`` is empty then.
     """
 
     columns: Batch
@@ -148,6 +149,7 @@ class SpanRows(NamedTuple):
     times: StageTimes = StageTimes()
     counts: Sequence[Batch] = ()
     timed: FileTime | None = None
+    batches: Sequence[Batch] = ()
 
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
@@ -227,6 +229,8 @@ def read_rows(run: Run, span: BatchSpan, out: Sample | None, tell: Tell | None =
 
 def divide(rows: SpanRows, span: BatchSpan, constants: Sample) -> list[Batch]:
     """Divide a span into micro-batches: views of their rows, and for each constant a row of their own, expanded."""
+    if rows.batches:
+        return list(rows.batches)
     if rows.ragged is not None:
         return _divide_ragged(rows.columns, rows.ragged, span)
     whole = {**rows.columns, "sample_positions": torch.from_numpy(span.located.positions)}
@@ -239,8 +243,6 @@ def divide(rows: SpanRows, span: BatchSpan, constants: Sample) -> list[Batch]:
 
 def _divide_ragged(columns: Batch, ragged: list[RaggedBatch], span: BatchSpan) -> list[Batch]:
     """Return views of the parts of each micro-batch, in their shapes, and its other values."""
-    # Cut by NumPy: torch gives up the interpreter lock for views, and while threads read ahead it gets it back some
-    # milliseconds later, in which the training loop waits.
     positions, cuts = span.located.positions, np.cumsum(span.sizes)[:-1]
     batches: list[Batch] = [{"sample_positions": torch.from_numpy(one)} for one in np.split(positions, cuts)]
     for name in dict.fromkeys(name for shapes, _ in ragged for name in shapes):
@@ -248,7 +250,9 @@ def _divide_ragged(columns: Batch, ragged: list[RaggedBatch], span: BatchSpan) -
         pieces = columns[name].split_with_sizes([prod(shape) for _, shape in having])
         for (batch, shape), piece in zip(having, pieces, strict=True):
             batch[name] = piece.view(*shape)
-    return [{**batch, **others} for batch, (_, others) in zip(batches, ragged, strict=True)]
+    for batch, (_, others) in zip(batches, ragged, strict=True):
+        batch.update(others)
+    return batches
 
 
 def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]:
