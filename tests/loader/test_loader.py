@@ -23,7 +23,7 @@ import torch
 import corpora
 import media_texts
 from counts import PATIENCE_S
-from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StateError, WindowDataset
+from headrace import Blend, ConfigError, Loader, MediaDataset, Metrics, Order, Run, StateError, WindowDataset
 from headrace.io.waits import waiting
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
@@ -73,11 +73,15 @@ def test_batches_that_are_kept_stay_as_they_are(run: Run) -> None:
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
-def test_a_batch_is_gone_when_its_loop_lets_it_go(run: Run, reading: Reading, tmp_path: Path) -> None:
+@pytest.mark.parametrize("metrics", [None, Metrics()], ids=["unmeasured", "measured"])
+def test_a_batch_is_gone_when_its_loop_lets_it_go(
+    run: Run, metrics: Metrics | None, reading: Reading, tmp_path: Path
+) -> None:
     """No stream keeps it, of tokens or of media, so that its memory is free before the loop asks for the next one."""
     media = MediaDataset.open(media_texts.shards(tmp_path / "shards", (40,)), **media_texts.TEXT)
     for dataset_run in (run, Run(media, global_batch_size=4)):
-        for batch in itertools.islice(Loader(dataset_run, micro_batch_size=2, uneven="allow", reading=reading), 8):
+        loader = Loader(dataset_run, micro_batch_size=2, uneven="allow", reading=reading, metrics=metrics)
+        for batch in itertools.islice(loader, 8):
             held = weakref.ref(batch["sample_positions"])
             del batch
             assert held() is None

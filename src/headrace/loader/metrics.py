@@ -158,15 +158,17 @@ class Meter:
     def watched(self, stream: Iterator[Given], feed: Feed, position: int) -> Iterator[Given]:
         """Yield what a stream yields from a position on, and report after steps."""
         # This is called for micro-batches of some microseconds, so it looks at little but the clock. Batches of one
-        # shape are counted from one of them a report; packs, which differ in their pads, from one a hand-over.
+        # shape are counted from one of them a report; packs, which differ in their pads, from one a hand-over. None is
+        # kept once it was handed over: it is its loop that lets it go.
         traits = feed.run.traits if isinstance(feed.run, Run) else None
         counts_all = traits is None or traits.is_ragged
         counts_first = counts_all or (traits is not None and traits.is_packed)
         is_mixed = isinstance(feed.run, Run) and len(feed.run.datasets) > 1
         clock, mix, every_s = perf_counter, self._mix, self._metrics.every_s
         mix.begin_at(position, self._counting.num_delivered)
-        given, due = None, 0.0
-        begin = clock()
+        after: int | None = None
+        held: list[Given] = []
+        due, begin = 0.0, clock()
         try:
             for given in stream:
                 now = clock()
@@ -179,23 +181,29 @@ class Meter:
                     mix.hand_over(given.handed, self._counting.num_delivered)
                 if given.handed is not None and given.handed.timed is not None:
                     self._shards.add(given.handed.timed)
-                if counts_first:
+                if counts_first or not self._contents.samples:
                     self._contents.add(given.batch, given.num_samples)
                 rest = () if given.handed is None else islice(stream, given.handed.num_batches - 1)
-                yield given
+                after = given.after
+                held.append(given)
+                del given
+                yield held.pop()
                 if clock() >= due:
-                    due = self._report_after(given, feed)
+                    due = self._report_after(after, feed)
                 for given in rest:
-                    if counts_all:
+                    if counts_all or not self._contents.samples:
                         self._contents.add(given.batch, given.num_samples)
-                    yield given
+                    after = given.after
+                    held.append(given)
+                    del given
+                    yield held.pop()
                     if clock() >= due:
-                        due = self._report_after(given, feed)
+                        due = self._report_after(after, feed)
                 begin = clock()
         finally:
             # While the interpreter ends, nothing can be relied on.
-            if given is not None and not sys.is_finalizing():
-                self._end(given, feed)
+            if after is not None and not sys.is_finalizing():
+                self._end(after, feed)
 
     def verdict(self) -> str:
         """Say whether this rank waited for data, see `verdict_of`."""
@@ -225,24 +233,22 @@ class Meter:
             found.seconds += perf_counter() - self._since
         return found
 
-    def _report_after(self, given: Given, feed: Feed) -> float:
-        """Report if a step ends after a micro-batch. Returns when the next report is due."""
+    def _report_after(self, after: int, feed: Feed) -> float:
+        """Report if a step ends at a position. Returns when the next report is due."""
         # Replayed batches do not go on, and may stand within a step.
-        after, self._asked, asked = given.after, given.after, self._asked
+        self._asked, asked = after, self._asked
         if after in (feed.run.length, asked) or feed.run.schedule.locate(after)[1] == after:
-            self._report(given, feed)
+            self._report(after, feed)
             return perf_counter() + self._metrics.every_s
         return 0.0
 
-    def _report(self, given: Given, feed: Feed) -> None:
+    def _report(self, position: int, feed: Feed) -> None:
         now = perf_counter()
         new = self._new
         new.seconds += 0.0 if self._since is None else now - self._since
-        new.samples = self._mix.count(feed.run, given.after, self._counting.num_delivered)
-        if not self._contents.samples:
-            self._contents.add(given.batch, given.num_samples)
+        new.samples = self._mix.count(feed.run, position, self._counting.num_delivered)
         self._total.add(new)
-        names = self._names(given, feed)
+        names = self._names(position, feed)
         self._new, self._contents = RankWaits(rank=self._ranks.rank), _Contents()
         if self._file is not None:
             _append(self._file, names)
@@ -253,9 +259,9 @@ class Meter:
         # What the reports themselves take is not time of the training.
         self._since = perf_counter()
 
-    def _end(self, given: Given, feed: Feed) -> None:
+    def _end(self, position: int, feed: Feed) -> None:
         if self._counting.num_delivered > self._mix.reported:
-            self._report(given, feed)
+            self._report(position, feed)
         self._since = None
         said = self.verdict()
         if self._file is not None:
@@ -263,14 +269,14 @@ class Meter:
         if self._ranks.rank == 0 or said.startswith("data-bound"):
             print(f"headrace: rank {self._ranks.rank}: {said}", file=sys.stderr, flush=True)
 
-    def _names(self, given: Given, feed: Feed) -> dict[str, float]:
+    def _names(self, position: int, feed: Feed) -> dict[str, float]:
         """Return the numbers of a report under their names, see docs/watching.md."""
         new, contents, run, queue = self._new, self._contents, feed.run, feed.queue()
         scale = new.samples / contents.samples if contents.samples else 0.0
         num_bytes = round(scale * contents.num_bytes)
         found: dict[str, float] = {
-            "step": run.schedule.step_of(max(given.after - 1, 0)),
-            "position": given.after,
+            "step": run.schedule.step_of(max(position - 1, 0)),
+            "position": position,
             "rank": self._ranks.rank,
             "seconds": new.seconds,
             "start_s": new.start_s,
@@ -296,7 +302,7 @@ class Meter:
         found.update({f"faults/{reason}": count for reason, count in self._counting.ledger().substituted.items()})
         found.update(self._shards.names())
         if isinstance(run, Run):
-            found.update({f"epochs/{path}": epochs for path, epochs in _epochs(run, given.after).items()})
+            found.update({f"epochs/{path}": epochs for path, epochs in _epochs(run, position).items()})
             found.update(self._mix.names(run))
         return found
 
