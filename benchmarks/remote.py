@@ -11,6 +11,11 @@ its begin to its end, s3fs fetches the ranges of a batch at the same time. Headr
 through a cache of blocks of 8 MiB; `without a cache` it fetches ranges; `in order` it reads tars from begin to end and
 keeps nothing, which is what s3torchconnector does. A peer that is not installed is named and left out.
 
+Two kinds of claims compare what is not the same. From warm folders MosaicML Streaming asks the store nothing, and feeds
+what it kept even if an object has changed; Headrace first looks up all objects that it opens, a round trip, so its
+first batch comes later. For tars that are shuffled and kept it has more to do in a cold run than s3torchconnector,
+beside which `in order` is measured, too.
+
 `cold` begins with empty folders, `warm` with those that a cold run has left. Every run is a process of its own, reads
 all samples once, or for 5 s, and engines take turns; one run before all others is not counted. `mb_per_cpu_s` are bytes
 of samples by CPU seconds of the process, from the opening on; the server and the proxy share the two cores, so that
