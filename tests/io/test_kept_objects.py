@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +77,48 @@ def test_few_bytes_are_in_memory_at_once(limit_bytes: int, most: int, monkeypatc
     assert kept == content
     assert fetched == [40] * 2 * NUM_OBJECTS
     assert rooms[0].most == most
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_ends_are_kept_until_their_object_changes(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A later process asks only who the objects are; damaged copies are fetched again."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    with memory_bucket() as bucket:
+        content = {f"{bucket.url}/{index}": bytes(range(index, index + 40)) for index in range(number)}
+        for url, data in content.items():
+            bucket.put(url.rpartition("/")[2], data)
+
+        def read() -> tuple[list[bytes], int]:
+            using = ObjectReader()
+            using.keep_all([], {url: 4 + 20 * index for index, url in enumerate(content)})
+            return [using.ends(url, 4 + 20 * index) for index, url in enumerate(content)], using.stats.gets
+
+        def expected() -> list[bytes]:
+            sizes = [min(40, 4 + 20 * index) for index in range(number)]
+            return [data[:size] + data[-size:] for data, size in zip(content.values(), sizes, strict=True)]
+
+        first, gets = read()
+        assert first == expected()
+        assert gets >= number
+        assert read() == (first, 0)
+        [kept] = (tmp_path / "objects").glob("*-ends")
+        whole = kept.read_bytes()
+        for damaged in (whole[:-1], bytes([whole[0] ^ 1]) + whole[1:], b""):
+            kept.write_bytes(damaged)
+            assert read() == (first, gets)
+            assert kept.read_bytes() == whole
+        content[f"{bucket.url}/0"] = bytes(40)
+        bucket.put("0", bytes(40))
+        assert read() == (expected(), gets)
+
+
+def test_without_room_ends_are_fetched_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "objects").write_text("not a folder")
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    with memory_bucket() as bucket:
+        bucket.put("a", bytes(range(40)))
+        for _ in range(2):
+            using = ObjectReader()
+            using.keep_all([], {f"{bucket.url}/a": 4})
+            assert using.ends(f"{bucket.url}/a", 4) == bytes([0, 1, 2, 3, 36, 37, 38, 39])
+            assert using.stats.gets == 2

@@ -241,7 +241,7 @@ class Objects:
         """
         status = self.known(url)
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
-        is_sure = bool(status.etag or status.modified_ns)
+        is_sure = _is_sure(status)
         identity = repr((url, *status)) if is_sure else f"{url} {os.getpid()} {id(self)}"
         name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
         cache = cache_folder("objects") if is_sure else None
@@ -255,6 +255,20 @@ class Objects:
             with contextlib.suppress(OutputError):
                 return self._fetch_whole(url, status.size, cache / name, room)
         return self._fetch_whole(url, status.size, places[-1] / name, room)
+
+    def place_of_parts(self, parts: Sequence[tuple[str, list[tuple[int, int]]]]) -> Path | None:
+        """Return the file in which ranges of objects that are read together are kept; None if they cannot be.
+
+        Objects that are not known by an ETag or a time may change without a sign.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        known = [(url, *self.known(url), ranges) for url, ranges in parts]
+        cache = cache_folder("objects")
+        if cache is None or not all(_is_sure(self.known(url)) for url, _ in parts):
+            return None
+        return cache / f"{xxhash.xxh3_128_hexdigest(repr(known).encode())}-ends"
 
     def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
@@ -300,6 +314,11 @@ class Objects:
 
     def __repr__(self) -> str:
         return f"<objects of {self.storage!r}>"
+
+
+def _is_sure(status: Status) -> bool:
+    """Whether an object that changes is seen to have changed."""
+    return bool(status.etag or status.modified_ns)
 
 
 def _folder_of(url: str) -> str:

@@ -7,16 +7,20 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import xxhash
 
-from headrace.errors import StoreError
+from headrace.errors import OutputError, StoreError
+from headrace.io.atomic import atomic_write
 from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats, is_full
 from headrace.io.objects.lookups import BLOCK_BYTES, ByteRoom, Objects
 from headrace.io.places import AnyPath, is_url
@@ -40,6 +44,8 @@ _AT_ONCE: Final = 32
 
 _BYTES_AT_ONCE: Final = 256 << 20
 """The most bytes of such objects that are in memory at once."""
+
+_DIGEST_BYTES: Final = 16
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -92,10 +98,10 @@ def scatter(
 class ObjectReader(Reader):
     """Reads objects by URL, and local files through a mapping, so that it can read whatever a dataset is made of.
 
-    An object that is read as a whole, such as an index, is fetched once and kept as a local file, see `keep`. All other
-    reads are GETs of ranges, which are tried again, hedged and counted, see `FetchPolicy` and `FetchStats`. An answer
-    must come from the object that was there first, by its size and ETag: an object that changes under a run is an
-    error.
+    An object that is read as a whole, such as an index, is fetched once and kept as a local file, see `keep`. So are
+    the ends of others, by which they are known. All other reads are GETs of ranges, which are tried again, hedged and
+    counted, see `FetchPolicy` and `FetchStats`. An answer must come from the object that was there first, by its size
+    and ETag: an object that changes under a run is an error.
 
     Args:
         storage: how the stores are reached; None goes by the environment.
@@ -155,7 +161,12 @@ class ObjectReader(Reader):
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """See `Reader.keep_all`: 32 objects at the same time, and 256 MiB of them."""
-        begun = [(path, self._begin_ends(path, num_bytes)) for path, num_bytes in ends.items()]
+        wanted = [
+            (path, ranges) for path, num_bytes in ends.items() if (ranges := self._ranges_of_ends(path, num_bytes))
+        ]
+        place = self.objects.place_of_parts([(_plain(path), ranges) for path, ranges in wanted]) if wanted else None
+        found = None if place is None else _kept_parts(place, [ranges for _, ranges in wanted])
+        begun = [] if found is not None else [(path, self._begun(path, ranges)) for path, ranges in wanted]
         try:
             if len(paths) == 1:
                 self.keep(paths[0])
@@ -166,21 +177,23 @@ class ObjectReader(Reader):
                         pass
         finally:
             answers = self._finished(begun)
-        for (path, num_bytes), data in zip(ends.items(), answers, strict=True):
-            if data:
-                found = list(map(bytes, data))
-                self._ends[path, num_bytes] = found[0][:num_bytes] + found[-1][-num_bytes:]
+        if found is None:
+            found = [list(map(bytes, data)) for data in answers]
+            if place is not None:
+                _keep_parts(place, found)
+        for (path, _), parts in zip(wanted, found, strict=True):
+            self._ends[path, ends[path]] = parts[0][: ends[path]] + parts[-1][-ends[path] :]
 
-    def _begin_ends(self, path: str, num_bytes: int) -> Future[FetchReply] | None:
-        """Begin to fetch the ends of an object, unless that is empty, is a local file, or was done before."""
+    def _ranges_of_ends(self, path: str, num_bytes: int) -> list[tuple[int, int]]:
+        """Return the ranges of an object's ends; none if it is empty, missing or a local file, or they are known."""
         if not is_url(path) or path in self._local or (path, num_bytes) in self._ends:
-            return None
+            return []
         status = self.objects.status(_plain(path))
         if status is None or not status.size:
-            return None
+            return []
         if status.size < 2 * num_bytes:
-            return self._begun(path, [(0, status.size)])
-        return self._begun(path, [(0, num_bytes), (status.size - num_bytes, status.size)])
+            return [(0, status.size)]
+        return [(0, num_bytes), (status.size - num_bytes, status.size)]
 
     def _begun(self, path: str, ranges: list[tuple[int, int]]) -> Future[FetchReply] | None:
         """Begin to fetch ranges of an object; None if there are none."""
@@ -307,6 +320,27 @@ class ObjectReader(Reader):
                 scatter(pieces, data, offsets, lengths, out)
             found.append(np.split(out, np.cumsum(lengths)[:-1]))
         return found
+
+
+def _kept_parts(place: Path, ranges: Sequence[list[tuple[int, int]]]) -> list[list[bytes]] | None:
+    """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None without one."""
+    try:
+        data = memoryview(place.read_bytes())
+    except OSError:
+        return None
+    cuts = list(accumulate((end - begin for some in ranges for begin, end in some), initial=0))
+    if len(data) != cuts[-1] + _DIGEST_BYTES or data[cuts[-1] :] != xxhash.xxh3_128_digest(data[: cuts[-1]]):
+        return None
+    pieces = (bytes(data[begin:end]) for begin, end in pairwise(cuts))
+    return [list(islice(pieces, len(some))) for some in ranges]
+
+
+def _keep_parts(place: Path, parts: Sequence[list[bytes]]) -> None:
+    """Keep bytes of objects in a file, with their digest. Without room for it the next run fetches them again."""
+    data = b"".join(piece for some in parts for piece in some)
+    with contextlib.suppress(OSError, OutputError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(place, data + xxhash.xxh3_128_digest(data))
 
 
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:
