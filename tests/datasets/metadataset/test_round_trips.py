@@ -107,7 +107,9 @@ def test_joins(bucket: MemoryBucket, tmp_path: Path) -> None:
     assert numbers == [4, 4]
 
 
-def test_stores_that_were_opened_one_by_one(bucket: MemoryBucket, tmp_path: Path) -> None:
+def test_stores_that_were_opened_one_by_one(
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Each has a reader of its own; what they are known by is read at the same time."""
     found = set()
     for number in (FEW, MANY):
@@ -116,6 +118,7 @@ def test_stores_that_were_opened_one_by_one(bucket: MemoryBucket, tmp_path: Path
         opened = [headrace.WindowDataset.open(f"{url}/t{n}/shard-0", seq_len=16) for n in range(number)]
         for dataset in opened:
             dataset.store._reader._ends.clear()
+        monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / f"empty{number}"))
         run = headrace.Run(Concat({str(n): one for n, one in enumerate(opened)}), global_batch_size=4)
         with round_trips((reading_ahead, "read_together")) as knowing:
             run.recipe.hashes()
