@@ -454,7 +454,7 @@ class CountedEvent(threading.Event):
 
 def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on when the thread has read what it was sent."""
-    monkeypatch.setattr("headrace.loader.reading._GIVES_WAY_S", 60.0)
+    monkeypatch.setattr("headrace.loader.reading.GIVES_WAY_S", 60.0)
     monkeypatch.setattr("headrace.loader.reading._LEAST_STEP_S", 0.0)
     ahead: Ahead[int] = Ahead()
     stream = in_threads([str], ((number, number) for number in range(9)), Reading(prefetch=2), str, ahead)
@@ -470,7 +470,7 @@ def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.Mo
 
 def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop looks at it again after eight reads."""
-    monkeypatch.setattr("headrace.loader.reading._GIVES_WAY_S", 0.0)
+    monkeypatch.setattr("headrace.loader.reading.GIVES_WAY_S", 0.0)
     monkeypatch.setattr("headrace.loader.reading._LEAST_STEP_S", 0.0)
     monkeypatch.setattr("headrace.loader.reading.Event", CountedEvent)
     monkeypatch.setattr(CountedEvent, "waits", [])

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import takewhile
 from queue import SimpleQueue
-from threading import Lock, Semaphore, Thread, current_thread
+from threading import Event, Lock, Semaphore, Thread, current_thread
 from time import monotonic
 from typing import Any, Final, TypeVar
 
 from headrace.io.waits import tell_of_waits
-from headrace.loader.reading import STOP_S, Reading, Reads
+from headrace.loader.reading import GIVES_WAY_S, STOP_S, Reading, Reads
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -82,6 +82,7 @@ class ReadAhead(Reads[T, M]):
         self._threads: list[Thread] = []
         self._num_waiting = 0
         self._has_result = False
+        self._is_received = Event()
         self._is_over = False
 
     @property
@@ -105,7 +106,9 @@ class ReadAhead(Reads[T, M]):
         """See `Reads.receive`."""
         self._next_slot = self._slots.popleft()
         self._done = self._next_slot.done
-        return super().receive(label, reading, describe)
+        found = super().receive(label, reading, describe)
+        self._is_received.set()
+        return found
 
     def stop(self) -> None:
         """See `Reads.stop`."""
@@ -169,7 +172,10 @@ class ReadAhead(Reads[T, M]):
                 slot.done.put((self._read(task), None))
             except BaseException as error:  # raised again where the answer is received
                 slot.done.put((None, error))
-            self._has_result = True
             turn.leave()
+            if not self._has_result:
+                self._has_result = True
+                # The loop gets the first one before it has to share the interpreter lock with what is read next.
+                self._is_received.wait(GIVES_WAY_S)
             # A task that lived on in this thread would keep its memory from being reused.
             del task, slot, found

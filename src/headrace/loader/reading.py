@@ -41,7 +41,9 @@ READ_AHEAD: Final = "headrace.loader.read_ahead:ReadAhead"
 """Reads by the plan, in as many threads as have to wait. Imported when it is asked for."""
 
 _SENT_AT_ONCE: Final = 4
-_GIVES_WAY_S: Final = 0.005
+GIVES_WAY_S: Final = 0.005
+"""The longest that a loop or a thread waits so that the other one gets the interpreter lock."""
+
 _LEAST_STEP_S: Final = 0.005
 _NOT_AGAIN_FOR: Final = 8
 STOP_S: Final = 5.0
@@ -251,7 +253,7 @@ class _ReadingThread(Reads[T, M]):
         """
         if self._num_skipped:
             self._num_skipped -= 1
-        elif not self._has_read.wait(_GIVES_WAY_S):
+        elif not self._has_read.wait(GIVES_WAY_S):
             self._num_skipped = _NOT_AGAIN_FOR
 
     def _reader(self) -> Thread:
