@@ -27,6 +27,7 @@ from headrace import Blend, ConfigError, Loader, MediaDataset, Metrics, Order, R
 from headrace.io.waits import waiting
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
+from headrace.loader.read_ahead import ReadAhead
 from headrace.loader.reading import Ahead, in_threads
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
@@ -442,6 +443,28 @@ def test_nothing_is_asked_for_before_the_first_result() -> None:
 
     assert list(in_threads([read], numbers(), Reading(ahead=1 << 28), str)) == [(number, number) for number in range(4)]
     assert beside == ["headrace-read"]
+
+
+def test_nothing_more_is_read_until_the_first_result_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop would wait for the interpreter lock with its first batch at hand."""
+    monkeypatch.setattr("headrace.loader.read_ahead.GIVES_WAY_S", 60.0)
+    begun: list[int] = []
+
+    def read(number: int) -> int:
+        begun.append(number)
+        return number
+
+    reads = ReadAhead(read, 1)
+    for number in range(3):
+        reads.send(number)
+    while not reads.is_ready:
+        time.sleep(0.001)
+    time.sleep(0.05)  # in which a thread that does not wait would read another
+    assert begun == [0]
+    assert [reads.receive(number, Reading(), str) for number in range(3)] == [0, 1, 2]
+    reads.stop()
+    reads.join()
+    assert begun == [0, 1, 2]
 
 
 class CountedEvent(threading.Event):
