@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.stores import ShardedStore, Store
 from headrace.stores.manifest import manifest_of
 
@@ -147,6 +147,8 @@ def _warn_left_out(store: Store) -> None:
     """Warn if a key was opened alone, and thus without the mask that the manifest of its store lists."""
     try:
         found = manifest_of(store)
+    except StoreAwayError:
+        raise
     except StoreError:
         return
     keys = () if found is None else found[1].keys

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, json_bytes, remove_file, replace_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
@@ -350,5 +350,7 @@ def _change_split(store: energon.EnergonStore, changes: Mapping[str, bool]) -> i
 def _splits(store: energon.EnergonStore) -> energon.Splits:
     try:
         return energon.read_splits(store.root, store.split_config)
+    except StoreAwayError:
+        raise
     except StoreError as error:
         raise ConfigError(f"{store.path}: excluded samples are listed in the split file: {error}") from error
