@@ -181,8 +181,11 @@ def quarantined(store: TarStore | JsonlSamplesStore) -> SampleStore:
                 left_out.append(number)
     if not left_out:
         return store
-    # A store that was just opened must hold no file open, but the keys above were read.
-    store.close()
+    if isinstance(store, TarStore):
+        # A store that was just opened must hold no file open, but the keys above were read. To close its reader, which
+        # others may share, would forget what was looked up.
+        for path in store.files:
+            store.readers[0].release(str(path))
     return QuarantinedStore(store, np.array(sorted(set(left_out)), np.int64))
 
 

@@ -20,7 +20,10 @@ from headrace.inspect import describe
 from headrace.io import ObjectReader
 from headrace.stores import ShardedStore, reading_ahead
 from headrace.stores.energon import joined as joins
+from headrace.stores.quarantine import add_bad_samples, bad_sample
+from headrace.stores.tar.store import TarStore
 from memory_stores import MemoryBucket, round_trips
+from tars_made import write_tar
 
 TYPED = "{sample_type: {__module__: megatron.energon, __class__: TextSample}, field_map: {text: txt}}\n"
 JOINER = {"__module__": "megatron.energon", "__class__": "TextSample"}
@@ -161,6 +164,27 @@ def test_commands(bucket: MemoryBucket, tmp_path: Path) -> None:
         assert described.path == f"{url}/mix.yaml"
         found.add(trips.number)
     assert len(found) == 1
+
+
+def test_bad_samples_of_a_member(bucket: MemoryBucket, tmp_path: Path) -> None:
+    """What was looked up for the other members stays known: the list takes a GET, and each of its samples another."""
+    found = []
+    for is_listed in (False, True):
+        root = tmp_path / f"{is_listed}"
+        for n in range(MANY):
+            write_tar(root / f"tars{n:02}" / "x.tar", [(f"{at}.txt", b"x") for at in range(4)])
+            with TarStore(root / f"tars{n:02}") as store:
+                if is_listed and n == 0:
+                    add_bad_samples(store, [bad_sample(store, 2)])
+        entries = [{"path": f"tars{n:02}"} for n in range(MANY)]
+        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": entries}}}))
+        metadataset = load_dataset(f"{bucket.upload(root, f'{is_listed}')}/mix.yaml")
+        with round_trips() as trips:
+            data = metadataset.train(options=SourceOptions(decoder=None))
+        assert isinstance(data, Mix)
+        assert [len(one) for one in data.children.values()] == [4 - is_listed, *[4] * (MANY - 1)]
+        found.append(trips.requests)
+    assert found[1] - found[0] == 2
 
 
 def test_what_cannot_be_read_ahead(bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
