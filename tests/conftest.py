@@ -26,7 +26,7 @@ import counts
 import warm
 
 if TYPE_CHECKING:
-    from memory_stores import MemoryBucket
+    from memory_stores import Away, MemoryBucket
 
 # The few cases of `make test` are always the same ones, so that a red run can be repeated; the full counts are drawn.
 # None may depend on how busy the machine is.
@@ -92,6 +92,15 @@ def bucket(fresh_cache: None) -> Iterator[MemoryBucket]:
 
     with memory_bucket() as made:
         yield made
+
+
+@pytest.fixture
+def away(bucket: MemoryBucket) -> Iterator[Away]:
+    """Lets the object store in memory go away; see `memory_stores.going_away`."""
+    from memory_stores import going_away
+
+    with going_away() as after:
+        yield after
 
 
 @pytest.fixture(autouse=True)

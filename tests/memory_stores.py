@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
+from headrace.errors import StoreAwayError
 from headrace.io import ObjectReader, cache_folder
 from headrace.io.objects import lookups
+from headrace.io.objects.client import FetchReply, FetchRequest, FetchStats
 from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 
@@ -124,6 +127,42 @@ def stop_at(moment: int) -> Callable[[int, str], None]:
             raise Stopped
 
     return stop
+
+
+class Away:
+    """What lets stores go away: ``away(n)`` after n answers to reads, and ``away(n, 1)`` for one read after these.
+
+    Attributes:
+        num_failed: how many reads have failed since then.
+    """
+
+    def __init__(self) -> None:
+        self.num_failed = 0
+        self._number = self._first = self._end = 0
+        self._submit = lookups.submit
+
+    def __call__(self, num_answers: int, num_failures: int = 1 << 60) -> None:
+        self.num_failed = self._number = 0
+        self._first, self._end = num_answers, num_answers + num_failures
+
+    def submit(self, request: FetchRequest) -> Future[FetchReply]:
+        self._number += 1
+        if not self._first < self._number <= self._end:
+            return self._submit(request)
+        self.num_failed += 1
+        error = StoreAwayError(f"{request.what.url}: cannot be read: the store is away")
+        future: Future[FetchReply] = Future()
+        future.set_result(FetchReply(stats=FetchStats(), error=error))
+        return future
+
+
+@contextlib.contextmanager
+def going_away() -> Iterator[Away]:
+    """Stores that answer until they are told not to."""
+    found = Away()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookups, "submit", found.submit)
+        yield found
 
 
 class RoundTrips:

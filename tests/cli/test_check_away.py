@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ import arrow_made
 import made
 import media_stores_made
 from energon_made import write_files
-from headrace.errors import StoreAwayError, StoreError
-from headrace.io.objects import lookups
-from headrace.io.objects.client import FetchReply, FetchRequest, FetchStats
+from headrace.errors import StoreError
 from headrace.stores import write_hdf5
 from headrace.stores.energon import MediaRow, update_media
-from memory_stores import MemoryBucket
+from memory_stores import Away, MemoryBucket
 
 LISTS = pa.table({"input_ids": pa.array([[0, 1, 2, 3, 4], [5]], pa.list_(pa.int32()))})
 
@@ -80,36 +77,12 @@ KINDS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets the store answer so many requests, and no more."""
-    submit = lookups.submit
-    left = 0
-
-    def answered(request: FetchRequest) -> Future[FetchReply]:
-        nonlocal left
-        left -= 1
-        if left >= 0:
-            return submit(request)
-        error = StoreAwayError(f"{request.what.url}: cannot be read: the store is away")
-        future: Future[FetchReply] = Future()
-        future.set_result(FetchReply(stats=FetchStats(), error=error))
-        return future
-
-    def after(num_answers: int) -> None:
-        nonlocal left
-        left = num_answers
-
-    monkeypatch.setattr(lookups, "submit", answered)
-    return after
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_goes_away_is_no_fault(
     kind: str,
     run: Any,
     bucket: MemoryBucket,
-    away: Callable[[int], None],
+    away: Away,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -141,6 +141,25 @@ def test_check_and_leave_out(run: Any, damaged: list[str]) -> None:
     assert json.loads(run("quarantine", "ds", "--json").stdout)["left_out"] == 4
 
 
+def test_a_process_that_is_killed_while_it_leaves_out(
+    run: Any, damaged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(*damaged, "--quarantine", "--executor", "plan")
+    whole = decode_job.leave_out_bad
+
+    def killed(*given: Any) -> str:
+        whole(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_job, "leave_out_bad", killed)
+        with pytest.raises(KeyboardInterrupt):
+            finish_job("ds", LocalExecutor(workers=1), Show())
+    done = run("job", "finish", "ds", "--workers", "1")
+    assert "ds: 4 samples left out from now on" in done.stdout
+    assert json.loads(run("quarantine", "ds", "--json").stdout)["left_out"] == 4
+
+
 def test_a_dataset_that_changes_is_noticed(damaged: list[str]) -> None:
     decode_job.plan_check("ds", {"decode": True})
     write_tar(Path("ds/x.tar"), [("other.json", b"{}")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import memory_stores
 from copies_made import files
 from counts import cases
 from energon_made import write_tar
+from energon_prepared import prepared
 from headrace.engine import doing, heartbeat
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
@@ -238,6 +240,39 @@ def test_bad_samples_are_left_out_at_the_end(bucket: MemoryBucket, hosts: jobs_b
     with hosts.on(2):
         assert of_json(run, "quarantine", url)["left_out"] == 4
         assert of_json(run, "check", url, "--decode", "--workers", "1")["ok"]
+
+
+@pytest.mark.parametrize("kind", ["tars", "energon"])
+def test_whatever_ends_the_leaving_out(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, run: Any, kind: str) -> None:
+    """The list changes the dataset, and what was found is told nevertheless, once there is a verdict."""
+    members = [(f"{number:02d}.json", b"{}" if number % 5 else b"{bad") for number in range(20)]
+    Path("some").mkdir()
+    if kind == "tars":
+        write_tar(Path("some/x.tar"), members)
+    else:
+        prepared(Path("some"), {"x.tar": members})
+    for moment in itertools.count():
+        url = bucket.upload(Path("some"), f"data/{moment}")
+        with hosts.on(0):
+            decode_job.plan_check(url, {"decode": True}, quarantine=True)
+            some_tasks(url, random.Random(1))
+        is_stopped = False
+        with hosts.on(1), watched(memory_stores.stop_at(moment)):
+            try:
+                finish_job(url, LOCAL, Show())
+            except Stopped:
+                is_stopped = True
+        with hosts.on(moment % 2 + 1):
+            report = finish_job(url, LOCAL, Show())
+        assert report.verdict.decoded is not None
+        assert report.verdict.decoded.faulty_samples == 4
+        assert report.left_out == f"{url}: 4 samples left out from now on"
+        with hosts.on(2):
+            assert of_json(run, "quarantine", url)["left_out"] == 4
+        assert not any("/.headrace/" in name for name in bucket.content())
+        if not is_stopped:
+            break
+    assert moment > 4
 
 
 def test_refusals(run: Any, damaged: str) -> None:

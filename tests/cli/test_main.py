@@ -140,6 +140,12 @@ def test_an_error_ends_with_what_to_do(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_store_that_is_away_is_not_made_again() -> None:
+    away = to_do(errors.StoreAwayError("s3://b/x: no answer"), "headrace info")
+    assert "when the object store answers" in away
+    assert away != to_do(errors.StoreError("x: damaged"), "headrace info")
+
+
 def test_every_kind_of_error_has_something_to_do() -> None:
     kinds = {
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.HeadraceError)

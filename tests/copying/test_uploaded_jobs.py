@@ -16,6 +16,7 @@ import headrace
 import jobs_by_hand
 from counts import cases
 from headrace.copying import CopyOptions, CopyReport
+from headrace.copying.uploaded import UploadedDestination
 from headrace.engine import heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor
@@ -154,6 +155,35 @@ def test_a_shard_that_comes_late_leaves_nothing(
     TOOLS["split"](sources, str(tmp_path / "local"))
     assert is_met
     assert bucket.content("out") == copies_made.files(tmp_path / "local")
+    assert not left(tmp_path)
+
+
+def test_what_a_killed_process_has_left(
+    bucket: MemoryBucket, sources: list[str], tmp_path: Path, on: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes when its host looks for a job again, also if another host has completed it."""
+    url = f"{bucket.url}/out"
+    with on(0):
+        TOOLS["merge"](sources, url, plan_only=True)
+        do(url, random.Random(0))
+
+    def stop(number: int, kind: str) -> None:
+        if list((tmp_path / "hosts").glob("1/outputs/*/job")):
+            raise Stopped
+
+    with on(1), watched(stop), monkeypatch.context() as patch:
+        # A process that is killed removes nothing, but no longer holds its lock.
+        patch.setattr(UploadedDestination, "_leave", lambda self: self._claimed.leave(lambda: None))
+        with pytest.raises(Stopped):
+            finish(url)
+    assert len(left(tmp_path)) == 1
+    with on(1):
+        do(url, random.Random(0))
+    assert len(left(tmp_path)) == 1, "the job is not over"
+    with on(2):
+        finish(url)
+    with on(1), pytest.raises(OutputError, match="nothing is planned at this URL, or it is complete"):
+        open_job(url)
     assert not left(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -128,3 +129,30 @@ def test_a_request_that_fails_is_open_no_more(objects: Objects, bucket: MemoryBu
     with pytest.raises(StoreError, match="the object was removed while it was in use"):
         objects.finish(url, failed)
     assert num_open() == 0
+
+
+def test_the_thread_of_the_client_does_not_wait_for_itself(objects: Objects, bucket: MemoryBucket, gate: Gate) -> None:
+    """Only code of others can come there: a handler of the warning that a request is tried again."""
+    url = f"{bucket.url}/x"
+    said: list[str] = []
+
+    class Reads(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                objects.known(f"{bucket.url}/other")
+            except StoreError as error:
+                said.append(str(error))
+
+    handler = Reads()
+    logging.getLogger("headrace").addHandler(handler)
+    try:
+        one = objects.begin_ranges(url, [(0, 1)])
+        gate.wait_for(1)
+        gate.let(ConnectionError("lost"))
+        gate.wait_for(2)  # the second attempt, and what the handler has asked for
+        gate.let()
+        assert bytes(objects.finish(url, one).data[0]) == bytes(1)
+    finally:
+        logging.getLogger("headrace").removeHandler(handler)
+    assert said == [f"{bucket.url}/other: cannot be read in the thread headrace-fetch{said[0].partition('fetch')[2]}"]
+    assert "in another thread" in said[0]

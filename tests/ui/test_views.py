@@ -26,6 +26,7 @@ from headrace.inspect.views import finding, outlines, overviews
 from headrace.preparing import RecipeOptions, prepare_recipe
 from headrace.samples.recipe import parse_recipe
 from headrace.testing.shards import write_keyed
+from memory_stores import Away, MemoryBucket
 
 
 def test_what_is_below(inside: Path) -> None:
@@ -49,6 +50,13 @@ def test_what_is_below(inside: Path) -> None:
     assert [entry.path for entry in named.entries] == ["stores/web", "run.json"]
     assert named.notes == tuple(f"{path}: there is nothing that Headrace knows" for path in ("data/web", "none"))
     assert msgspec.json.encode(found.to_dict())
+
+
+def test_a_store_that_is_away(demo: Path, bucket: MemoryBucket, away: Away) -> None:
+    url = bucket.upload(demo / "stores" / "web", "web")
+    away(0)
+    entry = views.entry_at(url, "tokens")
+    assert (entry.health, entry.problem) == ("not recorded", f"{url}: cannot be read: the store is away")
 
 
 def test_health(demo: Path, tmp_path: Path) -> None:

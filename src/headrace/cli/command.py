@@ -21,6 +21,7 @@ from headrace.errors import (
     MissingExtraError,
     OutputError,
     StateError,
+    StoreAwayError,
     StoreError,
     WorkerError,
 )
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 TO_DO: dict[type[HeadraceError], str] = {
     ConfigError: "`{command} --help` says what the command takes",
     InputError: "correct or replace the input that is named, and run the command again",
+    StoreAwayError: "run the command again when the object store answers, or correct how it is reached; no file is at"
+    " fault",
     StoreError: "give another path, or make what is damaged again; `headrace check PATH` names every fault of a store",
     StateError: "give a file that this run has saved; `headrace run show FILE` shows the runs in a run.json",
     OutputError: "free or choose a place for the output, and run the command again",

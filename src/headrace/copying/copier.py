@@ -28,7 +28,7 @@ from headrace.copying.plan import (
 )
 from headrace.copying.rows import DocumentRows, cast, lengths_of
 from headrace.copying.sources import CHUNK_DOCUMENTS, StoreSource
-from headrace.errors import OutputError, StoreError
+from headrace.errors import OutputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, as_read_back, output_errors
 from headrace.stores import (
     MANIFEST_NAME,
@@ -302,6 +302,8 @@ class Copier:
             place = output / folder.name
             try:
                 manifest = load_manifest(place)
+            except StoreAwayError:
+                raise
             except StoreError:
                 return None
             if manifest.options != _options(self._entry_of(folder, tool, request)) or not manifest.is_complete(place):

@@ -16,10 +16,10 @@ from types import TracebackType
 import msgspec
 
 from headrace.copying.copier import MadeShard
-from headrace.engine.job import Phase
+from headrace.engine.job import Phase, decoded_plan
 from headrace.engine.shared_objects import save_plan
-from headrace.engine.uploading import Upload
-from headrace.engine.work_folder import ClaimedFolder, upload_scratch
+from headrace.engine.uploading import PLAN, Upload
+from headrace.engine.work_folder import JOB_NAME, ClaimedFolder, upload_scratch
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreError
 from headrace.io import AnyPath, Storage, output_errors, path_at, reader_of
 from headrace.io.objects.writer import ObjectWriter
@@ -128,6 +128,7 @@ class UploadedDestination:
                 self._claimed.make(self._scratch.parent)
                 self._claimed.claim()
                 self._claimed.clear()
+                self._mark()
             is_first = self.upload.unfinished() is None
             if self.upload.claim(self._copy) is not None:
                 self.check()  # says which copy was quicker
@@ -154,6 +155,12 @@ class UploadedDestination:
             with contextlib.suppress(HeadraceError):
                 self.upload.discard()
         self._leave()
+
+    def _mark(self) -> None:
+        """Say which job the scratch folder belongs to, so that it is removed if another host completes that."""
+        where = f"{self.upload.url}/{PLAN}"
+        if (plan := self.upload.writer.read(where)) is not None:
+            (self._scratch / JOB_NAME).write_bytes(decoded_plan(plan, where).name.encode())
 
     def _check_free(self) -> None:
         if names := self.upload.others():

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.stores import ShardedStore, Store
 from headrace.stores.manifest import manifest_of
 
@@ -145,10 +145,7 @@ def warn_unused(store: Store, mask: str | None, who: str) -> None:
 
 def _warn_left_out(store: Store) -> None:
     """Warn if a key was opened alone, and thus without the mask that the manifest of its store lists."""
-    try:
-        found = manifest_of(store)
-    except StoreError:
-        return
+    found = manifest_of(store)
     keys = () if found is None else found[1].keys
     masks = [key for key in keys if key == "masks" or key.endswith("_mask")]
     if masks and store.keys[0] not in masks:
@@ -161,10 +158,7 @@ def _warn_left_out(store: Store) -> None:
 
 def _counted(store: Store, mask: str, key: str) -> int | None:
     """Return the trained tokens that the manifest counts, if it describes this whole store and this mask alone."""
-    try:
-        found = manifest_of(store)
-    except StoreError:
-        return None
+    found = manifest_of(store)
     samples = None if found is None else found[1].ledger.samples
     if found is None or samples is None or not samples.supervised:
         return None

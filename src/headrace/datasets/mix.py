@@ -14,7 +14,7 @@ from os import PathLike
 from typing import Any
 
 from headrace.datasets.dataset import Dataset, shown_fields
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import ConfigError
 from headrace.io import Reader
 from headrace.plan import BatchSchedule, Branch, ConcatNode, Inner, Leaf, LimitNode, Node, Schedule, Shards, Share
 from headrace.stores import SampleStore, Store, TokenizerInfo
@@ -91,10 +91,7 @@ def store_of(dataset: Dataset) -> Store | SampleStore | None:
 
 def tokenizer_of(store: Store) -> TokenizerInfo | None:
     """Return the tokeniser that the manifest of a store names; None without a manifest, or with a damaged one."""
-    try:
-        found = manifest_of(store)
-    except StoreError:
-        return None
+    found = manifest_of(store)
     return None if found is None else found[1].tokenizer
 
 

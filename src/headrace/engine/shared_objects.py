@@ -314,12 +314,13 @@ def _remove_left(url: str, job: str) -> None:
     Processes of this job may go on with its checkpoint, and a run of no job that was killed goes on with its own.
     """
     scratch = upload_scratch(url)
-    marked = scratch / WORK_NAME / JOB_NAME
-    with contextlib.suppress(OSError):  # there is none; or another process has claimed it
-        if marked.exists():
-            with claim_folder(marked.parent):
-                if marked.read_bytes() != job.encode():
-                    shutil.rmtree(scratch, ignore_errors=True)
+    for claimed in (scratch / WORK_NAME, scratch):  # of `headrace prepare`, text or Energon, and of copies
+        marked = claimed / JOB_NAME
+        with contextlib.suppress(OSError):  # there is none; or another process has claimed it
+            if marked.exists():
+                with claim_folder(claimed):
+                    if marked.read_bytes() != job.encode():
+                        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _remove(folder: Path, process: int) -> None:

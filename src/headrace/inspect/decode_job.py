@@ -52,6 +52,9 @@ PLACE: Final = beside_url("checking")
 
 VERDICT_NAME: Final = "verdict.json"
 
+_CHECKED: Final = "checked.json"
+"""What was found, before samples are left out, which changes the dataset."""
+
 _UPLOAD_AT: Final = "headrace.engine.uploading:upload_at"  # loaded when the first URL comes
 _MOST_TASKS: Final = 4096
 """Of very many samples, a task has more than `TASK_SAMPLES`."""
@@ -241,6 +244,26 @@ class DecodeJob(OnePhaseJob):
             if (report := last_report(path)) is None:
                 raise OutputError(f"{path}: the check that was planned was discarded: another one was planned")
             return report
+        kept = self.shared.read_replaced(_CHECKED)
+        # A process that was killed while it left out samples has changed the dataset, but not what it had found.
+        verdict = msgspec.convert(json.loads(kept), SampleVerdict) if kept is not None else self._check(show, began_s)
+        if plan.quarantine and kept is None:
+            self.shared.replace(_CHECKED, as_ascii(verdict).encode())
+        left_out = leave_out_bad(path, verdict, plan.dataset) if plan.quarantine else ""
+        report = CheckReport(verdict=verdict, left_out=left_out)
+        data = as_ascii(report).encode()
+        if self.shared.is_folder:
+            atomic_write(self.work / VERDICT_NAME, data)
+            with output_errors(self.work, "clear"):
+                ClaimedFolder(self.work, "").clear(keep=(VERDICT_NAME,))
+        elif self.is_planned:
+            upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(path))
+            upload.writer.put({f"{upload.url}/{VERDICT_NAME}": data})
+            upload.clear()
+        return report
+
+    def _check(self, show: Show, began_s: float) -> SampleVerdict:
+        plan, path = self._plan, str(self.output)
         with open_checked(path, plan.dataset, "mmap") as store:
             plan.check_fingerprint(store.fingerprint)
         found = self.work / "decoded"
@@ -254,19 +277,7 @@ class DecodeJob(OnePhaseJob):
         elsewhere = DecodedElsewhere(folder=found, num_samples=plan.task_samples)
         check = SampleCheck(dataset=plan.dataset, decode=True, elsewhere=elsewhere)
         verdict = check_samples(path, check, on_progress=tell)
-        verdict = msgspec.structs.replace(verdict, seconds=round(time.monotonic() - began_s, 3))
-        left_out = leave_out_bad(path, verdict, plan.dataset) if plan.quarantine else ""
-        report = CheckReport(verdict=verdict, left_out=left_out)
-        data = as_ascii(report).encode()
-        if self.shared.is_folder:
-            atomic_write(self.work / VERDICT_NAME, data)
-            with output_errors(self.work, "clear"):
-                ClaimedFolder(self.work, "").clear(keep=(VERDICT_NAME,))
-        elif self.is_planned:
-            upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(path))
-            upload.writer.put({f"{upload.url}/{VERDICT_NAME}": data})
-            upload.clear()
-        return report
+        return msgspec.structs.replace(verdict, seconds=round(time.monotonic() - began_s, 3))
 
     def _collect(self, folder: Path) -> None:
         """Bring what was decoded to a folder on this host."""

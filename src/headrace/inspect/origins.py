@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.inspect.answers import Answer
 from headrace.inspect.document_origins import DocumentOrigins, find_origins
 from headrace.inspect.figures import count, listing, separated, size
@@ -208,6 +208,8 @@ def _inputs(store: str, names: list[int | str]) -> Iterable[tuple[int | str, tup
             samples = find_sample_origins(store, shards, list(map(str, names)))
             return [(name, (one.input, one.unit, one.number)) for name, one in zip(names, samples, strict=True)]
         documents = find_origins(store, [int(name) for name in names], with_texts=False)
+    except StoreAwayError:
+        raise
     except (HeadraceError, ValueError):
         # The store was not made by `headrace prepare`, or has no provenance: only documents and keys are known.
         return []

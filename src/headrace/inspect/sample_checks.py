@@ -431,7 +431,9 @@ def leave_out_bad(path: str, verdict: SampleVerdict, options: SampleOptions) -> 
     if not bad:
         return f"{path}: no sample has to be left out"
     with need_samples(path, options) as store:
-        return f"{path}: {plural(add_bad_samples(store, bad), 'sample')} left out from now on"
+        add_bad_samples(store, bad)
+    # A process that was killed may have listed some of them before.
+    return f"{path}: {plural(len({(one.shard, one.key) for one in bad}), 'sample')} left out from now on"
 
 
 def open_checked(path: str, options: SampleOptions, using: str | PreadReader) -> SampleStore:

@@ -8,33 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.io.storage_options import PlainOptions, plain_options
 
-FSSPEC_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    "s3": {
-        "key": "access_key_id",
-        "secret": "secret_access_key",
-        "token": "session_token",
-        "endpoint_url": "endpoint",
-        "region_name": "region",
-        "anon": "skip_signature",
-        "requester_pays": "request_payer",
-    },
-    "gs": {"token": "service_account", "endpoint_url": "base_url", "anon": "skip_signature"},
-    "az": {"anon": "skip_signature", "sas_token": "sas_key"},
-    "http": {},
-}
-"""How users of fsspec spell options, and obstore's names of them. All other names are those of obstore."""
-
-_CLIENT_OPTIONS: Final = frozenset(
-    ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "user_agent", "default_headers")
-)
 _SECRET_NAMES: Final = re.compile(r"key|secret|token|password|credential|account|sas|connection", re.IGNORECASE)
 _SECRET_ENVIRONMENT: Final = re.compile(r"^(AWS|AZURE|GOOGLE|GCS)_\w*(KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL)")
 _QUERY: Final = re.compile(r"\?[^\s\"'<>)]+")
@@ -53,8 +35,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         region: region of the bucket.
         profile: name of a profile of AWS; needs boto3.
         anonymous: whether requests are not signed, for public buckets. GCS can then only be read.
-        options: any other option, by the name that fsspec or obstore gives it, such as ``{"key": ..., "secret": ...}``.
-            Its values are never printed.
+        options: any other option, by the name that fsspec or obstore gives it, such as ``{"key": ..., "secret": ...}``;
+            what fsspec's mean here is in `headrace.io.storage_options`. Values are never printed.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -102,12 +84,21 @@ class Secrets:
 
     def _values(self) -> Iterable[str]:
         for storage in self._storages:
-            for name, value in storage.options.items():
-                if isinstance(value, str) and len(value) > 3 and _SECRET_NAMES.search(name):
-                    yield value
+            yield from _secrets_in(storage.options, is_secret=False)
         for name, value in os.environ.items():
             if len(value) > 3 and _SECRET_ENVIRONMENT.match(name):
                 yield value
+
+
+def _secrets_in(options: Mapping[str, Any], *, is_secret: bool) -> Iterator[str]:
+    """Yield the texts in options that may be secrets: those with such a name, and all parts of what has one."""
+    for name, value in options.items():
+        is_here = is_secret or _SECRET_NAMES.search(name) is not None
+        if isinstance(value, Mapping):
+            yield from _secrets_in(value, is_secret=is_here)
+        elif is_here and isinstance(value, str):
+            parts = (part.partition("=")[2] for part in value.split(";")) if name == "connection_string" else ()
+            yield from (one for one in (value, *parts) if len(one) > 3)
 
 
 def connect(root: str, scheme: str, storage: Storage, *, retries: Mapping[str, Any] | None = None) -> Any:
@@ -127,13 +118,13 @@ def connect(root: str, scheme: str, storage: Storage, *, retries: Mapping[str, A
         from obstore import exceptions, store
     except ImportError as error:
         raise MissingExtraError(f"{root}: object stores need obstore: pip install 'headrace[remote]'") from error
-    found, client = _options(root, scheme, storage)
+    found, client, profile = options_of(root, scheme, storage)
     config: Any = found  # each store has a type of its own for it
     how: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
     name = root.partition("://")[2]
     try:
         if scheme == "s3":
-            return store.S3Store(name, config=config, **_profile(root, storage), **how)
+            return store.S3Store(name, config=config, **_profile(root, profile), **how)
         if scheme == "gs":
             return store.GCSStore(name, config=config, **how)
         if scheme == "az":
@@ -144,18 +135,22 @@ def connect(root: str, scheme: str, storage: Storage, *, retries: Mapping[str, A
         raise ConfigError(f"{root}: cannot be reached as {storage!r} says: {words}") from None
 
 
-def _options(root: str, scheme: str, storage: Storage) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the configuration of the store, and that of its HTTP client."""
-    names = FSSPEC_NAMES[scheme]
-    given = dict(storage.options)
-    given |= given.pop("client_kwargs", {})
-    config: dict[str, Any] = {}
-    client: dict[str, Any] = {"timeout": "600s", "connect_timeout": "10s"}
-    for name, value in given.items():
-        if name in _CLIENT_OPTIONS:
-            client[name] = value
-        else:
-            config[names.get(name, name)] = value
+def options_of(root: str, scheme: str, storage: Storage) -> PlainOptions:
+    """Return all that is said of a store, by obstore's names.
+
+    Raises:
+        ConfigError: an option has no meaning here, or not for this store.
+    """
+    try:
+        config, given, profile = plain_options(scheme, storage.options)
+    except ConfigError as error:
+        raise ConfigError(f"{root}: {error}") from None
+    if profile is not None and storage.profile not in (None, profile):
+        raise ConfigError(f"{root}: the options name another profile than profile={storage.profile!r}; leave one out")
+    profile = storage.profile or profile
+    if profile is not None and config.get("skip_signature"):
+        raise ConfigError(f"{root}: a profile is named, but anon uses no credentials; leave one out")
+    client: dict[str, Any] = {"timeout": "600s", "connect_timeout": "10s", **given}
     if storage.endpoint is not None:
         config["base_url" if scheme == "gs" else "endpoint"] = storage.endpoint
     if storage.region is not None:
@@ -168,11 +163,11 @@ def _options(root: str, scheme: str, storage: Storage) -> tuple[dict[str, Any], 
         if unsuitable := sorted(config):
             raise ConfigError(f"{root}: {', '.join(unsuitable)} is for object stores, not for http; leave it out")
         client["allow_http"] = root.startswith("http://")
-        return config, client
+        return PlainOptions(config, client)
     endpoint = str(config.get("endpoint") or config.get("base_url") or _endpoint_around(scheme))
     if endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
-    return config, client
+    return PlainOptions(config, client, profile)
 
 
 def _endpoint_around(scheme: str) -> str:
@@ -184,15 +179,14 @@ def _endpoint_around(scheme: str) -> str:
     return next((os.environ[name] for name in names.get(scheme, ()) if os.environ.get(name)), "")
 
 
-def _profile(root: str, storage: Storage) -> dict[str, Any]:
-    if storage.profile is None:
+def _profile(root: str, profile: str | None) -> dict[str, Any]:
+    if profile is None:
         return {}
     try:
         boto3 = import_module("boto3")
         provider = import_module("obstore.auth.boto3").Boto3CredentialProvider
     except ImportError as error:
         raise MissingExtraError(
-            f"{root}: profile={storage.profile!r} needs boto3: pip install boto3, or set the credentials in the"
-            " environment"
+            f"{root}: profile={profile!r} needs boto3: pip install boto3, or set the credentials in the environment"
         ) from error
-    return {"credential_provider": provider(session=boto3.Session(profile_name=storage.profile))}
+    return {"credential_provider": provider(session=boto3.Session(profile_name=profile))}

@@ -21,7 +21,7 @@ from headrace.engine.job import Phase, decoded_plan
 from headrace.engine.shared_objects import remove_killed, save_plan
 from headrace.engine.uploading import PLAN, Upload
 from headrace.engine.work_folder import JOB_NAME, upload_scratch
-from headrace.errors import HeadraceError, OutputError, StoreError
+from headrace.errors import HeadraceError, OutputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Storage, atomic_write, output_errors, path_at, reader_of
 from headrace.io.objects.writer import ObjectWriter
 from headrace.preparing.output_folder import RUN_NAME, OutputFolder, differences_in_words
@@ -187,6 +187,8 @@ class UploadedFolder(OutputFolder):
             return None
         try:
             manifest = load_manifest(remote)
+        except StoreAwayError:
+            raise
         except StoreError as error:
             raise OutputError(f"{error}; name another place, or remove it") from error
         return manifest if manifest.is_complete(remote) else None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.errors import StoreError
+from headrace.errors import StoreAwayError, StoreError
 from headrace.io import (
     AnyPath,
     FileSum,
@@ -463,11 +463,18 @@ def _with_hash(manifest: Manifest) -> Manifest:
 def manifest_of(store: AnyStore) -> tuple[AnyPath, Manifest] | None:
     """Find the manifest that lists an open store, as `find_manifest` does; an object store is reached as the store is.
 
+    One that is damaged, as `check` reports, counts as none.
+
     Raises:
-        StoreError: there is a manifest, but it is damaged.
+        StoreAwayError: the object store gives no answer.
     """
     file = next(iter(store.files), None)
-    return find_manifest(store.path if file is None or isinstance(file, Path) else file.at(store.path))
+    try:
+        return find_manifest(store.path if file is None or isinstance(file, Path) else file.at(store.path))
+    except StoreAwayError:
+        raise
+    except StoreError:
+        return None
 
 
 def find_manifest(path: str | os.PathLike[str]) -> tuple[AnyPath, Manifest] | None:

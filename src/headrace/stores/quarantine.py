@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, json_bytes, remove_file, replace_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
@@ -181,8 +181,11 @@ def quarantined(store: TarStore | JsonlSamplesStore) -> SampleStore:
                 left_out.append(number)
     if not left_out:
         return store
-    # A store that was just opened must hold no file open, but the keys above were read.
-    store.close()
+    if isinstance(store, TarStore):
+        # A store that was just opened must hold no file open, but the keys above were read. To close its reader, which
+        # others may share, would forget what was looked up.
+        for path in store.files:
+            store.readers[0].release(str(path))
     return QuarantinedStore(store, np.array(sorted(set(left_out)), np.int64))
 
 
@@ -350,5 +353,7 @@ def _change_split(store: energon.EnergonStore, changes: Mapping[str, bool]) -> i
 def _splits(store: energon.EnergonStore) -> energon.Splits:
     try:
         return energon.read_splits(store.root, store.split_config)
+    except StoreAwayError:
+        raise
     except StoreError as error:
         raise ConfigError(f"{store.path}: excluded samples are listed in the split file: {error}") from error

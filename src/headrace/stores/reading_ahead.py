@@ -19,7 +19,7 @@ from headrace.io import AnyPath, Reader, can_list
 from headrace.io.readers import NO_ENDS
 from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.energon import EnergonStore, JoinedStore, JsonlSamplesStore
-from headrace.stores.energon.config_file import META_FOLDER
+from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER
 from headrace.stores.energon.jsonl import ENDS_BYTES as LINES_ENDS
 from headrace.stores.indexed.pairs import SUFFIXES
 from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
@@ -27,7 +27,7 @@ from headrace.stores.keyed.store import ENDS_BYTES as KEYED_ENDS
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
 from headrace.stores.opening import FILES, files_around
-from headrace.stores.quarantine import QuarantinedStore
+from headrace.stores.quarantine import QUARANTINE_NAME, QuarantinedStore
 from headrace.stores.store import AnyStore
 from headrace.stores.tar.index import beside
 from headrace.stores.token_layouts import KEYED, PAIRS
@@ -151,7 +151,14 @@ def read_ahead_of_opening(places: Mapping[str, Collection[str]], using: Reader, 
     files: list[str] = []
     folders: list[str] = list(listed)
     for name, configs in places.items():
-        if not name.endswith(FILES):
+        if name.endswith(FILES):
+            # Opening asks whether it is a folder, too; a web server cannot list.
+            meta = f"{name}/{META_FOLDER}"
+            files += [f"{meta}/{file}" for file in CONFIG_NAMES] if name.startswith("http") else []
+            folders += [meta] if name.endswith(".tar") else [name, meta]
+            small = _small_reads(name, configs, using)
+            files += [*small.looked_at, *small.kept, *small.ends]
+        else:
             around, inside = files_around(name)
             files += [*around, *(f"{inside[1]}/{file}" for file in configs if name.startswith("http"))]
             folders += inside
@@ -167,7 +174,9 @@ def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallRea
     if name.endswith(SUFFIXES):
         return _reads_of_pairs([place.with_suffix("")], using)
     if name.endswith(FILES):
-        return SmallReads(using, looked_at=[name], kept=[f"{name}.idx"] if name.endswith((".tar", ".jsonl")) else [])
+        if not name.endswith((".tar", ".jsonl")):
+            return SmallReads(using, looked_at=[name])
+        return SmallReads(using, looked_at=[name], kept=[f"{name}.idx", str(place.parent / QUARANTINE_NAME)])
     kept = [place / META_FOLDER / file for file in configs]
     if not any(file.is_file() for file in kept):
         kept = [place / MANIFEST_NAME, place / META_NAME]

@@ -35,7 +35,7 @@ from headrace.datasets import (
 from headrace.datasets.encoded import EncodedDataset
 from headrace.datasets.excluded import masks_of
 from headrace.encoders import ErrorPolicy
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.io import as_read_back, is_url
 from headrace.plan.packing import Packing
 from headrace.plan.recipe import FIRST_MODULES
@@ -153,6 +153,8 @@ class Rebuilder:
             where = f"source {source.path!r}" if source.path else "the dataset"
             try:
                 found = self._made(source, source.recipe)
+            except StoreAwayError as error:
+                raise StoreAwayError(f"{where}: {error}") from error
             except StoreError as error:
                 raise StoreError(f"{where}: {error}") from error
             except HeadraceError as error:

@@ -20,7 +20,11 @@ from headrace.inspect import describe
 from headrace.io import ObjectReader
 from headrace.stores import ShardedStore, reading_ahead
 from headrace.stores.energon import joined as joins
+from headrace.stores.energon.jsonl import write_lines
+from headrace.stores.quarantine import add_bad_samples, bad_sample
+from headrace.stores.tar.store import TarStore
 from memory_stores import MemoryBucket, round_trips
+from tars_made import write_tar
 
 TYPED = "{sample_type: {__module__: megatron.energon, __class__: TextSample}, field_map: {text: txt}}\n"
 JOINER = {"__module__": "megatron.energon", "__class__": "TextSample"}
@@ -63,8 +67,25 @@ def joined(root: Path, number: int) -> list[dict[str, Any]]:
     return [{"join": pair, "joiner": JOINER} for pair in pairs]
 
 
+def lines(root: Path, number: int) -> list[dict[str, Any]]:
+    for n in range(number):
+        (root / f"x{n}.jsonl").write_text("".join(f'{{"text": "{n} {at}"}}\n' for at in range(5)))
+        write_lines(root / f"x{n}.jsonl")
+    return [{"path": f"x{n}.jsonl"} for n in range(number)]
+
+
+def tars(root: Path, number: int) -> list[dict[str, Any]]:
+    for n in range(number):
+        write_tar(root / f"x{n}.tar", [(f"{at}.txt", b"x") for at in range(4)])
+        TarStore(root / f"x{n}.tar").close()  # which writes an index
+    return [{"path": f"x{n}.tar"} for n in range(number)]
+
+
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize(("make", "opened", "known"), [(energon, 4, 2), (tokens, 5, 0), (keyed, 6, 0), (nested, 6, 2)])
+@pytest.mark.parametrize(
+    ("make", "opened", "known"),
+    [(energon, 4, 2), (tokens, 5, 0), (keyed, 6, 0), (nested, 6, 2), (lines, 4, 1)],
+)
 def test_a_metadataset(
     bucket: MemoryBucket,
     tmp_path: Path,
@@ -161,6 +182,41 @@ def test_commands(bucket: MemoryBucket, tmp_path: Path) -> None:
         assert described.path == f"{url}/mix.yaml"
         found.add(trips.number)
     assert len(found) == 1
+
+
+def test_tars(bucket: MemoryBucket, tmp_path: Path) -> None:
+    """Each takes one more, in which the end of the tar is compared with its index."""
+    found = []
+    for number in (FEW, MANY):
+        root = tmp_path / str(number)
+        (root / "mix.yaml").parent.mkdir()
+        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": tars(root, number)}}}))
+        url = bucket.upload(root, f"ds{number}")
+        with round_trips() as trips:
+            load_dataset(f"{url}/mix.yaml").train(options=SourceOptions(decoder=None))
+        found.append(trips.number - number)
+    assert found == [4, 4]
+
+
+def test_bad_samples_of_a_member(bucket: MemoryBucket, tmp_path: Path) -> None:
+    """What was looked up for the other members stays known: the list takes a GET, and each of its samples another."""
+    found = []
+    for is_listed in (False, True):
+        root = tmp_path / f"{is_listed}"
+        for n in range(MANY):
+            write_tar(root / f"tars{n:02}" / "x.tar", [(f"{at}.txt", b"x") for at in range(4)])
+            with TarStore(root / f"tars{n:02}") as store:
+                if is_listed and n == 0:
+                    add_bad_samples(store, [bad_sample(store, 2)])
+        entries = [{"path": f"tars{n:02}"} for n in range(MANY)]
+        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": entries}}}))
+        metadataset = load_dataset(f"{bucket.upload(root, f'{is_listed}')}/mix.yaml")
+        with round_trips() as trips:
+            data = metadataset.train(options=SourceOptions(decoder=None))
+        assert isinstance(data, Mix)
+        assert [len(one) for one in data.children.values()] == [4 - is_listed, *[4] * (MANY - 1)]
+        found.append(trips.requests)
+    assert found[1] - found[0] == 2
 
 
 def test_what_cannot_be_read_ahead(bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,27 @@ def test_whatever_ends_processes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts
     assert num_stopped > 3
 
 
+def test_what_a_killed_process_has_left(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path) -> None:
+    """It goes when its host looks for a job again, also if another host has completed it."""
+    url = begun(bucket, tmp_path / "ds", "new")
+    with hosts.on(0):
+        plan_energon(url, options=CASES["new"])
+
+    def stop(number: int, kind: str) -> None:
+        if list((tmp_path / "hosts").glob("host-1/outputs/*/.headrace/commit")):
+            raise Stopped
+
+    with hosts.on(1):
+        with watched(stop), pytest.raises(Stopped):
+            finish_job(url, LOCAL, Show())
+        assert len(hosts.left()) == 1
+    with hosts.on(2):
+        finish_job(url, LOCAL, Show())
+    with hosts.on(1), pytest.raises(OutputError, match="nothing is planned at this URL, or it is complete"):
+        open_job(url)
+    assert not hosts.left()
+
+
 @pytest.mark.parametrize("moment", [0, 2, 4, 6, 8, 10])
 def test_two_hosts_finish_at_the_same_time(
     bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, moment: int

@@ -40,7 +40,7 @@ from headrace.datasets.metadataset.reading import (
     sources,
 )
 from headrace.datasets.mix import Mix
-from headrace.errors import ConfigError, InputError, StoreError
+from headrace.errors import ConfigError, InputError, StoreAwayError, StoreError
 from headrace.io import SCHEMES, AnyPath, Reader, check_readable, is_url, path_at, reader_at, reader_of
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
@@ -580,7 +580,8 @@ def _prepared(source: JoinedSource, using: str | Reader) -> Join:
         columns = join_columns(source, using)
         return write_join(source.folder, columns)
     except (ConfigError, StoreError, InputError) as error:
-        kind = next(kind for kind in (ConfigError, StoreError, InputError) if isinstance(error, kind))
+        kinds = (ConfigError, StoreAwayError, StoreError, InputError)
+        kind = next(kind for kind in kinds if isinstance(error, kind))
         raise kind(f"{source.where}: {error}") from error
     finally:
         for column in columns:

@@ -63,12 +63,15 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             StoreError: nothing is there, or it is malformed; names the place in the metadataset.
+            StoreAwayError: the object store gives no answer; names the place, too.
             ConfigError: what the metadataset says does not fit what is there; names the place.
         """
         try:
             found = None if self.open is None else self.open(source)
             if found is None:
                 found = self._source(source) if isinstance(source, NamedSource) else self._joined(source)
+        except StoreAwayError as error:
+            raise StoreAwayError(f"{source.where}: {error}") from error
         except StoreError as error:
             raise StoreError(f"{source.where}: {error}") from error
         except ConfigError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from headrace.datasets.metadataset import load_dataset
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StoreAwayError
 from headrace.inspect.answers import Answer, kind_of
 from headrace.inspect.figures import plural
 from headrace.inspect.samples import need_samples
@@ -291,6 +291,8 @@ def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
     if kind not in ("tokens", "samples"):
         try:
             facts["words"] = _in_words(path, kind)
+        except StoreAwayError as error:
+            facts["problem"] = str(error)
         except (HeadraceError, OSError) as error:
             facts |= {"health": "damaged", "problem": str(error)}
         return OverviewEntry(path=path, kind=kind, **facts)
@@ -299,6 +301,8 @@ def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
         if (found := _recorded(path)) is None:
             found = _opened(path, kind) if len(files) <= OPENED_FILES else {}
         facts |= found
+    except StoreAwayError as error:
+        facts["problem"] = str(error)
     except (HeadraceError, OSError) as error:
         facts |= {"health": "damaged", "problem": str(error)}
         if facts["is_unfinished"]:

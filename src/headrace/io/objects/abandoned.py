@@ -23,7 +23,7 @@ from xml.etree import ElementTree as xml  # noqa: N813
 from headrace.errors import OutputError
 from headrace.io.objects.client import FetchPolicy
 from headrace.io.remote import bucket_of
-from headrace.io.storage import FSSPEC_NAMES, Secrets, Storage
+from headrace.io.storage import Secrets, Storage, options_of
 
 _EMPTY_HASH: Final = hashlib.sha256(b"").hexdigest()
 _UNSUPPORTED: Final = frozenset((400, 404, 405, 501))
@@ -66,11 +66,10 @@ class _Client:
         options = _plain_options(storage)
         around = os.environ
         self._region = (
-            storage.region or options.get("region") or around.get("AWS_REGION") or around.get("AWS_DEFAULT_REGION")
+            options.get("region") or around.get("AWS_REGION") or around.get("AWS_DEFAULT_REGION")
         ) or "us-east-1"
         endpoint = (
-            storage.endpoint
-            or options.get("endpoint")
+            options.get("endpoint")
             or around.get("AWS_ENDPOINT_URL_S3")
             or around.get("AWS_ENDPOINT_URL")
             or around.get("AWS_ENDPOINT")
@@ -145,25 +144,25 @@ class _Client:
         return request
 
 
-def _plain_options(storage: Storage) -> dict[str, str]:
-    """Return the options by obstore's names, without the prefix that these may have."""
-    given = {**storage.options, **storage.options.get("client_kwargs", {})}
-    named = {FSSPEC_NAMES["s3"].get(name, name).lower().removeprefix("aws_"): value for name, value in given.items()}
-    return {name: value for name, value in named.items() if isinstance(value, str)}
+def _plain_options(storage: Storage) -> dict[str, Any]:
+    """Return the options by obstore's names, without the prefix that these may have, and the profile."""
+    config, _, profile = options_of("s3://", "s3", storage)
+    return {**{name.lower().removeprefix("aws_"): value for name, value in config.items()}, "profile": profile}
 
 
 def _keys(storage: Storage) -> _Keys | None:
     """Return the keys to sign with: of the storage, of its profile, of the environment, or as boto3 finds them."""
-    if storage.anonymous:
-        return None
     options = _plain_options(storage)
-    if storage.profile is None and options.get("access_key_id") and options.get("secret_access_key"):
+    profile = options["profile"]
+    if options.get("skip_signature") in (True, "true"):
+        return None
+    if profile is None and options.get("access_key_id") and options.get("secret_access_key"):
         return _Keys(options["access_key_id"], options["secret_access_key"], options.get("session_token", ""))
     around = os.environ
-    if storage.profile is None and around.get("AWS_ACCESS_KEY_ID") and around.get("AWS_SECRET_ACCESS_KEY"):
+    if profile is None and around.get("AWS_ACCESS_KEY_ID") and around.get("AWS_SECRET_ACCESS_KEY"):
         return _Keys(around["AWS_ACCESS_KEY_ID"], around["AWS_SECRET_ACCESS_KEY"], around.get("AWS_SESSION_TOKEN", ""))
     try:
-        session: Any = import_module("boto3").Session(profile_name=storage.profile)
+        session: Any = import_module("boto3").Session(profile_name=profile)
     except ImportError:
         return None
     found = session.get_credentials()

@@ -33,7 +33,7 @@ from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -43,6 +43,9 @@ import msgspec
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreAwayError, StoreError
 from headrace.io.remote import Status, bucket_of
 from headrace.io.storage import Secrets, Storage, connect
+
+FETCH_THREAD: Final = "headrace-fetch"
+"""Name of the thread of a process through which all answers come."""
 
 MAX_IN_FLIGHT: Final = 128
 """The most requests of a process that are under way at once."""
@@ -274,7 +277,7 @@ class Client:
         self._lock = Lock()
         self.num_open = 0
         """Requests that were asked for, a GET of each range, and have no answer yet."""
-        self._thread = Thread(target=self._loop.run_forever, name="headrace-fetch", daemon=True)
+        self._thread = Thread(target=self._loop.run_forever, name=FETCH_THREAD, daemon=True)
         self._thread.start()
         atexit.register(self._end, os.getpid())
 
@@ -665,6 +668,15 @@ def submit(request: FetchRequest) -> Future[FetchReply]:
         client = _PROCESS.client
     future: Future[FetchReply] = client.submit(request)
     return future
+
+
+def refuse_own_thread(url: str) -> None:
+    """Raise StoreError in the thread through which answers come: to wait for one there would never end."""
+    if current_thread().name == FETCH_THREAD:
+        raise StoreError(
+            f"{url}: cannot be read in the thread {FETCH_THREAD}, since its own answer would have to come through it: a"
+            " handler of logging, or a finalizer, that reads from object stores must do so in another thread"
+        )
 
 
 def is_full() -> bool:

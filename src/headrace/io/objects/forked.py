@@ -28,7 +28,7 @@ import msgspec
 
 from headrace import errors
 from headrace.errors import StoreError
-from headrace.io.objects.client import Client, FetchReply, FetchRequest, FetchStats
+from headrace.io.objects.client import FETCH_THREAD, Client, FetchReply, FetchRequest, FetchStats
 from headrace.io.remote import Status
 
 _LENGTH: Final = struct.Struct("<I")
@@ -60,7 +60,7 @@ class ForkedClient:
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[FetchReply]] = {}
         self._is_lost = False
-        Thread(target=self._receive, name="headrace-fetch", daemon=True).start()
+        Thread(target=self._receive, name=FETCH_THREAD, daemon=True).start()
 
     def submit(self, request: FetchRequest) -> Future[FetchReply]:
         """Begin a request; see `Client.submit`."""

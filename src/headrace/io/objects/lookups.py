@@ -38,6 +38,7 @@ from headrace.io.objects.client import (
     List,
     is_full,
     process_lock,
+    refuse_own_thread,
     submit,
 )
 from headrace.io.once import unique_name
@@ -215,6 +216,7 @@ class Objects:
 
     def finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
         """Wait for a request, count what it took, and return its reply; raises its error."""
+        refuse_own_thread(url)
         waited_s = 0.0
         with waiting(for_more=not is_full()):
             while True:

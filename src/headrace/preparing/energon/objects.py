@@ -32,7 +32,7 @@ from headrace.engine.processes import REPORT_S
 from headrace.engine.serving import save
 from headrace.engine.shared_objects import SharedObjects, save_plan
 from headrace.engine.uploading import PLAN, RUN
-from headrace.engine.work_folder import upload_scratch
+from headrace.engine.work_folder import JOB_NAME, upload_scratch
 from headrace.errors import OutputError
 from headrace.io import FetchPolicy, ObjectReader, Storage, hash_bytes, local_file, path_at, reader_at
 from headrace.io.objects.writer import PART_BYTES, ObjectWriter
@@ -352,6 +352,8 @@ class ObjectWork(WorkFolder):
         data = self._writer.read(self._plan)
         if data is not None:
             found = decoded_plan(data, self._plan)
+            # If another host completes the job, this host can tell whose folder this was.
+            (self.path / JOB_NAME).write_bytes(found.name.encode())
             shared = SharedObjects(self._meta, found.name, self._writer, self.path)
             receipts = receipts_of(shared, msgspec.json.decode(found.plan, type=ReadPlan).phase)
             receipts.refresh()

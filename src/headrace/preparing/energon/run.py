@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
 from headrace.engine.processes import usable_cores
-from headrace.errors import ConfigError, InputError, StoreError
+from headrace.errors import ConfigError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Storage, check_readable, check_storage, is_url, local_path
 from headrace.preparing.energon.committer import Indexed, ShardCommitter
 from headrace.preparing.energon.finishing import Finisher
@@ -148,8 +148,12 @@ class ShardsRun:
     def _known(self, splits: Splits | None) -> set[str]:
         """Return the shards that the dataset had before."""
         known: set[str] = set()
-        with contextlib.suppress(StoreError):
+        try:
             known.update(read_info(self._root, strict=False).shard_counts)
+        except StoreAwayError:
+            raise
+        except StoreError:
+            pass  # there is none, or a damaged one, which is written anew
         if splits is not None:
             known.update(*splits.parts.values(), splits.exclude)
         return known

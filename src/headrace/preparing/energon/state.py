@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from headrace.errors import StoreError
+from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, FileSum, atomic_write, file_sum, hash_bytes, local_file
 from headrace.preparing.energon.options import MediaFilter
 from headrace.stores import Problem, check_file
@@ -104,6 +104,8 @@ def read_state(root: AnyPath) -> DatasetState:
     """
     try:
         state = load_state(root)
+    except StoreAwayError:
+        raise
     except StoreError as error:
         _log.warning("%s; all shards are read again", error)
         state = None

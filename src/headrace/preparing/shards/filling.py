@@ -13,7 +13,7 @@ import xxhash
 
 from headrace.engine.job import TaskResult
 from headrace.engine.serving import save
-from headrace.errors import HeadraceError, InputError, OutputError, StoreError
+from headrace.errors import HeadraceError, InputError, OutputError, StoreAwayError, StoreError
 from headrace.io import is_url
 from headrace.io.remote import Status
 from headrace.preparing.shards.files import at, read_at, url_of
@@ -186,6 +186,8 @@ class Filler:
         while left:
             try:
                 data = next(objects)
+            except StoreAwayError:
+                raise
             except StoreError as error:
                 raise StoreError(f"{error}. If objects were replaced, run again with --restart.") from None
             left -= len(data)

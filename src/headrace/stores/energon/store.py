@@ -453,6 +453,8 @@ class EnergonStore(SampleStore):
     def _construct(cls, **arguments: Any) -> Self:
         try:
             return super()._construct(**arguments)
+        except StoreAwayError:
+            raise
         except HeadraceError as error:
             raise StoreError(f"{arguments['path']}: cannot be opened in this process: {error}") from error
 
