@@ -13,7 +13,7 @@ import pytest
 
 import headrace
 from headrace.engine.uploading import RUN, Upload
-from headrace.errors import OutputError, StoreAwayError, StoreError
+from headrace.errors import ConfigError, OutputError, StoreAwayError
 from headrace.io import FetchPolicy
 from headrace.io.objects.failures import advice_for
 from headrace.io.objects.lookups import Objects
@@ -101,7 +101,9 @@ def test_a_bucket_in_another_region() -> None:
 def test_a_bucket_that_is_not_there(deep: bool) -> None:
     with server(lambda method, path: (404, refusal("NoSuchBucket"))) as (storage, asked):
         objects = Objects(storage)
-        with pytest.raises(StoreError, match=r"s3://nobody/x: cannot be listed: .*there is no such bucket: check URL"):
+        with pytest.raises(
+            StoreAwayError, match=r"s3://nobody/x: cannot be listed: .*there is no such bucket: check URL"
+        ):
             objects.below("s3://nobody/x") if deep else objects.listing("s3://nobody/x")
         with pytest.raises(OutputError, match="there is no such bucket: check URL"):
             ObjectWriter(storage).put({"s3://nobody/x": b"x"})
@@ -133,6 +135,12 @@ def test_a_connection_that_fails_says_why() -> None:
     policy = FetchPolicy(deadline_s=0.01)
     with pytest.raises(StoreAwayError, match="error sending request: Connection refused"):
         Objects(storage, policy).status("s3://bucket/x")
+
+
+def test_an_endpoint_of_the_environment_without_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:8333")
+    with pytest.raises(ConfigError, match=r"s3://bucket: its endpoint is '127.0.0.1:8333'; it must begin with http://"):
+        Objects().status("s3://bucket/x")
 
 
 def test_an_endpoint_that_does_not_speak_tls() -> None:

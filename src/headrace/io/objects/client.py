@@ -375,7 +375,7 @@ class Client:
                 found = await obstore.list_with_delimiter_async(store.store, bucket.key or None)
             except FileNotFoundError as error:
                 words = words_of(error, self._secrets)
-                raise StoreError(f"{what.url}: cannot be listed: {words}{_NO_BUCKET}") from None
+                raise StoreAwayError(f"{what.url}: cannot be listed: {words}{_NO_BUCKET}") from None
             objects = [(f"{bucket.root}/{one['path']}", _status(one)) for one in found["objects"]]
             # What stands for the folder itself.
             objects = [one for one in objects if bucket_of(one[0]).key != bucket.key]
