@@ -117,15 +117,6 @@ def test_objects_that_are_not_there_do_not_keep_others(
     assert (ours.stats.deletes, ours.stats.retries) == (32, 0)
 
 
-def test_whose_credentials_were_not_found_is_said() -> None:
-    words = "Error performing GET http://169.254.169.254/latest/token"
-    for scheme, name in {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_", "az": "AZURE_STORAGE_"}.items():
-        said = client._final(RuntimeError(words), words, scheme) or ""
-        assert said.startswith("; no credentials were found: set ")
-        assert name in said
-    assert client._final(RuntimeError(words), words, "http") is None
-
-
 def test_time_for_which_the_process_was_stopped_does_not_count(
     bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,7 @@ def save_plan(
             return
         # Of two processes that plan the same at the same time, one names the job.
         if (before := writer.create(where, encoded)) is None:
+            writer.check_creation(where, encoded)
             return
         name = decoded_plan(before, where).name
 

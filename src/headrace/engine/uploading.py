@@ -71,8 +71,14 @@ class Upload:
 
         Returns:
             None, or the description of another run that has not completed its output.
+
+        Raises:
+            OutputError: the store replaces what it must not, see `ObjectWriter.check_creation`.
         """
-        return self.writer.create(self._at(RUN), run)
+        other = self.writer.create(self._at(RUN), run)
+        if other is None:
+            self.writer.check_creation(self._at(RUN), run)
+        return other
 
     def unfinished(self) -> bytes | None:
         """Return the description of a run that has not completed its output; None if there is none."""

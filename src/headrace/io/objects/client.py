@@ -41,6 +41,7 @@ from weakref import WeakSet
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreAwayError, StoreError
+from headrace.io.objects.failures import advice_for, is_silent, words_of
 from headrace.io.remote import Status, bucket_of
 from headrace.io.storage import Secrets, Storage, connect
 
@@ -67,16 +68,8 @@ _HEDGED_SHARE: Final = 0.05
 _SAY_EVERY_S: Final = 1.0
 """If a store is away, hundreds of ranges fail at the same time, of which one is named."""
 
-_STATUS: Final = re.compile(r"status code: (\d{3})")
-_PASSING_STATUS: Final = frozenset((408, 425, 429))
-_NO_CREDENTIALS: Final = re.compile(r"169\.254\.169\.254|metadata\.google|metadata/identity")
-_CREDENTIALS: Final = {
-    "s3": "set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass"
-    " Storage(profile=...) or Storage(anonymous=True)",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS in the environment, or pass Storage(anonymous=True), which only reads",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY in the environment, or pass"
-    " Storage(anonymous=True)",
-}
+_NO_BUCKET: Final = "; there is no such bucket: check URL and endpoint"
+_SLASH: Final = re.compile("/")
 _ENVIRONMENT: Final = ("AWS_", "AZURE_", "GOOGLE_")
 _log = logging.getLogger("headrace")
 T = TypeVar("T")
@@ -345,6 +338,18 @@ class Client:
                     return _status(await obstore.head_async(store.store, bucket.key))
                 except FileNotFoundError:
                     return None
+                except Exception as error:
+                    if is_silent(error):
+                        await explain(error)
+                    raise
+
+            async def explain(refused: Exception) -> None:
+                """Raise what a GET is answered, which says why it is refused."""
+                stats.gets += 1
+                try:
+                    await obstore.get_range_async(store.store, bucket.key, start=0, end=1)
+                except FileNotFoundError:
+                    raise refused from None
 
             reply.status = await self._tried(head, request, "cannot be looked up", stats)
             return
@@ -363,11 +368,17 @@ class Client:
 
         async def listed() -> tuple[list[tuple[str, Status]], list[str]]:
             stats.lists += 1
-            if what.deep:
-                objects = await obstore.list(store.store, bucket.key or None, chunk_size=1000).collect_async()
-                return [(f"{bucket.root}/{one['path']}", _status(one)) for one in objects], []
-            found = await obstore.list_with_delimiter_async(store.store, bucket.key or None)
+            try:
+                if what.deep:
+                    objects = await obstore.list(store.store, bucket.key or None, chunk_size=1000).collect_async()
+                    return _without_folders([(f"{bucket.root}/{one['path']}", _status(one)) for one in objects]), []
+                found = await obstore.list_with_delimiter_async(store.store, bucket.key or None)
+            except FileNotFoundError as error:
+                words = words_of(error, self._secrets)
+                raise StoreAwayError(f"{what.url}: cannot be listed: {words}{_NO_BUCKET}") from None
             objects = [(f"{bucket.root}/{one['path']}", _status(one)) for one in found["objects"]]
+            # What stands for the folder itself.
+            objects = [one for one in objects if bucket_of(one[0]).key != bucket.key]
             return objects, [f"{bucket.root}/{name}" for name in found["common_prefixes"]]
 
         reply.objects, reply.folders = await self._tried(listed, request, "cannot be listed", stats)
@@ -395,10 +406,10 @@ class Client:
                     mode = "create" if what.create else "overwrite"
                     written = await obstore.put_async(store.store, key, content, mode=mode, use_multipart=False)
             except FileNotFoundError as error:
-                words = self._secrets.hidden(str(error).partition("\n\nDebug source")[0])
+                words = words_of(error, self._secrets)
                 if what.part_bytes and "NoSuchBucket" not in words:
                     raise _Passing(f"the upload was aborted: {words}") from None
-                raise OutputError(f"{what.url}: cannot be written: {words}; is there such a bucket?") from None
+                raise OutputError(f"{what.url}: cannot be written: {words}{_NO_BUCKET}") from None
             except Exception as error:
                 if what.create and type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
                     return None
@@ -498,9 +509,10 @@ class Client:
             except TimeoutError:
                 words = f"no answer came within {limit_s:.3g} s"
             except Exception as error:
-                words = self._secrets.hidden(str(error).partition("\n\nDebug source")[0])
-                if (final := _final(error, words, bucket_of(url).scheme)) is not None:
-                    raise StoreAwayError(f"{url}: {what}: {words}{final}") from None
+                words = words_of(error, self._secrets)
+                advice = None if isinstance(error, _Passing) else advice_for(error, bucket_of(url).scheme)
+                if advice is not None:
+                    raise StoreAwayError(f"{url}: {what}: {words}{advice}") from None
             began += max(0.0, monotonic() - started - limit_s)
             delay, waited = policy.delay(number), monotonic() - began
             if waited + delay >= deadline_s:
@@ -612,25 +624,17 @@ def _status(meta: Any) -> Status:
     return Status(int(meta["size"]), _plain_etag(meta["e_tag"]), nanoseconds)
 
 
+def _without_folders(objects: list[tuple[str, Status]]) -> list[tuple[str, Status]]:
+    """Leave out empty objects that stand for a folder with others in it, which consoles and other tools make."""
+    empty = {url for url, status in objects if not status.size}
+    if not empty:
+        return objects
+    folders = {url[: slash.start()] for url, _ in objects for slash in _SLASH.finditer(url)}
+    return [one for one in objects if one[0] not in empty or one[0] not in folders]
+
+
 def _plain_etag(found: str | None) -> str:
     return (found or "").removeprefix("W/").strip('"')
-
-
-def _final(error: Exception, words: str, scheme: str) -> str | None:
-    """Return advice, which may be empty, for a failure that does not pass; None for one that may."""
-    if isinstance(error, _Passing):
-        return None
-    kind = type(error).__name__
-    if scheme in _CREDENTIALS and _NO_CREDENTIALS.search(words):
-        return f"; no credentials were found: {_CREDENTIALS[scheme]}"
-    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        return "; check the credentials, and what they are allowed to do"
-    if kind in ("NotSupportedError", "InvalidPathError", "AlreadyExistsError", "PreconditionError"):
-        return ""
-    status = _STATUS.search(words)
-    if status is not None and 400 <= int(status[1]) < 500 and int(status[1]) not in _PASSING_STATUS:
-        return ""
-    return None
 
 
 _FORKED: Final = "headrace.io.objects.forked:ForkedClient"

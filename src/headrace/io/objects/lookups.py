@@ -244,7 +244,9 @@ class Objects:
         status = self.known(url)
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
         is_sure = _is_sure(status)
-        identity = repr((url, *status)) if is_sure else f"{url} {os.getpid()} {id(self)}"
+        # A listing and a look-up may round the time of an object differently.
+        known_by = status.etag or status.modified_ns
+        identity = repr((url, status.size, known_by)) if is_sure else f"{url} {os.getpid()} {id(self)}"
         name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
         cache = cache_folder("objects") if is_sure else None
         places = [*([] if cache is None else [cache]), _temporary_folder()]

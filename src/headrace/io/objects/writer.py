@@ -110,6 +110,24 @@ class ObjectWriter:
             f"{url}: cannot be created: the store says {_CREATIONS} times that it is there, and it is not"
         )
 
+    def check_creation(self, url: str, data: bytes) -> None:
+        """Find out whether the store keeps to it that an object is created once; some servers overwrite it silently.
+
+        Args:
+            url: an object that this writer has created.
+            data: its content. In a store that does not keep to it, the object is removed.
+
+        Raises:
+            OutputError: the store does not keep to it, or the object cannot be written.
+        """
+        if self._finish(url, self._begin(Put(url=url, data=data, create=True))).status is not None:
+            self.delete([url])
+            raise OutputError(
+                f"{url}: this store replaces an object that a PUT with If-None-Match: * must leave as it is, so that"
+                " two runs could overwrite each other's output: write to a store with conditional writes, or"
+                " to a local folder, and upload that"
+            )
+
     def put_files(self, files: Mapping[str, Path]) -> dict[str, Status]:
         """Write files to their URLs, all at the same time, and return what each object is.
 

@@ -369,6 +369,7 @@ class ObjectWork(WorkFolder):
         (self.path / _CLAIM_NAME).write_bytes(self._described)
         if self._writer.create(self._claim, self._described) is not None:
             raise self._refusal()
+        self._writer.check_creation(self._claim, self._described)
         if self._files() != self._before:
             raise OutputError(
                 f"{self._url}: another run has written to this dataset meanwhile; run again, which reads what is new"

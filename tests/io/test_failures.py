@@ -1,0 +1,218 @@
+"""What servers answer that refuse a request, or answer otherwise than S3 does: scripted by a small server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace.engine.uploading import RUN, Upload
+from headrace.errors import ConfigError, OutputError, StoreAwayError
+from headrace.io import FetchPolicy
+from headrace.io.objects.failures import advice_for
+from headrace.io.objects.lookups import Objects
+from headrace.io.objects.writer import ObjectWriter
+
+SECRET = "planted-secret-77ab"
+Answers = Callable[[str, str], tuple[int, bytes]]
+"""Status and content of the answer to a method and a path."""
+
+
+@contextlib.contextmanager
+def server(answers: Answers) -> Iterator[tuple[headrace.Storage, list[str]]]:
+    """An S3 server that answers by a function, and the methods that it was asked."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            asked.append(self.command)
+            status, data = answers(self.command, self.path)
+            self.send_response(status)
+            self.send_header("ETag", '"1"')
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        do_HEAD = do_PUT = do_DELETE = do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    options = {"key": "planted-key", "secret": SECRET}
+    try:
+        endpoint = f"http://127.0.0.1:{found.server_address[1]}"
+        yield headrace.Storage(endpoint=endpoint, region="us-east-1", options=options), asked
+    finally:
+        found.shutdown()
+        found.server_close()
+        thread.join()
+
+
+def refusal(code: str, message: str = "as a test says") -> bytes:
+    return f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>{message}</Message></Error>'.encode()
+
+
+REFUSALS = [
+    (403, "InvalidAccessKeyId", "the store does not know this access key"),
+    (403, "SignatureDoesNotMatch", "the secret key does not belong to the access key"),
+    (403, "RequestTimeTooSkewed", "the clock of this machine is wrong"),
+    (403, "AccessDenied", "check the credentials, and what they are allowed to do.*allow listing, too"),
+    (400, "ExpiredToken", "the session token has expired"),
+    (400, "AuthorizationHeaderMalformed", "the bucket is in another region"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "advice"), REFUSALS)
+def test_a_refusal_says_why_and_what_to_do(status: int, code: str, advice: str) -> None:
+    """A HEAD has no content, so a GET asks why."""
+    with server(lambda method, path: (status, refusal(code, SECRET))) as (storage, asked):
+        objects = Objects(storage)
+        with pytest.raises(StoreAwayError, match=f"{code}.*; {advice}") as caught:
+            objects.status("s3://bucket/x")
+    assert asked == ["HEAD", "GET"]
+    assert (objects.stats.retries, objects.stats.gets) == (0, 1)
+    assert SECRET not in str(caught.value)
+    assert "xml" not in str(caught.value)
+
+
+def test_a_bucket_in_another_region() -> None:
+    with (
+        server(lambda method, path: (301, b"")) as (storage, asked),
+        pytest.raises(StoreAwayError, match=r"set AWS_REGION in the environment, or pass Storage\(region="),
+    ):
+        Objects(storage).status("s3://bucket/x")
+    assert asked == ["HEAD"]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_bucket_that_is_not_there(deep: bool) -> None:
+    with server(lambda method, path: (404, refusal("NoSuchBucket"))) as (storage, asked):
+        objects = Objects(storage)
+        with pytest.raises(
+            StoreAwayError, match=r"s3://nobody/x: cannot be listed: .*there is no such bucket: check URL"
+        ):
+            objects.below("s3://nobody/x") if deep else objects.listing("s3://nobody/x")
+        with pytest.raises(OutputError, match="there is no such bucket: check URL"):
+            ObjectWriter(storage).put({"s3://nobody/x": b"x"})
+    assert asked == ["GET", "PUT"]
+
+
+@pytest.mark.parametrize("status", [501, 505])
+def test_a_request_that_the_server_does_not_know_is_not_sent_again(status: int) -> None:
+    with (
+        server(lambda method, path: (status, b"")) as (storage, asked),
+        pytest.raises(OutputError, match="the server does not support this request"),
+    ):
+        ObjectWriter(storage).create("s3://bucket/x", b"x")
+    assert asked == ["PUT"]
+
+
+def test_a_server_without_ranges() -> None:
+    with server(lambda method, path: (200, b"content")) as (storage, asked):
+        objects = Objects(storage)
+        objects.expect("s3://bucket/x", headrace.io.remote.Status(100, "1", 0))
+        with pytest.raises(StoreAwayError, match="the server does not answer ranges"):
+            objects.ranges("s3://bucket/x", [(2, 5)])
+    assert asked == ["GET"]
+
+
+def test_a_connection_that_fails_says_why() -> None:
+    with server(lambda method, path: (200, b"")) as (storage, _):
+        pass  # nothing listens any more
+    policy = FetchPolicy(deadline_s=0.01)
+    with pytest.raises(StoreAwayError, match="error sending request: Connection refused"):
+        Objects(storage, policy).status("s3://bucket/x")
+
+
+def test_an_endpoint_of_the_environment_without_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:8333")
+    with pytest.raises(ConfigError, match=r"s3://bucket: its endpoint is '127.0.0.1:8333'; it must begin with http://"):
+        Objects().status("s3://bucket/x")
+
+
+def test_an_endpoint_that_does_not_speak_tls() -> None:
+    with server(lambda method, path: (200, b"")) as (storage, asked):
+        secure = headrace.Storage(endpoint=str(storage.endpoint).replace("http:", "https:"), options=storage.options)
+        with pytest.raises(StoreAwayError, match="the endpoint may have to begin with http://"):
+            Objects(secure).status("s3://bucket/x")
+    assert asked == []
+
+
+def test_whose_credentials_were_not_found_is_said() -> None:
+    error = RuntimeError("Error performing GET http://169.254.169.254/latest/token")
+    for scheme, name in {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_", "az": "AZURE_STORAGE_"}.items():
+        said = advice_for(error, scheme) or ""
+        assert said.startswith("; no credentials were found: set ")
+        assert name in said
+    assert advice_for(error, "http") is None
+
+
+@pytest.mark.parametrize("words", ["status code: 503 Service Unavailable: SlowDown", "status code: 429", "reset"])
+def test_what_may_pass(words: str) -> None:
+    assert advice_for(RuntimeError(words), "s3") is None
+
+
+def listing(*found: tuple[str, int], folders: tuple[str, ...] = ()) -> bytes:
+    rows = "".join(
+        f"<Contents><Key>{key}</Key><Size>{size}</Size><ETag>&quot;{size}&quot;</ETag>"
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        for key, size in found
+    )
+    rows += "".join(f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in folders)
+    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode()
+
+
+def test_objects_that_stand_for_folders_are_no_files() -> None:
+    """Consoles and other tools make an empty object ``data/`` for a folder ``data``."""
+    shallow = listing(("data/", 0), ("data/empty", 0), ("data/x", 5), folders=("data/sub/",))
+    deep = listing(("data/", 0), ("data/empty", 0), ("data/sub/", 0), ("data/sub/y", 7), ("data/x", 5))
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        return 200, shallow if "delimiter" in path else deep
+
+    with server(answers) as (storage, _):
+        objects = Objects(storage)
+        url = "s3://bucket/data"
+        assert objects.listing(url) == ([f"{url}/sub"], [f"{url}/empty", f"{url}/x"])
+        assert objects.below(url) == [f"{url}/empty", f"{url}/sub/y", f"{url}/x"]
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["creates once", "overwrites"])
+def test_a_store_that_overwrites_what_is_to_be_created_is_refused(keeps: bool) -> None:
+    there: dict[str, bytes] = {}
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        if method == "PUT":
+            status = 412 if keeps and path in there else 200
+            there.setdefault(path, b"run")
+            return status, b""
+        if method == "GET":
+            return (206, there[path]) if path in there else (404, b"")
+        if method == "POST":  # removes objects
+            there.clear()
+            return 200, b"<DeleteResult><Deleted><Key>out/x</Key></Deleted></DeleteResult>"
+        return (200, there[path]) if path in there else (404, b"")
+
+    with server(answers) as (storage, asked):
+        upload = Upload("s3://bucket/out", ObjectWriter(storage))
+        if keeps:
+            assert upload.claim(b"run") is None
+            assert list(there) == [f"/bucket/out/{RUN}"]
+        else:
+            with pytest.raises(OutputError, match=re.escape("If-None-Match: *")):
+                upload.claim(b"run")
+            assert not there
+    assert asked[:2] == ["PUT", "PUT"]
