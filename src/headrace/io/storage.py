@@ -166,7 +166,8 @@ def options_of(root: str, scheme: str, storage: Storage) -> PlainOptions:
         return PlainOptions(config, client)
     endpoint = str(config.get("endpoint") or config.get("base_url") or _endpoint_around(scheme))
     if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"{root}: its endpoint is {endpoint!r}; it must begin with http:// or https://")
+        host = endpoint.rpartition("@")[2]  # without credentials that may stand there
+        raise ConfigError(f"{root}: its endpoint is {host!r}; it must begin with http:// or https://")
     if endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
     return PlainOptions(config, client, profile)

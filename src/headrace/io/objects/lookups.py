@@ -243,12 +243,10 @@ class Objects:
         """
         status = self.known(url)
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
-        is_sure = _is_sure(status)
-        # A listing and a look-up may round the time of an object differently.
-        known_by = status.etag or status.modified_ns
-        identity = repr((url, status.size, known_by)) if is_sure else f"{url} {os.getpid()} {id(self)}"
+        known_by = _known_by(status)
+        identity = repr((url, *known_by)) if known_by else f"{url} {os.getpid()} {id(self)}"
         name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
-        cache = cache_folder("objects") if is_sure else None
+        cache = cache_folder("objects") if known_by else None
         places = [*([] if cache is None else [cache]), _temporary_folder()]
         for place in places:
             file = place / name
@@ -263,14 +261,12 @@ class Objects:
     def place_of_parts(self, parts: Sequence[tuple[str, list[tuple[int, int]]]]) -> Path | None:
         """Return the file in which ranges of objects that are read together are kept; None if they cannot be.
 
-        Objects that are not known by an ETag or a time may change without a sign.
-
         Raises:
             FileNotFoundError: there is no such object.
         """
-        known = [(url, *self.known(url), ranges) for url, ranges in parts]
+        known = [(url, _known_by(self.known(url)), ranges) for url, ranges in parts]
         cache = cache_folder("objects")
-        if cache is None or not all(_is_sure(self.known(url)) for url, _ in parts):
+        if cache is None or not all(known_by for _, known_by, _ in known):
             return None
         return cache / f"{xxhash.xxh3_128_hexdigest(repr(known).encode())}-ends"
 
@@ -320,9 +316,13 @@ class Objects:
         return f"<objects of {self.storage!r}>"
 
 
-def _is_sure(status: Status) -> bool:
-    """Whether an object that changes is seen to have changed."""
-    return bool(status.etag or status.modified_ns)
+def _known_by(status: Status) -> tuple[Any, ...]:
+    """Return by what an object is known: its size and ETag, or else its time; nothing if it may change without a sign.
+
+    Of an object with an ETag, a listing and a look-up may round the time differently.
+    """
+    found = status.etag or status.modified_ns
+    return (status.size, found) if found else ()
 
 
 def _folder_of(url: str) -> str:
