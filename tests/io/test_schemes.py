@@ -61,8 +61,36 @@ def test_a_file_scheme_is_said_plainly() -> None:
         check_local("file:///data/x")
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"), [("s4://b", "s3://"), ("s3a://b", "s3://"), ("gcs://b", "gs://"), ("HTTPSS://b", "https://")]
+)
+def test_the_nearest_scheme_is_named(path: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"is not supported \(did you mean {meant}\?\); paths must be local"):
+        check_readable(path)
+
+
+@pytest.mark.parametrize("check", [check_local, check_readable])
+def test_a_url_with_one_slash(check: Callable[..., None], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^s3:/b/x: a URL has two slashes: write s3://b/x \(for a local folder"):
+        check(["s3:/b/x"])
+    with pytest.raises(ConfigError, match=r"^HTTPS:/b: a URL has two slashes: write https://b \("):
+        check("HTTPS:/b")
+    with pytest.raises(ConfigError, match=r"^gs:/b/x: pathlib .* pass a str gs://b/x \(for a local folder called gs:"):
+        check(Path("gs://b/x"))
+    (tmp_path / "gs:").mkdir()
+    check(Path("./gs:/b/x"), tmp_path / "s3:" / "x")
+
+
+@pytest.mark.parametrize("path", ["s3:/bucket/store", Path("s3://bucket/store")])
+def test_one_slash_is_refused_where_a_store_is_opened_or_written(path: str | Path) -> None:
+    with pytest.raises(ConfigError, match="s3://bucket/store"):
+        headrace.open(path)
+    with pytest.raises(ConfigError, match="s3://bucket/store"):
+        headrace.prepare("data", path, tokenizer="tokenizer.json")
+
+
 def test_a_folder_that_is_called_so(tmp_path: Path) -> None:
-    check_local("./s3:/x", "s3:/x", Path("s3:/x"), "/a/s3://x", "c:x", "://x", "1a://x", None, 3)
+    check_local("./s3:/x", "s3:x", "/a/s3:/x", "/a/s3://x", "c:x", "c:/x", "://x", "1a://x", None, 3)
     folder = tmp_path / "here" / "s3:"
     folder.mkdir(parents=True)
     corpora.write(folder / "x", [np.arange(9, dtype=np.uint16)])

@@ -29,7 +29,9 @@ SCHEMES: Final = ("s3://", "gs://", "az://", "http://", "https://")
 """What the URL of an object begins with."""
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ONE_SLASH: Final = re.compile(r"(s3|gs|az|https?):/(?!/)", re.IGNORECASE)
 _OBJECTS: Final = "headrace.io.objects"
+_REMOTE: Final = "headrace.io.remote"
 
 
 def is_url(path: object) -> bool:
@@ -46,7 +48,7 @@ def check_local(*paths: object) -> None:
     folder. Lists and tuples are searched; values of other types are ignored.
 
     Raises:
-        ConfigError: a path has a scheme, including ``file://``.
+        ConfigError: a path has a scheme, including ``file://``, or is a URL with one slash, see `check_readable`.
     """
     for path in paths:
         if isinstance(path, list | tuple):
@@ -59,20 +61,27 @@ def check_local(*paths: object) -> None:
                 f" {_scheme(str(path)).removesuffix('//')})"
             )
         elif isinstance(path, str) and _SCHEME.match(path):
-            raise _refused(path)
+            resolve_name(f"{_REMOTE}:refuse_scheme")(path, _scheme(path), SCHEMES)
+        elif isinstance(path, str | PurePath) and _ONE_SLASH.match(str(path)):
+            resolve_name(f"{_REMOTE}:refuse_one_slash")(path)
 
 
 def check_readable(*paths: object) -> None:
     """Refuse paths whose scheme cannot be read. Local paths and URLs of objects are allowed.
 
+    A URL with one slash is refused too: it is a slip, or `pathlib` has made it, and would mean a local folder called
+    ``s3:``. A `pathlib.Path` is allowed if there is such a folder, since ``./s3:/x`` is the same path.
+
     Raises:
-        ConfigError: a path has another scheme, including ``file://``.
+        ConfigError: a path has another scheme, including ``file://``, or is a URL with one slash.
     """
     for path in paths:
         if isinstance(path, list | tuple):
             check_readable(*path)
         elif isinstance(path, str) and not is_url(path) and _SCHEME.match(path):
-            raise _refused(path)
+            resolve_name(f"{_REMOTE}:refuse_scheme")(path, _scheme(path), SCHEMES)
+        elif isinstance(path, str | PurePath) and _ONE_SLASH.match(str(path)):
+            resolve_name(f"{_REMOTE}:refuse_one_slash")(path)
 
 
 def check_storage(storage: Storage | None, *paths: object) -> None:
@@ -92,17 +101,6 @@ def check_storage(storage: Storage | None, *paths: object) -> None:
 def _scheme(path: str) -> str:
     found = _SCHEME.match(path)
     return "" if found is None else found[0]
-
-
-def _refused(path: str) -> ConfigError:
-    scheme = _scheme(path)
-    if scheme.lower() == "file://":
-        return ConfigError(f"{path}: the scheme {scheme} is not supported; leave out file:// and write the path itself")
-    return ConfigError(
-        f"{path}: the scheme {scheme} is not supported; paths must be local, or URLs of {', '.join(SCHEMES)}: copy or"
-        f" mount the data, and give the path of the copy (write ./{path} for a path in a local folder called"
-        f" {scheme.removesuffix('//')})"
-    )
 
 
 def path_at(path: str | os.PathLike[str], using: str | Reader = "mmap") -> AnyPath:

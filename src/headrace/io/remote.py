@@ -6,13 +6,14 @@ comes.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import fnmatch
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from headrace.errors import ConfigError
@@ -32,6 +33,40 @@ class Bucket(NamedTuple):
     scheme: str
     root: str
     key: str
+
+
+def refuse_scheme(path: str, scheme: str, known: Sequence[str]) -> NoReturn:
+    """Refuse a path whose scheme is none of the known ones, and name the nearest of these.
+
+    Raises:
+        ConfigError: always.
+    """
+    if scheme.lower() == "file://":
+        raise ConfigError(f"{path}: the scheme {scheme} is not supported; leave out file:// and write the path itself")
+    meant = difflib.get_close_matches(scheme.lower(), known, n=1, cutoff=0.8)
+    hint = f" (did you mean {meant[0]}?)" if meant else ""
+    raise ConfigError(
+        f"{path}: the scheme {scheme} is not supported{hint}; paths must be local, or URLs of {', '.join(known)}:"
+        f" copy or mount the data, and give the path of the copy (write ./{path} for a path in a local folder called"
+        f" {scheme.removesuffix('//')})"
+    )
+
+
+def refuse_one_slash(path: str | PurePath) -> None:
+    """Refuse ``s3:/bucket/key``, unless it is a `pathlib.Path` and there is a local folder called ``s3:``.
+
+    Raises:
+        ConfigError: see above.
+    """
+    scheme, _, rest = str(path).partition(":/")
+    if isinstance(path, PurePath) and Path(f"{scheme}:").is_dir():
+        return
+    why = "a URL has two slashes: write"
+    if isinstance(path, PurePath):
+        why = "pathlib has made one slash of the two of a URL, or there was only one: pass a str"
+    raise ConfigError(
+        f"{path}: {why} {scheme.lower()}://{rest} (for a local folder called {scheme}:, give its absolute path)"
+    )
 
 
 def bucket_of(url: str) -> Bucket:

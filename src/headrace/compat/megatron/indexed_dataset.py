@@ -94,10 +94,10 @@ class IndexedDataset:
     unpickling fails if the files have changed.
 
     Args:
-        path_prefix: the path without ``.bin`` and ``.idx``.
+        path_prefix: the path without ``.bin`` and ``.idx``, or a URL such as ``s3://bucket/web/text_document``.
         multimodal: return the modes with the items.
         mmap: map the files; False reads them.
-        object_storage_config: must be None; object stores are not read through this class.
+        object_storage_config: must be None; it is for Megatron's own client. URLs are read as the environment says.
         s3_config: the old name of ``object_storage_config``.
         fast_cache_load: has no effect. In Megatron it skips the header and the checks of the ``.idx``; here opening
             costs the same for any number of sequences.

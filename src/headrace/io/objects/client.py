@@ -522,8 +522,8 @@ class Client:
             if (silent := self._unsaid()) is not None:
                 more = f"; and {silent:,} others meanwhile" if silent else ""
                 _log.warning(
-                    "%s: %s%s: %s; trying again in %.3g s (attempt %d)%s",
-                    *(url, what, request.read_for, words, delay, number + 1, more),
+                    "%s: %s%s: %s; trying again in %.3g s (attempt %d; the deadline is %g s)%s",
+                    *(url, what, request.read_for, words, delay, number + 1, deadline_s, more),
                 )
             stats.retries += 1
             stats.waited_s += delay
