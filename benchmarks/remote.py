@@ -17,12 +17,12 @@ first batch comes later. For tars that are shuffled and kept it has more to do i
 beside which `in order` is measured, too.
 
 `cold` begins with empty folders, `warm` with those that a cold run has left. Every run is a process of its own, reads
-all samples once, or for 5 s, and engines take turns; one run before all others is not counted. Before each run a file
-of 512 MB is written and removed: in a virtual machine a page that was never used costs eight times as much as another
-one, whoever writes to it. `mb_per_cpu_s` are bytes of samples by CPU seconds of the process, from the opening on; the
-server and the proxy share the two cores, so that `mb_per_s` says little. `first_batch_s` is the time from opening to
-the first batch, without imports. `fetched` is what the proxy sent by what the samples use; after 5 s that includes what
-was read ahead.
+all samples once, or for 5 s, and engines take turns; one run before all others is not counted. `mb_per_cpu_s` are bytes
+of samples by CPU seconds of the process, from the opening on; the server and the proxy share the two cores, so that
+`mb_per_s` says little. `first_batch_s` is the time from opening to the first batch, without imports. `fetched` is what
+the proxy sent by what the samples use; after 5 s that includes what was read ahead. In a virtual machine a page of
+memory that was never used costs eight times as much as another one, so that cold rates of those who keep what they
+fetch differ by a third from one run to another.
 
 `caches` reads windows of a file of 8 MB for three epochs through caches of 10, 25 and 50 % of it, while reading ahead.
 Windows of the orders `blocks` and `shards` are a sixteenth of it, so that the caches hold one, as real ones do.
@@ -290,14 +290,6 @@ def make_data(folder: Path, megabytes: int) -> None:
     subprocess.run([sys.executable, "-W", "ignore", __file__, "--make", str(folder)], check=True)
 
 
-def _use_memory(folder: Path) -> None:
-    """Have pages of memory used and freed, so that what is measured gets no new ones."""
-    with (folder / "used").open("wb") as file:
-        for _ in range(64):
-            file.write(bytes(8 << 20))
-    (folder / "used").unlink()
-
-
 class Bench:
     """Runs measurements in processes of their own, against one server."""
 
@@ -308,7 +300,6 @@ class Bench:
 
     def measure(self, what: str, *arguments: Any, latency_ms: float, folder: Path) -> dict[str, Any]:
         """Return what one measurement found, with its GETs and the bytes that the proxy sent."""
-        _use_memory(folder)
         self.proxy.latency_s = latency_ms / 1000
         gets, num_bytes = self.proxy.gets, self.proxy.sent_bytes
         os.environ["HEADRACE_CACHE"] = str(folder / "objects")
