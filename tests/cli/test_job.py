@@ -141,9 +141,9 @@ def test_check_and_leave_out(run: Any, damaged: list[str]) -> None:
     assert json.loads(run("quarantine", "ds", "--json").stdout)["left_out"] == 4
 
 
-def test_a_process_that_is_killed_while_it_leaves_out(
-    run: Any, damaged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def killed_while_leaving_out(run: Any, damaged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planned check was killed after it had listed the bad samples."""
     run(*damaged, "--quarantine", "--executor", "plan")
     whole = decode_job.leave_out_bad
 
@@ -155,9 +155,22 @@ def test_a_process_that_is_killed_while_it_leaves_out(
         patch.setattr(decode_job, "leave_out_bad", killed)
         with pytest.raises(KeyboardInterrupt):
             finish_job("ds", LocalExecutor(workers=1), Show())
+
+
+@pytest.mark.usefixtures("killed_while_leaving_out")
+def test_a_process_that_is_killed_while_it_leaves_out(run: Any) -> None:
     done = run("job", "finish", "ds", "--workers", "1")
     assert "ds: 4 samples left out from now on" in done.stdout
     assert json.loads(run("quarantine", "ds", "--json").stdout)["left_out"] == 4
+
+
+@pytest.mark.usefixtures("killed_while_leaving_out")
+def test_a_check_that_is_planned_anew_looks_anew(run: Any, damaged: list[str]) -> None:
+    run(*damaged, "--executor", "plan")
+    report = finish_job("ds", LocalExecutor(workers=1), Show())
+    assert report.left_out == ""
+    assert report.verdict.decoded is not None
+    assert report.verdict.decoded.faulty_samples == 0
 
 
 def test_a_dataset_that_changes_is_noticed(damaged: list[str]) -> None:

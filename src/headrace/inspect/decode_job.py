@@ -52,9 +52,6 @@ PLACE: Final = beside_url("checking")
 
 VERDICT_NAME: Final = "verdict.json"
 
-_CHECKED: Final = "checked.json"
-"""What was found, before samples are left out, which changes the dataset."""
-
 _UPLOAD_AT: Final = "headrace.engine.uploading:upload_at"  # loaded when the first URL comes
 _MOST_TASKS: Final = 4096
 """Of very many samples, a task has more than `TASK_SAMPLES`."""
@@ -244,11 +241,13 @@ class DecodeJob(OnePhaseJob):
             if (report := last_report(path)) is None:
                 raise OutputError(f"{path}: the check that was planned was discarded: another one was planned")
             return report
-        kept = self.shared.read_replaced(_CHECKED)
-        # A process that was killed while it left out samples has changed the dataset, but not what it had found.
+        # A process that was killed while it left out samples has changed the dataset, but not what it had found. This
+        # has the name of its plan, so that a check that is planned anew looks anew.
+        checked = f"{plan.phase.name}-checked.json"
+        kept = self.shared.read_replaced(checked)
         verdict = msgspec.convert(json.loads(kept), SampleVerdict) if kept is not None else self._check(show, began_s)
         if plan.quarantine and kept is None:
-            self.shared.replace(_CHECKED, as_ascii(verdict).encode())
+            self.shared.replace(checked, as_ascii(verdict).encode())
         left_out = leave_out_bad(path, verdict, plan.dataset) if plan.quarantine else ""
         report = CheckReport(verdict=verdict, left_out=left_out)
         data = as_ascii(report).encode()
@@ -266,7 +265,7 @@ class DecodeJob(OnePhaseJob):
         plan, path = self._plan, str(self.output)
         with open_checked(path, plan.dataset, "mmap") as store:
             plan.check_fingerprint(store.fingerprint)
-        found = self.work / "decoded"
+        found = self.work / f"{plan.phase.name}-decoded"
         self._collect(found)
 
         def tell(

@@ -243,8 +243,8 @@ def divide(rows: SpanRows, span: BatchSpan, constants: Sample) -> list[Batch]:
 
 def _divide_ragged(columns: Batch, ragged: list[RaggedBatch], span: BatchSpan) -> list[Batch]:
     """Return views of the parts of each micro-batch, in their shapes, and its other values."""
-    positions, cuts = span.located.positions, np.cumsum(span.sizes)[:-1]
-    batches: list[Batch] = [{"sample_positions": torch.from_numpy(one)} for one in np.split(positions, cuts)]
+    positions = torch.from_numpy(span.located.positions).split_with_sizes(span.sizes)
+    batches: list[Batch] = [{"sample_positions": one} for one in positions]
     for name in dict.fromkeys(name for shapes, _ in ragged for name in shapes):
         having = [(batch, shapes[name]) for batch, (shapes, _) in zip(batches, ragged, strict=True) if name in shapes]
         pieces = columns[name].split_with_sizes([prod(shape) for _, shape in having])

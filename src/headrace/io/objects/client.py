@@ -41,7 +41,7 @@ from weakref import WeakSet
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreAwayError, StoreError
-from headrace.io.objects.failures import advice_for, is_silent, words_of
+from headrace.io.objects.failures import NO_BUCKET, advice_for, is_silent, words_of
 from headrace.io.remote import Status, bucket_of
 from headrace.io.storage import Secrets, Storage, connect
 
@@ -68,7 +68,6 @@ _HEDGED_SHARE: Final = 0.05
 _SAY_EVERY_S: Final = 1.0
 """If a store is away, hundreds of ranges fail at the same time, of which one is named."""
 
-_NO_BUCKET: Final = "; there is no such bucket: check URL and endpoint"
 _SLASH: Final = re.compile("/")
 _ENVIRONMENT: Final = ("AWS_", "AZURE_", "GOOGLE_")
 _log = logging.getLogger("headrace")
@@ -375,7 +374,7 @@ class Client:
                 found = await obstore.list_with_delimiter_async(store.store, bucket.key or None)
             except FileNotFoundError as error:
                 words = words_of(error, self._secrets)
-                raise StoreAwayError(f"{what.url}: cannot be listed: {words}{_NO_BUCKET}") from None
+                raise StoreAwayError(f"{what.url}: cannot be listed: {words}; {NO_BUCKET}") from None
             objects = [(f"{bucket.root}/{one['path']}", _status(one)) for one in found["objects"]]
             # What stands for the folder itself.
             objects = [one for one in objects if bucket_of(one[0]).key != bucket.key]
@@ -409,7 +408,7 @@ class Client:
                 words = words_of(error, self._secrets)
                 if what.part_bytes and "NoSuchBucket" not in words:
                     raise _Passing(f"the upload was aborted: {words}") from None
-                raise OutputError(f"{what.url}: cannot be written: {words}{_NO_BUCKET}") from None
+                raise OutputError(f"{what.url}: cannot be written: {words}; {NO_BUCKET}") from None
             except Exception as error:
                 if what.create and type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
                     return None

@@ -31,6 +31,7 @@ _PERMISSION: Final = (
     "check the credentials, and what they are allowed to do. A store whose objects may be read but not listed"
     " says the same of an object that is not there: allow listing, too"
 )
+NO_BUCKET: Final = "there is no such bucket: check URL and endpoint"
 _REGION: Final = "the bucket is in another region: set AWS_REGION in the environment, or pass Storage(region=...)"
 _ADVICE: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern), advice)
@@ -42,7 +43,7 @@ _ADVICE: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"RequestTimeTooSkewed", "the clock of this machine is wrong: set it"),
         (r"AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocationConstraint", _REGION),
         (r"redirect without LOCATION", _REGION),
-        (r"NoSuchBucket|ContainerNotFound|bucket does not exist", "there is no such bucket: check URL and endpoint"),
+        (r"NoSuchBucket|ContainerNotFound|bucket does not exist", NO_BUCKET),
     )
 )
 _ENDPOINT: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
