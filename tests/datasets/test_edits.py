@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,22 @@ import pytest
 
 import corpora
 import headrace
-from headrace import BatchSchedule, Blend, ConfigError, Order, Run, ScheduledBlend, StateError, WindowDataset
+from headrace import (
+    BatchSchedule,
+    Blend,
+    ConfigError,
+    HeadraceError,
+    Order,
+    Run,
+    ScheduledBlend,
+    StateError,
+    WindowDataset,
+)
 from headrace.datasets import Stage
 from headrace.loader import Ranks
+from headrace.plan.chaptered.changes import PlanEditor
+from headrace.plan.chaptered.chapters import ChapteredPlan
+from headrace.plan.chaptered.epochs import check_change
 
 LENGTHS = {"web": 33, "code": 16, "math": 7, "forum": 9}
 
@@ -251,3 +265,56 @@ def test_what_is_planned_for_later_leaves_the_past_as_it_is(sources: dict[str, W
     assert resumed(edited, state_at(run, 4)).step == 4
     with pytest.raises(StateError, match="before its edit at step 2"):
         resumed(edited, state_at(run, 5))
+
+
+def test_a_skip_within_stages(sources: dict[str, WindowDataset]) -> None:
+    stages = [Stage(weights={"web": 3, "code": 1}, until=16), Stage(weights={"web": 1, "code": 1})]
+    data = ScheduledBlend({name: sources[name] for name in ("web", "code")}, stages)
+    run = Run(data, global_batch_size=4, order=Order(kind="none"), samples=48)
+    skipping = run.skip(range(2, 3))
+    # The skipped step had three samples of web, and counts for the length of its stage.
+    web = [token // 4 for token in of_source(skipping, range(11), "web")]
+    assert web == [*range(6), *range(9, len(web) + 3)]
+    mixes = [skipping.lookup(skipping.positions(step)).sources.tolist() for step in range(5)]
+    assert [mix.count(0) for mix in mixes] == [3, 3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("end", ["samples", "first_exhausted", "all_exhausted"])
+def test_the_length_and_the_rest_of_a_pass(sources: dict[str, WindowDataset], end: Any) -> None:
+    options = {"num_samples": 60} if end == "samples" else {}
+    data = Blend({name: sources[name] for name in ("web", "code")}, weights={"web": 3, "code": 2}, end=end, **options)
+    run = Run(data, global_batch_size=7, samples=200).edit(1, weights={"web": 9, "code": 1})
+    assert run.length == 200
+    skipping = run.skip(range(3, 4))
+    assert skipping.length == 193
+    found = skipping.lookup(np.arange(193))
+    items = list(zip(found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True))
+    assert len(set(items)) == 193
+
+
+def test_a_source_that_is_removed_at_step_0_is_in_the_account(sources: dict[str, WindowDataset]) -> None:
+    run = Run(blend(sources, web=1, code=1), global_batch_size=8).edit(0, remove=["code"])
+    assert {one.source: one.fed.samples for one in run.account(5).sources} == {"web": 40, "code": 0}
+
+
+def test_an_edit_that_would_be_wrong_is_refused_by_its_check(
+    sources: dict[str, WindowDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(blend(sources, web=3, code=1), global_batch_size=8)
+    right = PlanEditor._reached
+
+    def wrong(editor: PlanEditor, position: int) -> dict[int, int]:
+        return {source: rank - (source == 0) for source, rank in right(editor, position).items()}
+
+    monkeypatch.setattr(PlanEditor, "_reached", wrong)
+    with pytest.raises(HeadraceError, match=r"the change at position 16 is refused, as it is wrong: .* please report"):
+        run.edit(2, weights={"web": 1, "code": 1})
+    later = [Stage(weights={"web": 1}, until=20), Stage(weights={"code": 1})]
+    staged = Run(ScheduledBlend({name: sources[name] for name in ("web", "code")}, later), global_batch_size=8)
+    monkeypatch.setattr(PlanEditor, "_reached", right)
+    plan = staged.plan
+    assert isinstance(plan, ChapteredPlan)
+    first, second = plan.chapters
+    back = replace(second, births={"code": 3})
+    with pytest.raises(HeadraceError, match=r"'code' would go on at its sample 3 at position 20, and is at 0"):
+        check_change(ChapteredPlan((first, back), plan.sequences, plan.series, plan.source_of), 0, 0)

@@ -36,7 +36,7 @@ from headrace.datasets import Concat, Dataset, PreferenceDataset, Stage, Subset,
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion
 from headrace.loader import Ranks, Reading
-from headrace.plan.chapters import ChapteredPlan
+from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.packed_check import check_packed
 from headrace.stores import KeyedStore, Store
 from headrace.testing.shards import write_keyed

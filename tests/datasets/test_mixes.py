@@ -18,9 +18,11 @@ from headrace import BatchSchedule, Blend, ConfigError, Loader, MapDataset, Orde
 from headrace.compat.energon import BlendDataset, MixBatchDataset
 from headrace.datasets import Concat, Dataset, FixedDataset, Limit, Mix, Repeat, Stage, Subset
 from headrace.datasets.dataset import Fields, Sample
-from headrace.datasets.mix import homogeneous_samples
 from headrace.loader import Ranks
-from headrace.plan import Branch, IntArray, KeyArray, Leaf, Schedule, SubsetRange, leaf_counts
+from headrace.plan import Branch, IntArray, KeyArray, Leaf, Schedule, SubsetRange
+from headrace.plan.chaptered.changes import plan_of
+from headrace.plan.chaptered.chapters import parts_of
+from headrace.plan.slots import homogeneous_samples
 
 
 class Numbers(FixedDataset):
@@ -182,8 +184,10 @@ def test_blocks_within_other_mixes() -> None:
 
 def test_blocks_along_a_schedule_of_any_trees() -> None:
     blocks = Branch("", (Leaf("a", 10), Leaf("b", 7)), (1, 1), None, 16)
-    assert homogeneous_samples(Schedule("", ((0, blocks), (24, blocks)))) == 8
-    assert homogeneous_samples(Schedule("", ((0, Leaf("a", 10)), (12, Leaf("a", 10))))) is None
+    leaf = Leaf("a", 10)
+    for schedule, samples in ((((0, blocks), (24, blocks)), 8), (((0, leaf), (12, leaf)), None)):
+        [part] = parts_of(plan_of(Schedule("", schedule), Order()))
+        assert homogeneous_samples(part) == samples
 
 
 def loader(run: Run, size: int, ranks: int = 1) -> Loader:
@@ -266,7 +270,8 @@ def test_ramps() -> None:
         Stage(weights={"c": 1}),
     ]
     run = Run(ScheduledBlend({"a": A, "c": C}, stages), global_batch_size=4)
-    assert len(run.plan.root.children) == 102  # type: ignore[union-attr]
+    [stages_of_run] = parts_of(run.plan)
+    assert len(stages_of_run) == 102
     sources = run.lookup(np.arange(12_000)).sources
     along = [np.mean(sources[1_000 + 1_000 * tenth :][:1_000]) for tenth in range(10)]
     assert np.abs(np.array(along) - np.linspace(0.05, 0.95, 10)).max() < 0.005
@@ -426,7 +431,7 @@ def test_any_tree_is_exact(data: Dataset | Mix, seed: int, length: int) -> None:
     """Each source gives all its samples in every epoch, in the counts that the plan says in closed form."""
     run = Run(data, global_batch_size=4, order=Order(seed=seed))
     found = run.lookup(np.arange(length))
-    counts = leaf_counts(run.plan.root, length)
+    counts = dict(zip(run.paths, run.plan.counts(length), strict=True))
     for number, (leaf, dataset) in enumerate(zip(run.plan.leaves, run.datasets, strict=True)):
         mine = found.sources == number
         times = Counter(zip(found.epochs[mine].tolist(), found.indices[mine].tolist(), strict=True))

@@ -19,7 +19,7 @@ from headrace.plan import (
     Shards,
     leaves,
 )
-from headrace.plan.changes import Length, PlanChange, PlanEditor
+from headrace.plan.chaptered.changes import Length, PlanChange, PlanEditor
 from headrace.plan.keys import derive_array, source_key
 
 ENDLESS = Length(None, None, False)

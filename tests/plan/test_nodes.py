@@ -35,6 +35,8 @@ from headrace.plan import (
     quantised,
     rounded,
 )
+from headrace.plan.chaptered.changes import plan_of
+from headrace.plan.nodes import declared, has_schedules
 
 SIZES = (1, 2, 3, 7, 40)
 
@@ -135,7 +137,7 @@ def plainly(node: Node, counters: Counter[str]) -> Iterator[tuple[str, int]]:
 
 def check_both_ways(root: Node, kind: str) -> None:
     number = 250
-    plan = Plan(root, Order(kind=kind, seed=5, max_samples_per_sequence=2, parallel_shard_iters=2))
+    plan = plan_of(root, Order(kind=kind, seed=5, max_samples_per_sequence=2, parallel_shard_iters=2))
     paths = [one.path for one in plan.leaves]
     found = plan.lookup(np.arange(number, dtype=np.int64))
     wanted = list(islice(plainly(root, Counter()), number))
@@ -174,17 +176,26 @@ def test_how_far_each_source_has_come(root: Node, position: int) -> None:
     counters: Counter[str] = Counter()
     for _ in islice(plainly(root, counters), position):
         pass
-    assert {path: count for path, count in leaf_counts(root, position).items() if count} == +counters
-    plan = Plan(root, Order())
+    plan = plan_of(root, Order())
+    if not has_schedules(root):
+        assert {path: count for path, count in leaf_counts(root, position).items() if count} == +counters
     assert plan.counts(position) == [counters[one.path] for one in plan.leaves]
 
 
 @pytest.mark.parametrize("kind", ["full", "shards"])
-def test_a_schedule_within_a_segment(kind: str) -> None:
-    a, b = Leaf("a", 7), Leaf("b", 40, Shards([0, 9, 40]))
-    mixes = [Branch("", (a, b), tuple(quantised(weights)), None) for weights in ((1, 2), (3, 1), (1, 1))]
-    inner = Schedule("inner", ((0, mixes[1]), (31, b), (60, mixes[2])))
-    check_both_ways(Schedule("", ((0, mixes[0]), (50, inner), (170, ConcatNode("c", (b, a))))), kind)
+def test_schedules_below_others_begin_their_stages_where_they_come_to_them(kind: str) -> None:
+    a, b = Leaf("x/a", 7), Leaf("x/b", 40, Shards([0, 9, 40]))
+    mixes = [Branch("x", (a, b), tuple(quantised(weights)), None) for weights in ((1, 2), (3, 1))]
+    stages = Schedule("x", ((0, mixes[0]), (10, mixes[1]), (31, b), (33, a), (60, mixes[0])))
+    other = Schedule("y", ((0, Leaf("y/c", 5)), (20, Branch("y", (Leaf("y/c", 5), Leaf("y/d", 9)), (1, 1), None))))
+    both = Branch("z", (declared(stages), declared(other), Leaf("z", 11)), (5, 4, 1), None, 3)
+    check_both_ways(both, kind)
+    # Of every pass of ten, the limit leaves out three, and with them some borders.
+    ended = Branch("z", (declared(stages), declared(other)), (5, 5), 10)
+    limit = LimitNode("z", ended, 7)
+    check_both_ways(ConcatNode("", (limit, Leaf("w", 3))), kind)
+    endless = Schedule("x", ((0, mixes[0]), (10, mixes[1]), (31, mixes[0])))
+    check_both_ways(LimitNode("x", declared(endless), 9), kind)
 
 
 def repeated(draw: st.DrawFn, path: str, depth: int) -> Node:
@@ -255,7 +266,7 @@ def test_a_ramp_keeps_to_its_weights_in_every_segment(
     ramp = linear_ramp(first, last, begin=0, end=length, num_segments=segments)
     assert len(ramp) == min(segments, length) + 1
     root = Schedule("", tuple((begin, Branch(f"{begin}", sources, shares, None)) for begin, shares in ramp))
-    found = Plan(root, Order()).lookup(np.arange(length + 500, dtype=np.int64))
+    found = plan_of(root, Order()).lookup(np.arange(length + 500, dtype=np.int64))
     borders = [begin for begin, _ in ramp] + [length + 500]
     for (begin, shares), end in zip(ramp, borders[1:], strict=True):
         prefix = np.arange(1, end - begin + 1)[:, None]
@@ -326,7 +337,7 @@ def test_the_same_source_in_two_places_has_two_orders() -> None:
     assert not np.array_equal(found[:500], found[500:])
     shared = Schedule("", ((0, Leaf("web", 500)), (250, Leaf("web", 500))))
     assert np.array_equal(
-        Plan(shared, Order()).lookup(np.arange(900)).indices,
+        plan_of(shared, Order()).lookup(np.arange(900)).indices,
         Plan(Leaf("web", 500), Order()).lookup(np.arange(900)).indices,
     )
 
@@ -358,8 +369,6 @@ def test_recipes_name_what_decides() -> None:
         Schedule("", ((0, Branch("", (b, a), (1, 2), 3)), (5, b))),
         Schedule("", ((0, Branch("", (a, b), (1, 2), 6, 2)), (5, b))),
         Schedule("", ((0, LimitNode("", old, 2)), (5, b))),
-        Schedule("", ((0, Schedule("", ((0, a), (3, old)))), (5, b))),
-        Schedule("", ((0, Schedule("", ((0, a), (4, old)))), (5, b))),
     ]
     assert len({str(node_recipe(node)) for node in variants}) == len(variants)
 
@@ -367,8 +376,8 @@ def test_recipes_name_what_decides() -> None:
 def test_a_schedule_writes_its_sources_once() -> None:
     a, b, half = Leaf("a", 3), Leaf("b", 4), 1 << 30
     mix = Branch("", (a, b), (half, half), None)
-    inner = Schedule("in", ((0, LimitNode("in", mix, 2)), (7, a)))
-    assert node_recipe(Schedule("", ((0, mix), (4, b), (9, Branch("", (a, b), (1, 3), None)), (12, inner)))) == {
+    limit = LimitNode("in", mix, 2)
+    assert node_recipe(Schedule("", ((0, mix), (4, b), (9, Branch("", (a, b), (1, 3), None)), (12, limit)))) == {
         "path": "",
         "kind": "schedule",
         "sources": [{"path": "a", "num_samples": 3}, {"path": "b", "num_samples": 4}],
@@ -377,17 +386,9 @@ def test_a_schedule_writes_its_sources_once() -> None:
             1,
             {
                 "path": "in",
-                "kind": "schedule",
-                "trees": [
-                    {
-                        "path": "in",
-                        "num_samples": 2,
-                        "children": [{"path": "", "num_samples": None, "children": [0, 1], "shares": [half, half]}],
-                        "kind": "limit",
-                    },
-                    0,
-                ],
-                "segments": [{"begin": 0, "tree": 0}, {"begin": 7, "tree": 1}],
+                "num_samples": 2,
+                "children": [{"path": "", "num_samples": None, "children": [0, 1], "shares": [half, half]}],
+                "kind": "limit",
             },
         ],
         "segments": [
@@ -426,6 +427,8 @@ def test_what_cannot_be_mixed_is_refused() -> None:
             Schedule("", segments)
     with pytest.raises(ConfigError, match="not the same in all segments"):
         Schedule("", ((0, web), (5, Leaf("web", 11))))
+    with pytest.raises(ConfigError, match="is itself a schedule"):
+        Schedule("", ((0, web), (5, Schedule("", ((0, web), (5, web))))))
     plan = Plan(Leaf("web", 10).subset(2, 5), Order())
     for index in (1, 5):
         with pytest.raises(ConfigError, match="has the samples 2 to 4"):

@@ -91,7 +91,7 @@ def test_large_positions() -> None:
 
 def test_what_is_not_drawn() -> None:
     def drawn(plan: Plan, *, size: int = 8, bucketing: Bucketing | None = None) -> bool:
-        draw = draw_of(plan, BatchSchedule.of(size), None, block_samples=None, bucketing=bucketing)
+        draw = draw_of(plan, BatchSchedule.of(size), None, bucketing=bucketing)
         return draw is not None
 
     assert drawn(blend_plan())

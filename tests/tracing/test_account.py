@@ -24,7 +24,7 @@ from headrace.datasets import Concat, FramedRun, Limit
 from headrace.datasets.dataset import CountedDataset, Counts, Traits
 from headrace.datasets.excluded import ranges_text
 from headrace.plan import Branch, Bucketing, IntArray, Leaf, Lookup, Node, leaves
-from headrace.plan.changes import PlanChange, PlanEditor
+from headrace.plan.chaptered.changes import PlanChange, PlanEditor
 from headrace.tracing import RunAccount, SourceAccount, account, epochs, first_difference
 
 

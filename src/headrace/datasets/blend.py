@@ -18,6 +18,7 @@ from headrace.errors import ConfigError
 from headrace.plan import (
     Branch,
     Leaf,
+    Node,
     Schedule,
     apportion,
     counts_until,
@@ -28,6 +29,7 @@ from headrace.plan import (
 )
 from headrace.plan.arithmetic import check_positive
 from headrace.plan.blend import MOST_SEGMENTS, quantised_with_zeros
+from headrace.plan.nodes import declared
 
 End = Literal["endless", "samples", "first_exhausted", "all_exhausted"]
 Unit = Literal["samples", "tokens"]
@@ -282,8 +284,8 @@ class ScheduledBlend(Mix):
             begin, before = stage.until or 0, weights
         return tuple(found)
 
-    def node(self, path: str = "") -> Schedule:
-        """Return the node of the plan that stands for the blend at a path."""
+    def node(self, path: str = "") -> Node:
+        """Return what the blend declares at a path: a `headrace.plan.Schedule`."""
         nodes = [node_of(joined(path, name), child) for name, child in self.children.items()]
         segments = []
         for begin, shares in self.segments:
@@ -292,7 +294,7 @@ class ScheduledBlend(Mix):
                 path, tuple(nodes[i] for i in used), tuple(shares[i] for i in used), None, self.block_samples
             )
             segments.append((begin, branch))
-        return Schedule(path, tuple(segments))
+        return declared(Schedule(path, tuple(segments)))
 
     def _check_weights(self, weights: Mapping[str, float]) -> None:
         if unknown := sorted(weights.keys() - self.children.keys()):

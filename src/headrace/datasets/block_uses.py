@@ -19,8 +19,8 @@ from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, Lookup
 from headrace.plan.caching import FileBlocks, Touched
 from headrace.plan.caching.finding import positions_of
-from headrace.plan.chapters import AnyPlan
-from headrace.plan.sequence import NOTHING
+from headrace.plan.chaptered.chapters import AnyPlan
+from headrace.plan.chaptered.sequence import NOTHING
 from headrace.stores.store import Extents
 
 _CHUNK = 1 << 16

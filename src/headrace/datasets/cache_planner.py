@@ -33,7 +33,7 @@ from headrace.errors import ConfigError
 from headrace.plan import IntArray, Share
 from headrace.plan.caching.dealing import home_nodes, ranks_of
 from headrace.plan.caching.policies import BoolArray
-from headrace.plan.sequence import NOTHING
+from headrace.plan.chaptered.sequence import NOTHING
 from headrace.plan.tree import MAX_POSITIONS
 
 MOST_KEPT = 1 << 14

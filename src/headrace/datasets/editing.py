@@ -21,10 +21,10 @@ from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, check_not_all, dropped
 from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of, wrong_data
 from headrace.errors import ConfigError
-from headrace.plan import BatchSchedule, Branch, IntArray, Leaf, Node, Order, Schedule, leaves
-from headrace.plan.changes import End, PlanChange, PlanEditor
-from headrace.plan.chapters import Length
-from headrace.plan.sequence import NOTHING
+from headrace.plan import BatchSchedule, Branch, Declared, IntArray, Leaf, Order, Schedule, leaves
+from headrace.plan.chaptered.changes import End, PlanChange, PlanEditor
+from headrace.plan.chaptered.chapters import Length
+from headrace.plan.chaptered.sequence import NOTHING
 
 Then = Literal["drop", "defer"]
 
@@ -193,7 +193,7 @@ class Editing:
         Raises:
             ConfigError: it is not possible; the message says why, and what is.
         """
-        root: Node | None = None
+        root: Declared | None = None
         numbers: dict[str, int] = {}
         fresh: dict[int, Leaf] = {}
         if edit.data is not None:
@@ -204,11 +204,11 @@ class Editing:
         elif edit.renamed:
             raise ConfigError(f"renamed={dict(edit.renamed)!r} goes with data=, in which sources have other names")
         self._check_endless(edit)
-        excluded = self._exclude(edit, numbers or self.editor.chapter.sources)
+        excluded = self._exclude(edit, numbers or self.editor.sources)
         left_out = {source.number: range_numbers(one.left_out) for source, one in excluded if one.how == "drop"}
         lacking = {number: self._left_out(edit, self.sources[number], leaf) for number, leaf in fresh.items()}
         left_out |= lacking
-        self._check_passes(root or self.editor.chapter.root, numbers or self.editor.chapter.sources)
+        self._check_passes(root or self.editor.root, numbers or self.editor.sources)
         change = PlanChange(
             step=edit.at_step,
             root=root,
@@ -234,7 +234,7 @@ class Editing:
         fed = {number: self.sources[number].fed for number in set(new)}
         self.datasets += [fed[number] for number in new]
 
-    def _matched(self, edit: Edit, root: Node) -> tuple[dict[str, int], dict[int, Leaf]]:
+    def _matched(self, edit: Edit, root: Declared) -> tuple[dict[str, int], dict[int, Leaf]]:
         """Return the number of the source at each path of a new tree, and the sources that begin anew."""
         by_path = named_datasets(edit.data) if edit.data is not None else {}
         found: dict[str, int] = {}
@@ -361,7 +361,7 @@ class Editing:
             return range_numbers(known)
         return np.union1d(source.samples, dropped(source.dropped, source.dataset, leaf))
 
-    def _check_passes(self, root: Node, numbers: Mapping[str, int]) -> None:
+    def _check_passes(self, root: Declared, numbers: Mapping[str, int]) -> None:
         """Raise ConfigError if a mix counts on whole epochs of a source that are shorter, as samples are left out."""
         for source in self.sources:
             if not len(source.dropped) and not len(source.samples):
@@ -438,7 +438,7 @@ def _end(data: Dataset | Mix | None) -> End:
     return data.end if isinstance(data, Blend) else "endless"
 
 
-def _above(node: Node, source: int, sources: Mapping[str, int]) -> Iterator[Node]:
+def _above(node: Declared, source: int, sources: Mapping[str, int]) -> Iterator[Declared]:
     """Yield the nodes above a source."""
     if isinstance(node, Leaf):
         return

@@ -9,14 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from math import gcd
 from os import PathLike
 from typing import Any
 
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError
 from headrace.io import Reader
-from headrace.plan import BatchSchedule, Branch, ConcatNode, Inner, Leaf, LimitNode, Node, Schedule, Shards, Share
+from headrace.plan import BatchSchedule, Leaf, Node, Shards, Share
 from headrace.stores import SampleStore, Store, TokenizerInfo
 from headrace.stores.manifest import manifest_of
 
@@ -250,47 +249,6 @@ def _named(children: Mapping[str, Dataset | Mix]) -> Iterator[tuple[str, Dataset
             yield from child.named(name)
         else:
             yield name, child
-
-
-def homogeneous_samples(root: Node) -> int | None:
-    """Return the largest B such that positions k B to k B + B - 1 have one source for every k.
-
-    Returns None if no blend has ``block_samples`` above 1. Nodes around such a blend may cut its blocks:
-
-        blocks of 16 in a blend by blocks of 32     16
-        blocks of 16, then others from sample 24    8
-        blocks of 16 in a blend sample by sample    1
-    """
-    if not _has_blocks(root):
-        return None
-    # 0 stands for any number, as in gcd: all samples of a single source are its own.
-    return _together(root) or None
-
-
-def _has_blocks(node: Node) -> bool:
-    if isinstance(node, Leaf):
-        return False
-    return (isinstance(node, Branch) and node.block_samples > 1) or any(map(_has_blocks, node.children))
-
-
-def _together(node: Node) -> int:
-    if isinstance(node, Leaf):
-        return 0
-    return gcd(*_borders(node), *map(_together, node.children))
-
-
-def _borders(node: Inner) -> list[int]:
-    """Return numbers of which each place is a multiple where another child, or another part of one, begins."""
-    if isinstance(node, Branch):
-        return [node.block_samples]
-    if isinstance(node, ConcatNode):
-        return [int(length) for length in node.lengths] if len(node.children) > 1 else []
-    if isinstance(node, Schedule):
-        return [int(begin) for begin in node.begins]
-    if isinstance(node, LimitNode):
-        # If the child is a single source, a pass may begin anywhere.
-        return [node.num_samples, node.child.num_samples or 0] if _together(node.child) else []
-    return []  # a repeat begins where its child does
 
 
 def check_micro_batches(

@@ -25,6 +25,7 @@ from headrace.datasets.origins import Origins, checked, pieces
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray
+from headrace.plan.chaptered.sequence import NOTHING
 from headrace.plan.packing import (
     CHUNK,
     PLAN_VERSION,
@@ -36,7 +37,6 @@ from headrace.plan.packing import (
     plan_packs,
 )
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
-from headrace.plan.sequence import NOTHING
 from headrace.stores import Store, find_cache, keep_arrays, kept_name
 from headrace.stores.store import Extents
 

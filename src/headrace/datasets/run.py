@@ -32,7 +32,7 @@ from headrace.datasets.dataset import (
     empty,
     repeated,
 )
-from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, stores_of, wrong_data
+from headrace.datasets.mix import Mix, named_datasets, node_of, stores_of, wrong_data
 from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,
@@ -43,12 +43,12 @@ from headrace.plan import (
     RunRecipe,
 )
 from headrace.plan.bucketing import BucketedOrder, Bucketing
-from headrace.plan.chapters import AnyPlan, ChapteredPlan, Length
-from headrace.plan.nodes import node_recipe
-from headrace.plan.past import past_recipe, split_at
+from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, parts_of
+from headrace.plan.chaptered.past import past_recipe, split_at
+from headrace.plan.nodes import has_schedules, node_recipe
 from headrace.plan.recipe import order_format
-from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of
-from headrace.plan.tree import MAX_POSITIONS
+from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of, homogeneous_samples
+from headrace.plan.tree import MAX_POSITIONS, run_length
 from headrace.stores.store import read_ahead_of_fingerprints
 
 if TYPE_CHECKING:
@@ -143,14 +143,14 @@ class Run:
         self.data = data
         self.order = order or Order()
         self.schedule = BatchSchedule.of(global_batch_size)
-        self.plan: AnyPlan = Plan(node_of("", data), self.order)
         self.edits: tuple[Edit, ...] = ()
         self.generation = 0
         self._first = data, self.order, self.schedule, Length(epochs, samples, drop_last)
+        self.plan: AnyPlan = self._begun_plan()
         by_path = named_datasets(data)
         self._set_datasets([by_path[leaf.path] for leaf in self.plan.leaves])
         self._check_endless(epochs)
-        self.length = self.plan.run_length(self.schedule, epochs=epochs, samples=samples, drop_last=drop_last)
+        self.length = run_length(node_of("", data), self.schedule, epochs=epochs, samples=samples, drop_last=drop_last)
         self.bucketing = bucketing
         self.buckets = None if bucketing is None else self._make_buckets(bucketing)
 
@@ -158,6 +158,11 @@ class Run:
     def measured_by(self) -> Length:
         """How the run was measured when it was begun."""
         return self._first[3]
+
+    def _begun_plan(self) -> AnyPlan:
+        """Return the plan without edits. That of a mix with stages has chapters."""
+        root = node_of("", self.data)
+        return self._chaptered[0] if has_schedules(root) else Plan(root, self.order)
 
     def _set_datasets(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = tuple(datasets)
@@ -329,12 +334,17 @@ class Run:
                 f"step {edit.at_step:,} is within a window of bucketing, whose samples change places: edit the run at "
                 f"step {first:,} or {first + window:,}"
             )
-        return self.rebuilt((*self.edits, edit))
+        return self.rebuilt((*self.edits, edit), checks=True)
 
-    def rebuilt(self, edits: Sequence[Edit]) -> Run:
-        """Return the run as it was begun, with these edits, which rise by their steps. O(edits x sources)."""
+    def rebuilt(self, edits: Sequence[Edit], *, checks: bool = False) -> Run:
+        """Return the run as it was begun, with these edits, which rise by their steps. O(edits x sources).
+
+        With ``checks`` the last edit is checked by sums: it is an error if it would feed samples twice, or lose any.
+        """
         editing: Editing = resolve_name(EDITING).Editing(*self._first)
         applied = tuple(editing.apply(edit) for edit in edits)
+        if checks:
+            editing.editor.check()
         run = copy(self)
         for name in ("block_samples", "draw", "recipe", "_chaptered"):
             run.__dict__.pop(name, None)
@@ -344,7 +354,7 @@ class Run:
         run._set_datasets(editing.datasets)
         plan = editing.editor.plan()
         run._chaptered = plan, editing.editor.key_paths
-        run.plan = plan if edits else Plan(node_of("", run.data), run.order)
+        run.plan = plan if edits else run._begun_plan()
         run.buckets = None if self.bucketing is None else run._make_buckets(self.bucketing)
         return run
 
@@ -356,6 +366,11 @@ class Run:
             editing.apply(edit)
         return editing.editor.plan(), editing.editor.key_paths
 
+    @property
+    def source_paths(self) -> list[str]:
+        """The path by which each source of the run is known, by its number: that of the mix it came in with."""
+        return self._chaptered[1]
+
     def past(self, position: int) -> RunRecipe:
         """Return what decided all samples before a position: the recipe without what came only later.
 
@@ -366,7 +381,8 @@ class Run:
         if self.buckets is not None and position:
             window = self.buckets.window_end(self.schedule.step_of(position - 1))
             ends = self.length is not None and self.length < window
-            batch["bucketing"] = {**self.buckets.recipe, "num_samples": self.length if ends else None}
+            recipe = self.buckets.recipe(self.schedule.step_of(position - 1) + 1)
+            batch["bucketing"] = {**recipe, "num_samples": self.length if ends else None}
         return past_recipe(
             plan,
             key_paths,
@@ -409,9 +425,12 @@ class Run:
             )
         if not self._ragged:
             raise ConfigError("bucketing is for records; windows and packs are all equally long")
-        return BucketedOrder(
-            bucketing, self.schedule, length=self.length, seed=self.order.seed, lengths=self._sample_lengths
-        )
+        # An edit holds from a window on, and so does the seed of its order.
+        seeds = [(0, self._first[1].seed)]
+        for edit in self.edits:
+            if edit.order is not None and edit.order.seed != seeds[-1][1]:
+                seeds.append((edit.at_step, edit.order.seed))
+        return BucketedOrder(bucketing, self.schedule, length=self.length, seeds=seeds, lengths=self._sample_lengths)
 
     def _sample_lengths(self, positions: IntArray) -> IntArray:
         # Before bucketing rearranges them.
@@ -429,13 +448,7 @@ class Run:
     @cached_property
     def block_samples(self) -> int | None:
         """Number of consecutive samples of one source, from each multiple on, if the blend has ``block_samples``."""
-        if isinstance(self.plan, Plan):
-            return homogeneous_samples(self.plan.root)
-        found = 0
-        for chapter in self.plan.chapters:
-            if block := homogeneous_samples(chapter.root):
-                found = gcd(found, block, chapter.begin - chapter.rank(chapter.root))
-        return found or None
+        return gcd(*(homogeneous_samples(part) or 0 for part in parts_of(self.plan))) or None
 
     @cached_property
     def draw(self) -> AnyDraw | None:
@@ -443,21 +456,7 @@ class Run:
 
         A draw decides which rank takes a sample, not which samples a step has.
         """
-        if isinstance(self.plan, Plan):
-            blocks = self.block_samples
-            return draw_of(self.plan, self.schedule, self.drawn_end, block_samples=blocks, bucketing=self.bucketing)
-        last = len(self.plan.chapters) - 1
-        draws = tuple(
-            draw_of(
-                chapter,
-                self.schedule,
-                self.drawn_end if number == last else None,
-                block_samples=homogeneous_samples(chapter.root),
-                bucketing=self.bucketing,
-            )
-            for number, chapter in enumerate(self.plan.chapters)
-        )
-        return ChapterDraws(tuple(self.plan.begins.tolist()), draws) if any(draws) else None
+        return draw_of(self.plan, self.schedule, self.drawn_end, bucketing=self.bucketing)
 
     @property
     def drawn_end(self) -> int | None:
@@ -569,11 +568,11 @@ class Run:
             return self.past(MAX_POSITIONS if self.length is None else self.length)
         batch: dict[str, Any] = {"pieces": [list(piece) for piece in self.schedule.pieces]}
         if self.buckets is not None:
-            batch["bucketing"] = self.buckets.recipe
+            batch["bucketing"] = self.buckets.recipe()
         return RunRecipe(
             format=order_format(is_drawn=self.draw is not None),
             dataset={path: dataset.recipe for path, dataset in zip(self.paths, self.datasets, strict=True)},
-            blend=node_recipe(self.plan.root),
+            blend=node_recipe(node_of("", self.data)),
             order=self.order.recipe,
             batch=batch,
         )
@@ -595,7 +594,7 @@ class Run:
         if self.edits:
             lines.append("edits, the last of which led to the mix above:")
             lines.extend(f"  {edit.describe()}" for edit in self.edits)
-        lines.extend(outline.deviation_outline(self.plan.root, self.datasets))
+        lines.extend(outline.deviation_outline(node_of("", self.data), self.datasets))
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.mix import Mix, named_datasets
+from headrace.datasets.mix import Mix, named_datasets, node_of
 from headrace.plan import (
     BatchSchedule,
     Branch,
     ConcatNode,
+    Declared,
     Inner,
     Leaf,
     LimitNode,
-    Node,
     Order,
     RepeatNode,
     Schedule,
     order_quality,
 )
-from headrace.plan.chapters import AnyPlan
+from headrace.plan.chaptered.chapters import AnyPlan
 
 
 def sources_outline(data: Dataset | Mix, plan: AnyPlan) -> list[str]:
     """Return lines: the tree of the sources with their shares, then the order; of an edited run the last ones."""
-    return [*_tree(plan.root, named_datasets(data), "", ""), f"order: {_order(plan.order)}"]
+    return [*_tree(node_of("", data), named_datasets(data), "", ""), f"order: {_order(plan.order)}"]
 
 
-def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Iterator[str]:
+def _tree(node: Declared, by_path: dict[str, Dataset], first: str, rest: str) -> Iterator[str]:
     name = node.path.rpartition("/")[2] or "run"
     if isinstance(node, Leaf):
         dataset = by_path[node.path]
@@ -49,7 +49,7 @@ def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Ite
 _SHOWN = 4
 """Most mixes of a schedule that are all shown; of more, only the first and the last are."""
 
-_KINDS: dict[type[Node], str] = {
+_KINDS: dict[type, str] = {
     Branch: "blend",
     ConcatNode: "one after another",
     LimitNode: "the first samples of every pass",
@@ -58,12 +58,12 @@ _KINDS: dict[type[Node], str] = {
 }
 
 
-def _parts(node: Inner) -> list[str]:
+def _parts(node: Inner | Schedule) -> list[str]:
     """Return what stands before each child: its share, or where it begins."""
     if isinstance(node, Branch):
         return [f"{100 * share / sum(node.shares):.3f} % " for share in node.shares]
     if isinstance(node, Schedule):
-        return [f"from sample {begin:,}: " for begin in node.begins.tolist()]
+        return [f"from sample {begin:,}: " for begin in node.begins]
     return [""] * len(node.children)
 
 
@@ -96,7 +96,7 @@ def mixing_outline(plan: AnyPlan, schedule: BatchSchedule) -> str:
     )
 
 
-def deviation_outline(root: Node, datasets: Sequence[Dataset]) -> Iterator[str]:
+def deviation_outline(root: Declared, datasets: Sequence[Dataset]) -> Iterator[str]:
     """Yield how far the tokens of a source may stray from its token share while its samples keep to theirs."""
     if isinstance(root, Branch):
         if not all(dataset.traits.has_tokens for dataset in datasets):

@@ -33,7 +33,7 @@ from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_sam
 from headrace.inspect.samples import PlainSources, SampleOptions, closed, options_of
 from headrace.inspect.store_checks import Verdict, check_store
 from headrace.io import can_list, path_at
-from headrace.plan import BatchSchedule, Branch, Leaf, LimitNode, Node, RepeatNode, Schedule
+from headrace.plan import BatchSchedule, Branch, Declared, Leaf, LimitNode, Node, RepeatNode, Schedule
 from headrace.stores import Problem
 from headrace.stores.energon import folder_kind
 from headrace.stores.opening import sample_layout
@@ -194,15 +194,13 @@ class _Counting:
         return {**found, "kind": "source", **more}
 
 
-def _given(node: Node, num_ranks: int) -> Counter[str]:
+def _given(node: Declared, num_ranks: int) -> Counter[str]:
     """Return how many samples each source has among the first ones of a node, without those that a limit left out."""
     if isinstance(node, Leaf):
         return Counter({node.path: num_ranks})
     given: Counter[str] = Counter()
     if isinstance(node, Schedule):
-        ends = [*node.begins.tolist()[1:], num_ranks]
-        for child, begin, end in zip(node.children, node.begins.tolist(), ends, strict=True):
-            given.update(_given(child, max(0, min(end, num_ranks) - begin)))
+        given.update(node.counts(num_ranks))  # no limits below
     elif isinstance(node, LimitNode) and node.num_samples < (node.child.num_samples or 0):
         # Every pass begins like the first one, apart from a sample or two if passes further down have other lengths.
         passes, within = divmod(num_ranks, node.num_samples)
@@ -215,7 +213,7 @@ def _given(node: Node, num_ranks: int) -> Counter[str]:
     return given
 
 
-def _child(node: Node, path: str) -> Node:
+def _child(node: Declared, path: str) -> Node:
     """Return the child at a path; in a schedule, that of the first piece which has it."""
     if isinstance(node, Schedule):
         branches = [child for child in node.children if not isinstance(child, Leaf)]
@@ -225,7 +223,7 @@ def _child(node: Node, path: str) -> Node:
     return next(child for child in node.children if child.path == path)
 
 
-def _shares(node: Node, tree: Mixed) -> dict[str, float]:
+def _shares(node: Declared, tree: Mixed) -> dict[str, float]:
     """Return the share of each child in the samples of this node, by its path."""
     if isinstance(node, Schedule):
         return _shares(node.children[-1], tree)

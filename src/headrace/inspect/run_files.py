@@ -13,8 +13,8 @@ from headrace.datasets.editing import Edit
 from headrace.datasets.mix import node_of
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural, table
-from headrace.plan import Branch, Leaf, Node, Order, Schedule
-from headrace.plan.chapters import ChapteredPlan
+from headrace.plan import Branch, Declared, Leaf, Order, Schedule
+from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.tracing.accounting import RunAccount, account
 from headrace.tracing.file_edits import FileEdit
 from headrace.tracing.run_file import read_run_file
@@ -165,7 +165,7 @@ def tell_run_file(path: str | os.PathLike[str]) -> ToldFile:
             ToldRun(
                 first_step=saved.first_step,
                 position=saved.position,
-                begun=shares(begun.plan.root),
+                begun=shares(node_of("", begun.data)),
                 mix=shares(node_of("", run.data)),
                 batches=tuple((step + saved.shift, size) for step, size in run.schedule.pieces),
                 order=_order(run.order),
@@ -248,10 +248,10 @@ def source_counts(run: Run, step: int) -> dict[str, int]:
     return found
 
 
-def shares(root: Node) -> dict[str, float]:
+def shares(root: Declared) -> dict[str, float]:
     """Return the share of each source in a tree, as parts of 1; of a schedule those at its end."""
     found: dict[str, float] = {}
-    pending = [(root, 1.0)]
+    pending: list[tuple[Declared, float]] = [(root, 1.0)]
     while pending:
         node, part = pending.pop()
         if isinstance(node, Leaf):
@@ -274,7 +274,7 @@ def edit_lines(edit: ToldEdit) -> list[str]:
 
 def _told(begun: Run, edits: Sequence[Edit], shift: int) -> Iterator[ToldEdit]:
     """Yield the edits of a run, each with what it changes."""
-    last = shares(begun.plan.root)
+    last = shares(node_of("", begun.data))
     for edit in edits:
         now = last if edit.data is None else shares(node_of("", edit.data))
         yield ToldEdit(

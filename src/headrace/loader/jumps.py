@@ -7,7 +7,7 @@ from collections import Counter
 from headrace.datasets import FramedRun, Run
 from headrace.errors import ConfigError
 from headrace.loader.spans import check_between_steps
-from headrace.plan.chapters import ChapteredPlan
+from headrace.plan.chaptered.chapters import ChapteredPlan
 
 
 def check_jump(run: Run | FramedRun, fed: int | None, position: int, *, is_ordered: bool) -> None:

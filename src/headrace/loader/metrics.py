@@ -377,13 +377,13 @@ class _Mix:
 def _planned(run: Run, begin: int, end: int) -> Iterator[tuple[str, float]]:
     """Yield how many samples of each source are planned between two positions, by path, chapter by chapter."""
     if isinstance(run.plan, Plan):
-        parts = [(leaf_shares(run.plan.root, begin, end), end - begin)]
+        parts = [(leaf_shares(run.plan.root), end - begin)]
     else:
         parts = []
         for chapter, beyond in run.plan.spans(begin, end):
             first, last = max(begin, chapter.begin), min(beyond, end)
             if first < last:
-                parts.append((chapter.shares(first, last), last - first))
+                parts.append((chapter.shares(), last - first))
     for shares, count in parts:
         for path, share in shares.items():
             yield path, float(share) * count

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headrace.plan.nodes import (
         Branch,
         ConcatNode,
+        Declared,
         Inner,
         Leaf,
         LimitNode,
@@ -66,7 +67,7 @@ _HOMES = homes(
         "headrace.plan.bucketing": "Bucketing bucketed",
         "headrace.plan.cursor": "BalancedStep Cursor",
         "headrace.plan.keys": "IntArray KeyArray derive_array",
-        "headrace.plan.nodes": "Branch ConcatNode Inner Leaf LimitNode "
+        "headrace.plan.nodes": "Branch ConcatNode Declared Inner Leaf LimitNode "
         "Node RepeatNode Schedule leaf_counts leaves node_recipe",
         "headrace.plan.order": "Order Shards",
         "headrace.plan.permutation": "permute unpermute",
@@ -89,6 +90,7 @@ __all__ = [
     "Bucketing",
     "ConcatNode",
     "Cursor",
+    "Declared",
     "Draw",
     "Inner",
     "IntArray",

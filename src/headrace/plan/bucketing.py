@@ -13,8 +13,9 @@ key, so that the order is a pure function of the position, for any number of ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import index
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import index, itemgetter
 from typing import Any
 
 import msgspec
@@ -85,7 +86,8 @@ class BucketedOrder:
     """The positions of a run, rearranged within windows of steps. A pure function; the last few windows are cached.
 
     ``lengths`` returns the lengths of the samples at some positions before they are rearranged. Each window reads the
-    lengths of all its samples once, on every rank.
+    lengths of all its samples once, on every rank. ``seeds`` are (first step, seed), rising from step 0: from the
+    window of the step on, places are drawn with that seed.
     """
 
     def __init__(
@@ -94,22 +96,26 @@ class BucketedOrder:
         schedule: BatchSchedule,
         *,
         length: int | None,
-        seed: int,
+        seeds: Sequence[tuple[int, int]],
         lengths: Callable[[IntArray], IntArray],
     ) -> None:
         self._bucketing = bucketing
         self._schedule = schedule
         self._length = length
-        self._seed = seed
-        self._key = source_key(seed, "", "bucketing")
+        self._seeds = seeds
+        self._keys = [source_key(seed, "", "bucketing") for _, seed in seeds]
         self._lengths = lengths
         self._windows: dict[int, tuple[int, IntArray]] = {}
 
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """What decides the places. The seed does, even if the order has none; and the last window ends with the run."""
+    def recipe(self, end: int | None = None) -> dict[str, Any]:
+        """Return what decides the places before a step, or all of them.
+
+        The seed does, even if the order has none; and the last window ends with the run.
+        """
+        seeds = [one for one in self._seeds if end is None or one[0] < end] or self._seeds[:1]
+        later = {"later_seeds": [list(one) for one in seeds[1:]]} if len(seeds) > 1 else {}
         bucketing = msgspec.to_builtins(self._bucketing)
-        return {**bucketing, "seed": self._seed, "num_samples": self._length, "version": 1}
+        return {**bucketing, "seed": seeds[0][1], **later, "num_samples": self._length, "version": 1}
 
     def window_end(self, step: int) -> int:
         """Return the position at which the window of a step ends, if the run does not end before."""
@@ -147,5 +153,6 @@ class BucketedOrder:
             bounds = [min(bound, self._length) for bound in bounds]
         sizes = [size for size in np.diff(bounds).tolist() if size]
         lengths = self._lengths(np.arange(bounds[0], bounds[-1], dtype=np.int64))
-        places = bucketed(lengths, self._bucketing.group_sizes(sizes), derive(self._key, window))
+        number = bisect_right(self._seeds, steps.start, key=itemgetter(0)) - 1
+        places = bucketed(lengths, self._bucketing.group_sizes(sizes), derive(self._keys[number], window))
         return bounds[0], places

@@ -4,7 +4,9 @@
     ConcatNode    one child after another
     LimitNode     only the first samples of every pass of the child
     RepeatNode    a given number of samples a pass, however long the child is
-    Schedule      another tree from some position on
+
+A `Schedule` is no node of a plan: it declares that another tree holds from some rank on, and `staged` divides a tree
+that has schedules into stages without any.
 
 Every inner node is a pure function: ``split`` maps a rank in the node (the number of a sample in its order, from 0) to
 a child and the rank within that child, and ``join`` maps back. All are monotone: if one rank of a child is larger than
@@ -15,11 +17,13 @@ another, so is its rank in the node.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Final
+from itertools import pairwise
+from typing import Final, cast
 
 import numpy as np
 
@@ -72,11 +76,20 @@ class Leaf:
         return Leaf(self.path, end - begin, shards, self.first_sample + begin)
 
 
+Place = tuple[str, int]
+"""Where an inner node stands in its tree: its path, and how many nodes below it have the same one."""
+
+
 class _WithChildren:
-    """What inner nodes with an order of their own have in common."""
+    """What inner nodes have in common."""
 
     path: str
     children: tuple[Node, ...]
+
+    @property
+    def place(self) -> Place:
+        """Where the node stands in its tree. A limit has the path of its child, and is one above it."""
+        return self.path, 0
 
     @cached_property
     def child_of(self) -> dict[str, int]:
@@ -91,6 +104,11 @@ class _WithChild(_WithChildren):
     def children(self) -> tuple[Node]:  # type: ignore[override]
         """The child, as a tuple of one."""
         return (self.child,)
+
+    @cached_property
+    def place(self) -> Place:
+        """See `_WithChildren.place`."""
+        return self.path, 1 if isinstance(self.child, Leaf) else self.child.place[1] + 1
 
 
 @dataclass(frozen=True)
@@ -295,16 +313,16 @@ class RepeatNode(_WithChild):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Trees that follow each other: ``segments`` are (first position, tree), rising from 0; the last one has no end.
+    """Trees that follow each other: ``segments`` are (first rank, tree), rising from 0; the last one has no end.
 
     Leaves with the same path in several trees are one source. It continues its epochs across segments: in each segment
-    it goes on after the samples that fell to it before, a number that is computed in closed form.
+    it goes on after the samples that fell to it before.
 
     Example:
         >>> web, code = headrace.plan.Leaf("web", 200), headrace.plan.Leaf("code", 100)
         >>> mix = headrace.plan.Branch("", (web, code), (1, 1), None)
         >>> schedule = headrace.plan.Schedule("", ((0, web), (60, mix)))
-        >>> headrace.plan.leaf_counts(schedule, 100)
+        >>> schedule.counts(100)
         {'web': 80, 'code': 20}
     """
 
@@ -312,7 +330,7 @@ class Schedule:
     segments: tuple[tuple[int, Node], ...]
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless positions rise from 0 and leaves with one path are the same source."""
+        """Raise ConfigError unless ranks rise from 0 and leaves with one path are the same source."""
         begins = [begin for begin, _ in self.segments]
         if not begins or begins[0] != 0 or begins != sorted(set(begins)):
             raise ConfigError(
@@ -320,12 +338,19 @@ class Schedule:
             )
         known: dict[str, Leaf] = {}
         for _, tree in self.segments:
+            if has_schedules(tree):
+                raise ConfigError(f"a segment of {self.path!r} is itself a schedule: make its segments those of one")
             for leaf in leaves(tree):
                 if known.setdefault(leaf.path, leaf) != leaf:
                     raise ConfigError(
                         f"source {leaf.path!r} is not the same in all segments of {self.path!r}: "
                         f"{known[leaf.path]} and {leaf}"
                     )
+
+    @property
+    def place(self) -> Place:
+        """Where it stands in its tree."""
+        return self.path, 0
 
     @property
     def children(self) -> tuple[Node, ...]:
@@ -337,35 +362,42 @@ class Schedule:
         """None, since the last segment has no end."""
         return None
 
-    @cached_property
-    def begins(self) -> IntArray:
-        """(num_segments,) int64: the first position of each segment."""
-        return np.array([begin for begin, _ in self.segments], dtype=np.int64)
+    @property
+    def begins(self) -> list[int]:
+        """The first rank of each segment."""
+        return [begin for begin, _ in self.segments]
 
     @cached_property
     def starts(self) -> tuple[dict[str, int], ...]:
         """For each segment, how many samples of each leaf come before it. O(segments * sources), computed once."""
         found: list[dict[str, int]] = [{}]
-        for tree, length in zip(self.children, np.diff(self.begins).tolist(), strict=False):
-            counts = leaf_counts(tree, length)
-            found.append({path: found[-1].get(path, 0) + counts.get(path, 0) for path in {**found[-1], **counts}})
+        for tree, (begin, end) in zip(self.children, pairwise(self.begins), strict=False):
+            found.append(_added(found[-1], leaf_counts(tree, end - begin)))
         return tuple(found)
 
-    def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
-        """Map ranks to segments and the ranks within them, as ``Branch.split``."""
-        chosen = np.searchsorted(self.begins, ranks, side="right").astype(np.int64) - 1
-        return chosen, ranks - self.begins[chosen]
-
-    def join(self, child: int, ranks: IntArray) -> IntArray:
-        """Return the rank in the schedule of each rank of a segment, as ``Branch.join``."""
-        return ranks + int(self.begins[child])
+    def counts(self, num_ranks: int) -> dict[str, int]:
+        """Return how far each leaf has come after so many ranks, by path."""
+        number = bisect_right(self.begins, num_ranks) - 1
+        return _added(self.starts[number], leaf_counts(self.children[number], num_ranks - self.begins[number]))
 
 
-Inner = Branch | ConcatNode | LimitNode | RepeatNode | Schedule
+Inner = Branch | ConcatNode | LimitNode | RepeatNode
 Node = Leaf | Inner
+Declared = Node | Schedule
+"""What a mix declares. The children of its nodes may be schedules, too, until `staged` has divided it."""
 
 
-def leaves(node: Node) -> Iterator[Leaf]:
+def has_schedules(node: Declared) -> bool:
+    """Return whether a tree has to be divided into stages before it can be a plan."""
+    return isinstance(node, Schedule) or (not isinstance(node, Leaf) and any(map(has_schedules, node.children)))
+
+
+def declared(schedule: Schedule) -> Node:
+    """Return a schedule as a child of other nodes."""
+    return cast(Node, schedule)
+
+
+def leaves(node: Declared) -> Iterator[Leaf]:
     """Yield the sources below a node, depth first. Their numbers in a ``Lookup`` are their places in this order.
 
     A source that is in several segments of a schedule is yielded once.
@@ -383,32 +415,24 @@ def leaf_counts(node: Node, num_ranks: int) -> dict[str, int]:
     """Return how far each leaf has come after the first ``num_ranks`` of a node, by path. Closed form, O(sources)."""
     if isinstance(node, Leaf):
         return {node.path: num_ranks}
-    if isinstance(node, Schedule):
-        segment = int(np.searchsorted(node.begins, num_ranks, side="right")) - 1
-        found = dict(node.starts[segment])
-        parts = [(node.children[segment], num_ranks - int(node.begins[segment]))]
-    else:
-        found = {}
-        parts = list(zip(node.children, node.counts(num_ranks), strict=True))
-    for child, count in parts:
-        for path, number in leaf_counts(child, count).items():
-            found[path] = found.get(path, 0) + number
+    found: dict[str, int] = {}
+    for child, count in zip(node.children, node.counts(num_ranks), strict=True):
+        found |= leaf_counts(child, count)
     return found
 
 
-def leaf_shares(node: Node, begin: int, end: int) -> dict[str, Fraction]:
-    """Return the planned part of each leaf in the ranks ``begin`` to ``end - 1`` of a node, by path."""
+def _added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    return {path: counts.get(path, 0) + others.get(path, 0) for path in {**counts, **others}}
+
+
+def leaf_shares(node: Node) -> dict[str, Fraction]:
+    """Return the planned part of each leaf in a node, by path."""
     if isinstance(node, Leaf):
         return {node.path: Fraction(1)}
     if isinstance(node, LimitNode):
         counts = leaf_counts(node.child, node.num_samples)
         return {path: Fraction(count, node.num_samples) for path, count in counts.items()}
-    if isinstance(node, Schedule):
-        bounds = [*node.begins[1:].tolist(), max(end, int(node.begins[-1]) + 1)]
-        weights = [
-            max(min(end, high) - max(begin, low), 0) for low, high in zip(node.begins.tolist(), bounds, strict=True)
-        ]
-    elif isinstance(node, Branch):
+    if isinstance(node, Branch):
         weights = list(node.shares)
     elif isinstance(node, ConcatNode):
         weights = node.lengths.tolist()
@@ -418,12 +442,12 @@ def leaf_shares(node: Node, begin: int, end: int) -> dict[str, Fraction]:
     total = sum(weights)
     for child, weight in zip(node.children, weights, strict=True):
         part = Fraction(weight, total)
-        for path, share in leaf_shares(child, begin, end).items():
+        for path, share in leaf_shares(child).items():
             found[path] = found.get(path, Fraction(0)) + share * part
     return found
 
 
-def node_recipe(node: Node) -> dict[str, object]:
+def node_recipe(node: Declared) -> dict[str, object]:
     """Return what decides anything in a tree, JSON-safe, for the recipe of a run.
 
     Fields that are new since the first version are written only where they are used. In a schedule each source is
@@ -441,11 +465,11 @@ _KINDS: Final[Mapping[type, str]] = {ConcatNode: "concat", LimitNode: "limit", R
 """The names of these nodes in the recipes of saved runs."""
 
 
-def _recipe(node: Node, numbers: dict[str, int] | None) -> dict[str, object]:
+def _recipe(node: Declared, numbers: dict[str, int] | None) -> dict[str, object]:
     """The recipe of a node; within a schedule that has written its sources, ``numbers`` maps their paths to numbers."""
     recipe: dict[str, object] = {"path": node.path}
     if isinstance(node, Schedule):
-        return recipe | {"kind": "schedule"} | _segments_recipe(node, numbers)
+        return recipe | {"kind": "schedule"} | _segments_recipe(node)
     recipe["num_samples"] = node.num_samples
     if isinstance(node, Leaf):
         if node.shards is not None:
@@ -462,12 +486,9 @@ def _child_recipe(node: Node, numbers: dict[str, int] | None) -> dict[str, objec
     return numbers[node.path] if numbers is not None and isinstance(node, Leaf) else _recipe(node, numbers)
 
 
-def _segments_recipe(node: Schedule, numbers: dict[str, int] | None) -> dict[str, object]:
-    written: dict[str, object] = {}
-    if numbers is None:
-        sources = list(leaves(node))
-        numbers = {leaf.path: number for number, leaf in enumerate(sources)}
-        written = {"sources": [_recipe(leaf, None) for leaf in sources]}
+def _segments_recipe(node: Schedule) -> dict[str, object]:
+    sources = list(leaves(node))
+    numbers = {leaf.path: number for number, leaf in enumerate(sources)}
     trees: list[object] = []
     known: dict[str, int] = {}
     segments = []
@@ -480,4 +501,4 @@ def _segments_recipe(node: Schedule, numbers: dict[str, int] | None) -> dict[str
         if number == len(trees):
             trees.append(tree)
         segments.append(segment | {"tree": number})
-    return written | {"trees": trees, "segments": segments}
+    return {"sources": [_recipe(leaf, None) for leaf in sources], "trees": trees, "segments": segments}

@@ -31,17 +31,18 @@ Positions that belong together stay together: units of neighbouring positions ch
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.errors import StateError
 from headrace.plan.bucketing import Bucketing
+from headrace.plan.chaptered.chapters import AnyPlan, PlanChapter, parts_of
 from headrace.plan.keys import IntArray, KeyArray, derive_array, source_key
-from headrace.plan.nodes import Branch, Leaf, Node
-from headrace.plan.order import Order
+from headrace.plan.nodes import Branch, ConcatNode, Inner, Leaf, LimitNode, Node
 from headrace.plan.permutation import permute_each, unpermute_each
 from headrace.plan.schedule import BatchSchedule
 
@@ -373,50 +374,86 @@ class _Units(NamedTuple):
     short: list[tuple[IntArray, IntArray]]
 
 
-class Drawn(Protocol):
-    """What decides whether slots are drawn: a plan, or a chapter of one."""
-
-    @property
-    def root(self) -> Node:
-        """The tree of sources."""
-
-    @property
-    def order(self) -> Order:
-        """The order of their samples."""
-
-
 def draw_of(
-    plan: Drawn,
-    schedule: BatchSchedule,
-    length: int | None,
-    *,
-    block_samples: int | None,
-    bucketing: Bucketing | None,
-) -> Draw | None:
+    plan: AnyPlan, schedule: BatchSchedule, length: int | None, *, bucketing: Bucketing | None
+) -> AnyDraw | None:
     """Return how the slots of a run are drawn, or None if each slot takes the position of its own number.
 
     Slots are not drawn if nothing is blended, if the sources are read in the order of their stores, or if a step is a
     single unit. Blocks of ``block_samples``, each from one source, stay together; they begin at multiples of their
     size. With bucketing its groups stay together, which are whole steps unless ``group_samples`` is set.
     """
-    if not draws(plan):
+    parts = parts_of(plan)
+    found = [_draw_of(part, schedule, length if part is parts[-1] else None, bucketing) for part in parts]
+    if len(found) == 1:
+        return found[0]
+    return ChapterDraws(tuple(part[0].begin for part in parts), tuple(found)) if any(found) else None
+
+
+def _draw_of(
+    part: Sequence[PlanChapter], schedule: BatchSchedule, length: int | None, bucketing: Bucketing | None
+) -> Draw | None:
+    order = part[0].order
+    if order.kind == "none" or not any(_blends(chapter.root) for chapter in part):
         return None
     if bucketing is not None and bucketing.group_samples is None:
         return None
-    unit = bucketing.group_samples if bucketing is not None else block_samples
+    unit = bucketing.group_samples if bucketing is not None else homogeneous_samples(part)
     counts_from_step = bucketing is not None
     most = max(size for _, size in schedule.pieces)
     if most == 1 or (counts_from_step and unit is not None and most <= unit):
         return None
-    return Draw(source_key(plan.order.seed, "", "slots"), schedule, length, unit or 1, counts_from_step)
+    return Draw(source_key(order.seed, "", "slots"), schedule, length, unit or 1, counts_from_step)
 
 
-def draws(plan: Drawn) -> bool:
+def draws(plan: AnyPlan) -> bool:
     """Return whether there is anything to draw: sources are blended, and are not read in the order of their stores."""
-    return plan.order.kind != "none" and _blends(plan.root)
+    return plan.order.kind != "none" and any(_blends(chapter.root) for part in parts_of(plan) for chapter in part)
 
 
 def _blends(node: Node) -> bool:
     if isinstance(node, Leaf):
         return False
     return (isinstance(node, Branch) and len(node.children) > 1) or any(map(_blends, node.children))
+
+
+def homogeneous_samples(chapters: Sequence[PlanChapter]) -> int | None:
+    """Return the largest B such that positions k B to k B + B - 1 have one source for every k in some chapters.
+
+    Returns None if no blend has ``block_samples`` above 1. Nodes around such a blend may cut its blocks:
+
+        blocks of 16 in a blend by blocks of 32     16
+        blocks of 16, then others from sample 24    8
+        blocks of 16 in a blend sample by sample    1
+    """
+    if not any(_has_blocks(chapter.root) for chapter in chapters):
+        return None
+    # 0 stands for any number, as in gcd: all samples of a single source are its own.
+    shifts = [chapter.begin - chapter.rank(chapter.root) for chapter in chapters]
+    return gcd(*shifts, *(_together(chapter.root, chapter) for chapter in chapters)) or None
+
+
+def _has_blocks(node: Node) -> bool:
+    if isinstance(node, Leaf):
+        return False
+    return (isinstance(node, Branch) and node.block_samples > 1) or any(map(_has_blocks, node.children))
+
+
+def _together(node: Node, chapter: PlanChapter) -> int:
+    if isinstance(node, Leaf):
+        return 0
+    # A child counts from its own rank, which need not be where a block begins.
+    ranks = [chapter.rank(child) for child in node.children]
+    return gcd(*_borders(node, chapter), *ranks, *(_together(child, chapter) for child in node.children))
+
+
+def _borders(node: Inner, chapter: PlanChapter) -> list[int]:
+    """Return numbers of which each place is a multiple where another child, or another part of one, begins."""
+    if isinstance(node, Branch):
+        return [node.block_samples]
+    if isinstance(node, ConcatNode):
+        return [int(length) for length in node.lengths] if len(node.children) > 1 else []
+    if isinstance(node, LimitNode):
+        # If the child is a single source, a pass may begin anywhere.
+        return [node.num_samples, node.child.num_samples or 0] if _together(node.child, chapter) else []
+    return []  # a repeat begins where its child does

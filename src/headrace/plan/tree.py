@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from operator import index
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive_array, source_key
-from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaves
+from headrace.plan.nodes import Declared, Leaf, Node, leaf_counts, leaves
 from headrace.plan.order import Order
 from headrace.plan.schedule import BatchSchedule
 
@@ -38,29 +37,38 @@ class SampleTimes(NamedTuple):
     epochs: IntArray
 
 
-def ascended(node: Node, path: str, ranks: IntArray, join: Callable[[Inner, int, str, IntArray], IntArray]) -> IntArray:
-    """Return (n,) int64: the rank in a node of each rank of a leaf below it, or -1 if it is never taken.
+def run_length(
+    root: Declared, schedule: BatchSchedule, *, epochs: int | None, samples: int | None, drop_last: bool
+) -> int | None:
+    """Return how many samples a run feeds: ``epochs`` passes, or ``samples``; None for a run without an end.
 
-    Args:
-        node: the node.
-        path: the path of the leaf.
-        ranks: (n,) int64, ranks of the leaf.
-        join: returns the rank in an inner node, from the number of the child that holds the leaf, the path, and ranks
-            of the leaf since the child began.
+    If neither is given, a mix that ends is fed for one pass, and all else goes on without end. With ``drop_last``,
+    samples of a last step that is short are left out.
+
+    Raises:
+        ConfigError: both are given, the plan has no end and ``epochs`` is given, or no samples are left.
     """
-    if isinstance(node, Leaf):
-        return ranks
-    if not isinstance(node, Schedule):
-        return join(node, node.child_of[path], path, ranks)
-    starts = np.array([start.get(path, 0) for start in node.starts], dtype=np.int64)
-    # If a segment leaves the source out, the next one starts with the same count, and side="right" finds that one.
-    # Ranks below 0, of samples before the first segment, belong to none.
-    segments = np.maximum(np.searchsorted(starts, ranks, side="right") - 1, 0)
-    joined = np.full_like(ranks, -1)
-    for segment in np.unique(segments).tolist():
-        mine = segments == segment
-        joined[mine] = join(node, segment, path, ranks[mine] - starts[segment])
-    return joined
+    if epochs is not None and samples is not None:
+        raise ConfigError("epochs and samples are both given: a run is measured in one of them")
+    one_pass = root.num_samples
+    if epochs is not None and one_pass is None:
+        raise ConfigError("an endless blend has no epochs: pass samples, or give the blend an end")
+    if epochs is not None and one_pass is not None:
+        length = index(epochs) * one_pass
+    elif samples is not None:
+        length = index(samples)
+    elif one_pass is not None and not isinstance(root, Leaf):
+        length = one_pass
+    else:
+        return None
+    if drop_last:
+        length = schedule.begin(schedule.step_of(length))
+    if length < 1:
+        raise ConfigError(
+            f"a run of {epochs if samples is None else samples} "
+            f"{'epochs' if samples is None else 'samples'} with drop_last={drop_last} has no samples to feed"
+        )
+    return length
 
 
 class Plan:
@@ -89,39 +97,6 @@ class Plan:
         self._numbers = {path: number for number, path in enumerate(paths)}
         self._keys = [source_key(order.seed, leaf.path, "order") for leaf in self.leaves]
 
-    def run_length(
-        self, schedule: BatchSchedule, *, epochs: int | None, samples: int | None, drop_last: bool
-    ) -> int | None:
-        """Return how many samples a run feeds: ``epochs`` passes, or ``samples``; None for a run without an end.
-
-        If neither is given, a mix that ends is fed for one pass, and all else goes on without end. With ``drop_last``,
-        samples of a last step that is short are left out.
-
-        Raises:
-            ConfigError: both are given, the plan has no end and ``epochs`` is given, or no samples are left.
-        """
-        if epochs is not None and samples is not None:
-            raise ConfigError("epochs and samples are both given: a run is measured in one of them")
-        one_pass = self.root.num_samples
-        if epochs is not None and one_pass is None:
-            raise ConfigError("an endless blend has no epochs: pass samples, or give the blend an end")
-        if epochs is not None and one_pass is not None:
-            length = index(epochs) * one_pass
-        elif samples is not None:
-            length = index(samples)
-        elif one_pass is not None and not isinstance(self.root, Leaf):
-            length = one_pass
-        else:
-            return None
-        if drop_last:
-            length = schedule.begin(schedule.step_of(length))
-        if length < 1:
-            raise ConfigError(
-                f"a run of {epochs if samples is None else samples} "
-                f"{'epochs' if samples is None else 'samples'} with drop_last={drop_last} has no samples to feed"
-            )
-        return length
-
     def lookup(self, positions: IntArray) -> Lookup:
         """Return source, epoch and sample index at each of (n,) int64 ``positions``, 0 <= position < 2^62."""
         if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= MAX_POSITIONS):
@@ -134,7 +109,7 @@ class Plan:
             indices=np.empty_like(positions),
             keys=np.empty(positions.shape, dtype=np.uint64),
         )
-        self._descend(self.root, positions, slice(None), {}, result)
+        self._descend(self.root, positions, slice(None), result)
         return result
 
     def counts(self, position: int) -> list[int]:
@@ -176,7 +151,7 @@ class Plan:
 
     def ascend(self, source: int, ranks: IntArray) -> IntArray:
         """Return (n,) int64: the position of each rank of a source, or -1 if it is never taken."""
-        return ascended(self.root, self.leaves[source].path, ranks, self._join)
+        return self._ascend(self.root, self.leaves[source].path, ranks)
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """Return (n,) uint64: the keys of epochs of a source, as in a ``Lookup``."""
@@ -189,17 +164,12 @@ class Plan:
         indices = self.order.indices(ranks - epochs * leaf.num_samples, keys, leaf.num_samples, leaf.shards)
         return epochs, indices + leaf.first_sample if leaf.first_sample else indices, keys
 
-    def _descend(
-        self, node: Node, ranks: IntArray, rows: IntArray | slice, starts: Mapping[str, int], result: Lookup
-    ) -> None:
-        """Fill ``rows`` of the result for ``ranks`` of a node.
-
-        ``starts`` maps paths of leaves to how many of their samples came before the segment that holds the node.
-        """
+    def _descend(self, node: Node, ranks: IntArray, rows: IntArray | slice, result: Lookup) -> None:
+        """Fill ``rows`` of the result for ``ranks`` of a node."""
         if isinstance(node, Leaf):
             number = self._numbers[node.path]
             result.sources[rows] = number
-            found = self._within(node, number, ranks + starts.get(node.path, 0))
+            found = self._within(node, number, ranks)
             result.epochs[rows], result.indices[rows], result.keys[rows] = found
             return
         chosen, child_ranks = node.split(ranks)
@@ -209,16 +179,12 @@ class Plan:
         for number in np.flatnonzero(np.diff(bounds)).tolist():
             mine = by_child[bounds[number] : bounds[number + 1]]
             child_rows = mine if isinstance(rows, slice) else rows[mine]
-            within = _added(starts, node.starts[number]) if isinstance(node, Schedule) else starts
-            self._descend(node.children[number], child_ranks[mine], child_rows, within, result)
+            self._descend(node.children[number], child_ranks[mine], child_rows, result)
 
-    def _join(self, node: Inner, child: int, path: str, ranks: IntArray) -> IntArray:
-        below = ascended(node.children[child], path, ranks, self._join)
-        joined = node.join(child, np.maximum(below, 0))
-        return np.where(below < 0, -1, joined)
-
-
-def _added(outer: Mapping[str, int], inner: Mapping[str, int]) -> Mapping[str, int]:
-    if not outer:
-        return inner
-    return {path: outer.get(path, 0) + inner.get(path, 0) for path in {**outer, **inner}}
+    def _ascend(self, node: Node, path: str, ranks: IntArray) -> IntArray:
+        """Return the rank in a node of each rank of a leaf below it, or -1 if it is never taken."""
+        if isinstance(node, Leaf):
+            return ranks
+        child = node.child_of[path]
+        below = self._ascend(node.children[child], path, ranks)
+        return np.where(below < 0, -1, node.join(child, np.maximum(below, 0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from operator import index
 
 import msgspec
@@ -16,21 +17,20 @@ from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, How
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import IntArray, Leaf
-from headrace.plan.changes import PlanEditor
-from headrace.plan.chapters import ChapteredPlan, Length, PlanChapter
-from headrace.plan.sequence import EpochSeries, SeriesSection
-from headrace.tracing.epochs import (
+from headrace.plan.chaptered.changes import PlanEditor
+from headrace.plan.chaptered.chapters import ChapteredPlan, Length, PlanChapter, parts_of
+from headrace.plan.chaptered.epochs import (
     EpochColumns,
     Interval,
     PartOfEpoch,
     SourceEpochs,
-    fed_ranks,
-    gaps,
-    pieces,
-    pieces_to_come,
-    seen,
+    fed_before,
+    source_epochs,
+    spans,
     united,
 )
+from headrace.plan.chaptered.sequence import EpochSeries
+from headrace.tracing.seen import seen
 
 _SAMPLED = 1024
 """Samples from which an estimate is made."""
@@ -245,19 +245,24 @@ class _Accounting:
         self.series_of: dict[int, list[EpochSeries]] = {}
         for series, source in zip(self.plan.series, self.plan.source_of, strict=True):
             self.series_of.setdefault(source, []).append(series)
-        self.names = {source: path or "." for chapter in self.plan.chapters for source, path in chapter.paths.items()}
+        # A source that was removed before it was fed is in no chapter.
+        names = dict(enumerate(run.source_paths))
+        names |= {source: path for chapter in self.plan.chapters for source, path in chapter.paths.items()}
+        self.names = {source: path or "." for source, path in names.items()}
 
     def account(self) -> RunAccount:
         plan, position = self.plan, self.position
         prefix, rest = self._in_window()
         fed: dict[int, list[Interval]] = {source: [] for source in range(len(plan.sequences))}
         chapters: list[ChapterAccount] = []
-        for chapter, end in _spans(plan, prefix):
-            ranks = fed_ranks(chapter, end)
-            for source, intervals in ranks.items():
+        parts = parts_of(plan)
+        for part, after in zip(parts, [*parts[1:], None], strict=True):
+            last = prefix if after is None else min(after[0].begin, prefix)
+            own = fed_before(part, last)
+            for source, intervals in own.items():
                 fed[source] += intervals
-            if end > chapter.begin or not chapters:
-                chapters.append(self._chapter(chapter, end, ranks))
+            if last > part[0].begin or not chapters:
+                chapters.append(self._chapter(part, last, own))
         reached = plan.reached(prefix)
         for source, intervals in rest.items():
             fed[source] += intervals
@@ -295,35 +300,10 @@ class _Accounting:
 
     def _source(self, source: int, fed: list[Interval], reached: int) -> Iterator[SourceAccount]:
         """Yield the accounts of a source, one for each dataset that it had."""
-        kept = self._kept(source)
-        sequence = self.plan.sequences[source]
-        of: dict[SeriesSection, SourceEpochs] = {}
-        last: Leaf | None = None
-        for section in sequence.sections:
-            leaf = section.series.leaf
-            if leaf is not last:
-                # Other data come, which cut the last epoch of those before short.
-                for epochs in of.values():
-                    epochs.is_cut = True
-                one = next(one for one in kept if section.series in one.series)
-                one.epochs.append(SourceEpochs(leaf.num_samples))
-                last = leaf
-            of[section] = one.epochs[-1]
-            of[section].left_out = max(of[section].left_out, section.left_out, key=len)
-        for intervals, name in ((fed, "fed"), (gaps(fed, 0, reached), "passed")):
-            for begin, end in intervals:
-                for piece in pieces(sequence, begin, end):
-                    getattr(of[piece.section], name).append(piece)
-        present = sequence.rest(reached)[0]
-        current = of[sequence.section_at(reached)[0]]
-        end_epoch = max(current.end_epoch, present.epoch + (not current.end_epoch))
-        # With bucketing, some of what comes may lie before what was fed.
-        beyond = max([reached, *(end for _, end in fed)])
-        for begin, end in gaps(fed, reached, beyond):
-            current.coming += pieces(sequence, begin, end)
-        current.coming += pieces_to_come(sequence, beyond, end_epoch)
-        for one in kept:
-            if any(epochs.fed or epochs.passed or epochs.coming for epochs in one.epochs):
+        found, current = source_epochs(self.plan.sequences[source], fed, reached)
+        for one in self._kept(source):
+            one.epochs += [epochs for epochs in found if epochs.series in one.series]
+            if any(epochs.is_begun for epochs in one.epochs):
                 yield self._dataset(source, one, is_current=current in one.epochs)
 
     def _kept(self, source: int) -> list[_Kept]:
@@ -433,24 +413,29 @@ class _Accounting:
             samples=samples, tokens=tokens, supervised_tokens=supervised, documents=documents, estimated=estimated
         )
 
-    def _chapter(self, chapter: PlanChapter, end: int, ranks: dict[int, list[Interval]]) -> ChapterAccount:
-        count = end - chapter.begin
-        planned = chapter.shares(chapter.begin, end)
+    def _chapter(self, part: Sequence[PlanChapter], end: int, ranks: dict[int, list[Interval]]) -> ChapterAccount:
+        begin = part[0].begin
+        planned: dict[int, Fraction] = {}
+        for chapter, beyond in spans(part, end):
+            weight = Fraction(beyond - chapter.begin, end - begin) if end > begin else Fraction(chapter is part[0])
+            for path, share in chapter.shares().items():
+                source = chapter.sources[path]
+                planned[source] = planned.get(source, Fraction(0)) + weight * share
         fed = {source: sum(high - low for low, high in intervals) for source, intervals in ranks.items()}
         schedule = self.run.schedule
         reasons = {schedule.begin(edit.at_step): edit.reason for edit in self.run.edits}
         return ChapterAccount(
-            first_step=schedule.step_of(chapter.begin),
-            samples=count,
-            reason=reasons.get(chapter.begin, ""),
+            first_step=schedule.step_of(begin),
+            samples=end - begin,
+            reason=reasons.get(begin, ""),
             mix=tuple(
                 ShareAccount(
                     source=self.names[source],
-                    planned=float(planned[path]),
-                    share=fed.get(source, 0) / count if count else 0.0,
+                    planned=float(planned.get(source, 0)),
+                    share=fed.get(source, 0) / (end - begin) if end > begin else 0.0,
                     samples=fed.get(source, 0),
                 )
-                for path, source in chapter.sources.items()
+                for source in {source: None for chapter in part for source in chapter.paths}
             ),
         )
 
@@ -460,13 +445,6 @@ def chaptered(run: Run) -> ChapteredPlan:
     if isinstance(run.plan, ChapteredPlan):
         return run.plan
     return PlanEditor(run.plan.root, run.order, run.schedule, Length(None, None, False)).plan()
-
-
-def _spans(plan: ChapteredPlan, end: int) -> Iterator[tuple[PlanChapter, int]]:
-    """Yield the chapters that begin at or before a position, and where each ends."""
-    for chapter, beyond in zip(plan.chapters, [*plan.begins[1:].tolist(), end], strict=True):
-        if chapter.begin <= end:
-            yield chapter, min(beyond, end)
 
 
 def _present(columns: Sequence[EpochColumns]) -> EpochAccount | None:

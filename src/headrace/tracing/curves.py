@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from fractions import Fraction
-from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -14,8 +11,8 @@ import numpy as np
 
 from headrace.datasets import Run
 from headrace.errors import ConfigError
-from headrace.plan import Branch, Leaf, LimitNode, Node, RepeatNode, Schedule
-from headrace.plan.chapters import ChapteredPlan, PlanChapter
+from headrace.plan import Leaf, LimitNode, Node
+from headrace.plan.chaptered.chapters import ChapteredPlan, PlanChapter, parts_of
 from headrace.plan.nodes import leaf_shares
 from headrace.tracing.accounting import chaptered
 
@@ -131,34 +128,24 @@ def _edges(run: Run, first: int, end: int, marks: list[int]) -> list[int]:
 
 def _marks(run: Run) -> list[MixMark]:
     found = [MixMark(step=edit.at_step, what=", ".join(edit.asked), reason=edit.reason) for edit in run.edits]
-    stages = getattr(run.data, "stages", ()) if not run.edits else ()
-    begins = getattr(run.plan.root, "begins", None)
-    if stages and begins is not None and len(begins) <= MAX_POINTS:
-        steps = [run.schedule.step_of(int(begin)) for begin in begins.tolist()[1:]]
-        found += [MixMark(step=step, what="the next stage of the mix") for step in dict.fromkeys(steps)]
+    begins = [chapter.begin for part in parts_of(run.plan) for chapter in part[1:]]
+    if len(begins) < MAX_POINTS:
+        steps = dict.fromkeys(map(run.schedule.step_of, begins))
+        found += [MixMark(step=step, what="the next stage of the mix") for step in steps]
     return sorted(found, key=lambda mark: mark.step)
 
 
 class _Planned:
-    """The planned shares between two positions; of a tree whose shares never change they are computed once."""
+    """The planned shares of chapters; of each tree they are computed once."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[str, float]] = {}
 
-    def shares(self, root: Node, shares: Callable[[], Mapping[str, Fraction]]) -> dict[str, float]:
+    def shares(self, chapter: PlanChapter) -> dict[str, float]:
         """Return the share of each leaf, by its path."""
-        if _changes(root):
-            return {path: float(share) for path, share in shares().items()}
-        if id(root) not in self._known:
-            self._known[id(root)] = {path: float(share) for path, share in shares().items()}
-        return self._known[id(root)]
-
-
-def _changes(node: Node) -> bool:
-    """Whether the shares of a tree may be others later: below a schedule, or where one source follows another."""
-    if isinstance(node, Leaf):
-        return False
-    return not isinstance(node, Branch | LimitNode | RepeatNode) or any(map(_changes, node.children))
+        if id(chapter.root) not in self._known:
+            self._known[id(chapter.root)] = {path: float(share) for path, share in chapter.shares().items()}
+        return self._known[id(chapter.root)]
 
 
 def _point(run: Run, plan: ChapteredPlan, step: int, after: int, known: _Planned) -> MixPoint:
@@ -169,7 +156,7 @@ def _point(run: Run, plan: ChapteredPlan, step: int, after: int, known: _Planned
     came: Counter[str] = Counter()
     for chapter, first, last in _spans(plan, begin, end):
         part = (last - first) / (end - begin)
-        for path, share in known.shares(chapter.root, partial(chapter.shares, first, last)).items():
+        for path, share in known.shares(chapter).items():
             planned[path] = planned.get(path, 0.0) + part * share
         _count(chapter, chapter.root, first - chapter.begin, last - chapter.begin, came)
     return MixPoint(
@@ -189,11 +176,7 @@ def _count(chapter: PlanChapter, node: Node, begin: int, end: int, came: Counter
         came[node.path] += end - begin
         return
     begin, end = begin + chapter.rank(node), end + chapter.rank(node)
-    if isinstance(node, Schedule):
-        ends = [*node.begins[1:].tolist(), end]
-        for child, low, high in zip(node.children, node.begins.tolist(), ends, strict=True):
-            _count(chapter, child, max(begin, low) - low, min(end, high) - low, came)
-    elif isinstance(node, LimitNode):
+    if isinstance(node, LimitNode):
         _count_limited(chapter, node, begin, end, came)
     else:
         for child, low, high in zip(node.children, node.counts(begin), node.counts(end), strict=True):
@@ -205,7 +188,7 @@ def _count_limited(chapter: PlanChapter, node: LimitNode, begin: int, end: int, 
     size = node.num_samples
     first, last = begin // size, (end - 1) // size
     if last - first >= MOST_PASSES:
-        for path, share in leaf_shares(node, begin, end).items():
+        for path, share in leaf_shares(node).items():
             came[path] += round(share * (end - begin))
         return
     for number in range(first, last + 1):

@@ -11,8 +11,8 @@ import numpy as np
 
 from headrace.datasets import Dataset, Run
 from headrace.errors import ConfigError
-from headrace.plan.past import comparable
-from headrace.plan.sequence import SeriesSection
+from headrace.plan.chaptered.past import comparable
+from headrace.plan.chaptered.sequence import SeriesSection
 from headrace.plan.tree import MAX_POSITIONS
 from headrace.tracing.accounting import chaptered
 
@@ -95,8 +95,8 @@ class _Side:
         plan = chaptered(run)
         chapter = plan.chapter_at(begin)
         sources = {path or ".": source for path, source in sorted(chapter.sources.items())}
-        self.shares = {path or ".": share for path, share in chapter.shares(begin, begin + 1).items()}
-        before, after = plan.reached(begin), chapter.reached(self.end)
+        self.shares = {path or ".": share for path, share in chapter.shares().items()}
+        before, after = plan.reached(begin), plan.reached(self.end)
         self.ranks = {name: before[source] for name, source in sources.items()}
         self.sections = {
             name: plan.sequences[source].section_at(max(after[source] - 1, 0))[0] for name, source in sources.items()

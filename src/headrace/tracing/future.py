@@ -22,7 +22,7 @@ from headrace.io.sizes import parse_size
 from headrace.plan import IntArray
 from headrace.plan.caching import POLICIES, Accesses, CacheForecast, Policy, forecast, sampled
 from headrace.plan.caching.dealing import dealt, home_nodes
-from headrace.plan.sequence import NOTHING
+from headrace.plan.chaptered.sequence import NOTHING
 from headrace.tracing.run_file import read_run_file
 from headrace.tracing.sources import Sources
 

@@ -14,8 +14,8 @@ from headrace.config import nearest_or_known
 from headrace.datasets import PackedSequenceDataset, Run
 from headrace.datasets.excluded import masks_of
 from headrace.errors import ConfigError, StateError
-from headrace.plan import Cursor, IntArray, KeyArray, Lookup, Node, Schedule, nodes
-from headrace.plan.chapters import ChapteredPlan
+from headrace.plan import Cursor, IntArray, KeyArray, Lookup
+from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.cursor import PAST_VERSION
 from headrace.plan.packing import PackingLedger
 from headrace.plan.slots import taken_by
@@ -105,13 +105,13 @@ class Chapter:
         """
         plan = self.trace.plan
         if not isinstance(plan, ChapteredPlan):
-            return self._ended_stage(path)
+            return []
         source, notes = plan.source_of[leaf], []
-        without = [chapter for chapter in plan.chapters if source not in chapter.paths]
-        last = max((chapter.begin for chapter in plan.chapters if source in chapter.paths), default=-1)
-        after = [chapter.begin for chapter in without if chapter.begin > last]
-        if after:
-            notes.append(f"{path!r} comes no more from step {self.step_at(min(after)):,} on, where it was removed")
+        last = max((i for i, chapter in enumerate(plan.chapters) if source in chapter.paths), default=-1)
+        for after in plan.chapters[last + 1 : last + 2]:
+            if self.trace.length is None or after.begin < self.trace.length:
+                why = "its stage ends" if after.is_stage else "it was removed"
+                notes.append(f"{path!r} comes no more from step {self.step_at(after.begin):,} on, where {why}")
         sequence = plan.sequences[source]
         kept = [
             number
@@ -125,22 +125,7 @@ class Chapter:
                 (one.begin for one in plan.chapters if plan.reached(one.begin)[source] >= rank), default=MAX_POSITIONS
             )
             notes.append(f"excluded from step {self.step_at(begin):,} on")
-        return notes or self._ended_stage(path)
-
-    def _ended_stage(self, path: str) -> list[str]:
-        """Return a note on a source that the last mix of a schedule lacks."""
-        plan = self.trace.plan
-        root = plan.root
-        if not isinstance(root, Schedule) or path in leaf_paths(root.children[-1]):
-            return []
-        ends = [
-            int(root.begins[number + 1]) for number, mix in enumerate(root.children[:-1]) if path in leaf_paths(mix)
-        ]
-        if not ends or (self.trace.length is not None and max(ends) >= self.trace.length):
-            return []
-        last = plan.chapters[-1] if isinstance(plan, ChapteredPlan) else None
-        position = max(ends) if last is None else max(ends) + last.begin - last.rank(root)
-        return [f"{path!r} comes no more from step {self.step_at(position):,} on, where its stage ends"]
+        return notes
 
 
 Found = tuple[Traced, int]
@@ -448,11 +433,6 @@ class History:
                 kept = tuple(piece for piece in pieces if piece.document not in masked)
                 traced[row] = msgspec.structs.replace(traced[row], origins=kept)
         return traced
-
-
-def leaf_paths(node: Node) -> set[str]:
-    """Return the paths of the leaves of a tree."""
-    return {leaf.path for leaf in nodes.leaves(node)}
 
 
 def _rows(found: Lookup, rows: IntArray | slice) -> Lookup:

@@ -27,7 +27,7 @@ from headrace.config import convert
 from headrace.datasets import Dataset, FramedRun, Run
 from headrace.datasets.editing import Edit, Then
 from headrace.datasets.exclusions import Exclusion
-from headrace.datasets.mix import homogeneous_samples
+from headrace.datasets.mix import node_of
 from headrace.errors import ConfigError, StateError
 from headrace.io import as_read_back, check_local, write_json_file
 from headrace.plan import (
@@ -35,13 +35,13 @@ from headrace.plan import (
     BatchSchedule,
     Bucketing,
     Order,
-    Plan,
     RunRecipe,
     draw_of,
     node_recipe,
     order_format,
 )
-from headrace.plan.chapters import Length
+from headrace.plan.chaptered.changes import plan_of
+from headrace.plan.chaptered.chapters import Length
 from headrace.plan.cursor import outside_run
 from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
 from headrace.plan.recipe import PARTS, undrawn
@@ -136,20 +136,20 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         self._check_format()
         try:
-            plan = Plan(loaded_node(self.plan, [source.leaf for source in self.sources]), self.order)
+            tree = loaded_node(self.plan, [source.leaf for source in self.sources])
+            plan = plan_of(tree, self.order)
             schedule, bucketing = self.schedule, _bucketing(self.batch)
             draw = None
             if self.lanes is not None:
                 schedule = BatchSchedule.of(1)
             elif self.format == ORDER_FORMAT:
-                block_samples = homogeneous_samples(plan.root)
-                draw = draw_of(plan, schedule, self.length, block_samples=block_samples, bucketing=bucketing)
+                draw = draw_of(plan, schedule, self.length, bucketing=bucketing)
         except (ConfigError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
         recipe = RunRecipe(
             format=self.format,
             dataset={source.path: source.recipe for source in self.sources},
-            blend=node_recipe(plan.root),
+            blend=node_recipe(tree),
             order=self.order.recipe,
             batch=self.batch,
         )
@@ -401,7 +401,7 @@ def saved_run(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
         order=fed.order,
         batch=recipe.batch,
         sources=tuple(table.sources[: len(leaves)]),
-        plan=saved_node(fed.plan.root, numbers),
+        plan=saved_node(node_of("", fed.data), numbers),
         measured=SavedLength(**fed.measured_by._asdict()),
         data=data,
         added=tuple(table.sources[len(leaves) :]),

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from headrace.errors import StateError
-from headrace.plan import Branch, ConcatNode, Leaf, LimitNode, Node, RepeatNode, Schedule, Shards
+from headrace.plan import Branch, ConcatNode, Declared, Leaf, LimitNode, Node, RepeatNode, Schedule, Shards
+from headrace.plan.nodes import declared
 
 
 class SavedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="node"):
@@ -65,7 +66,7 @@ class SavedSchedule(SavedNode, frozen=True, kw_only=True, tag="schedule"):
 AnyNode = SavedLeaf | SavedBranch | SavedConcat | SavedLimit | SavedRepeat | SavedSchedule
 
 
-def saved_node(node: Node, numbers: Mapping[str, int]) -> AnyNode:
+def saved_node(node: Declared, numbers: Mapping[str, int]) -> AnyNode:
     """Return a node in the form that is written; ``numbers`` are those of the sources, by path."""
     if isinstance(node, Leaf):
         return SavedLeaf(source=numbers[node.path])
@@ -82,7 +83,7 @@ def saved_node(node: Node, numbers: Mapping[str, int]) -> AnyNode:
     if isinstance(node, ConcatNode):
         return SavedConcat(path=path, children=children)
     if isinstance(node, Schedule):
-        return SavedSchedule(path=path, begins=tuple(node.begins.tolist()), children=children)
+        return SavedSchedule(path=path, begins=tuple(node.begins), children=children)
     kind = SavedLimit if isinstance(node, LimitNode) else SavedRepeat
     return kind(path=path, child=children[0], num_samples=node.num_samples)
 
@@ -104,7 +105,7 @@ def loaded_node(saved: AnyNode, leaves: Sequence[Leaf]) -> Node:
         return ConcatNode(saved.path, children)
     if len(saved.begins) != len(children):
         raise StateError(f"{saved.path!r} has {len(saved.begins):,} begins for {len(children):,} segments")
-    return Schedule(saved.path, tuple(zip(saved.begins, children, strict=True)))
+    return declared(Schedule(saved.path, tuple(zip(saved.begins, children, strict=True))))
 
 
 def saved_shards(shards: Shards | None) -> str | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.plan import BatchSchedule, IntArray, LimitNode, Lookup, Node, Plan, leaves
-from headrace.plan.chapters import AnyPlan
+from headrace.plan.chaptered.chapters import AnyPlan
 from headrace.plan.slots import AnyDraw
 
 MAX_TRACED = 1 << 50

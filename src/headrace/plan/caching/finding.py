@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headrace.plan.chapters import AnyPlan, ChapteredPlan
+from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan
+from headrace.plan.chaptered.sequence import NOTHING, SeriesSection, SourceSequence
 from headrace.plan.keys import IntArray
-from headrace.plan.sequence import NOTHING, SeriesSection, SourceSequence
 from headrace.plan.tree import Plan
 
 

@@ -24,12 +24,15 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.plan.arithmetic import apportion
 from headrace.plan.blend import counts_until
-from headrace.plan.chapters import ChapteredPlan, Length, PlanChapter
+from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, PlanChapter
+from headrace.plan.chaptered.epochs import check_change
+from headrace.plan.chaptered.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
+from headrace.plan.chaptered.stages import nodes_at, staged
 from headrace.plan.keys import IntArray, source_key
-from headrace.plan.nodes import Branch, ConcatNode, Leaf, LimitNode, Node, Schedule, leaf_counts, leaves
+from headrace.plan.nodes import Branch, ConcatNode, Declared, Leaf, LimitNode, Place, Schedule, has_schedules, leaves
 from headrace.plan.order import Order
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
+from headrace.plan.tree import Plan
 
 End = Literal["endless", "samples", "first_exhausted", "all_exhausted", "repeats"]
 
@@ -54,7 +57,7 @@ class PlanChange:
     """
 
     step: int
-    root: Node | None = None
+    root: Declared | None = None
     sources: Mapping[str, int] = field(default_factory=dict)
     end: End = "endless"
     fresh: Mapping[int, Leaf] = field(default_factory=dict)
@@ -76,6 +79,38 @@ class Skip(NamedTuple):
     ranks: dict[int, tuple[int, int]]
 
 
+class Placement(NamedTuple):
+    """A tree that holds from a position on.
+
+    ``sources`` maps the paths of its leaves to numbers of sources. ``starts`` maps places of inner nodes, schedules
+    among them, to their ranks at their first position; those that are missing begin at 0.
+    """
+
+    begin: int
+    root: Declared
+    sources: Mapping[str, int]
+    starts: Mapping[Place, int]
+
+    def nodes_at(self, position: int) -> Iterator[tuple[Declared, int]]:
+        """Yield every node outside schedules, and its own rank at a position. O(nodes)."""
+        return nodes_at(self.root, position - self.begin, self.starts)
+
+    def advanced(self, position: int, begin: int) -> Placement:
+        """Return the placement that goes on at one position with what was to come at another one."""
+        root, passed = self.root, position - self.begin
+        starts = self.starts
+        if not isinstance(root, Leaf):
+            starts = {**starts, root.place: starts.get(root.place, 0) + passed}
+        return self._replace(begin=begin, starts=starts)
+
+
+def plan_of(root: Declared, order: Order) -> AnyPlan:
+    """Return the plan of a tree that was not changed; one with schedules has a chapter for each stage."""
+    if not has_schedules(root):
+        return Plan(root, order)
+    return PlanEditor(root, order, BatchSchedule.of(1), Length(None, None, False)).plan()
+
+
 class PlanEditor:
     """A plan that is changed from step to step.
 
@@ -95,7 +130,7 @@ class PlanEditor:
         ([20, 20], [50, 30])
     """
 
-    def __init__(self, root: Node, order: Order, schedule: BatchSchedule, length: Length) -> None:
+    def __init__(self, root: Declared, order: Order, schedule: BatchSchedule, length: Length) -> None:
         self.order = order
         self.pieces = list(schedule.pieces)
         self.measured_by = length
@@ -105,10 +140,16 @@ class PlanEditor:
         self.sequences: list[SourceSequence] = []
         self.skips: list[Skip] = []
         sources = {leaf.path: self.add(leaf) for leaf in leaves(root)}
-        self.chapters = [PlanChapter(0, root, order, sources, {}, dict.fromkeys(sources, 0))]
-        self._last_step = 0
+        self.chapters: list[PlanChapter] = []
+        self._placements: list[Placement] = []
+        """The tree that holds since the last change. If it ends, the rest of a pass may come before it."""
+        self._last = 0, 0
+        """Step and position of the last change."""
         self._passes = 0
         """Passes through the present tree that were complete before its rank 0."""
+        self._pass_begin: dict[int, int] = {}
+        """Where each source was when the pass began that a change left a rest of."""
+        self._place([Placement(0, root, sources, {})], {})
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -116,9 +157,14 @@ class PlanEditor:
         return BatchSchedule(tuple(self.pieces))
 
     @property
-    def chapter(self) -> PlanChapter:
-        """The last chapter."""
-        return self.chapters[-1]
+    def root(self) -> Declared:
+        """The tree as it is now."""
+        return self._placements[-1].root
+
+    @property
+    def sources(self) -> Mapping[str, int]:
+        """Path of each leaf of the tree -> number of its source."""
+        return self._placements[-1].sources
 
     def plan(self) -> ChapteredPlan:
         """Return the plan as it is now."""
@@ -137,8 +183,8 @@ class PlanEditor:
         Raises:
             ConfigError: an earlier change holds from a later step on, or the run ends before the step.
         """
-        if step < self._last_step:
-            raise ConfigError(f"a change at step {step:,} comes after one at step {self._last_step:,}")
+        if step < self._last[0]:
+            raise ConfigError(f"a change at step {step:,} comes after one at step {self._last[0]:,}")
         begin, length = self.schedule.begin(step), self.length()
         if length is None or begin <= length:
             return begin
@@ -155,20 +201,23 @@ class PlanEditor:
         """
         position = self.position(change.step)
         self._cut_batches(change, position)
+        has_order = change.order is not None and change.order != self.order
+        if change.order is not None:
+            self.order = change.order
         if change.skip_steps:
             self._skip(change, position)
-        elif position > self.chapter.begin:
-            self._begin_chapter(position, 0)
-        elif position < self.chapter.begin:
-            raise ConfigError(
-                f"step {change.step:,} is within the rest of a pass, which is fed up to position {self.chapter.begin:,}"
-            )
-        self._last_step = change.step
+        else:
+            self._go_on(position, position)
+        self._last = change.step, position
         if change.length is not None:
             self.measured_by = change.length
-        self._change_sources(change, position)
+        self._change_sources(change, position, has_order=has_order)
         if change.root is not None:
-            self._change_tree(change, position)
+            self._change_tree(change, change.root, position)
+
+    def check(self) -> None:
+        """Check the last change by sums, see `check_change`. Raises HeadraceError if it is wrong."""
+        check_change(self.plan(), self._last[1], sum(skip.num_samples for skip in self.skips))
 
     def length(self) -> int | None:
         """Return how many samples the run feeds in all; None without an end.
@@ -177,22 +226,23 @@ class PlanEditor:
             ConfigError: the run is measured in epochs, and its tree has no end.
         """
         epochs, samples, drop_last = self.measured_by
-        root = self.chapter.root
+        last = self.chapters[-1]
+        root = last.root
         if samples is not None:
             found = samples - sum(skip.num_samples for skip in self.skips if not skip.defer)
         elif isinstance(root, Leaf) and epochs is not None:
-            source = self.chapter.sources[root.path]
-            found = self.chapter.begin + self._epochs_end(source, epochs) - self.chapter.births[root.path]
+            source = last.sources[root.path]
+            found = last.begin + self._epochs_end(source, epochs) - last.births[root.path]
         elif epochs is not None and root.num_samples is None:
             raise ConfigError("an endless blend has no epochs: pass samples, or give the blend an end")
         elif not isinstance(root, Leaf) and root.num_samples is not None:
             left = (1 if epochs is None else epochs) - self._passes
-            found = self.chapter.begin + left * root.num_samples - self.chapter.rank(root)
+            found = last.begin + left * root.num_samples - last.rank(root)
         else:
             return None
         if drop_last:
             found = self.schedule.begin(self.schedule.step_of(found))
-        return max(found, self.chapter.begin)
+        return max(found, self._last[1])
 
     def _epochs_end(self, source: int, epochs: int) -> int:
         """Return the rank of a source before which all its epochs up to a number lie."""
@@ -220,19 +270,33 @@ class PlanEditor:
         later = () if change.pieces else tuple(piece for piece in self.pieces if piece[0] > change.step)
         self.pieces = _merged([*kept, *((change.step + step, size) for step, size in rest), *later])
 
-    def _begin_chapter(self, position: int, num_skipped: int) -> None:
-        """Begin a chapter in which everything goes on, after positions that are skipped."""
-        last = self.chapter
-        passed = position + num_skipped - last.begin
-        births, starts = last.births, last.starts
-        if isinstance(last.root, Leaf):
-            births = {last.root.path: births[last.root.path] + passed}
-        else:
-            starts = {**starts, last.root.path: last.rank(last.root) + passed}
-        chapter = PlanChapter(position, last.root, self.order, last.sources, starts, births)
-        if position == last.begin:
-            self.chapters.pop()
-        self.chapters.append(chapter)
+    def _place(self, placements: list[Placement], reached: Mapping[int, int]) -> None:
+        """Let trees hold from the first of some placements on; ``reached`` is where the sources are there."""
+        self._placements = placements
+        self.chapters = [chapter for chapter in self.chapters if chapter.begin < placements[0].begin]
+        kept = len(self.chapters)
+        for number, (begin, root, sources, starts) in enumerate(placements):
+            if number:
+                reached = self._reached(begin)
+            ranks = {path: reached.get(source, 0) for path, source in sources.items()}
+            for stage in staged(root, begin=begin, starts=starts, reached=ranks):
+                if number + 1 < len(placements) and stage.begin >= placements[number + 1].begin:
+                    break
+                own = {path: sources[path] for path in stage.births}
+                is_stage = len(self.chapters) > kept
+                there = set(own.values())
+                absent = {} if is_stage else {one: rank for one, rank in reached.items() if one not in there}
+                self.chapters.append(
+                    PlanChapter(stage.begin, stage.root, self.order, own, stage.starts, stage.births, is_stage, absent)
+                )
+
+    def _go_on(self, position: int, begin: int) -> None:
+        """Go on at the position ``begin`` with what comes at another one."""
+        reached = self._reached(position)
+        number = max(i for i, one in enumerate(self._placements) if not i or one.begin <= position)
+        first = self._placements[number].advanced(position, begin)
+        later = [one.advanced(one.begin, one.begin + begin - position) for one in self._placements[number + 1 :]]
+        self._place([first, *later], reached)
 
     def _skip(self, change: PlanChange, position: int) -> None:
         schedule, length = self.schedule, self.length()
@@ -243,28 +307,24 @@ class PlanEditor:
                 f"the steps {change.step:,} to {change.step + change.skip_steps - 1:,} are skipped, and the run has "
                 f"{steps:,} steps: end it there, with samples={position:,}"
             )
-        last = self.chapter
-        if change.defer and not isinstance(last.root, Leaf) and last.root.num_samples is not None:
+        if change.defer and not isinstance(self.root, Leaf) and self.root.num_samples is not None:
             raise ConfigError(
                 "samples that are put off come later in their epochs, and this run is a pass through several sources "
                 "with exact counts, which has no place for them: pass then='drop', or change the data with the skip"
             )
-        first, beyond = last.reached(position), last.reached(position + num_skipped)
+        first, beyond = self._reached(position), self._reached(position + num_skipped)
         ranks = {source: (first[source], beyond[source]) for source in first if beyond[source] > first[source]}
         self.skips.append(Skip(position, num_skipped, change.defer, ranks))
-        self._begin_chapter(position, num_skipped)
+        self._go_on(position + num_skipped, position)
         if change.defer:
             for source, (low, high) in ranks.items():
                 self.sequences[source] = put_off(self.sequences[source], low, high)
 
-    def _change_sources(self, change: PlanChange, position: int) -> None:
+    def _change_sources(self, change: PlanChange, position: int, *, has_order: bool) -> None:
         """Change what sources yield from where they are now on."""
-        if change.order is not None and change.order != self.order:
-            self.order = change.order
-            self.chapters[-1] = replace_order(self.chapter, change.order)
-            if self._is_fresh_order:
-                for source in range(len(self.sequences)):
-                    self._from_next_epoch(source, self._reached(position)[source])
+        if has_order and self._is_fresh_order:
+            for source, rank in self._reached(position).items():
+                self._from_next_epoch(source, rank)
         reached = self._reached(position) if change.replaced or change.left_out else {}
         for source in sorted(change.replaced):
             self._exchange(source, reached[source], partial(self._renumbered, source))
@@ -318,116 +378,87 @@ class PlanEditor:
         series = self._new_series(source, leaf, last.epoch + (not last.begins_epoch))
         self.sequences[source] = self.sequences[source].changed(rank, [SeriesSection(series, 0, left_out=left_out)])
 
-    def _change_tree(self, change: PlanChange, position: int) -> None:
-        root = change.root
-        if root is None:
-            return
+    def _change_tree(self, change: PlanChange, root: Declared, position: int) -> None:
         reached = self._reached(position)
         for source, leaf in change.fresh.items():
             self._begin_anew(source, leaf, reached[source], change.left_out.get(source, NOTHING))
+        before = self._placements[0]
         old = {
-            _signature(node, self.chapter.sources): (node, rank)
-            for node, rank in self.chapter.nodes_at(position)
-            if not isinstance(node, Leaf)
+            _signature(node, before.sources): (node, rank)
+            for node, rank in before.nodes_at(position)
+            # The rest of a pass is not what comes after it.
+            if not isinstance(node, Leaf) and (node is not before.root or len(self._placements) == 1)
         }
         if change.fresh:
             # What has other samples is not the same, wherever it stands.
-            old = {key: found for key, found in old.items() if not self._holds(found[0], change.fresh)}
-        starts: dict[str, int] = {}
-        births: dict[str, int] = {}
-        changed: list[Node] = []
-        self._place(root, change.sources, old, reached, starts, births, changed)
+            old = {
+                key: found
+                for key, found in old.items()
+                if not any(before.sources[leaf.path] in change.fresh for leaf in leaves(found[0]))
+            }
+        starts: dict[Place, int] = {}
+        changed: list[Declared] = []
+        self._find(root, change.sources, old, before.starts, starts, changed)
+        placement = Placement(position, root, change.sources, starts)
         if not any(node is root for node in changed):
-            if not isinstance(root, Leaf) and old[_signature(root, change.sources)][0] is not self.chapter.root:
+            if not isinstance(root, Leaf) and old[_signature(root, change.sources)][0] is not before.root:
                 self._passes = 0
-            self.chapters[-1] = PlanChapter(position, root, self.order, change.sources, starts, births)
+            self._place([placement], reached)
             return
         self._check_passes([node for node in changed if node is not root], change.sources, reached, position)
         if isinstance(root, Schedule):
-            self._go_on_in_schedule(root, change.sources, reached, position)
-            return
+            # Its segments begin at positions of the run, so that it is entered at this one.
+            starts[root.place] = position
         self._check_passes([root], change.sources, reached, position, is_root=True)
         if isinstance(root, Branch) and root.num_samples is not None:
-            self._finish_pass(root, change, starts, births, reached, position)
+            self._finish_pass(root, change, placement, reached)
             return
         self._passes = 0
-        self.chapters[-1] = PlanChapter(position, root, self.order, change.sources, starts, births)
+        self._place([placement], reached)
 
-    def _holds(self, node: Node, sources: Mapping[int, Leaf]) -> bool:
-        return any(self.chapter.sources[leaf.path] in sources for leaf in leaves(node))
-
-    def _place(
+    def _find(
         self,
-        node: Node,
+        node: Declared,
         sources: Mapping[str, int],
-        old: Mapping[Hashable, tuple[Node, int]],
-        reached: Mapping[int, int],
-        starts: dict[str, int],
-        births: dict[str, int],
-        changed: list[Node],
+        old: Mapping[Hashable, tuple[Declared, int]],
+        before: Mapping[Place, int],
+        starts: dict[Place, int],
+        changed: list[Declared],
     ) -> None:
         """Find where each node of a new tree begins, and which ones are not as before."""
         if isinstance(node, Leaf):
-            births[node.path] = reached[sources[node.path]]
             return
         if (found := old.get(_signature(node, sources))) is not None:
-            self._move(found[0], node, starts, births)
-            starts[node.path] = found[1]
+            _copy(found[0], node, before, starts)
+            starts[node.place] = found[1]
             return
         changed.append(node)
-        for child in node.children:
-            self._place(child, sources, old, reached, starts, births, changed)
+        if not isinstance(node, Schedule):
+            for child in node.children:
+                self._find(child, sources, old, before, starts, changed)
 
-    def _move(self, before: Node, after: Node, starts: dict[str, int], births: dict[str, int]) -> None:
-        """Copy where the nodes of a tree were to the same tree at another place."""
-        if isinstance(before, Leaf) or isinstance(after, Leaf):
-            births[after.path] = self.chapter.births[before.path]
-            return
-        starts[after.path] = self.chapter.rank(before)
-        for old, new in zip(_inner(before), _inner(after), strict=True):
-            self._move(old, new, starts, births)
-
-    def _go_on_in_schedule(
-        self, root: Schedule, sources: Mapping[str, int], reached: Mapping[int, int], position: int
-    ) -> None:
-        """The segments of a schedule begin at positions of the run, so that it is entered at this one."""
-        counts = leaf_counts(root, position)
-        births = {path: reached[source] - counts.get(path, 0) for path, source in sources.items()}
-        self._passes = 0
-        self.chapters[-1] = PlanChapter(position, root, self.order, sources, {root.path: position}, births)
-
-    def _finish_pass(
-        self,
-        root: Branch,
-        change: PlanChange,
-        starts: dict[str, int],
-        births: dict[str, int],
-        reached: Mapping[int, int],
-        position: int,
-    ) -> None:
+    def _finish_pass(self, root: Branch, change: PlanChange, placement: Placement, reached: Mapping[int, int]) -> None:
         """Feed what is left of the counts of a blend that ends, and then whole passes of the new one."""
-        taken, passes = self._taken(change.sources, position)
+        position = placement.begin
+        begun, self._passes = self._present_pass(position)
+        begun = {source: reached[source] for source in change.sources.values()} | begun
+        taken = {source: reached[source] - rank for source, rank in begun.items()}
         block = root.block_samples
         shares = _left(root, change, taken, reached, self._kept) if sum(taken.values()) else root.shares
+        if shares == root.shares:
+            self._place([placement], reached)
+            return
+        self._passes += 1
+        self._pass_begin = begun
         left = sum(shares) * block
-        chapters = []
-        if shares != root.shares and left:
+        placements = [placement._replace(begin=position + left, starts={})]
+        if left:
             used = [number for number, share in enumerate(shares) if share]
             rest = Branch(root.path, tuple(root.children[i] for i in used), tuple(shares[i] for i in used), left, block)
             paths = {leaf.path for leaf in leaves(rest)}
             sources = {path: source for path, source in change.sources.items() if path in paths}
-            chapters = [PlanChapter(position, rest, self.order, sources, starts, births)]
-            self._passes = passes
-        elif left:
-            self._passes = passes
-            self.chapters[-1] = PlanChapter(position, root, self.order, change.sources, starts, births)
-            return
-        self.chapters[-1:] = chapters
-        after = position + left
-        reached = self._reached(after) if chapters else reached
-        births = {path: reached[source] for path, source in change.sources.items()}
-        self.chapters.append(PlanChapter(after, root, self.order, change.sources, {}, births))
-        self._passes = passes + 1
+            placements = [placement._replace(root=rest, sources=sources), *placements]
+        self._place(placements, reached)
 
     def _kept(self, source: int, rank: int) -> tuple[int, int]:
         """Return how many samples are left in the epoch of a source, and how many an epoch has."""
@@ -438,20 +469,20 @@ class PlanEditor:
         left = replace(section, begin=series_rank, end=border).num_items or 0
         return left, section.series.num_samples - len(section.left_out)
 
-    def _taken(self, sources: Mapping[str, int], position: int) -> tuple[dict[int, int], int]:
-        """Return what each source was fed in the present pass of a tree that ends, and the passes before it."""
-        root = self.chapter.root
-        if isinstance(root, Leaf) or root.num_samples is None:
+    def _present_pass(self, position: int) -> tuple[dict[int, int], int]:
+        """Return where each source was when the present pass of a tree that ends began, and the passes before it."""
+        last = self.chapters[-1]
+        if isinstance(last.root, Leaf) or last.root.num_samples is None:
             return {}, 0
-        rank = self.chapter.rank(root) + position - self.chapter.begin
-        passes = rank // root.num_samples
-        now, then = (leaf_counts(root, place) for place in (rank, passes * root.num_samples))
-        taken = {source: now.get(path, 0) - then.get(path, 0) for path, source in self.chapter.sources.items()}
-        return taken, self._passes + passes
+        if position < last.begin:
+            return self._pass_begin, self._passes - 1
+        passes = (last.rank(last.root) + position - last.begin) // last.root.num_samples
+        first = last.begin + passes * last.root.num_samples - last.rank(last.root)
+        return last.reached(first), self._passes + passes
 
     def _check_passes(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[Declared],
         sources: Mapping[str, int],
         reached: Mapping[int, int],
         position: int,
@@ -479,7 +510,7 @@ class PlanEditor:
     def _where_it_works(self, source: int, rank: int) -> str:
         """Say at which step the epoch of a source ends, if it ends where a step begins."""
         left, _ = self._kept(source, rank)
-        chapter = self.chapter
+        chapter = self.chapters[-1]
         if source in chapter.paths:
             place = int(chapter.ascend(source, np.array([rank + left - 1], dtype=np.int64))[0]) + 1
             step = self.schedule.step_of(place)
@@ -580,15 +611,17 @@ def _merged(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _inner(node: Node) -> Iterator[Node]:
-    """Yield the children of a node; for a schedule its sources."""
-    if isinstance(node, Schedule):
-        yield from leaves(node)
-    elif not isinstance(node, Leaf):
-        yield from node.children
+def _copy(before: Declared, after: Declared, known: Mapping[Place, int], starts: dict[Place, int]) -> None:
+    """Copy where the nodes of a tree were to the same tree at another place."""
+    if isinstance(before, Leaf) or isinstance(after, Leaf):
+        return
+    starts[after.place] = known.get(before.place, 0)
+    if not isinstance(before, Schedule):
+        for old, new in zip(before.children, after.children, strict=True):
+            _copy(old, new, known, starts)
 
 
-def _signature(node: Node, sources: Mapping[str, int]) -> Hashable:
+def _signature(node: Declared, sources: Mapping[str, int]) -> Hashable:
     """Return what two parts of trees have in common if they are the same, wherever they stand."""
     if isinstance(node, Leaf):
         return sources[node.path], node.num_samples, node.first_sample, node.shards
@@ -598,8 +631,3 @@ def _signature(node: Node, sources: Mapping[str, int]) -> Hashable:
     if isinstance(node, Branch):
         return "branch", node.shares, node.num_samples, node.block_samples, children
     return type(node).__name__, node.num_samples, children
-
-
-def replace_order(chapter: PlanChapter, order: Order) -> PlanChapter:
-    """Return a chapter whose new epochs have another order."""
-    return PlanChapter(chapter.begin, chapter.root, order, chapter.sources, chapter.starts, chapter.births)

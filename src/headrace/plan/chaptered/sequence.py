@@ -160,8 +160,7 @@ class SeriesSection:
     @property
     def epoch(self) -> int:
         """The epoch of the first item."""
-        first = self.ranks(np.zeros(1, dtype=np.int64))
-        return int(first[0]) // self.series.num_samples + self.series.first_epoch
+        return (self.place(1) - 1) // self.series.num_samples + self.series.first_epoch
 
     @property
     def begins_epoch(self) -> bool:
@@ -170,7 +169,9 @@ class SeriesSection:
 
     def place(self, items: int) -> int:
         """Return the rank in the series behind so many items."""
-        return int(self.ranks(np.array([items - 1], dtype=np.int64))[0]) + 1 if items else self.begin
+        if not items or not len(self.left_out):
+            return self.begin + items
+        return int(self.ranks(np.array([items - 1], dtype=np.int64))[0]) + 1
 
     def cut(self, items: int) -> SeriesSection | None:
         """Return the section without its first items; None if nothing is left of it."""

@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.plan.chaptered.sequence import EpochSeries, SourceSequence
+from headrace.plan.chaptered.stages import nodes_at
 from headrace.plan.keys import IntArray, KeyArray, derive_array
-from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaf_shares, leaves
+from headrace.plan.nodes import Leaf, Node, Place, leaf_shares
 from headrace.plan.order import Order
-from headrace.plan.sequence import EpochSeries, SourceSequence
-from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes, ascended
+from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
 
 
 class Length(NamedTuple):
@@ -42,16 +44,20 @@ class PlanChapter:
         root: the tree.
         order: the order that new epochs have.
         sources: path of a leaf -> number of the source.
-        starts: path of an inner node -> its rank at its first position; 0 for those that are not named.
+        starts: place of an inner node -> its rank at its first position; 0 for those that are not named.
         births: path of a leaf -> the rank of its source at which the leaf's own rank 0 lies.
+        is_stage: whether the chapter was planned together with the one before, as the next stage of a schedule.
+        absent: source that is not in the tree -> its rank, which it may have come to by a skip.
     """
 
     begin: int
     root: Node
     order: Order
     sources: Mapping[str, int]
-    starts: Mapping[str, int]
+    starts: Mapping[Place, int]
     births: Mapping[str, int]
+    is_stage: bool = False
+    absent: Mapping[int, int] = field(default_factory=dict)
     paths: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,25 +66,18 @@ class PlanChapter:
 
     def rank(self, node: Node) -> int:
         """Return the rank of a node at its first position in the tree."""
-        return 0 if isinstance(node, Leaf) else self.starts.get(node.path, 0)
+        return 0 if isinstance(node, Leaf) else self.starts.get(node.place, 0)
 
     def descend(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         """Return (n,) int64 numbers of sources and (n,) int64 ranks of them, for positions of the chapter."""
         sources, ranks = np.empty_like(positions), np.empty_like(positions)
-        self._descend(self.root, positions - self.begin, slice(None), {}, (sources, ranks))
+        self._descend(self.root, positions - self.begin, slice(None), (sources, ranks))
         return sources, ranks
 
-    def _descend(
-        self,
-        node: Node,
-        ranks: IntArray,
-        rows: IntArray | slice,
-        before: Mapping[str, int],
-        out: tuple[IntArray, IntArray],
-    ) -> None:
+    def _descend(self, node: Node, ranks: IntArray, rows: IntArray | slice, out: tuple[IntArray, IntArray]) -> None:
         if isinstance(node, Leaf):
             out[0][rows] = self.sources[node.path]
-            out[1][rows] = ranks + (self.births[node.path] + before.get(node.path, 0))
+            out[1][rows] = ranks + self.births[node.path]
             return
         chosen, child_ranks = node.split(ranks + self.rank(node))
         by_child = np.argsort(chosen, kind="stable")
@@ -86,48 +85,33 @@ class PlanChapter:
         for number in np.flatnonzero(np.diff(bounds)).tolist():
             mine = by_child[bounds[number] : bounds[number + 1]]
             child_rows = mine if isinstance(rows, slice) else rows[mine]
-            within = node.starts[number] if isinstance(node, Schedule) else before
-            self._descend(node.children[number], child_ranks[mine], child_rows, within, out)
+            self._descend(node.children[number], child_ranks[mine], child_rows, out)
 
     def ascend(self, source: int, ranks: IntArray) -> IntArray:
         """Return (n,) int64: the position of each rank of a source in this chapter, or -1 if it is never taken."""
         path = self.paths[source]
-        found = ascended(self.root, path, ranks - self.births[path], self._join)
+        found = self._ascend(self.root, path, ranks - self.births[path])
         return np.where(found < 0, -1, found + self.begin)
 
-    def _join(self, node: Inner, child: int, path: str, ranks: IntArray) -> IntArray:
-        below = ascended(node.children[child], path, ranks, self._join)
+    def _ascend(self, node: Node, path: str, ranks: IntArray) -> IntArray:
+        if isinstance(node, Leaf):
+            return ranks
+        child = node.child_of[path]
+        below = self._ascend(node.children[child], path, ranks)
         joined = node.join(child, np.maximum(below, 0)) - self.rank(node)
         return np.where((below < 0) | (joined < 0), -1, joined)
 
-    def shares(self, begin: int, end: int) -> dict[str, Fraction]:
-        """Return the planned part of each leaf between two positions, by path."""
-        zero = self.rank(self.root) - self.begin
-        return leaf_shares(self.root, zero + begin, zero + max(end, begin + 1))
+    def shares(self) -> dict[str, Fraction]:
+        """Return the planned part of each leaf, by path."""
+        return leaf_shares(self.root)
 
     def reached(self, position: int) -> dict[int, int]:
         """Return how far each source of the tree has come before a position: its number -> its rank. O(sources)."""
-        found: dict[int, int] = {}
-        for node, rank in self.nodes_at(position):
-            if isinstance(node, Leaf):
-                found[self.sources[node.path]] = self.births[node.path] + rank
-        return found
-
-    def nodes_at(self, position: int) -> Iterator[tuple[Node, int]]:
-        """Yield every node and its own rank at a position: for a leaf, of those since its birth. O(sources)."""
-        pending: list[tuple[Node, int]] = [(self.root, position - self.begin)]
-        while pending:
-            node, rank = pending.pop()
-            if isinstance(node, Leaf):
-                yield node, rank
-                continue
-            rank += self.rank(node)
-            yield node, rank
-            if isinstance(node, Schedule):
-                counts = leaf_counts(node, rank)
-                pending += [(leaf, counts.get(leaf.path, 0)) for leaf in leaves(node)]
-            else:
-                pending += zip(node.children, node.counts(rank), strict=True)
+        return {
+            self.sources[node.path]: self.births[node.path] + rank
+            for node, rank in nodes_at(self.root, position - self.begin, self.starts)
+            if isinstance(node, Leaf)
+        }
 
 
 class ChapteredPlan:
@@ -208,7 +192,7 @@ class ChapteredPlan:
         side: Literal["left", "right"] = "left" if is_fed else "right"
         for number in reversed(range(int(np.searchsorted(self.begins, position, side=side)))):
             chapter = self.chapters[number]
-            found = chapter.reached(end) | found
+            found = {**chapter.absent, **chapter.reached(end), **found}
             if len(found) == len(self.sequences):
                 break
             end = chapter.begin
@@ -262,4 +246,12 @@ class ChapteredPlan:
 
 
 AnyPlan = Plan | ChapteredPlan
-"""The plan of a run that was not changed, or was."""
+"""The plan of a run; one with schedules or changes has chapters."""
+
+
+def parts_of(plan: AnyPlan) -> list[tuple[PlanChapter, ...]]:
+    """Return the chapters of a plan, those together that were planned at once: one tree, with all of its stages."""
+    if isinstance(plan, Plan):
+        return [(PlanChapter(0, plan.root, plan.order, {}, {}, {}),)]
+    firsts = [number for number, chapter in enumerate(plan.chapters) if not chapter.is_stage]
+    return [plan.chapters[first:end] for first, end in pairwise([*firsts, len(plan.chapters)])]

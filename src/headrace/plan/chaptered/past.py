@@ -9,32 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from headrace.plan.chapters import ChapteredPlan, PlanChapter
-from headrace.plan.nodes import Branch, Leaf, Node, Schedule, leaves
+from headrace.plan.chaptered.chapters import ChapteredPlan, PlanChapter
+from headrace.plan.chaptered.sequence import SeriesSection
+from headrace.plan.nodes import Branch, Leaf, Node
 from headrace.plan.recipe import ORDER_FORMAT, RunRecipe
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.sequence import SeriesSection
 
 _PASSING = ("on_error",)
 """Fields of a dataset's recipe that decide nothing of the samples that were fed."""
 
 _NAMES = ("encoder", "function", "joiner", "hook", "select", "group", "version")
 """Fields with names of classes and functions, which count without the module that they live in."""
-
-
-class _Part(NamedTuple):
-    """A tree and the position from which it holds, with where its nodes and sources are there."""
-
-    begin: int
-    root: Node
-    ranks: Mapping[str, int]
-    births: Mapping[str, int]
-    sources: Mapping[str, int]
 
 
 def past_recipe(
@@ -119,60 +108,31 @@ def _described(section: SeriesSection, first: int) -> dict[str, Any]:
 def _trees(plan: ChapteredPlan, key_paths: Sequence[str], position: int) -> Iterator[dict[str, Any]]:
     """Yield the trees that hold before a position; one that only goes on is not told again."""
     last: Any = None
-    for chapter, end in plan.spans(0, position):
+    for chapter, _ in plan.spans(0, position):
         if chapter.begin >= position:
             continue
-        for part in _parts(chapter, end):
-            # Where the tree would have begun if it had always held; a Leaf has no rank of its own.
-            zero = (part.births if isinstance(part.root, Leaf) else part.ranks).get(part.root.path, 0) - part.begin
-            tree = {"zero": zero, "tree": _tree(part.root, part, key_paths, is_root=True)}
-            if tree != last:
-                yield {"begin": part.begin, **tree}
-            last = tree
+        # Where the tree would have begun if it had always held; a Leaf has no rank of its own.
+        root = chapter.root
+        zero = (chapter.births[root.path] if isinstance(root, Leaf) else chapter.rank(root)) - chapter.begin
+        tree = {"zero": zero, "tree": _tree(root, chapter, key_paths, is_root=True)}
+        if tree != last:
+            yield {"begin": chapter.begin, **tree}
+        last = tree
 
 
-def _parts(chapter: PlanChapter, end: int) -> Iterator[_Part]:
-    root = chapter.root
-    if not isinstance(root, Schedule):
-        yield _Part(chapter.begin, root, chapter.starts, chapter.births, chapter.sources)
-        return
-    rank = chapter.rank(root)
-    begins = [*root.begins.tolist(), None]
-    for number, (begin, beyond) in enumerate(pairwise(begins)):
-        first = chapter.begin + max(begin - rank, 0)
-        if (beyond is not None and beyond <= rank) or first >= end:
-            continue
-        tree, before = root.children[number], root.starts[number]
-        births = {leaf.path: chapter.births[leaf.path] + before.get(leaf.path, 0) for leaf in leaves(tree)}
-        entered = max(rank - begin, 0)
-        if isinstance(tree, Leaf):
-            yield _Part(first, tree, {}, {tree.path: births[tree.path] + entered}, chapter.sources)
-        else:
-            yield _Part(first, tree, {tree.path: entered}, births, chapter.sources)
-
-
-def _tree(node: Node, part: _Part, key_paths: Sequence[str], *, is_root: bool = False) -> Any:
+def _tree(node: Node, chapter: PlanChapter, key_paths: Sequence[str], *, is_root: bool = False) -> Any:
     if isinstance(node, Leaf):
-        source = key_paths[part.sources[node.path]]
-        return [source, node.num_samples] if is_root else [source, node.num_samples, part.births[node.path]]
+        source = key_paths[chapter.sources[node.path]]
+        return [source, node.num_samples] if is_root else [source, node.num_samples, chapter.births[node.path]]
     found: dict[str, Any] = {"kind": type(node).__name__}
-    if not is_root and part.ranks.get(node.path, 0):
-        found["rank"] = part.ranks[node.path]
-    if isinstance(node, Schedule):
-        births = [[key_paths[part.sources[leaf.path]], part.births[leaf.path]] for leaf in leaves(node)]
-        segments = [[begin, _tree(tree, _unborn(part), key_paths)] for begin, tree in node.segments]
-        return found | {"births": births, "segments": segments}
+    if not is_root and chapter.rank(node):
+        found["rank"] = chapter.rank(node)
     if isinstance(node, Branch):
         found |= {"shares": list(node.shares), "block_samples": node.block_samples}
     return found | {
         "num_samples": node.num_samples,
-        "children": [_tree(child, part, key_paths) for child in node.children],
+        "children": [_tree(child, chapter, key_paths) for child in node.children],
     }
-
-
-def _unborn(part: _Part) -> _Part:
-    """Return a part in which the sources of inner segments are told without where they are."""
-    return part._replace(ranks={}, births=dict.fromkeys(part.births, 0))
 
 
 def split_at(plan: ChapteredPlan, schedule: BatchSchedule, position: int, *, is_drawn: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which samples of a source were fed, passed over and are still to come, epoch by epoch, and how often each was seen.
+"""Which samples of a source were fed, passed over and are still to come, epoch by epoch.
 
 The epochs of a dataset lie one after another, n ranks each. What was fed is a set of pieces of these ranks, and so is
 what was passed over and what comes. Epochs in which no piece begins or ends are alike and are counted once, however
@@ -7,39 +7,44 @@ many they are; so all is arithmetic on as many pieces as the run has changes:
     epochs of 5       0 1 2 3 4 | 5 6 7 8 9 | 10 11 12 13 14 | ...
     fed               [0, 2) [4, 12)                            2 and 3 were passed over, 12 to 14 come
     epochs            0: 3 fed, 2 dropped     1: all fed     2: 2 fed, 3 to come
-
-How often samples were seen needs more: the fed parts of two epochs overlap in samples that only the orders tell. One
-such epoch is arithmetic. If there are several, the samples of all but the largest are looked up as long as they are
-few, and otherwise the overlap is estimated.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.plan import IntArray, Leaf, LimitNode, Node, Schedule
-from headrace.plan.arithmetic import apportion
-from headrace.plan.chapters import PlanChapter
-from headrace.plan.sequence import NOTHING, SeriesSection, SourceSequence
-
-MOST_LOOKED_UP = 1 << 23
-"""Samples that are looked up at most to find how often each was seen; about two seconds."""
+from headrace.plan.chaptered.chapters import ChapteredPlan, PlanChapter
+from headrace.plan.chaptered.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
+from headrace.plan.keys import IntArray
+from headrace.plan.nodes import Leaf, LimitNode, Node
 
 MOST_INTERVALS = 1 << 16
 """Most ranges of ranks in which one chapter may feed a source; every pass through a limit is one."""
 
-_AT_ONCE = 1 << 20
-
 Interval = tuple[int, int]
+
+
+def spans(chapters: Sequence[PlanChapter], end: int) -> Iterator[tuple[PlanChapter, int]]:
+    """Yield the chapters that begin before a position, the first one in any case, and where each ends."""
+    for chapter, after in zip(chapters, [*chapters[1:], None], strict=True):
+        if chapter is chapters[0] or chapter.begin < end:
+            yield chapter, end if after is None else min(after.begin, end)
+
+
+def fed_before(chapters: Sequence[PlanChapter], position: int) -> dict[int, list[Interval]]:
+    """Return which ranks of each source some chapters feed before a position; see `fed_ranks`."""
+    found: dict[int, list[Interval]] = {}
+    for chapter, end in spans(chapters, position):
+        for source, intervals in fed_ranks(chapter, end).items():
+            found.setdefault(source, []).extend(intervals)
+    return found
 
 
 def fed_ranks(chapter: PlanChapter, position: int) -> dict[int, list[Interval]]:
@@ -50,19 +55,15 @@ def fed_ranks(chapter: PlanChapter, position: int) -> dict[int, list[Interval]]:
     """
     found: dict[int, list[Interval]] = {}
 
-    def descend(node: Node, begin: int, end: int, before: dict[str, int]) -> None:
+    def descend(node: Node, begin: int, end: int) -> None:
         if begin >= end:
             return
         if isinstance(node, Leaf):
-            first = chapter.births[node.path] + before.get(node.path, 0)
+            first = chapter.births[node.path]
             _append(found.setdefault(chapter.sources[node.path], []), first + begin, first + end)
             return
         begin, end = begin + chapter.rank(node), end + chapter.rank(node)
-        if isinstance(node, Schedule):
-            ends = [*node.begins[1:].tolist(), end]
-            for number, (low, high) in enumerate(zip(node.begins.tolist(), ends, strict=True)):
-                descend(node.children[number], max(begin, low) - low, min(end, high) - low, node.starts[number])
-        elif isinstance(node, LimitNode):
+        if isinstance(node, LimitNode):
             size = node.num_samples
             first, last = begin // size, (end - 1) // size
             if last - first >= MOST_INTERVALS:
@@ -73,12 +74,12 @@ def fed_ranks(chapter: PlanChapter, position: int) -> dict[int, list[Interval]]:
             for number in range(first, last + 1):
                 skipped = (node.child.num_samples or size) * number
                 low, high = max(begin - number * size, 0), min(end - number * size, size)
-                descend(node.child, skipped + low, skipped + high, before)
+                descend(node.child, skipped + low, skipped + high)
         else:
             for child, low, high in zip(node.children, node.counts(begin), node.counts(end), strict=True):
-                descend(child, low, high, before)
+                descend(child, low, high)
 
-    descend(chapter.root, 0, position - chapter.begin, {})
+    descend(chapter.root, 0, position - chapter.begin)
     return found
 
 
@@ -187,10 +188,11 @@ def ranks_in(section: SeriesSection, epoch: int, samples: IntArray) -> IntArray:
     """(n,) int64, rising: the ranks of samples within an epoch."""
     if not len(samples):
         return samples
-    return np.sort(_ranks(section, epoch, samples))
+    return np.sort(ranks_of(section, epoch, samples))
 
 
-def _ranks(section: SeriesSection, epoch: int, samples: IntArray) -> IntArray:
+def ranks_of(section: SeriesSection, epoch: int, samples: IntArray) -> IntArray:
+    """(n,) int64: the rank of each sample within an epoch."""
     series = section.series
     passes = epoch - series.first_epoch
     return series.ranks(samples, np.full_like(samples, passes)) - passes * series.num_samples
@@ -249,11 +251,11 @@ class EpochColumns:
 class SourceEpochs:
     """Epochs of one dataset of a source, as pieces.
 
-    ``left_out`` is (m,) int64, rising: all samples that are excluded. ``is_cut`` says that a change of the data ended
-    the last epoch.
+    ``series`` is the first that has its samples. ``left_out`` is (m,) int64, rising: all samples that are excluded.
+    ``is_cut`` says that a change of the data ended the last epoch.
     """
 
-    num_samples: int
+    series: EpochSeries
     left_out: IntArray = field(default_factory=lambda: NOTHING)
     is_cut: bool = False
     fed: list[SectionRange] = field(default_factory=list)
@@ -261,17 +263,22 @@ class SourceEpochs:
     coming: list[SectionRange] = field(default_factory=list)
 
     @property
+    def is_begun(self) -> bool:
+        """Whether there is anything to say of the dataset."""
+        return bool(self.fed or self.passed or self.coming)
+
+    @property
     def end_epoch(self) -> int:
         """The epoch behind the last one that was begun; 0 if none was."""
         ends = [piece.end for piece in (*self.fed, *self.passed)]
-        return -(-max(ends) // self.num_samples) if ends else 0
+        return -(-max(ends) // self.series.num_samples) if ends else 0
 
     def columns(self) -> list[EpochColumns]:
         """Return the columns of all epochs that were begun or have samples to come, in rising order.
 
         O(pieces log pieces), and O(samples that are left out) for each epoch that is told apart.
         """
-        size = self.num_samples
+        size = self.series.num_samples
         kinds = [sorted(pieces, key=lambda piece: piece.begin) for pieces in (self.fed, self.passed, self.coming)]
         for one, other in pairwise(kinds[0]):
             if one.end > other.begin:
@@ -361,195 +368,116 @@ def _without(ranks: IntArray, parts: Iterable[PartOfEpoch]) -> IntArray:
     return ranks
 
 
-class Seen(NamedTuple):
-    """How many samples were seen how often, and whether that is exact or an estimate."""
+def source_epochs(
+    sequence: SourceSequence, fed: Sequence[Interval], reached: int
+) -> tuple[list[SourceEpochs], SourceEpochs]:
+    """Return the epochs of a source, one for each dataset that it had after another, and those that it is in.
 
-    counts: dict[int, int]
-    is_exact: bool
-
-
-class _Term(Protocol):
-    """How often samples were seen in some epochs."""
-
-    def times(self, samples: IntArray) -> IntArray:
-        """Return (n,) int64: how often each sample was seen."""
-
-    def counts(self) -> dict[int, int]:
-        """Return how many samples were seen how often."""
-
-
-class _Partly:
-    """One shuffled epoch of which a part was fed."""
-
-    def __init__(self, columns: EpochColumns) -> None:
-        self.parts = sorted(columns.parts, key=lambda part: part.begin)
-        self.num_samples = columns.num_samples
-        self.fed = columns.fed
-
-    @property
-    def is_mostly_fed(self) -> bool:
-        """Whether the samples that were not fed are fewer."""
-        return 2 * self.fed > self.num_samples
-
-    @property
-    def cost(self) -> int:
-        """How many samples have to be looked up to know them all."""
-        return self.num_samples - self.fed if self.is_mostly_fed else self.fed
-
-    def fewer(self) -> IntArray:
-        """(cost,) int64: the samples that were fed, or those that were not if they are fewer."""
-        if not self.is_mostly_fed:
-            return np.concatenate([part.samples() for part in self.parts])
-        first = self.parts[0]
-        holes = gaps([(part.begin, part.end) for part in self.parts], 0, self.num_samples)
-        ranks = [np.arange(begin, end, dtype=np.int64) for begin, end in holes]
-        missing = [part.missing() for part in self.parts]
-        return np.concatenate([*missing, samples_at(first.section, first.epoch, np.concatenate([NOTHING, *ranks]))])
-
-    def times(self, samples: IntArray) -> IntArray:
-        found = np.zeros_like(samples)
-        ranks = _ranks(self.parts[0].section, self.parts[0].epoch, samples)
-        for part in self.parts:
-            inside = (ranks >= part.begin) & (ranks < part.end)
-            if len(part.section.left_out):
-                inside &= ~np.isin(ranks, part.left_out)
-            found += inside
-        return found
-
-    def counts(self) -> dict[int, int]:
-        return {0: self.num_samples - self.fed, 1: self.fed}
-
-
-class _AsStored:
-    """Epochs in the order of the store of which parts were fed: the ranks are the samples."""
-
-    def __init__(self, all_columns: Sequence[EpochColumns]) -> None:
-        parts = [part for columns in all_columns for part in columns.parts]
-        self.first = parts[0].section.series.leaf.first_sample
-        points: dict[int, int] = Counter({0: 0, all_columns[0].num_samples: 0})
-        for part in parts:
-            left_out = part.left_out.tolist()
-            for place, change in ((part.begin, 1), (part.end, -1)):
-                points[place] += change
-            for place in left_out:
-                points[place] -= 1
-                points[place + 1] += 1
-        self.places: IntArray = np.array(sorted(points), dtype=np.int64)
-        self.values: IntArray = np.cumsum([points[place] for place in self.places.tolist()]).astype(np.int64)
-
-    def times(self, samples: IntArray) -> IntArray:
-        found: IntArray = self.values[np.searchsorted(self.places, samples - self.first, side="right") - 1]
-        return found
-
-    def counts(self) -> dict[int, int]:
-        found: dict[int, int] = Counter()
-        for value, length in zip(self.values.tolist(), np.diff(self.places).tolist(), strict=False):
-            found[value] += length
-        return found
-
-
-class _Nothing:
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-
-    def times(self, samples: IntArray) -> IntArray:
-        return np.zeros_like(samples)
-
-    def counts(self) -> dict[int, int]:
-        return {0: self.num_samples}
-
-
-def seen(all_columns: Sequence[EpochColumns], leaf: Leaf, *, exact: bool = False) -> Seen:
-    """Return how many samples of a dataset were seen 0, 1, 2, ... times.
-
-    Closed form for whole epochs and for one that is not. Otherwise at most `MOST_LOOKED_UP` samples are looked up; if
-    more are needed, the result is an estimate, which takes the orders of epochs to be independent. With ``exact``
-    every sample is looked up in each such epoch if need be, about 0.1 us each.
+    Args:
+        sequence: what the source yields.
+        fed: the ranks that were fed, rising ranges that do not touch.
+        reached: the rank at which the source goes on.
     """
-    size = leaf.num_samples
-    base = 0
-    terms: list[_Partly] = []
-    stored: list[EpochColumns] = []
-    changes: list[tuple[IntArray, int]] = []
-    for columns in all_columns:
-        if columns.fed == size:
-            base += columns.num_epochs
-        elif columns.fed and sum(part.end - part.begin for part in columns.parts) == size and len(columns.parts) == 1:
-            # All but what is left out, which is known without a look at the order.
-            base += columns.num_epochs
-            changes.append((columns.parts[0].section.left_out, -columns.num_epochs))
-        elif columns.fed and all(part.section.series.order.kind == "none" for part in columns.parts):
-            stored.append(columns)
-        elif columns.fed:
-            terms.append(_Partly(columns))
-    terms.sort(key=lambda term: term.cost)
-    closed: _Term = _Nothing(size)
-    if stored:
-        closed = _AsStored(stored)
-    elif terms:
-        closed = terms.pop()
-    if sum(term.cost for term in terms) <= MOST_LOOKED_UP:
-        for term in terms:
-            base += term.is_mostly_fed
-            changes.append((term.fewer(), -1 if term.is_mostly_fed else 1))
-        return Seen(_shifted(_joined(closed, changes), base), is_exact=True)
-    if exact:
-        return Seen(_shifted(_scanned([closed, *terms], changes, leaf), base), is_exact=True)
-    return Seen(_shifted(_estimated([closed, *terms], changes, size), base), is_exact=False)
+    found: list[SourceEpochs] = []
+    of: dict[SeriesSection, SourceEpochs] = {}
+    for section in sequence.sections:
+        if not found or section.series.leaf is not found[-1].series.leaf:
+            # Other data come, which cut the last epoch of those before short.
+            for epochs in found:
+                epochs.is_cut = True
+            found.append(SourceEpochs(section.series))
+        of[section] = found[-1]
+        of[section].left_out = max(of[section].left_out, section.left_out, key=len)
+    for intervals, name in ((fed, "fed"), (gaps(fed, 0, reached), "passed")):
+        for begin, end in intervals:
+            for piece in pieces(sequence, begin, end):
+                getattr(of[piece.section], name).append(piece)
+    present = sequence.rest(reached)[0]
+    current = of[sequence.section_at(reached)[0]]
+    end_epoch = max(current.end_epoch, present.epoch + (not current.end_epoch))
+    # With bucketing, some of what comes may lie before what was fed.
+    beyond = max([reached, *(end for _, end in fed)])
+    for begin, end in gaps(fed, reached, beyond):
+        current.coming += pieces(sequence, begin, end)
+    current.coming += pieces_to_come(sequence, beyond, end_epoch)
+    return found, current
 
 
-def _joined(closed: _Term, changes: Sequence[tuple[IntArray, int]]) -> dict[int, int]:
-    """Return the counts of a term with changes at some samples."""
-    found = Counter(closed.counts())
-    if not changes:
-        return found
-    samples, places = np.unique(np.concatenate([samples for samples, _ in changes]), return_inverse=True)
-    weights = np.concatenate([np.full(len(samples), weight, dtype=np.int64) for samples, weight in changes])
-    times = closed.times(samples)
-    changed = times.copy()
-    np.add.at(changed, places, weights)
-    for values, sign in ((times, -1), (changed, 1)):
-        for value, count in zip(*(column.tolist() for column in np.unique(values, return_counts=True)), strict=True):
-            found[value] += sign * count
-    return found
+def check_change(plan: ChapteredPlan, position: int, num_skipped: int) -> None:
+    """Check by sums that every source goes on where it is at a position, and at all later chapters.
+
+    Each sample of an epoch that is under way was fed once, or still comes, or was dropped, excluded or left behind; all
+    that was fed makes up the positions so far, and all that was passed over what was skipped; and no chapter that
+    comes takes a source back or ahead. Reads nothing. O(sources x chapters).
+
+    Args:
+        plan: the plan.
+        position: the position of its last change.
+        num_skipped: how many positions were skipped so far.
+
+    Raises:
+        HeadraceError: something would be fed twice, or never; the message says what.
+    """
+    reached = plan.reached(position)
+    try:
+        fed = fed_before(plan.chapters, position)
+    except ConfigError:
+        return  # the passes through a limit are too many to be counted one by one
+    try:
+        for source, sequence in enumerate(plan.sequences):
+            intervals = united(fed.get(source, ()))
+            if not _is_once(sequence, intervals, reached[source]):
+                for epochs in source_epochs(sequence, intervals, reached[source])[0]:
+                    epochs.columns()
+        num_fed = sum(end - begin for intervals in fed.values() for begin, end in intervals)
+        passed = sum(reached.values()) - num_fed
+        # A limit passes over samples of its own.
+        is_limited = any(_has_limits(chapter.root) for chapter, _ in spans(plan.chapters, position))
+        if num_fed != position or passed < num_skipped or (passed > num_skipped and not is_limited):
+            raise HeadraceError(
+                f"the sources would have fed {num_fed:,} samples and passed over {passed:,}, and the run {position:,} "
+                f"and {num_skipped:,}; please report this"
+            )
+        for one, after in pairwise(chapter for chapter in plan.chapters if chapter.begin >= position):
+            reached |= one.reached(after.begin)
+            for source, rank in after.reached(after.begin).items():
+                if rank != reached[source]:
+                    raise HeadraceError(
+                        f"source {after.paths[source]!r} would go on at its sample {rank:,} at position "
+                        f"{after.begin:,}, and is at {reached[source]:,}; please report this"
+                    )
+    except HeadraceError as error:
+        raise HeadraceError(f"the change at position {position:,} is refused, as it is wrong: {error}") from error
 
 
-def _scanned(terms: Sequence[_Term], changes: Sequence[tuple[IntArray, int]], leaf: Leaf) -> dict[int, int]:
-    """Return the counts of several terms by a look at every sample in each of them."""
-    found: Counter[int] = Counter()
-    end = leaf.first_sample + leaf.num_samples
-    for begin in range(leaf.first_sample, end, _AT_ONCE):
-        samples = np.arange(begin, min(begin + _AT_ONCE, end), dtype=np.int64)
-        times = np.sum([term.times(samples) for term in terms], axis=0)
-        for some, weight in changes:
-            np.add.at(times, some[(some >= begin) & (some < begin + len(samples))] - begin, weight)
-        for value, count in zip(*(column.tolist() for column in np.unique(times, return_counts=True)), strict=True):
-            found[value] += count
-    return found
+def _is_once(sequence: SourceSequence, fed: Sequence[Interval], reached: int) -> bool:
+    """Whether each sample of the epochs so far was fed once, comes, or was passed over: by ranges, and so in no time.
+
+    False does not say that it is otherwise: samples that are left out, and other data, are not looked at.
+    """
+    first = sequence.sections[0]
+    if any(len(one.left_out) or one.series.leaf is not first.series.leaf for one in sequence.sections):
+        return False
+    size = first.series.num_samples
+    kinds: list[list[Interval]] = []
+    for intervals in (fed, gaps(fed, 0, reached), [(reached, reached + (1 << 62))]):
+        mine: list[Interval] = []
+        for section, low in zip(sequence.sections, sequence.firsts.tolist(), strict=True):
+            shift = section.begin + section.series.first_epoch * size - low
+            high = (1 << 63) if section.end is None else low + section.end - section.begin
+            mine += [
+                (max(one, low) + shift, min(end, high) + shift) for one, end in intervals if one < high and end > low
+            ]
+        kinds.append(mine)
+    fed_spans, passed, coming = kinds
+    border = -(-max((end for _, end in (*fed_spans, *passed)), default=0) // size) * size
+    coming = [(begin, min(end, border)) for begin, end in coming if begin < border]
+    kept = [*fed_spans, *coming]
+    alone = sum(end - begin for begin, end in kept) == sum(end - begin for begin, end in united(kept))
+    return alone and united([*kept, *passed]) == ([(0, border)] if border else [])
 
 
-def _estimated(terms: Sequence[_Term], changes: Sequence[tuple[IntArray, int]], size: int) -> dict[int, int]:
-    """Return the counts of several terms as if their samples were drawn independently."""
-    shares = np.ones(1)
-    shift = 0
-    for term in terms:
-        counts = term.counts()
-        own = np.zeros(max(counts) + 1)
-        own[list(counts)] = np.array(list(counts.values())) / size
-        shares = np.convolve(shares, own)
-        kept = np.flatnonzero(shares > 1e-15)
-        shift += int(kept[0])
-        shares = shares[kept[0] : kept[-1] + 1]
-    for some, weight in changes:
-        # Few samples, which are taken to have been seen as often as the others.
-        share = len(some) / size
-        padded = np.zeros(len(shares) + abs(weight))
-        padded[max(-weight, 0) :][: len(shares)] += shares * (1 - share)
-        padded[max(weight, 0) :][: len(shares)] += shares * share
-        shares, shift = padded, shift + min(weight, 0)
-    whole = apportion(size, [Fraction(float(share)) for share in shares])
-    return {number + shift: count for number, count in enumerate(whole)}
-
-
-def _shifted(counts: dict[int, int], base: int) -> dict[int, int]:
-    return {times + base: counts[times] for times in sorted(counts) if counts[times]}
+def _has_limits(node: Node) -> bool:
+    if isinstance(node, Leaf):
+        return False
+    return isinstance(node, LimitNode) or any(map(_has_limits, node.children))
