@@ -25,7 +25,7 @@ from headrace.samples.masking.marking import Marked, decide
 from headrace.samples.masking.masker import check_encoded
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.pieces import Region, TextRange, Why
-from headrace.samples.masking.results import MISSING_BOS, DroppedError, Masked
+from headrace.samples.masking.results import MISSING_BOS, UNREAD_FLAGS, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder, byte_places
 from headrace.samples.masking.truncation import Truncation, truncate
 from headrace.samples.recipe.recipe import LengthSpec
@@ -216,6 +216,11 @@ class RecordCounts(msgspec.Struct):
 
     notes: defaultdict[str, int] = msgspec.field(default_factory=_counts)
     added: defaultdict[str, int] = msgspec.field(default_factory=_counts)
+
+    def note_unread(self, flags: int) -> None:
+        """Count fields that seem to say whether something is trained, and are not followed."""
+        if flags:
+            self.notes[UNREAD_FLAGS] += flags
 
     def note(self, counts: Mapping[str, int]) -> None:
         """Add to the notes."""

@@ -22,7 +22,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user
 from headrace.samples.layouts.fields import Fields, check_text
-from headrace.samples.layouts.turns import LayoutOptions, MessageReader
+from headrace.samples.layouts.turns import LayoutOptions, MessageReader, unread_flags, untrained
 from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import RendersAhead, Template
@@ -54,6 +54,7 @@ class Tools:
         """
         if self.marker is None:
             raise ConfigError(_NO_TEMPLATE)
+        tally.note_unread(len(unread_flags(conversation)))
         is_header = self.recipe.header == "train"
         texts = self.marker.mark(self.with_kwargs(conversation), with_all=tally.with_all or is_header)
         tally.note(self.marker.counts)
@@ -257,6 +258,8 @@ class SingleShape(Shape[Single]):
         if conversation is None:
             raise TypeError(f"{type(sample).__name__} is not a sample of type {self.tools.recipe.type}")
         if not is_checked:  # type seq stores no mask, so none has to be proved
+            if isinstance(sample, Conversation):
+                tally.note_unread(len(untrained(sample)))
             text = self.tools.text(conversation, tally, is_prompt=False)
             return [Asked("tokens", plain((text, True)), self.tools.chat_ends)]
         roles = roles_of(conversation) if tally.with_all else ()
@@ -532,6 +535,8 @@ class SectionsShape(Shape[Record]):
         conversation = self._reader.read(value, place)
         if not conversation.messages:
             return []
+        if section.action != "mask":
+            tally.note_unread(len(unread_flags(conversation)))
         return self.tools.mark(self._flagged(conversation, section), tally)
 
     def _flagged(self, conversation: Conversation, section: Section) -> Conversation:
