@@ -59,7 +59,7 @@ class TaskLayout(Layout):
     is a list of pairs: what the user said before, and what was answered.
     """
 
-    optional = ("input", "system", "history", "tools", "chat_template_kwargs")
+    optional: ClassVar[tuple[str, ...]] = ("input", "system", "history", "tools", "chat_template_kwargs")
 
     def task(self, record: Mapping[str, Any]) -> Conversation:
         """Return what comes before the answer: the history, then instruction and input.

@@ -85,6 +85,7 @@ class SampleMaker:
         template: The chat template; None if no record is a conversation.
         encoder: A faster encoder that returns the same ids as `tokenizers`; None uses `tokenizers`.
         special_tokens: ``bos_token`` and ``eos_token``, if there is no template that names them.
+        before_text: The ids with which the tokeniser begins a text; None: those that its post-processor adds.
         source: The number of the input in the recipe.
 
     Attributes:
@@ -113,6 +114,7 @@ class SampleMaker:
         template: Template | None = None,
         encoder: TextEncoder | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        before_text: Sequence[int] | None = None,
         source: int = 0,
     ) -> None:
         spec = recipe.inputs[source] if recipe.inputs else None
@@ -132,7 +134,7 @@ class SampleMaker:
         marker = None if template is None else Marker(template, recipe.mask, spans.special_texts, known_ends)
         tools = Tools(
             recipe=recipe,
-            ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos),
+            ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos, before_text=before_text),
             template=template,
             marker=marker,
         )

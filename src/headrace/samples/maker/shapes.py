@@ -95,14 +95,13 @@ class Tools:
 
     def text_ends(self, *, is_trained: bool) -> Ends:
         """Return the end tokens of a text that no template wrote."""
-        before = self.ends.wanted_bos(self.recipe.ends.prepend_bos)
         after = self.ends.eos if self.recipe.appends_eos else np.zeros(0, np.uint32)
-        return Ends(before, after, is_trained)
+        return self.ends.begin(is_text=True)._replace(after=after, is_trained=is_trained)
 
     @functools.cached_property
     def chat_ends(self) -> Ends:
         """The end tokens of a text that a template wrote."""
-        return Ends(before=self.ends.wanted_bos(self.recipe.ends.prepend_bos), usual=self.ends.usual_bos)
+        return self.ends.begin(is_text=False)
 
 
 _NO_TEMPLATE = (
@@ -400,7 +399,7 @@ class GroupShape(Shape[Group]):
         self, prompt: Conversation | str, before: str, response: Conversation | str, tally: RecordCounts
     ) -> Asked:
         if isinstance(prompt, str) and isinstance(response, str):
-            ends = self.tools.answer_ends._replace(before=np.zeros(0, np.uint32))
+            ends = Ends(after=self.tools.answer_ends.after, is_trained=True)
             text = plain((prompt, False), (response, True))
             return Asked("responses", text, ends, begin=len(prompt), roles=("prompt", "answer"), may_be_empty=True)
         if isinstance(prompt, str) or isinstance(response, str):
@@ -599,10 +598,14 @@ class SectionsShape(Shape[Record]):
             else section is first and not section.template
             for section, _ in parts
         ]
-        ends = self.tools.chat_ends if any(section.template for section, _ in parts) else Ends()
+        is_chat = any(section.template for section, _ in parts)
+        is_left = self.tools.ends.when == "known" and not is_chat
+        ends = Ends() if is_left else self.tools.ends.begin(is_text=any(asks) and not is_chat)
         if any(asks):
             before, after = self.tools.ends.around
-            ends = Ends(before if len(before) else ends.before, after, last.action == "train")
+            if len(before):
+                ends = Ends(before)
+            ends = ends._replace(after=after, is_trained=last.action == "train")
         return self._with_eos(ends, last)
 
     def _with_eos(self, ends: Ends, last: Section) -> Ends:
