@@ -233,7 +233,7 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
         ("in.jsonl -o out --tokenizer t --append-eod --eod w999", "--eod 'w999': not in the vocabulary"),
         ("in.jsonl -o out --tokenizer t --append-eod --eod 100", "--eod 100: no token has this id"),
         ("in.jsonl -o out --tokenizer t --bos always", "cannot tell which begin-of-sequence token"),
-        ("in.jsonl -o out --tokenizer t --prepend-bos", "--prepend-bos is no option: `--bos always`, or `--bos TOKEN`"),
+        ("in.jsonl -o out --tokenizer t --prepend-bos", "No such option '--prepend-bos'"),
         ("missing.jsonl -o out --tokenizer t", "input 'missing.jsonl' does not exist"),
         ("in.jsonl in.jsonl -o out --tokenizer t", "the same file"),
         ("in.jsonl -o out --tokenizer missing", "tokenizer 'missing' does not exist"),

@@ -31,7 +31,7 @@ class Subcommand(Command):
     Args:
         groups: the options below each heading of the help.
         what: what the subcommand prepares, for messages: ``texts``.
-        instead: what to write here instead of an option of another subcommand or an older version, by its name.
+        instead: what to write here instead of an option of another subcommand, by the name of that option.
     """
 
     def __init__(
@@ -83,8 +83,6 @@ class Subcommand(Command):
             for param in sibling.params
             if error.option_name in param.opts
         }
-        if not owners and error.option_name in self._instead:
-            return click.UsageError(f"{error.option_name} is no option: {self._instead[error.option_name]}", ctx)
         if not owners:
             return error
         option = next(iter(owners.values()))

@@ -296,7 +296,6 @@ _OUTPUT = (
     name="text",
     short_help="Make tokens of text.",
     what="texts",
-    instead={"--prepend-bos": "`--bos always`, or `--bos TOKEN`"},
     groups={
         "Tokens": _TOKENS,
         "Records": _RECORDS,

@@ -218,9 +218,9 @@ class SampleMaker:
                     "All such records are counted as unread_flags"
                     for name in self._unread(record, sample)
                 ]
-        has_samples = template is not None and self._layout is not None
-        more = notices(samples, template, trains_all=self.recipe.type == "seq") if has_samples else []
-        return [*found[:1], *more]
+        if template is None or self._layout is None:
+            return found[:1]
+        return [*found[:1], *notices(samples, template, trains_all=self.recipe.type == "seq")]
 
     def _unread(self, record: Mapping[str, Any], sample: Any) -> list[str]:
         """Return the fields of a record that seem to say that it is not trained as usual; see `unread_of_record`."""
