@@ -114,7 +114,10 @@ def expect(files: list[Path], tokenizer: Path, options: TextOptions, *, eod: int
             if filters.max_tokens is not None and num_tokens > filters.max_tokens:
                 drop("max_tokens")
                 continue
-            rows = [[*([bos] * (bos is not None)), *row, *([eod] * (eod is not None))] if row else [] for row in rows]
+            rows = [
+                [*([bos] * (bos not in (None, *row[:1]))), *row, *([eod] * (eod is not None))] if row else []
+                for row in rows
+            ]
             made += sum(map(len, rows)) - num_tokens
             if options.deduplicate:
                 if tuple(texts) in seen:

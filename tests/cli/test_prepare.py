@@ -106,8 +106,9 @@ STAGE = ("in.jsonl", "-o", "out", "--tokenizer", "t")
         ("--append-eod", TextOptions(tokens=TokenOptions(append_eod=True))),
         ("--append-eod --eod 07", TextOptions(tokens=TokenOptions(append_eod=True, eod=7))),
         ("--append-eod --eod </s>", TextOptions(tokens=TokenOptions(append_eod=True, eod="</s>"))),
-        ("--prepend-bos --bos 3", TextOptions(tokens=TokenOptions(prepend_bos=True, bos=3))),
-        ("--prepend-bos --bos <s>", TextOptions(tokens=TokenOptions(prepend_bos=True, bos="<s>"))),
+        ("--bos auto", TextOptions(tokens=TokenOptions(bos="auto"))),
+        ("--bos 0", TextOptions(tokens=TokenOptions(bos=0))),
+        ("--bos <s>", TextOptions(tokens=TokenOptions(bos="<s>"))),
         ("--special-tokens-in-text encode", TextOptions(tokens=TokenOptions(special_tokens_in_text="encode"))),
         ("--special-tokens-in-text error", TextOptions(tokens=TokenOptions(special_tokens_in_text="error"))),
         ("--backend tiktoken", TextOptions(tokens=TokenOptions(backend="tiktoken"))),
@@ -152,7 +153,7 @@ def test_options_do_what_they_say(run: Any, tokenizer: Path, tmp_path: Path, mon
     Path("in.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     common = ["prepare", "in.jsonl.gz", "--tokenizer", tokenizer, "--workers", 1, "-o"]
     both = ["--field", "title", "--field", "body"]
-    assert run(*common, "two", *both, "--append-eod", "--eod", "w97", "--prepend-bos", "--bos", 0).exit_code == 0
+    assert run(*common, "two", *both, "--append-eod", "--eod", "w97", "--bos", 0).exit_code == 0
     assert documents(tmp_path / "two", "title") == [[0, 3, 99], [0, 6, 99]]
     assert documents(tmp_path / "two", "body") == [[0, 4, 5, 99], [0, 7, 99]]
     assert run(*common, "joined", *both, "--join", " w9 ", "--format", "keyed").exit_code == 0
@@ -220,7 +221,7 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
         ),
         ("in.jsonl -o out --tokenizer t --max-errors 5", "--max-errors needs --on-error skip"),
         ("in.jsonl -o out --tokenizer t --eod 5", "eod is 5, but nothing is appended: give --append-eod"),
-        ("in.jsonl -o out --tokenizer t --bos <s>", "bos is '<s>', but nothing is prepended: give --prepend-bos"),
+        ("in.jsonl -o out --tokenizer t --bos w999", "--bos 'w999': not in the vocabulary"),
         ("in.jsonl -o out --tokenizer t --join ;", "--join needs several fields: give --field twice or more"),
         ("in.jsonl -o out --tokenizer t --field a --field a", "a field is named twice: a, a"),
         ("in.jsonl -o out --tokenizer t --shard-tokens 0", "shard_tokens is 0: at least 1 is needed, or --single"),
@@ -231,7 +232,8 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
         ("in.jsonl -o out --tokenizer t --workers 0", "workers is 0: at least 1 is needed"),
         ("in.jsonl -o out --tokenizer t --append-eod --eod w999", "--eod 'w999': not in the vocabulary"),
         ("in.jsonl -o out --tokenizer t --append-eod --eod 100", "--eod 100: no token has this id"),
-        ("in.jsonl -o out --tokenizer t --prepend-bos", "cannot tell which begin-of-sequence token"),
+        ("in.jsonl -o out --tokenizer t --bos always", "cannot tell which begin-of-sequence token"),
+        ("in.jsonl -o out --tokenizer t --prepend-bos", "No such option '--prepend-bos'"),
         ("missing.jsonl -o out --tokenizer t", "input 'missing.jsonl' does not exist"),
         ("in.jsonl in.jsonl -o out --tokenizer t", "the same file"),
         ("in.jsonl -o out --tokenizer missing", "tokenizer 'missing' does not exist"),

@@ -37,7 +37,7 @@ def lines(run: Any, *arguments: Any) -> list[str]:
 
 
 def test_for_people(run: Any, tmp_path: Path) -> None:
-    recipe = previews_made.recipe(tmp_path, "sft", "ends: {prepend_bos: true}\n")
+    recipe = previews_made.recipe(tmp_path, "sft", "ends: {bos: always}\n")
     assert lines(run, recipe, "--record", 2) == [
         f"{tmp_path}/input.jsonl, line 3: record 2",
         f"  recipe    {recipe}, type sft",

@@ -70,7 +70,7 @@ def both(kit: Any, path: Path, options: TextOptions, out: Path) -> tuple[Estimat
     ("kind", "options"),
     [
         ("jsonl", TextOptions(tokens=REFERENCE)),
-        ("jsonl.gz", TextOptions(tokens=TokenOptions(append_eod=True, prepend_bos=True, bos=1))),
+        ("jsonl.gz", TextOptions(tokens=TokenOptions(append_eod=True, bos=1))),
         ("jsonl.zst", TextOptions(tokens=REFERENCE, output=OutputOptions(shuffle=1))),
         ("parquet", TextOptions(tokens=REFERENCE, output=OutputOptions(format="keyed"))),
         ("arrow", TextOptions(tokens=REFERENCE, filters=FilterSpec(min_tokens=100, max_chars=1500))),

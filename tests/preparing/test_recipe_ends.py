@@ -69,7 +69,7 @@ def test_the_only_usual_token_of_the_vocabulary_is_taken_and_said(folder: Path) 
         "'<eos>' ends a sequence: neither the chat template nor tokenizer_config.json names eos_token, and it"
     )
     assert "`ends: {eos: TOKEN}` chooses another" in notice
-    documents, _, notices = prepare(runs.SFT + "ends: {prepend_bos: true, append_eos: false}\n", PAIRS)
+    documents, _, notices = prepare(runs.SFT + "ends: {bos: always, append_eos: false}\n", PAIRS)
     assert {document[0] for document in documents} == {BOS}
     assert [notice.partition(":")[0] for notice in notices] == ["'<bos>' begins a sequence"]
     # Nothing is said where it is not used: conversations end as their template ends them.
@@ -116,14 +116,13 @@ def test_a_missing_bos_is_counted_and_said_once(folder: Path, way: str) -> None:
     assert notes["missing_bos"] == len(TALKS)
     [notice] = notices
     assert notice.startswith("12 sequences of the first 12 records do not begin with BOS, although the tokeniser")
-    assert "`ends: {prepend_bos: true}` adds it" in notice
-    assert "missing_bos" not in prepare(runs.SFT, PAIRS)[1]  # text is as the recipe says
+    assert "`ends: {bos: always}` adds it" in notice
 
 
 @pytest.mark.parametrize("way", ["post-processor", "configuration"])
 def test_a_bos_that_is_there_or_added_is_not_missing(folder: Path, way: str) -> None:
     with_bos(way)
-    documents, notes, notices = prepare(runs.SFT + "ends: {prepend_bos: true}\n", TALKS)
+    documents, notes, notices = prepare(runs.SFT + "ends: {bos: always}\n", TALKS)
     assert {document[0] for document in documents} == {BOS}
     assert (notes, notices) == ({}, [])
     runs.make_model(folder / "model", "{{ bos_token }}" + recipes_made.TEMPLATE)
@@ -135,9 +134,7 @@ def test_a_bos_that_is_there_or_added_is_not_missing(folder: Path, way: str) -> 
 
 def test_the_policies_of_a_missing_bos(folder: Path) -> None:
     with_bos("post-processor")
-    with pytest.raises(
-        InputError, match=rf"does not begin with BOS \(id {BOS}\).*`ends: {{prepend_bos: true}}` adds it"
-    ):
+    with pytest.raises(InputError, match=rf"does not begin with BOS \(id {BOS}\).*`ends: {{bos: always}}` adds it"):
         prepare(runs.SFT + "mask: {on_missing_bos: error}\n", TALKS)
     runs.make_model(folder / "model", "{% if 'Q0' in messages[0].content %}{{ bos_token }}{% endif %}" + TIMED)
     with_bos("post-processor")
@@ -154,6 +151,107 @@ def test_other_types_count_the_sequences_that_begin_a_text(folder: Path, kind: s
     ledger = prepare_recipe(recipe, "out", options=RecipeOptions(backend="tokenizers", workers=1)).ledger
     assert ledger.samples is not None
     assert ledger.samples.notes["missing_bos"] == {"dpo": 8, "grpo": 4, "prompt": 4}[kind]
+
+
+# Strings, which no template begins.
+
+
+STRINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "seq": ({"text": "a"}, ["tokens"]),
+    "sft": ({"prompt": "a", "completion": "b"}, ["tokens"]),
+    "dpo": ({"prompt": "a", "chosen": "b", "rejected": "c"}, ["chosen", "rejected"]),
+    "prompt": ({"prompt": "a"}, ["prompts"]),
+    "grpo": ({"prompt": "a", "responses": ["b", "c"], "rewards": [0, 1]}, ["prompts"]),
+    "kto": ({"prompt": "a", "completion": "b", "label": True}, ["tokens"]),
+}
+
+
+@pytest.mark.parametrize("way", ["post-processor", "configuration"])
+@pytest.mark.parametrize("kind", STRINGS)
+def test_strings_begin_as_the_tokeniser_begins_them(folder: Path, kind: str, way: str) -> None:
+    record, keys = STRINGS[kind]
+    text = f"type: {'sft' if kind == 'kto' else kind}\ninputs: data\ntokenizer: model\n"
+
+    def begun(more: str = "") -> tuple[list[list[int]], dict[str, int], int, list[str]]:
+        runs.write_lines(Path("data/a.jsonl"), [record] * 3)
+        notices: list[str] = []
+        options = RecipeOptions(backend="tokenizers", workers=1, overwrite=True)
+        ledger = prepare_recipe(parse_recipe(text + more), "out", options=options, on_notice=notices.append).ledger
+        assert ledger.samples is not None
+        documents = [row for key in keys for row in runs.documents(Path("out"), key)]
+        return documents, ledger.samples.notes, ledger.tokens.bos, [one for one in notices if "layout" not in one]
+
+    plain, notes, num_bos, notices = begun()
+    assert (notes, num_bos, notices) == ({}, 0, [])
+    with_bos(way)
+    documents, notes, num_bos, notices = begun()
+    assert documents == [[BOS, *row] for row in plain]
+    assert (notes, num_bos) == ({}, len(documents))
+    assert notices == ["texts begin with '<bos>', as the tokeniser begins them; `ends: {bos: never}` leaves it out"]
+    for more in ("ends: {bos: always}", "ends: {bos: <bos>}", "ends: {prepend_bos: true}"):
+        assert begun(more) == (documents, {}, len(documents), [])
+    for more in ("ends: {bos: never}", "ends: {prepend_bos: false}"):
+        found, notes, num_bos, notices = begun(more)
+        assert (found, notes, num_bos) == (plain, {"missing_bos": len(documents)}, 0)
+        assert [one.partition(",")[0] for one in notices] == [
+            f"{len(documents)} sequences of the first 3 records do not begin with BOS"
+        ]
+    with pytest.raises(InputError, match=r"does not begin with BOS \(id 1\).*the template or the text has none"):
+        begun("ends: {bos: never}\nmask: {on_missing_bos: error}")
+
+
+def test_bos_is_never_trained_and_never_doubled(folder: Path) -> None:
+    with_bos("post-processor")
+    documents, _, _ = prepare(runs.SFT, [{"prompt": "<bos>Q", "completion": "A"}, {"prompt": "Q", "completion": "A"}])
+    assert documents[0] == documents[1]
+    assert documents[0].count(BOS) == 1
+    assert {row[0] for row in runs.documents(Path("out"), "loss_mask")} == {0}
+
+
+def test_a_configuration_that_says_no_comes_before_the_post_processor(folder: Path) -> None:
+    plain = prepare(runs.SFT, PAIRS)
+    with_bos("post-processor")
+    configure(add_bos_token=False)
+    assert prepare(runs.SFT, PAIRS) == plain
+
+
+def test_a_tokeniser_may_begin_texts_with_several_tokens(folder: Path) -> None:
+    """As GLM does: ``[gMASK]<sop>``."""
+    plain, _, _ = prepare(runs.SFT, PAIRS)
+    Path("model/tokenizer.json").write_bytes(recipes_made.tokenizer_json(around="<eos> <bos> $A"))
+    assert prepare(runs.SFT, PAIRS)[0] == [[EOS, BOS, *row] for row in plain]
+    assert prepare(runs.SFT, TALKS)[1] == {"missing_bos": len(TALKS)}
+    runs.make_model(folder / "model", "<eos><bos>" + recipes_made.TEMPLATE)
+    Path("model/tokenizer.json").write_bytes(recipes_made.tokenizer_json(around="<eos> <bos> $A"))
+    assert prepare(runs.SFT, TALKS)[1] == {}
+
+
+def test_sections_begin_as_other_texts_do(folder: Path) -> None:
+    text = "type: sft\nsections: [{field: prompt, action: mask%s}, {field: completion, action: train}]\n"
+    text += "inputs: data\ntokenizer: model\n"
+    plain, _, _ = prepare(text % "", PAIRS)
+    for way in ("configuration", "post-processor"):
+        with_bos(way)
+        assert prepare(text % "", PAIRS)[:2] == ([[BOS, *row] for row in plain], {})
+        left_out = ", add_special_tokens: false"
+        assert prepare(text % left_out, PAIRS)[:2] == (plain, {"missing_bos": 12})
+        assert prepare(text % left_out + "ends: {bos: always}", PAIRS)[:2] == ([[BOS, *row] for row in plain], {})
+        assert prepare(text % "" + "ends: {bos: never}", PAIRS)[:2] == (plain, {"missing_bos": 12})
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        (
+            "bos: alway",
+            "ends.bos is 'alway', which the tokeniser does not have.*other values are auto, always and never",
+        ),
+        ("prepend_bos: maybe", "ends.prepend_bos is 'maybe'; allowed are True, False, None"),
+    ],
+)
+def test_other_words_are_refused(folder: Path, ends: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(runs.SFT + f"ends: {{{ends}}}\n", PAIRS)
 
 
 # The time that a template prints.

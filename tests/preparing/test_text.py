@@ -90,7 +90,7 @@ def run_and_check(kit: Any, files: list[Path], folder: Path, options: TextOption
         kit.tokenizer,
         options,
         eod=kit.eod if options.tokens.append_eod else None,
-        bos=kit.eod + 1 if options.tokens.prepend_bos else None,
+        bos=None if options.tokens.bos == "never" else kit.eod + 1,
     )
     return check_output(folder, expected, options, list(map(str, files)))
 
@@ -165,8 +165,7 @@ def options_of_runs(draw: st.DrawFn) -> TextOptions:
         records=records,
         tokens=TokenOptions(
             append_eod=draw(st.booleans()),
-            prepend_bos=draw(st.booleans()),
-            bos=None,
+            bos=draw(st.sampled_from(["never", "<|im_start|>"])),
             special_tokens_in_text=draw(st.sampled_from(["literal", "encode", "error"])),
             backend=draw(st.sampled_from(["tokenizers", "tokenizers", "auto"])),
         ),
@@ -194,9 +193,6 @@ def test_any_run(
         data = "".join(line + "\n" for line in content).encode()
         files.append(folder / f"{number}.jsonl{'.gz' if compressed else ''}")
         files[-1].write_bytes(gzip.compress(data) if compressed else data)
-    if options.tokens.prepend_bos:
-        tokens = headrace_replace(options.tokens, bos="<|im_start|>")
-        options = headrace_replace(options, tokens=tokens)
     try:
         run_and_check(kit, files, folder / "out", options)
     except InputError as error:
@@ -361,8 +357,8 @@ def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuf
     ("options", "message"),
     [
         (TextOptions(tokens=TokenOptions(eod="</s>")), "nothing is appended: give --append-eod"),
-        (TextOptions(tokens=TokenOptions(bos="<s>")), "nothing is prepended: give --prepend-bos"),
-        (TextOptions(tokens=TokenOptions(prepend_bos=True)), "cannot tell which begin-of-sequence token"),
+        (TextOptions(tokens=TokenOptions(bos="alway")), "--bos 'alway': not in the vocabulary"),
+        (TextOptions(tokens=TokenOptions(bos="always")), "cannot tell which begin-of-sequence token"),
         (TextOptions(workers=0), "workers is 0: at least 1"),
         (TextOptions(task_bytes=0), "task_bytes is 0"),
         (TextOptions(records=RecordOptions(fields=("",))), "a field has no name"),

@@ -63,6 +63,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
         "documents_dropped": ledger.documents.dropped,
         "tokens": ledger.tokens.kept,
         "tokens_dropped": ledger.tokens.dropped,
+        "missing_bos": ledger.missing_bos,
         "errors": len(manifest.errors),
         "vocab_size": tokenizer.vocab_size if tokenizer else None,
         "eod": tokenizer.eod if tokenizer else None,
@@ -118,6 +119,8 @@ def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool
         policy = manifest.options["tokens"]["special_tokens_in_text"]
         number = plural(ledger.documents.with_special_tokens, "text")
         pairs.append(("special", f"{number} with the name of a special token: {policy}"))
+    if ledger.missing_bos:
+        pairs.append(("missing BOS", f"{plural(ledger.missing_bos, 'text')} without the one of the tokeniser"))
     files = [f"{file.name} {size(file.size)}" for shard in manifest.outputs for file in shard.files]
     more = f" and {len(files) - _MAX_FILES} more" if len(files) > _MAX_FILES else ""
     pairs.append(("files", ", ".join(files[:_MAX_FILES]) + more))
@@ -234,8 +237,12 @@ _TOKENS = (
     Option(
         ["--eod"], metavar="TOKEN|ID", help="End-of-document token (default: the only usual one in the vocabulary)."
     ),
-    Option(["--prepend-bos"], is_flag=True, help="Prepend the begin token to each document that has tokens."),
-    Option(["--bos"], metavar="TOKEN|ID", help="Begin token (default: the only usual one in the vocabulary)."),
+    Option(
+        ["--bos"],
+        metavar="auto|always|never|TOKEN|ID",
+        default="never",
+        help="Begin token of each document: as the tokeniser begins texts, that or a usual one, none (default: never).",
+    ),
     Option(
         ["--special-tokens-in-text"],
         type=click.Choice(["literal", "encode", "error"]),
@@ -342,12 +349,13 @@ def _options(given: dict[str, Any]) -> TextOptions:
     output = common.chosen(given, "format", "shard_tokens", "shuffle")
     if given["single"]:
         output["shard_tokens"] = None
-    tokens = common.chosen(given, "append_eod", "prepend_bos", "special_tokens_in_text", "backend")
+    tokens = common.chosen(given, "append_eod", "special_tokens_in_text", "backend")
+    tokens |= {"eod": _token(given["eod"]), "bos": _token(given["bos"])}
     return preparing.TextOptions(
         records=preparing.RecordOptions(
             **common.chosen(given, "fields", "join", "id_field", "sample_by", "max_record_bytes")
         ),
-        tokens=preparing.TokenOptions(eod=_token(given["eod"]), bos=_token(given["bos"]), **tokens),
+        tokens=preparing.TokenOptions(**tokens),
         filters=preparing.FilterSpec(
             **common.chosen(given, "min_chars", "max_chars", "min_tokens", "max_tokens", "function")
         ),

@@ -104,6 +104,7 @@ def open_maker(recipe: Recipe, source: int, tokenizer: str | None = None) -> Ope
         sources=(source,),
         template=None if setup is None else msgspec.json.encode(setup),
         special_tokens=find_end_names(loaded, folder, setup).tokens,
+        before_text=loaded.before_text,
     )
     return OpenedMaker(
         make_maker(making, loaded.json, source=source),

@@ -78,6 +78,7 @@ def prepare_text(
     notice = on_notice or (lambda message: None)
     with output_at(output, overwrite=options.overwrite, restart=options.restart, storage=storage) as folder:
         plan, encoder = _resolved_text(inputs, folder, tokenizer, options, show, stdin, storage)
+        _tell_missing(plan, notice)
         return run_in(folder, plan, encoder=encoder, deciding=_deciding(options), on_progress=show, on_notice=notice)
 
 
@@ -120,6 +121,7 @@ def plan_text(
     show = on_progress or (lambda progress: None)
     with output_at(output, overwrite=options.overwrite, restart=options.restart) as folder:
         plan, _ = _resolved_text(inputs, folder, tokenizer, options, show, None)
+        _tell_missing(plan, on_notice or (lambda message: None))
         return plan_run(folder, plan, _deciding(options), on_notice or (lambda message: None))
 
 
@@ -185,7 +187,16 @@ def estimate_text(
 def _ends(loaded: TextTokenizer, tokens: TokenOptions) -> tuple[int | None, int | None]:
     """The tokens that end and begin a document; None where none is added."""
     eod = loaded.find_eod(tokens.eod)[0] if tokens.append_eod else None
-    return eod, loaded.find_bos(tokens.bos)[0] if tokens.prepend_bos else None
+    return eod, loaded.find_bos(tokens.bos)
+
+
+def _tell_missing(plan: RunPlan, on_notice: Callable[[str], None]) -> None:
+    if plan.missing_bos is not None:
+        on_notice(
+            f"no BOS is added, although the tokeniser begins texts with "
+            f"{plan.tokenizer.token_text(plan.missing_bos)!r}: Megatron adds none either. `--bos auto` adds it; "
+            "documents that do not begin with it are counted as missing_bos"
+        )
 
 
 def _text_plan(

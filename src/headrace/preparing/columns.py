@@ -54,13 +54,16 @@ def add_ends(
 ) -> tuple[NDArray[Any], IntArray]:
     """Put ``bos`` before and ``eod`` after each document that has tokens, and convert to ``dtype``; None adds nothing.
 
+    A document that begins with ``bos`` already gets no second one.
+
     Returns the (m,) tokens and the (n,) lengths. For the ids ``a b | | c`` with lengths 2 0 1, and eod ``e``, it
     returns ``a b e c e`` and 3 0 2.
     """
     if bos is None and eod is None:
         return ids.astype(dtype), lengths
     is_full = lengths > 0
-    longer = lengths + is_full * ((bos is not None) + (eod is not None))
+    lacks_bos = lacks(ids, lengths, bos)
+    longer = lengths + lacks_bos + is_full * (eod is not None)
     ends = np.cumsum(longer)
     tokens = np.empty(int(ends[-1]) if len(ends) else 0, dtype)
     is_text = np.ones(len(tokens), np.bool_)
@@ -69,11 +72,20 @@ def add_ends(
         tokens[at] = eod
         is_text[at] = False
     if bos is not None:
-        at = (ends - longer)[is_full]
+        at = (ends - longer)[lacks_bos]
         tokens[at] = bos
         is_text[at] = False
     tokens[is_text] = ids
     return tokens, longer
+
+
+def lacks(ids: NDArray[np.uint32], lengths: IntArray, bos: int | None) -> NDArray[np.bool_]:
+    """(n,) whether each document has tokens and does not begin with ``bos``; all False for None."""
+    found = np.zeros(len(lengths), np.bool_)
+    if bos is not None:
+        is_full = lengths > 0
+        found[is_full] = ids[(np.cumsum(lengths) - lengths)[is_full]] != bos
+    return found
 
 
 Kind = Literal["ids", "mask", "positions", "value", "domain"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headrace.errors import InputError
 from headrace.plan.keys import derive, derive_array
 from headrace.preparing.backends import REFERENCE, ProvedEncoder, RefusedTextError, SpecialFinder
-from headrace.preparing.columns import IntArray, Rows, add_ends, keep_rows, total_lengths
+from headrace.preparing.columns import IntArray, Rows, add_ends, keep_rows, lacks, total_lengths
 from headrace.preparing.exchange.duplicates import hash_texts
 from headrace.preparing.filters import Filters
 from headrace.preparing.messages import Setup
@@ -124,18 +124,19 @@ class BlockEncoder:
         rows, dropped_tokens = self._within_limits(state, rows)
         alive = np.flatnonzero(state.alive)
         tokens, lengths_of = [], []
-        num_full = 0
+        num_eod = num_bos = num_missing = 0
         for ids, lengths in rows:
             if len(ids) and int(ids.max()) >= encoding.vocab_size:
                 raise InputError(
                     f"the tokeniser made id {int(ids.max()):,}, its vocabulary has {encoding.vocab_size:,} tokens: "
                     "this tokenizer.json contradicts itself"
                 )
-            num_full += int(np.count_nonzero(lengths))
+            num_eod += int(np.count_nonzero(lengths)) if encoding.eod is not None else 0
+            num_bos += int(np.count_nonzero(lacks(ids, lengths, encoding.bos)))
+            num_missing += int(np.count_nonzero(lacks(ids, lengths, encoding.missing_bos)))
             made, longer = add_ends(ids, lengths, bos=encoding.bos, eod=encoding.eod, dtype=self._dtype)
             tokens.append(made)
             lengths_of.append(longer)
-        num_eod, num_bos = (num_full if end is not None else 0 for end in (encoding.eod, encoding.bos))
         is_whole = len(alive) == len(block.lines)
         return Documents(
             tokens=tokens,
@@ -163,6 +164,7 @@ class BlockEncoder:
                     bos=num_bos,
                     dropped=dropped_tokens,
                 ),
+                missing_bos=num_missing,
                 lines=block.num_lines,
                 input_bytes=block.input_bytes,
                 proved=state.num_proved,

@@ -24,6 +24,9 @@ class Encoding(msgspec.Struct, frozen=True):
     special: SpecialPolicy
     eod: int | None
     bos: int | None
+    missing_bos: int | None
+    """Documents that do not begin with this token are counted."""
+
     vocab_size: int
     dtype: str
 
@@ -42,6 +45,9 @@ class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     special_tokens: dict[str, str]
     """``bos_token`` and the like, for tokens that no template names; see `find_end_names`."""
+
+    before_text: tuple[int, ...]
+    """See `TextTokenizer.before_text`."""
 
 
 class Dealt(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

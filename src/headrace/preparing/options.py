@@ -58,11 +58,10 @@ class TokenOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     eod: str | int | None = None
     """The end-of-document token or its id; None uses the only token of the vocabulary with a usual name."""
 
-    prepend_bos: bool = False
-    """Begin every document that has tokens with the begin-of-sequence token."""
-
-    bos: str | int | None = None
-    """The begin-of-sequence token or its id; None uses the only token of the vocabulary with a usual name."""
+    bos: str | int = "never"
+    """The begin-of-sequence token of every document that has tokens and does not begin with it. ``never`` adds none,
+    as Megatron; ``auto`` what the tokeniser itself begins a text with, by its post-processor or ``add_bos_token``;
+    ``always`` that, or else the only token of the vocabulary with a usual name; a token or an id adds this one."""
 
     special_tokens_in_text: SpecialPolicy = "literal"
     """What becomes of the text of a special token inside a document: ``literal`` makes it ordinary text, ``encode``
@@ -169,8 +168,6 @@ def check_options(options: TextOptions) -> None:
         raise ConfigError(f"format is {name}: text is stored as indexed or keyed; only recipes can write {name}")
     if tokens.eod is not None and not tokens.append_eod:
         raise ConfigError(f"eod is {tokens.eod!r}, but nothing is appended: give --append-eod as well, or drop --eod")
-    if tokens.bos is not None and not tokens.prepend_bos:
-        raise ConfigError(f"bos is {tokens.bos!r}, but nothing is prepended: give --prepend-bos as well, or drop --bos")
     check_documents(options)
 
 

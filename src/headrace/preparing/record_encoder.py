@@ -27,7 +27,6 @@ from headrace.preparing.sources import Block
 from headrace.preparing.tally import LENGTH, NO_TOKENS, Tally, added
 from headrace.preparing.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer
 from headrace.samples.maker import MadeDocuments, SampleMaker
-from headrace.samples.maker.sequences import BEGIN_TOKEN
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.recipe import Recipe
 from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
@@ -211,6 +210,7 @@ def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encod
         template=template,
         encoder=encoder,
         special_tokens=making.special_tokens,
+        before_text=making.before_text,
         source=source,
     )
 
@@ -218,7 +218,7 @@ def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encod
 _USUAL = {"eos_token": USUAL_EODS, "bos_token": USUAL_BOSES}
 _USED = {
     "eos_token": ("eos", "ends", "`ends: {eos: TOKEN}` chooses another, `ends: {append_eos: false}` none"),
-    "bos_token": ("bos", "begins", "`ends: {bos: TOKEN}` chooses another, `ends: {prepend_bos: false}` none"),
+    "bos_token": ("bos", "begins", "`ends: {bos: TOKEN}` chooses another, `ends: {bos: never}` none"),
 }
 
 
@@ -226,8 +226,7 @@ class EndNames(NamedTuple):
     """The tokens that begin and end a sequence, and how they were found."""
 
     tokens: dict[str, str]
-    """``eos_token``, ``bos_token`` and the other special tokens that the folder names, and `BEGIN_TOKEN` if the
-    tokeniser begins every text with BOS."""
+    """``eos_token``, ``bos_token`` and the other special tokens that the folder names."""
 
     by_vocabulary: frozenset[str]
     """The names among them that were found only because the vocabulary has one usual token for them."""
@@ -248,22 +247,22 @@ def find_end_names(loaded: TextTokenizer, folder: ReadablePath, template: Templa
         known = [token for token in usual if token in loaded.known_tokens]
         if len(known) == 1:
             found[name] = known[0]
-    tokens = {**found, **named}
-    if config.get("add_bos_token") is True and "bos_token" in tokens:
-        tokens[BEGIN_TOKEN] = tokens["bos_token"]
-    return EndNames(tokens, frozenset(found))
+    return EndNames({**found, **named}, frozenset(found))
 
 
-def end_notices(names: EndNames, counts: Mapping[str, int], num_records: int) -> Iterator[str]:
+def end_notices(names: EndNames, counts: Mapping[str, int], num_records: int, begin: str) -> Iterator[str]:
     """Notices for the user about the tokens at the ends, from the samples of the first records.
 
     Args:
         names: the tokens, as `find_end_names` returned them.
         counts: how many tokens were added under ``eos`` and ``bos``, and how often `MISSING_BOS` was noted.
         num_records: number of the first records.
+        begin: the tokens with which texts begin as the tokeniser begins them; empty if the recipe says how they begin.
     """
+    if begin and counts.get("bos"):
+        yield f"texts begin with {begin!r}, as the tokeniser begins them; `ends: {{bos: never}}` leaves it out"
     for name, (short, verb, options) in _USED.items():
-        if name in names.by_vocabulary and counts.get(short):
+        if name in names.by_vocabulary and counts.get(short) and not (begin and short == "bos"):
             yield (
                 f"{names.tokens[name]!r} {verb} a sequence: neither the chat template nor tokenizer_config.json names "
                 f"{name}, and it is the only token of the vocabulary with a usual name. {options}"
@@ -271,6 +270,6 @@ def end_notices(names: EndNames, counts: Mapping[str, int], num_records: int) ->
     if counts.get(MISSING_BOS):
         yield (
             f"{counts[MISSING_BOS]:,} sequences of the first {num_records:,} records do not begin with BOS, although "
-            "the tokeniser begins texts with it: the chat template does not write it. `ends: {prepend_bos: true}` adds "
+            "the tokeniser begins texts with it: the chat template or the text has none. `ends: {bos: always}` adds "
             "it; all such sequences are counted as missing_bos, and `mask: {on_missing_bos: error}` refuses them"
         )

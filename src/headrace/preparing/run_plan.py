@@ -160,6 +160,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return MAX_OPEN_KEYS // max(len(self.keys), 1)
 
     @property
+    def missing_bos(self) -> int | None:
+        """The token with which the tokeniser begins texts, if a run over text adds none; None otherwise."""
+        is_missing = self.tokenizer.before_text and self.bos is None and self.recipe is None
+        return self.tokenizer.before_text[0] if is_missing else None
+
+    @property
     def is_shuffled(self) -> bool:
         """Whether the documents are shuffled, and so leave the order of the input."""
         return self.options.output.shuffle is not None
@@ -219,6 +225,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
                 special=options.tokens.special_tokens_in_text,
                 eod=self.eod,
                 bos=self.bos,
+                missing_bos=self.missing_bos,
                 vocab_size=self.tokenizer.vocab_size,
                 dtype=self.dtype.name,
             ),

@@ -51,7 +51,8 @@ class Tally(Ledger, frozen=True, kw_only=True):
             keys = {key: _tidied(tokens) for key, tokens in samples.keys.items()}
             samples = msgspec.structs.replace(samples, keys=keys, notes=_shown(samples.notes))
         documents = msgspec.structs.replace(self.documents, dropped=_shown(self.documents.dropped))
-        return Ledger(documents=documents, tokens=_tidied(self.tokens), samples=samples)
+        tokens = _tidied(self.tokens)
+        return Ledger(documents=documents, tokens=tokens, samples=samples, missing_bos=self.missing_bos)
 
 
 def left_out(reason: str, *, documents: int, empty: int, keys: Mapping[str, int], supervised: int | None) -> Tally:

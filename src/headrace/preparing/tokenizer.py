@@ -13,9 +13,9 @@ import msgspec
 from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError
-from headrace.io import Storage, check_readable, hash_bytes, path_at, reader_of
+from headrace.io import AnyPath, Storage, check_readable, hash_bytes, path_at, reader_of
 
-FILE_NAME = "tokenizer.json"
+FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 
 USUAL_EODS = (
     "<|endoftext|>",
@@ -66,6 +66,9 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """The same, and the ids of the usual end and begin tokens that the vocabulary has. Most look-ups need no more, so
     that the tokeniser need not be loaded."""
 
+    before_text: tuple[int, ...] = ()
+    """The ids with which the tokeniser itself begins a text, mostly BOS alone; see `samples.text_ends`."""
+
     def instance(self) -> Tokenizer:
         """Load a new `tokenizers.Tokenizer` that encodes whole texts."""
         return make_encoder(self.json)
@@ -89,9 +92,25 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self._find(wanted, "--eod", "end-of-document", USUAL_EODS)
 
-    def find_bos(self, wanted: str | int | None) -> tuple[int, str]:
-        """Id and text of the begin-of-sequence token, see `find_eod`; the usual names are `USUAL_BOSES`."""
-        return self._find(wanted, "--bos", "begin-of-sequence", USUAL_BOSES)
+    def find_bos(self, wanted: str | int) -> int | None:
+        """Id of the token that begins documents, see `TokenOptions.bos`; None if none does.
+
+        Raises:
+            ConfigError: the token is not in the vocabulary, or it is not known which one is meant.
+        """
+        if wanted == "never" or (wanted == "auto" and not self.before_text):
+            return None
+        if wanted not in ("auto", "always"):
+            return self._find(wanted, "--bos", "begin-of-sequence", USUAL_BOSES)[0]
+        if len(self.before_text) > 1:
+            raise ConfigError(
+                f"--bos {wanted}: the tokeniser begins texts with {len(self.before_text)} tokens, "
+                f"{', '.join(map(self.token_text, self.before_text))}, and only one can be added here: name it, or use "
+                "a recipe of type seq, which adds all of them"
+            )
+        return (
+            self.before_text[0] if self.before_text else self._find(None, "--bos", "begin-of-sequence", USUAL_BOSES)[0]
+        )
 
     def _find(self, wanted: str | int | None, option: str, what: str, usual: tuple[str, ...]) -> tuple[int, str]:
         if isinstance(wanted, int):
@@ -136,6 +155,8 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
         ConfigError: the file does not exist, cannot be read, or is not a tokeniser of the library ``tokenizers``.
         StoreError: the store of the URL cannot be reached.
     """
+    from headrace.samples.text_ends import tokens_before  # which only this process needs, in runs over text
+
     check_readable(path)
     name = os.fspath(path)
     file = path_at(path, reader_of(storage))
@@ -170,7 +191,17 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
         vocab_size=size,
         special_tokens=special,
         known_tokens={**usual, **special},
+        before_text=tokens_before(encoder, _read_config(file.parent / CONFIG_NAME)),
     )
+
+
+def _read_config(place: AnyPath) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{place} cannot be read as a JSON object: {error}") from error
 
 
 def make_encoder(content: bytes) -> Tokenizer:

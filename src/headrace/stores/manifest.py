@@ -107,12 +107,16 @@ class ContentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Counts of everything that was read, kept and dropped; they must balance."""
+    """Counts of everything that was read, kept and dropped; they must balance.
+
+    ``missing_bos`` counts texts without the BOS that the tokeniser begins texts with; recipes count them in ``notes``.
+    """
 
     documents: DocumentLedger
     tokens: TokenLedger
     samples: SampleLedger | None = None
     contents: ContentLedger | None = None
+    missing_bos: int = 0
 
     def faults(self) -> Iterator[str]:
         """Yield a message for each count that contradicts another."""

@@ -64,7 +64,7 @@ def recipes(draw: st.DrawFn, kind: str) -> str:
         + POLICIES % (draw(policy), draw(policy))
         + f"length: {{max_tokens: {draw(st.integers(1, 60))}, truncate: {truncate}}}\n"
         + f"ends: {{append_eos: {draw(st.sampled_from(['true', 'false', 'null']))}, "
-        + f"prepend_bos: {str(draw(st.booleans())).lower()}}}\n"
+        + f"bos: {draw(st.sampled_from(['auto', 'always', 'never']))}}}\n"
         + f"filters: {{min_chars: {draw(st.integers(0, 3))}, max_tokens: {draw(st.integers(20, 200))}}}\n"
     )
 

@@ -66,7 +66,7 @@ def test_whole_exchanges_are_taken_away() -> None:
 
 
 def test_the_ends_of_a_shortened_record_are_counted_once() -> None:
-    ends = "ends: {prepend_bos: true}\n"
+    ends = "ends: {bos: always}\n"
     whole = make(SFT + ends, [TALK]).arrays["tokens"].lengths.tolist()[0]
     made = make(SFT + ends + f"length: {{max_tokens: {whole - 1}, truncate: keep_last_turns}}", [TALK])
     assert texts(made, "tokens")[0].startswith("<bos>" + HEAD)

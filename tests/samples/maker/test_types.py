@@ -27,9 +27,7 @@ def test_text() -> None:
     assert list(made.arrays) == ["tokens"]
     assert made.records.tolist() == [0, 2]
     assert [(entry.record, entry.reason) for entry in made.dropped] == [(1, "empty")]
-    assert texts(make(SEQ + "ends: {append_eos: true, prepend_bos: true}", [{"text": "ab"}]), "tokens") == [
-        "<bos>ab<eos>"
-    ]
+    assert texts(make(SEQ + "ends: {append_eos: true, bos: always}", [{"text": "ab"}]), "tokens") == ["<bos>ab<eos>"]
 
 
 def test_a_conversation_as_text() -> None:
@@ -96,7 +94,7 @@ def test_an_eos_that_is_there_is_not_added() -> None:
 
 
 def test_a_bos_that_is_there_is_not_added() -> None:
-    made = make(SEQ + "ends: {prepend_bos: true}", [{"text": "<bos>a"}, {"text": "b"}])
+    made = make(SEQ + "ends: {bos: always}", [{"text": "<bos>a"}, {"text": "b"}])
     assert texts(made, "tokens") == ["<bos>a", "<bos>b"]
     assert made.counts.bos == 1
 

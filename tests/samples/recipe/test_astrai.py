@@ -255,7 +255,7 @@ def test_the_same_can_be_said_in_our_own_words() -> None:
             "role_actions": {"system": "mask", "user": "mask", "assistant": "train"},
             "default_action": "mask",
             "mask": {"on_no_supervised": "drop", "on_all_supervised": "allow"},
-            "ends": {"append_eos": False, "prepend_bos": None},
+            "ends": {"append_eos": False, "bos": "known"},
             "length": {"max_tokens": 2048, "truncate": "keep_start"},
             "output": {
                 "format": "keyed",

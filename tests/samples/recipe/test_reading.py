@@ -27,7 +27,7 @@ tokenizer: model/
 template: {path: chatml, kwargs: {enable_thinking: false}, now: 2025-01-31T12:00:00}
 strings: chat
 mask: {roles: [assistant, tool], turns: last, on_no_supervised: drop}
-ends: {append_eos: true, prepend_bos: null, eos: "</s>"}
+ends: {append_eos: true, bos: known, eos: "</s>"}
 length: {max_tokens: 4096, truncate: keep_last_turns}
 filters: {min_chars: 10, max_tokens: 100000}
 packing: {max_seq_len: 4096, strategy: best_fit}

@@ -157,6 +157,7 @@ def _maker(recipe: Recipe, tokenizer: str | os.PathLike[str] | None) -> SampleMa
         sources=(),
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=find_end_names(loaded, folder, template).tokens,
+        before_text=loaded.before_text,
     )
     return make_maker(making, loaded.json, source=0)
 

@@ -85,9 +85,11 @@ def resolve(
         sources=inputs.sources,
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=names.tokens,
+        before_text=loaded.before_text,
     )
     proof, made = make_first(making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove"))
-    for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records))):
+    begin = "".join(map(loaded.token_text, loaded.before_text)) if recipe.ends.bos == "auto" else ""
+    for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records)), begin):
         on_notice(notice)
     plan = RunPlan(
         files=inputs.files,

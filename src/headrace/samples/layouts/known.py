@@ -29,7 +29,7 @@ class MessagesLayout(Layout):
     says = "messages: a conversation of messages with role and content"
     makes = Conversation
     required = ("messages",)
-    optional = BESIDE
+    optional = (*BESIDE, "unmask")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether the field looks like a list of messages."""
@@ -41,7 +41,7 @@ class MessagesLayout(Layout):
         conversation = self.messages(record, field)
         if not conversation.messages:
             raise InputError(f"field {self.fields.name(field)!r} is an empty list: a conversation has messages")
-        return self.complete(record, conversation)
+        return self.unmasked(record, self.complete(record, conversation))
 
 
 class ConversationsLayout(MessagesLayout):
@@ -59,7 +59,7 @@ class TaskLayout(Layout):
     is a list of pairs: what the user said before, and what was answered.
     """
 
-    optional = ("input", "system", "history", "tools", "chat_template_kwargs")
+    optional: ClassVar[tuple[str, ...]] = ("input", "system", "history", "tools", "chat_template_kwargs")
 
     def task(self, record: Mapping[str, Any]) -> Conversation:
         """Return what comes before the answer: the history, then instruction and input.
@@ -92,10 +92,12 @@ class AlpacaLayout(TaskLayout):
     says = "instruction, input, output: one task and its answer"
     makes = Conversation
     required = ("instruction", "output")
+    optional = (*TaskLayout.optional, "unmask")
 
     def convert(self, record: Mapping[str, Any]) -> Conversation:
         """Convert the record; see `Layout.convert`."""
-        return self.complete(record, join(self.task(record), assistant(self.fields.text(record, "output"))))
+        whole = join(self.task(record), assistant(self.fields.text(record, "output")))
+        return self.unmasked(record, self.complete(record, whole))
 
 
 class CompletionLayout(Layout):

@@ -12,7 +12,7 @@ from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text, TrainSpan
 from headrace.samples.layouts.fields import Fields
-from headrace.samples.layouts.turns import LayoutOptions, MessageReader
+from headrace.samples.layouts.turns import LayoutOptions, MessageReader, is_flag
 
 Sample = Conversation | Completion | Preference | Prompt | Group | Text
 """The samples that a record may become."""
@@ -123,6 +123,26 @@ class Layout(ABC):
         if not tools and not kwargs:
             return conversation
         return msgspec.structs.replace(conversation, tools=tools or None, template_kwargs=kwargs or {})
+
+    def unmasked(self, record: Mapping[str, Any], conversation: Conversation) -> Conversation:
+        """Return the conversation with all roles but system trained if the record has ``unmask: true`` (InstructLab).
+
+        Flags of messages take precedence.
+
+        Raises:
+            InputError: If ``unmask`` has another value.
+        """
+        unmask = self.fields.get(record, "unmask")
+        if unmask is not None and not is_flag(unmask):
+            raise self.fields.wrong("unmask", unmask, "true or false")
+        if not unmask:
+            return conversation
+        own = conversation.train or (None,) * len(conversation.messages)
+        flags = (
+            message["role"] != "system" if flag is None else flag
+            for message, flag in zip(conversation.messages, own, strict=True)
+        )
+        return msgspec.structs.replace(conversation, train=tuple(flags))
 
     def refuse_extras(self, record: Mapping[str, Any], field: str) -> None:
         """Refuse fields that only a conversation can have, because ``field`` is a string.

@@ -14,26 +14,87 @@ from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Message, TrainSpan
 from headrace.samples.layouts.fields import check_text, is_unicode, wrong
 
+FLAGS = {
+    "train": True,  # Axolotl
+    "training": True,  # Axolotl, in older data
+    "weight": True,  # OpenAI, Mistral, Together
+    "masked": False,  # torchtune
+    "loss": True,  # ms-swift
+    "loss_scale": True,  # ms-swift
+    "loss_mask": True,  # verl
+    "step_loss_mask": True,  # slime
+    "loss_weight": True,
+    "trainable": True,  # Tinker
+}
+"""The names of flags that say whether a message is trained, and whether a true or 1 says that it is."""
 
-def read_flag(message: Mapping[str, Any], names: Mapping[str, str], place: str) -> bool | None:
-    """Return what ``train``, its opposite ``masked`` and ``weight`` (0 or 1) of a message say; None if none is set.
+
+def is_flag(value: object) -> bool:
+    """Return whether a value is true, false, 1 or 0."""
+    return isinstance(value, bool | int | float) and value in (0, 1)
+
+
+def read_flag(message: Mapping[str, Any], flags: Mapping[str, bool], place: str) -> bool | None:
+    """Return what the flags of a message, named as in `FLAGS`, say about it; None if none is set.
 
     Raises:
         InputError: If one of them has another value, or they contradict each other.
     """
     is_trained: dict[str, bool] = {}
-    for flag in ("train", "masked", "weight"):
-        name = names[flag]
-        value = message.get(name)
-        if value is None:
+    for name, value in message.items():
+        if value is None or name not in flags:
             continue
-        if value not in (0, 1) or not isinstance(value, bool | int | float):
-            raise wrong(f"{name!r} of {place}", value, "true or false" if flag != "weight" else "0 or 1")
-        is_trained[name] = bool(value) != (flag == "masked")
+        if not is_flag(value):
+            allowed = "true or false" if isinstance(value, str) else "0 or 1"
+            raise InputError(
+                f"{name!r} of {place} is {describe(value)}; allowed is {allowed}: it says whether the tokens are "
+                "trained, and other weights are not stored. If the field says something else, rename it, or write "
+                f"`fields: {{{name}: ANOTHER_NAME}}`"
+            )
+        is_trained[name] = bool(value) == flags[name]
     if len(set(is_trained.values())) > 1:
-        flags = ", ".join(f"{name} is {message[name]}" for name in is_trained)
-        raise InputError(f"{place} contradicts itself: {flags}")
+        found = ", ".join(f"{name} is {message[name]}" for name in is_trained)
+        raise InputError(f"{place} contradicts itself: {found}")
     return next(iter(is_trained.values()), None)
+
+
+OF_RECORDS = {**FLAGS, "unmask": False}
+"""Fields of a record that may say that it is trained in another way. Only ``unmask`` of a conversation is followed."""
+
+
+def unread_of_record(record: Mapping[str, Any], *, is_conversation: bool) -> list[str]:
+    """Return the fields of a record that seem to say that it is not trained as usual, and are not followed."""
+    return [
+        name
+        for name, value in record.items()
+        if name in OF_RECORDS
+        and is_flag(value)
+        and bool(value) != OF_RECORDS[name]
+        and not (is_conversation and name == "unmask")
+    ]
+
+
+def untrained(conversation: Conversation) -> list[int]:
+    """Return the numbers of the messages that have a flag or a span that is not trained."""
+    spans = conversation.train_spans or ((),) * len(conversation.messages)
+    flags = conversation.train or (None,) * len(conversation.messages)
+    return [
+        number
+        for number, (flag, marked) in enumerate(zip(flags, spans, strict=True))
+        if flag is False or not all(span.train for span in marked)
+    ]
+
+
+def unread_flags(conversation: Conversation) -> list[tuple[int, str]]:
+    """Return the number of each message of whose training nothing is known, and a field of it that may tell.
+
+    Such a field has a name that is not in `FLAGS`, and a value as flags have it.
+    """
+    found = []
+    for number, message in enumerate(conversation.messages):
+        if len(message) > 2 and (not conversation.train or conversation.train[number] is None):
+            found += [(number, name) for name, value in message.items() if is_flag(value)][:1]
+    return found
 
 
 def read_spans(detail: object, content: object, place: str) -> tuple[TrainSpan, ...]:
@@ -75,8 +136,7 @@ def read_parts(parts: Sequence[Any], place: str, *, join: bool) -> tuple[Any, tu
     """Read a content that is a list of parts.
 
     The result is the list itself without spans, or, if the parts are joined, one string with the spans of characters
-    that the parts mark. Parts with ``train`` or ``weight`` are always joined, since a flag needs characters to refer
-    to.
+    that the parts mark. Parts with one of `FLAGS` are always joined, since a flag needs characters to refer to.
 
     Raises:
         InputError: If a part is not an object, or the parts are to be joined and one is not text.
@@ -85,7 +145,7 @@ def read_parts(parts: Sequence[Any], place: str, *, join: bool) -> tuple[Any, tu
     for number, part in enumerate(parts):
         if not isinstance(part, Mapping):
             raise wrong(f"part {number} of {place}", part, "an object with 'type', and 'text' where it is text")
-        flags.append(read_flag(part, {"train": "train", "masked": "masked", "weight": "weight"}, f"part {number}"))
+        flags.append(read_flag(part, FLAGS, f"part {number} of {place}"))
     if not join and all(flag is None for flag in flags):
         return list(parts), ()
     texts: list[str] = []
@@ -190,7 +250,7 @@ class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     fields: dict[str, str] = {}
     """The data's names of fields, by the layout's names: ``{"messages": "dialog.turns"}``. This includes the fields of
-    messages: ``role``, ``content``, ``train``, ``masked``, ``weight``, ``train_detail``.
+    messages: ``role``, ``content``, ``train_detail``, and the names of `FLAGS`.
     """
 
     roles: dict[str, str] = {}
@@ -203,7 +263,6 @@ class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether arguments of calls that are strings reach the template as they are, or parsed from JSON."""
 
 
-_FLAGS = ("train", "masked", "weight", "train_detail")
 _INSTEAD_OF_CONTENT = ("tool_calls", "reasoning_content", "thinking", "function_call")
 
 
@@ -221,8 +280,9 @@ class MessageReader:
         self._role_names = (names["role"],) if "role" in names else ("role", "from")
         self._content_names = (names["content"],) if "content" in names else ("content", "value")
         self._pairs = list(itertools.product(self._role_names, self._content_names))
-        self._flag_names = {flag: names.get(flag, flag) for flag in _FLAGS}
-        self._flags = tuple(self._flag_names.values())
+        given = {names[flag]: trains for flag, trains in FLAGS.items() if flag in names}
+        self._flags = {flag: trains for flag, trains in FLAGS.items() if flag not in names} | given
+        self._detail = names.get("train_detail", "train_detail")
 
     def looks_right(self, value: object) -> bool:
         """Return whether a value looks like a list of messages. Only the first one is read."""
@@ -288,16 +348,20 @@ class MessageReader:
         content_name, content = self._first(message, self._content_names)
         spans = self._add_content(read, message, content, f"the content {_either(self._content_names)} of {place}")
         for name, value in message.items():
-            if value is not None and name not in read and name not in (role_name, content_name, *self._flags):
+            if (
+                value is not None
+                and name not in read
+                and name not in (role_name, content_name, self._detail, *self._flags)
+            ):
                 read[name] = value
         if self._parses and "tool_calls" in read:
             read["tool_calls"] = parse_arguments(read["tool_calls"], f"'tool_calls' of {place}")
-        flag = read_flag(message, self._flag_names, place)
-        detail = message.get(self._flag_names["train_detail"])
+        flag = read_flag(message, self._flags, place)
+        detail = message.get(self._detail)
         if detail is not None:
             if spans:
                 raise InputError(f"{place} marks spans both by parts of its content and by 'train_detail': choose one")
-            spans = read_spans(detail, read.get("content"), f"{self._flag_names['train_detail']!r} of {place}")
+            spans = read_spans(detail, read.get("content"), f"{self._detail!r} of {place}")
         return read, flag, spans
 
     def _add_content(

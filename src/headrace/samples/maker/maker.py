@@ -15,6 +15,7 @@ from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
 from headrace.samples.layouts.fields import check_text
+from headrace.samples.layouts.turns import unread_of_record
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.noticing import notices
 from headrace.samples.maker.sequences import Asked, EndTokens, MadeSequence, RecordCounts, Sequencer, whole
@@ -84,6 +85,7 @@ class SampleMaker:
         template: The chat template; None if no record is a conversation.
         encoder: A faster encoder that returns the same ids as `tokenizers`; None uses `tokenizers`.
         special_tokens: ``bos_token`` and ``eos_token``, if there is no template that names them.
+        before_text: The ids with which the tokeniser begins a text; None: those that its post-processor adds.
         source: The number of the input in the recipe.
 
     Attributes:
@@ -112,6 +114,7 @@ class SampleMaker:
         template: Template | None = None,
         encoder: TextEncoder | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        before_text: Sequence[int] | None = None,
         source: int = 0,
     ) -> None:
         spec = recipe.inputs[source] if recipe.inputs else None
@@ -131,7 +134,7 @@ class SampleMaker:
         marker = None if template is None else Marker(template, recipe.mask, spans.special_texts, known_ends)
         tools = Tools(
             recipe=recipe,
-            ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos),
+            ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos, before_text=before_text),
             template=template,
             marker=marker,
         )
@@ -204,11 +207,26 @@ class SampleMaker:
     def notices(self, records: Sequence[Any]) -> list[str]:
         """Return notices about what the template may write differently from what was meant, and what helps."""
         template = self._shape.tools.template
-        samples = []
-        for record in records if template is not None and self._layout is not None else ():
+        samples, found = [], []
+        for number, record in enumerate(records):
             with contextlib.suppress(InputError):
-                samples.append(self.sample(record))
-        return notices(samples, template) if template is not None else []
+                sample = self.sample(record)
+                samples.append(sample)
+                found += [
+                    f"record {number} has {name!r}: {record[name]!r}, which is not followed: flags are read in "
+                    "messages. If it says that the record is not trained, leave such records out, as with `--filter`. "
+                    "All such records are counted as unread_flags"
+                    for name in self._unread(record, sample)
+                ]
+        if template is None or self._layout is None:
+            return found[:1]
+        return [*found[:1], *notices(samples, template, trains_all=self.recipe.type == "seq")]
+
+    def _unread(self, record: Mapping[str, Any], sample: Any) -> list[str]:
+        """Return the fields of a record that seem to say that it is not trained as usual; see `unread_of_record`."""
+        if self.recipe.type == "prompt":  # nothing is trained, and all fields are kept
+            return []
+        return unread_of_record(record, is_conversation=isinstance(sample, Conversation))
 
     def sample(self, record: Any) -> Any:
         """Return the sample that the layout reads in a record; with sections, the record itself.
@@ -228,6 +246,7 @@ class SampleMaker:
     def _ask(self, number: int, record: Any, sample: Any) -> _Waiting:
         domain = self._domain(record)
         tally = RecordCounts()
+        tally.note_unread(len(self._unread(record, sample)))
         asked = self._shape.ask(sample, tally)
         for one in asked:
             check_text(one.marked.text, "the text")

@@ -10,11 +10,12 @@ import msgspec
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt
 from headrace.samples.layouts import Sample
+from headrace.samples.layouts.turns import unread_flags, untrained
 from headrace.samples.masking.options import MaskOptions, Template
 from headrace.samples.masking.results import DroppedError
 
 
-def notices(samples: Sequence[Sample], template: Template) -> list[str]:
+def notices(samples: Sequence[Sample], template: Template, *, trains_all: bool) -> list[str]:
     """Return one line for each kind of finding, with the first message that shows it.
 
     ``samples`` are what a layout reads in the first records. Renders at most one conversation.
@@ -23,6 +24,20 @@ def notices(samples: Sequence[Sample], template: Template) -> list[str]:
     is_tried = False
     for number, sample in enumerate(samples):
         for conversation in _conversations(sample):
+            if "flags" not in found and conversation is not getattr(sample, "prompt", None):
+                for place, name in [] if trains_all else unread_flags(conversation)[:1]:
+                    found["flags"] = (
+                        f"message {place} of record {number} has {name!r}: {conversation.messages[place][name]!r}, "
+                        "which is not followed: if it says whether the message is trained, write "
+                        f"`fields: {{train: {name}}}`, or `masked` if true means that it is not. All such messages "
+                        "are counted as unread_flags"
+                    )
+                for place in untrained(conversation)[:1] if trains_all else []:
+                    found["flags"] = (
+                        f"message {place} of record {number} has a flag that says that it is not trained, but type seq "
+                        "stores no mask and all its tokens are trained: use type sft. All such messages are counted as "
+                        "unread_flags"
+                    )
             for place, message in enumerate(conversation.messages):
                 where = f"message {place} of record {number}"
                 if "arguments" not in found and any(isinstance(one, str) for one in _arguments(message)):

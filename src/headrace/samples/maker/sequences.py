@@ -25,10 +25,11 @@ from headrace.samples.masking.marking import Marked, decide
 from headrace.samples.masking.masker import check_encoded
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.pieces import Region, TextRange, Why
-from headrace.samples.masking.results import MISSING_BOS, DroppedError, Masked
+from headrace.samples.masking.results import MISSING_BOS, UNREAD_FLAGS, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder, byte_places
 from headrace.samples.masking.truncation import Truncation, truncate
 from headrace.samples.recipe.recipe import LengthSpec
+from headrace.samples.text_ends import tokens_around, tokens_before
 
 EMPTY = "empty"
 """The reason for which a record without text is dropped."""
@@ -37,8 +38,8 @@ Ids = NDArray[np.uint32]
 Mask = NDArray[np.uint8]
 _NONE: Ids = np.zeros(0, np.uint32)
 
-BEGIN_TOKEN = "begin_token"
-"""The name, among special tokens, of the token with which the tokeniser's configuration begins every text."""
+BOS_WORDS = ("auto", "always", "never", "known")
+"""The values of ``ends.bos`` that are no token."""
 
 
 class Ends(NamedTuple):
@@ -53,8 +54,8 @@ class Ends(NamedTuple):
     is_trained: bool = False
     """Whether ``after`` is trained."""
 
-    usual: int | None = None
-    """The token with which the tokeniser itself begins a text, if its absence is to be reported."""
+    usual: Ids = _NONE
+    """The tokens with which the tokeniser itself begins a text, if their absence is to be reported."""
 
     @property
     def is_empty(self) -> bool:
@@ -69,35 +70,49 @@ class EndTokens:
         tokenizer_json: The tokeniser with its post-processor.
         special_tokens: ``bos_token`` and ``eos_token``, as the tokeniser's configuration and the chat template name
             them.
-        bos: The token to use as BOS instead; None uses ``bos_token``.
+        bos: See `EndSpec.bos`.
         eos: The token to use as EOS instead; None uses ``eos_token``.
+        before_text: The ids with which the tokeniser begins a text; None: those that its post-processor adds.
+
+    Attributes:
+        usual_bos: The ids with which the tokeniser begins a text.
 
     Raises:
         ConfigError: If ``bos`` or ``eos`` is not in the vocabulary.
     """
 
     def __init__(
-        self, tokenizer_json: bytes, special_tokens: Mapping[str, str], *, bos: str | None, eos: str | None
+        self,
+        tokenizer_json: bytes,
+        special_tokens: Mapping[str, str],
+        *,
+        bos: str,
+        eos: str | None,
+        before_text: Sequenced[int] | None,
     ) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._bos = self._find(bos, special_tokens.get("bos_token"), "bos")
+        self.when = bos if bos in BOS_WORDS else "always"
+        self._bos = self._find(None if bos in BOS_WORDS else bos, special_tokens.get("bos_token"), "bos")
         self._eos = self._find(eos, special_tokens.get("eos_token"), "eos")
-        self._begin = self._find(None, special_tokens.get(BEGIN_TOKEN), "bos")
-        self._around: tuple[Ids, Ids] | None = None
+        before = tokens_before(self._tokenizer, {}) if before_text is None else before_text
+        self.usual_bos: Ids = np.array(before, np.uint32)
 
-    def wanted_bos(self, wanted: bool | None) -> Ids:
-        """Return the begin-of-sequence token, (1,), or no token, (0,).
-
-        ``wanted`` True or False asks for it or not; None asks for it if it is known.
+    def begin(self, *, is_text: bool) -> Ends:
+        """Return what comes before a text, or before what a template wrote, if it is not there already.
 
         Raises:
-            ConfigError: If the token is wanted and not known.
+            ConfigError: If a token is wanted and not known.
         """
-        if wanted is False or (wanted is None and self._bos is None):
-            return _NONE
-        return self._known(self._bos, "bos", "begin")
+        before = _NONE
+        if self.when == "auto":
+            before = self.usual_bos if is_text else _NONE
+        elif self.when == "always" and self._bos is None and len(self.usual_bos):
+            before = self.usual_bos
+        elif self.when == "always" or (self.when == "known" and self._bos is not None):
+            before = self._known(self._bos, "bos", "begin")
+        return Ends(before, usual=_NONE if len(before) else self.usual_bos)
 
     @property
     def eos(self) -> Ids:
@@ -108,40 +123,21 @@ class EndTokens:
         """
         return self._known(self._eos, "eos", "end")
 
-    @property
+    @cached_property
     def around(self) -> tuple[Ids, Ids]:
         """The tokens that the tokeniser itself adds before and after a text.
 
         Raises:
             ConfigError: If the post-processor does anything other than add tokens around the text.
         """
-        if self._around is None:
-            text = "a"
-            plain = self._tokenizer.encode(text, add_special_tokens=False).ids
-            full = self._tokenizer.encode(text, add_special_tokens=True).ids
-            places = [at for at in range(len(full) - len(plain) + 1) if full[at : at + len(plain)] == plain]
-            if len(places) != 1:
-                raise ConfigError(
-                    "add_special_tokens: the tokeniser's post-processor does more than add tokens around a text; use "
-                    "add_special_tokens: false, and ends.prepend_bos or ends.append_eos"
-                )
-            at = places[0]
-            self._around = (np.array(full[:at], np.uint32), np.array(full[at + len(plain) :], np.uint32))
-        return self._around
-
-    @cached_property
-    def usual_bos(self) -> int | None:
-        """The begin-of-sequence token that the post-processor or the configuration puts before a text.
-
-        None if they put no token there, or another one.
-        """
-        try:
-            before = self.around[0]
-        except ConfigError:
-            before = _NONE
-        if len(before) == 1 and self._bos in (None, int(before[0])):
-            return int(before[0])
-        return self._begin
+        found = tokens_around(self._tokenizer)
+        if found is None:
+            raise ConfigError(
+                "add_special_tokens: the tokeniser's post-processor does more than add tokens around a text; use "
+                "add_special_tokens: false, and ends.bos or ends.append_eos"
+            )
+        before, after = found
+        return np.array([] if self.when == "never" else before, np.uint32), np.array(after, np.uint32)
 
     def _find(self, wanted: str | None, usual: str | None, name: str) -> int | None:
         if wanted is None:
@@ -153,6 +149,7 @@ class EndTokens:
             raise ConfigError(
                 f"ends.{name} is {wanted!r}, which the tokeniser does not have{nearest(wanted, vocabulary)}; its added "
                 f"tokens are {', '.join(map(repr, vocabulary[:20])) or 'none'}"
+                + ("; other values are auto, always and never" if name == "bos" else "")
             )
         return found
 
@@ -216,6 +213,11 @@ class RecordCounts(msgspec.Struct):
 
     notes: defaultdict[str, int] = msgspec.field(default_factory=_counts)
     added: defaultdict[str, int] = msgspec.field(default_factory=_counts)
+
+    def note_unread(self, flags: int) -> None:
+        """Count fields that seem to say whether something is trained, and are not followed."""
+        if flags:
+            self.notes[UNREAD_FLAGS] += flags
 
     def note(self, counts: Mapping[str, int]) -> None:
         """Add to the notes."""
@@ -288,10 +290,11 @@ class Sequencer:
         if not asked.ends.is_empty:
             encoded = _ended(encoded, asked.ends, tally)
         usual = asked.ends.usual
-        if usual is not None and not asked.begin and len(encoded.ids) and encoded.ids[0] != usual:
+        if len(usual) and not asked.begin and len(encoded.ids) and not _begins(encoded.ids, usual):
             message = (
-                f"it does not begin with BOS (id {usual}), with which the tokeniser begins texts: the template "
-                "writes none. `ends: {prepend_bos: true}` adds it, `mask: {on_missing_bos: allow}` accepts it as it is"
+                f"it does not begin with BOS (id {', '.join(map(str, usual))}), with which the tokeniser begins texts: "
+                "the template or the text has none. `ends: {bos: always}` adds it, `mask: {on_missing_bos: allow}` "
+                "accepts it as it is"
             )
             decide(self._options.on_missing_bos, MISSING_BOS, message, tally.notes)
         if asked.is_checked:
@@ -365,9 +368,13 @@ def _ended(encoded: EncodedText, ends: Ends, tally: RecordCounts) -> EncodedText
     return replace(encoded, ids=ids, loss_mask=mask, num_supervised=num_supervised)
 
 
+def _begins(ids: Ids, before: Ids) -> bool:
+    return np.array_equal(ids[: len(before)], before)
+
+
 def _add_ends(ids: Ids, mask: Mask, ends: Ends) -> tuple[Ids, Mask, int, int]:
     """Return the sequence with its end tokens, its mask, and the numbers of tokens added before and after it."""
-    before = ends.before if len(ends.before) and not np.array_equal(ids[: len(ends.before)], ends.before) else _NONE
+    before = _NONE if _begins(ids, ends.before) else ends.before
     after = ends.after if len(ends.after) and not np.array_equal(ids[-len(ends.after) :], ends.after) else _NONE
     if len(before) or len(after):
         trained = np.full(len(after), ends.is_trained, np.uint8)

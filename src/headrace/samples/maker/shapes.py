@@ -22,7 +22,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user
 from headrace.samples.layouts.fields import Fields, check_text
-from headrace.samples.layouts.turns import LayoutOptions, MessageReader
+from headrace.samples.layouts.turns import LayoutOptions, MessageReader, unread_flags, untrained
 from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import RendersAhead, Template
@@ -54,6 +54,7 @@ class Tools:
         """
         if self.marker is None:
             raise ConfigError(_NO_TEMPLATE)
+        tally.note_unread(len(unread_flags(conversation)))
         is_header = self.recipe.header == "train"
         texts = self.marker.mark(self.with_kwargs(conversation), with_all=tally.with_all or is_header)
         tally.note(self.marker.counts)
@@ -94,14 +95,13 @@ class Tools:
 
     def text_ends(self, *, is_trained: bool) -> Ends:
         """Return the end tokens of a text that no template wrote."""
-        before = self.ends.wanted_bos(self.recipe.ends.prepend_bos)
         after = self.ends.eos if self.recipe.appends_eos else np.zeros(0, np.uint32)
-        return Ends(before, after, is_trained)
+        return self.ends.begin(is_text=True)._replace(after=after, is_trained=is_trained)
 
     @functools.cached_property
     def chat_ends(self) -> Ends:
         """The end tokens of a text that a template wrote."""
-        return Ends(before=self.ends.wanted_bos(self.recipe.ends.prepend_bos), usual=self.ends.usual_bos)
+        return self.ends.begin(is_text=False)
 
 
 _NO_TEMPLATE = (
@@ -257,6 +257,8 @@ class SingleShape(Shape[Single]):
         if conversation is None:
             raise TypeError(f"{type(sample).__name__} is not a sample of type {self.tools.recipe.type}")
         if not is_checked:  # type seq stores no mask, so none has to be proved
+            if isinstance(sample, Conversation):
+                tally.note_unread(len(untrained(sample)))
             text = self.tools.text(conversation, tally, is_prompt=False)
             return [Asked("tokens", plain((text, True)), self.tools.chat_ends)]
         roles = roles_of(conversation) if tally.with_all else ()
@@ -397,7 +399,7 @@ class GroupShape(Shape[Group]):
         self, prompt: Conversation | str, before: str, response: Conversation | str, tally: RecordCounts
     ) -> Asked:
         if isinstance(prompt, str) and isinstance(response, str):
-            ends = self.tools.answer_ends._replace(before=np.zeros(0, np.uint32))
+            ends = Ends(after=self.tools.answer_ends.after, is_trained=True)
             text = plain((prompt, False), (response, True))
             return Asked("responses", text, ends, begin=len(prompt), roles=("prompt", "answer"), may_be_empty=True)
         if isinstance(prompt, str) or isinstance(response, str):
@@ -532,6 +534,8 @@ class SectionsShape(Shape[Record]):
         conversation = self._reader.read(value, place)
         if not conversation.messages:
             return []
+        if section.action != "mask":
+            tally.note_unread(len(unread_flags(conversation)))
         return self.tools.mark(self._flagged(conversation, section), tally)
 
     def _flagged(self, conversation: Conversation, section: Section) -> Conversation:
@@ -594,10 +598,14 @@ class SectionsShape(Shape[Record]):
             else section is first and not section.template
             for section, _ in parts
         ]
-        ends = self.tools.chat_ends if any(section.template for section, _ in parts) else Ends()
+        is_chat = any(section.template for section, _ in parts)
+        is_left = self.tools.ends.when == "known" and not is_chat
+        ends = Ends() if is_left else self.tools.ends.begin(is_text=any(asks) and not is_chat)
         if any(asks):
             before, after = self.tools.ends.around
-            ends = Ends(before if len(before) else ends.before, after, last.action == "train")
+            if len(before):
+                ends = Ends(before)
+            ends = ends._replace(after=after, is_trained=last.action == "train")
         return self._with_eos(ends, last)
 
     def _with_eos(self, ends: Ends, last: Section) -> Ends:

@@ -22,6 +22,9 @@ TOO_LONG, SUPERVISION_CUT, UNWRITTEN_MESSAGE = "too_long", "supervision_cut", "u
 REWRITTEN_HISTORY, UNWRITTEN_CONTENT = "rewritten_histories", "unwritten_content"
 """Counts of trained turns whose history differs from that of their prompt, and of messages written only in part."""
 
+UNREAD_FLAGS = "unread_flags"
+"""The count of messages and records with a field that seems to say whether they are trained, and is not followed."""
+
 Counts = Counter[str] | defaultdict[str, int]
 """Numbers by name; a missing name counts as 0."""
 

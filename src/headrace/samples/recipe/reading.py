@@ -108,6 +108,8 @@ def make_recipe(value: dict[str, Any]) -> Recipe:
         value["inputs"] = [_input(entry) for entry in inputs]
     if isinstance(value.get("template"), str):
         value["template"] = {"path": value["template"]}
+    if isinstance(value.get("ends"), dict) and "prepend_bos" in value["ends"]:
+        value["ends"] = _renamed(dict(value["ends"]))
     recipe = convert(value, Recipe)
     _check_recipe(recipe)
     return recipe
@@ -119,6 +121,13 @@ def _input(entry: Any) -> Any:
         return {"paths": entry}
     layout = entry.get("layout") if isinstance(entry, dict) else None
     return {**entry, "layout": SAID.get(layout.lower(), layout)} if isinstance(layout, str) else entry
+
+
+def _renamed(ends: dict[str, Any]) -> dict[str, Any]:
+    """Return ends without ``prepend_bos``, which older recipes have beside a ``bos`` that is a token."""
+    prepended, token = ends.pop("prepend_bos"), ends.pop("bos", None)
+    check_choice("ends.prepend_bos", prepended, (True, False, None))
+    return {**ends, "bos": "never" if prepended is False else token or ("always" if prepended else "known")}
 
 
 _COMMENT = re.compile(r'^\s*//|[,{}\[\]"]\s*//')
@@ -425,7 +434,7 @@ def _read_astrai(value: dict[Any, Any]) -> Recipe:
         sources=sources,
         role_actions=config.mask,
         default_action=config.mask_default,
-        ends=EndSpec(append_eos=False, prepend_bos=None),
+        ends=EndSpec(append_eos=False, bos="known"),
         length=_length(limits),
         filters=_filters(limits, is_text=is_text),
         packing=None if sources else _packing(limits),

@@ -152,18 +152,18 @@ class EndSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     if what comes before it is. None: yes, except for type ``seq`` and for ``sections``.
     """
 
-    prepend_bos: bool | None = False
-    """Whether sequences begin with the begin-of-sequence token, unless the text already begins with it. None: if the
-    tokeniser has one; with ``sections``, if one of them uses a template.
-    """
-
     eos: str | None = None
     """The end-of-sequence token. None: ``eos_token`` of the template or of ``tokenizer_config.json``; if these name
     none, the only usual one of the vocabulary, which a notice reports.
     """
 
-    bos: str | None = None
-    """The begin-of-sequence token; None: found as ``eos`` is."""
+    bos: str = "auto"
+    """Which sequences get the begin-of-sequence token, unless they already begin with it. ``auto``: text that no
+    template wrote begins as the tokeniser begins it, by its post-processor or ``add_bos_token``. ``always``: every
+    sequence, with a token that is found as ``eos`` is. ``never``: none. A token: every sequence, with this token.
+    ``known``: as ``always`` if a token is found, as ``never`` otherwise; sections of text are left to
+    ``add_special_tokens`` alone. This is what AstrAI does.
+    """
 
     response_end: Literal["turn", "all"] = "turn"
     """Whether a rendered response ends with the token that ends the turn, or with everything that the template writes
