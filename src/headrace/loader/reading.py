@@ -34,13 +34,8 @@ L = TypeVar("L")
 T = TypeVar("T")
 M = TypeVar("M")
 
-START_METHOD: Final = (
-    "fork"
-    if "fork" in get_all_start_methods() and sys.platform != "darwin"
-    else "forkserver"
-    if "forkserver" in get_all_start_methods()
-    else "spawn"
-)
+_IN_TURN: Final = ("forkserver", "spawn") if sys.platform == "darwin" else ("fork", "forkserver", "spawn")
+START_METHOD: Final = next(one for one in _IN_TURN if one in get_all_start_methods())
 """How workers start if nothing is said. It follows from the platform alone, and never from what else the process does:
 otherwise samples that need a global of the program would depend on whether a thread runs, or CUDA was used, before."""
 

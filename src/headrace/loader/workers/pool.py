@@ -136,6 +136,11 @@ _FINISH_S: Final = 1.0
 _END_S: Final = 5.0
 _TRACE_S: Final = 1.0
 
+_FORK_ADVICE: Final = (
+    ". It was forked beside {}: a lock that was held there at that moment is never released in a fork. If it waits for"
+    " such a lock, pass Reading(start_method='forkserver')"
+)
+
 END: Final = object()
 """Returned in place of a message when all tasks are done."""
 
@@ -381,16 +386,7 @@ class WorkerSet:
         where = f", in\n{lines}\n" if lines else ". "
         return (
             f"worker {worker} (process {process.pid}) sent nothing for {self._reading.timeout_s:g} s: {doing}{where}"
-            f"Raise timeout_s if samples take that long{self._fork_advice}"
-        )
-
-    @property
-    def _fork_advice(self) -> str:
-        if not self._lacking:
-            return ""
-        return (
-            f". It was forked beside {self._lacking}: a lock that was held there at that moment is never released in a"
-            " fork. If it waits for such a lock, pass Reading(start_method='forkserver')"
+            f"Raise timeout_s if samples take that long{_FORK_ADVICE.format(self._lacking) if self._lacking else ''}"
         )
 
     def changes(self) -> list[str]:
