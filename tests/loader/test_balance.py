@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from headrace import (
 from headrace.compat.energon import BlendDataset
 from headrace.datasets import Collation, Dataset, Traits
 from headrace.loader import Balance, Ranks, Reading
+from headrace.loader.disagreement import told
 from headrace.plan import Bucketing, balanced, costs_of
 from headrace.stores import KeyedStore
 from headrace.testing.shards import write_keyed
@@ -381,24 +383,27 @@ def test_ranks_that_balance_otherwise_are_refused(
     """Two processes, of which this is each in turn: they would take samples twice, and leave others out."""
     run = Run(datasets["sft"], global_batch_size=24, samples=60)
     said: list[bytes] = []
+    texts: list[bytes] = []
 
-    def all_gathered(mine: bytes) -> list[bytes]:
-        said.append(mine)
-        return [said[0], mine]
+    def gathered_in(kept: list[bytes], mine: bytes) -> list[bytes]:
+        kept.append(mine)
+        return [kept[0], mine]
 
     monkeypatch.setattr("headrace.loader.ranks.is_alone", lambda: False)
-    monkeypatch.setattr("headrace.loader.ranks.all_gathered", all_gathered)
+    monkeypatch.setattr("headrace.loader.ranks.all_gathered", partial(gathered_in, said))
+    monkeypatch.setattr("headrace.loader.disagreement.all_gathered_texts", partial(gathered_in, texts))
 
     def both(one: Loader, other: Loader) -> None:
         said.clear()
+        texts[:] = [told(one._agreed(one.position))]
         with pytest.raises(StateError, match="data-parallel ranks"):
             next(iter(one))
         next(iter(other))
 
     one, other = loaders(run, 2, 3)
     both(one, other)
-    for balance in (None, Balance(cost=attention), Balance(cost="supervised_tokens")):
-        with pytest.raises(StateError, match="disagree on the balance of the run"):
+    for balance, words in ((None, "balance: .* null"), (Balance(cost=attention), "balance.cost: ")):
+        with pytest.raises(StateError, match=words):
             both(one, loaders(run, 2, 3, balance=balance)[1])
     made = loaders(run, 2, 3)
     monkeypatch.setattr("headrace.loader.ranks.is_alone", lambda: True)
@@ -406,7 +411,7 @@ def test_ranks_that_balance_otherwise_are_refused(
     monkeypatch.setattr("headrace.loader.ranks.is_alone", lambda: False)
     for loader, state in zip(made, states, strict=True):
         loader.load_state_dict(state)
-    with pytest.raises(StateError, match="disagree on the balance of the run"):
+    with pytest.raises(StateError, match="assignment of the step: "):
         both(*made)
 
 

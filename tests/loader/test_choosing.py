@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,7 +44,7 @@ from headrace.loader.workers.worker import WorkerSetup
 
 THREAD, TWO = Reading(), Reading(num_workers=2)
 PYTHON = Traits(is_ragged=True, holds_interpreter=True)
-FREE = Surroundings(num_cores=8, is_daemon=False, shared_bytes=8 << 30, start_method="fork", unguarded=None)
+FREE = Surroundings(num_cores=8, is_daemon=False, shared_bytes=8 << 30, unguarded=None)
 EXPECTED = [str(number) for number in range(12)]
 
 
@@ -61,14 +60,9 @@ def cores_of_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def another_thread() -> Iterator[None]:
-    """Beside it no process can be forked safely."""
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
-    thread.start()
-    yield
-    done.set()
-    thread.join()
+def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.setattr("headrace.loader.reading.START_METHOD", "forkserver")
 
 
 def by_process(sample: Any) -> Any:
@@ -100,21 +94,17 @@ def test_what_is_chosen() -> None:
     assert chosen(Traits(), THREAD, None).reading == THREAD
     assert chosen(PYTHON, THREAD, FREE).reading == TWO
     assert chosen(PYTHON, THREAD, FREE._replace(num_cores=2)).reading == Reading(num_workers=1), "one core is left"
-    spawning = FREE._replace(start_method="forkserver")
-    assert chosen(PYTHON, THREAD, spawning).reading == TWO
     for around, why, advice in [
         (FREE._replace(num_cores=1), "one core", ""),
         (FREE._replace(is_daemon=True), "daemon", ""),
         (FREE._replace(shared_bytes=LEAST_SHARED_BYTES - 1), "only 511 MiB of shared memory", "512 MiB or more"),
-        (spawning._replace(unguarded="train.py"), "would run train.py again", 'if __name__ == "__main__"'),
+        (FREE._replace(unguarded="train.py"), "would run train.py again", 'if __name__ == "__main__"'),
     ]:
         found = chosen(PYTHON, THREAD, around)
         assert found.reading == THREAD
         assert why in found.why
         assert advice in found.advice
         assert bool(advice) == bool(found.advice)
-    # A fork does not run the program again.
-    assert chosen(PYTHON, THREAD, FREE._replace(unguarded="train.py")).reading == TWO
     alone = chosen(msgspec.structs.replace(PYTHON, unrestorable="Mine.encode_sample"), THREAD, FREE)
     assert (alone.reading, "Mine.encode_sample is not marked" in alone.why) == (Reading(num_workers=1), True)
     assert chosen(PYTHON, THREAD, FREE, in_order="of frames").reading == Reading(num_workers=1)
@@ -184,7 +174,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def test_large_plans_are_not_sent(
-    texts: Path, another_thread: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    texts: Path, no_forks: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(choosing, "MOST_SENT_BYTES", 100)
     assert read(mapped(texts, by_process)) == (EXPECTED, {os.getpid()})
@@ -199,7 +189,9 @@ def test_media_are_read_by_workers(texts: Path, caplog: pytest.LogCaptureFixture
     assert len(processes) == 2
     assert os.getpid() not in processes
     assert read(loader)[1] == processes, "they stay"
-    assert loader.describe().endswith("reading: ahead in 2 worker processes, since making these samples takes Python")
+    assert loader.describe().endswith(
+        "reading: ahead in 2 worker processes (fork), since making these samples takes Python"
+    )
     loader.close()
     assert not caplog.records
 
@@ -227,18 +219,18 @@ def test_a_file_that_is_open_is_not_shared(texts: Path, tmp_path: Path, caplog: 
         assert not caplog.records
 
 
-def test_what_cannot_be_sent_is_read_here(texts: Path, another_thread: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_sent_is_read_here(texts: Path, no_forks: None, caplog: pytest.LogCaptureFixture) -> None:
     loader = mapped(texts, lambda sample: by_process(sample))
     assert read(loader) == (EXPECTED, {os.getpid()})
     assert "replace lambdas and inner functions" in warned(caplog)
     assert loader.reading == THREAD
-    assert "this process, since workers have to start anew" in loader.describe()
+    assert "this process, since workers start anew on this platform" in loader.describe()
     # Said once.
     assert read(loader) == (EXPECTED, {os.getpid()})
     assert len(caplog.records) == 1
 
 
-def test_a_global_that_differs_is_no_error(texts: Path, another_thread: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_global_that_differs_is_no_error(texts: Path, no_forks: None, caplog: pytest.LogCaptureFixture) -> None:
     option_encoder.set_args(Namespace(context_parallel_size=2, iteration=5))
     try:
         data = EncodedDataset(MediaDataset.open(texts, **media_texts.TEXT), option_encoder.PadEncoder())
@@ -272,9 +264,15 @@ def test_workers_that_cannot_start(
 
 
 def test_workers_are_not_replaced_where_new_ones_cannot_be_used(
-    texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flag, done = tmp_path / "killed", threading.Event()
+    flag, starts, start = tmp_path / "killed", [], WorkerSet._start
+
+    def starting(workers: WorkerSet) -> None:
+        starts.append(workers)
+        if len(starts) > 1:
+            raise WorkerError("worker processes cannot be started: no memory")
+        start(workers)
 
     def once(sample: Any) -> Any:
         if sample.text == "7" and not flag.exists():
@@ -282,22 +280,14 @@ def test_workers_are_not_replaced_where_new_ones_cannot_be_used(
             os.kill(os.getpid(), signal.SIGKILL)
         return by_process(sample)
 
-    loader = mapped(texts, once)
-    found: list[str] = []
-    # From here on a fork is not safe, and a closure cannot be sent.
-    thread = threading.Thread(target=done.wait)
-    for batch in loader:
-        found += batch["text"]
-        if thread.ident is None:
-            thread.start()
-    done.set()
-    thread.join()
+    monkeypatch.setattr(WorkerSet, "_start", starting)
+    found = [text for batch in mapped(texts, once) for text in batch["text"]]
     assert [text.split()[0] for text in found] == EXPECTED
     assert int(found[0].split()[1]) != os.getpid()
     assert int(found[-1].split()[1]) == os.getpid()
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "New workers continue there" in caplog.records[0].getMessage()
-    assert "replace lambdas" in caplog.records[1].getMessage()
+    assert "no memory" in caplog.records[1].getMessage()
 
 
 class Counting(DefaultTaskEncoder[Any, Any, Any, Any]):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import corpora
 import warm
 from counts import PATIENCE_S
-from headrace import ConfigError
-from headrace.loader import Ranks
+from headrace import ConfigError, StateError
+from headrace.loader import Ranks, disagreement, ranks
+from headrace.plan import Share
 
 WORKER = Path(__file__).parent / "agreeing.py"
 
@@ -76,11 +78,21 @@ def test_all_ranks_say_the_same_of_what_they_waited(tmp_path: Path, warm_torch: 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("recipe", "disagree on the recipe of the run: [1] differ from process 0"),
-        ("generation", "different generations of its file: [1] differ from process 0, which has generation 4"),
-        ("position", "disagree on the position of the run: [1] differ"),
-        ("micro-batch", "disagree on the micro-batch size of the run: [1] differ"),
-        ("world size", "disagree on the world size of the run: [1] differ"),
+        ("recipe", "recipe.order.seed: 0 in [0]; 1 in [1]"),
+        ("generation", "generation of the file: 4 in [0]; 5 in [1]"),
+        ("position", "position: 0 in [0]; 8 in [1]"),
+        ("micro-batch", "micro_batch_size: 2 in [0]; 3 in [1]"),
+        ("world size", "world_size: 2 in [0]; 3 in [1]"),
+        ("samples", "length (samples, epochs, drop_last): 240 in [0]; 160 in [1]"),
+        ("epochs", "length (samples, epochs, drop_last): "),
+        ("drop_last", "length (samples, epochs, drop_last): 245 in [0]; 240 in [1]"),
+        ("schedule", "recipe.batch.pieces: [[0,8],[20,8]] in [0]; [[0,8],[20,16]] in [1]"),
+        ("edit", 'edits: [] in [0]; [[20,"skip"]] in [1]'),
+        ("lengths", 'balance.lengths.: "'),
+        ("cost", "assignment of the step: "),
+        ("dealing", "dealing.block: 4096 in [0]; 8192 in [1]"),
+        ("restart", "restart: false in [0]; true in [1]"),
+        ("trainer's epochs", "epochs of the loader: 4 in [0]; 2 in [1]"),
         ("same rank", "have the data-parallel ranks [0, 0] of 2"),
     ],
 )
@@ -89,7 +101,29 @@ def test_a_mismatch_between_processes_is_refused(
 ) -> None:
     for code, _, errors in processes(warm_torch, tmp_path, 2, case):
         assert code != 0
-        assert message in errors
+        assert message in errors, errors
+
+
+def test_ranks_may_read_differently(tmp_path: Path, warm_torch: warm.Warm) -> None:
+    ended = processes(warm_torch, tmp_path, 2, "reading")
+    assert [code for code, _, _ in ended] == [0] * 2, ended
+
+
+def test_of_many_processes_and_large_recipes_a_part_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {str(source): {"words": "x" * 1_000} for source in range(99)}
+    recipe: dict[str, Any] = {"order": {"seed": 1}, "dataset": sources}
+    other = {**recipe, "dataset": {**sources, "98": {"words": "y"}}}
+    hashes = [ranks._AGREED.pack(bytes([rank > 9]) * 24, rank) for rank in range(30)]
+    texts = [disagreement.told({"recipe": other if rank > 9 else recipe}) for rank in range(30)]
+    assert len(texts[0]) < 8_000
+    monkeypatch.setattr(ranks, "is_alone", lambda: False)
+    monkeypatch.setattr(ranks, "all_gathered", lambda _: hashes)
+    monkeypatch.setattr(disagreement, "all_gathered_texts", lambda _: texts)
+    with pytest.raises(StateError) as found:
+        ranks.agree(Share(0, 30, 1), lambda: {"recipe": recipe})
+    [line] = [one for one in str(found.value).splitlines() if one.startswith("  ")]
+    assert line.startswith('  recipe.dataset.98: "')
+    assert line.endswith(" in [10, 11, 12, 13, 14, 15, 16, 17, 18, 19,...")
 
 
 def test_the_process_group_gives_the_rank(tmp_path: Path, warm_torch: warm.Warm) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 from multiprocessing import active_children
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,6 @@ import media_texts
 from headrace import ConfigError, Loader, MediaDataset, Order, Run, StateError, WorkerError
 from headrace.errors import SampleError
 from headrace.loader import Reading
-from headrace.loader.workers.processes import safe_start_method
 from headrace.samples.media import TextSample
 
 ORDER = Order(kind="shards", seed=1, max_samples_per_sequence=5, parallel_shard_iters=4)
@@ -101,32 +97,10 @@ def test_what_does_not_pickle_is_told(texts: Path) -> None:
         next(iter(spawned))
 
 
-def test_fork_is_for_processes_without_other_threads() -> None:
-    assert safe_start_method() == "fork"
-    stop = threading.Event()
-    other = threading.Thread(target=stop.wait)
-    other.start()
-    try:
-        assert safe_start_method() == "forkserver"
-    finally:
-        stop.set()
-        other.join()
-
-
-@pytest.mark.parametrize(
-    ("names", "method"),
-    [
-        ({"backends_are_initialized": lambda: False}, "fork"),
-        ({"backends_are_initialized": lambda: True}, "forkserver"),
-        ({}, "forkserver"),
-    ],
-)
-def test_fork_is_for_processes_where_jax_has_not_begun(
-    names: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """JAX computes in threads that Python does not list. `tests/interop/jax_rank.py` has the real one."""
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(**names))
-    assert safe_start_method() == method
+def test_how_workers_start_follows_from_the_platform_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    assert Reading().starts_by == ("fork" if sys.platform == "linux" else "forkserver")
+    assert Reading(start_method="spawn").starts_by == "spawn"
 
 
 @pytest.mark.parametrize(

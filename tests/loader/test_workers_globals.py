@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import multiprocessing
+import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +16,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image, ImageFile
 
 import encoder_ported
 import encoders_ported
 import media_texts
 import option_encoder
-from headrace import ConfigError, Loader, MapDataset, MediaDataset, Order, Run
+from headrace import ConfigError, Loader, MapDataset, MediaDataset, Order, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.loader import Reading
-from headrace.loader.workers.processes import safe_start_method
+from headrace.loader.workers.processes import not_in_forks
 from headrace.loader.workers.user_globals import Globals
+from headrace.samples.media import CaptioningSample
+from headrace.stores.tar.writer import TarWriter
 
 PADDED = [str(number).ljust(4, ".") for number in range(8)]
 SERVER: dict[str, Any] = {"num_workers": 1, "start_method": "forkserver"}
@@ -72,38 +79,111 @@ def test_beside_a_process_group_no_number_of_workers_changes_the_samples(texts: 
 
 
 @pytest.mark.usefixtures("process_group")
-def test_beside_another_thread_it_is_refused_or_set_up(texts: Path) -> None:
+def test_a_worker_that_starts_anew_is_refused_or_set_up(texts: Path) -> None:
+    option_encoder.set_two()
+    encoder = option_encoder.PadEncoder()
+    loader = loader_of(texts, encoder, num_workers=2, start_method="forkserver")
+    with pytest.raises(ConfigError, match=r"option_encoder\._ARGS is <Namespace> in the program, None in the work"):
+        texts_of(loader)
+    for init in ("option_encoder:set_two", partial(option_encoder.set_args, option_encoder.get_args())):
+        assert texts_of(loader_of(texts, encoder, worker_init=init, **SERVER)) == PADDED
+
+
+@pytest.fixture
+def thread() -> Iterator[Callable[[], None]]:
+    """Starts another thread, as libraries do at any moment."""
     stop = threading.Event()
-    other = threading.Thread(target=stop.wait)
-    other.start()
-    try:
-        assert safe_start_method() == "forkserver"
-        option_encoder.set_two()
-        encoder = option_encoder.PadEncoder()
-        assert texts_of(loader_of(texts, encoder, num_workers=0)) == PADDED
-        loader = loader_of(texts, encoder, num_workers=2)
-        with pytest.raises(ConfigError, match=r"option_encoder\._ARGS is <Namespace> in the program, None in the work"):
-            texts_of(loader)
-        for init in ("option_encoder:set_two", partial(option_encoder.set_args, option_encoder.get_args())):
-            assert texts_of(loader_of(texts, encoder, num_workers=1, worker_init=init)) == PADDED
-    finally:
-        stop.set()
-        other.join()
+    other = threading.Thread(target=stop.wait, name="of a library")
+    yield other.start
+    stop.set()
+    other.join()
 
 
-def test_cuda_is_never_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert safe_start_method() == "fork"
+@pytest.mark.filterwarnings("ignore:This process")
+def test_workers_that_replace_others_have_what_the_first_ones_had(
+    texts: Path, thread: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that runs by then is no reason to start them in another way, without the options of the program."""
+    option_encoder.set_two()
+    data = EncodedDataset(MediaDataset.open(texts, **media_texts.TEXT), option_encoder.PadEncoder())
+    loader = Loader(Run(data, global_batch_size=2, samples=400), micro_batch_size=2, reading=Reading(num_workers=1))
+    before = set(multiprocessing.active_children())
+    found = []
+    with caplog.at_level(logging.INFO, logger="headrace"):
+        for step, batch in enumerate(loader):
+            found += batch["text"]
+            if step == 1:
+                thread()
+                [worker] = set(multiprocessing.active_children()) - before
+                worker.kill()
+    loader.close()
+    assert len(found) == 400
+    assert set(found) == set(PADDED)
+    first, lost, second = (record.getMessage() for record in caplog.records)
+    assert first == "1 worker processes start by fork"
+    assert "SIGKILL" in lost
+    assert second == "1 worker processes start by fork, beside thread 'of a library', which forks lack"
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+def test_workers_are_not_replaced_when_the_program_has_changed_an_option(texts: Path) -> None:
+    option_encoder.set_two()
+    data = EncodedDataset(MediaDataset.open(texts, **media_texts.TEXT), option_encoder.PadEncoder())
+    loader = Loader(Run(data, global_batch_size=2, samples=400), micro_batch_size=2, reading=Reading(num_workers=1))
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    assert len(next(batches)["text"][0]) == 4
+    option_encoder.set_args(Namespace(context_parallel_size=3, iteration=5))
+    [worker] = set(multiprocessing.active_children()) - before
+    worker.kill()
+    words = r"_ARGS\.context_parallel_size is 2 when the workers started, 3 now"
+    with pytest.raises(WorkerError, match=rf"(?s)SIGKILL.*cannot be replaced: new ones would make other.*{words}"):
+        list(batches)
+
+
+def test_what_the_program_set_in_pillow_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No code of the program names it: Headrace's own decoder goes by it."""
+    file = io.BytesIO()
+    Image.linear_gradient("L").convert("RGB").save(file, "JPEG")
+    jpg = file.getvalue()[: file.tell() // 2]
+    with TarWriter(tmp_path / "t.tar") as tar:
+        tar.add("0", {"jpg": jpg, "txt": b"half"})
+    fields = {"image": "jpg", "caption": "txt"}
+    data = MediaDataset.open(tmp_path / "t.tar", sample_type=CaptioningSample, field_map=fields)
+    run = Run(data, global_batch_size=1, epochs=1)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    monkeypatch.setitem(Image.OPEN, "MINE", (Namespace, None))
+    for reading in (Reading(num_workers=0), Reading(num_workers=1)):
+        [batch] = Loader(run, micro_batch_size=1, reading=reading)
+        assert batch["caption"] == ["half"]
+    with pytest.raises(ConfigError) as found:
+        list(Loader(run, micro_batch_size=1, reading=Reading(**SERVER)))
+    for line in (
+        "PIL.Image.OPEN is ['MINE'] in the program, [] in the worker",
+        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is True in the program, False in the worker",
+    ):
+        assert line in str(found.value)
+
+
+def test_what_a_fork_lacks_is_told(monkeypatch: pytest.MonkeyPatch, thread: Callable[[], None]) -> None:
+    assert not_in_forks() == []
+    thread()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert safe_start_method() == "forkserver"
-    monkeypatch.undo()
+    assert not_in_forks() == ["CUDA", "thread 'of a library'"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    for backends, method in [
-        ("cpu:gloo,cuda:gloo", "fork"),
-        ("cpu:gloo,cuda:nccl", "forkserver"),
-        ("mpi", "forkserver"),
-    ]:
+    for backends, told in [("cpu:gloo,cuda:gloo", []), ("cpu:gloo,cuda:nccl", ["nccl"]), ("mpi", ["mpi"])]:
         monkeypatch.setattr(dist, "get_backend_config", lambda backends=backends: backends)
-        assert safe_start_method() == method
+        assert not_in_forks() == [*told, "thread 'of a library'"]
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    for names, told in [
+        ({"backends_are_initialized": lambda: False}, []),
+        ({"backends_are_initialized": lambda: True}, ["JAX"]),
+        ({}, ["JAX"]),
+    ]:
+        # JAX computes in threads that Python does not list. `tests/interop/jax_rank.py` has the real one.
+        monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", Namespace(**names))  # type: ignore[arg-type]
+        assert not_in_forks() == [*told, "thread 'of a library'"]
 
 
 def test_each_kind_of_global_is_named(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

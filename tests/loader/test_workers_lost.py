@@ -113,12 +113,14 @@ def test_what_was_read_before_a_worker_hung_is_delivered(texts: Path, monkeypatc
 
 def test_a_lost_worker_may_be_an_error(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
+    monkeypatch.setattr("headrace.loader.workers.pool.not_in_forks", lambda: ["CUDA", "thread 'one'"])
     data = media_texts.loaded(texts, media_texts.hangs)
     loader = loader_of(data, num_workers=1, timeout_s=0.3, on_lost_worker="raise")
     with pytest.raises(
         WorkerError, match=rf"worker 0 \(process \d+\) sent nothing for 0.3 s: .* {NAME}(.|\n)*in hangs"
-    ):
+    ) as found:
         list(loader)
+    assert "It was forked beside CUDA, thread 'one': a lock that was held there" in str(found.value)
     assert 6 <= loader.position < media_texts.BAD
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import headrace
+from counts import PATIENCE_S
 from headrace.errors import StoreError
 from headrace.stores import ParquetStore, Store, kept_arrays
 from headrace.testing.stores import Documents, StoreContract
@@ -43,6 +48,34 @@ class TestFolder(TestOneFile):
             (part / "one").rmdir()
             part.rmdir()
         return folder / "one"
+
+
+def test_a_fork_reads_while_a_thread_of_its_parent_reads(tmp_path: Path) -> None:
+    """The lock that the thread holds is never released in the fork."""
+    pq.write_table(pa.table({"tokens": pa.array([[1, 2], [3]], pa.list_(pa.int32()))}), tmp_path / "x.parquet")
+    store = ParquetStore(tmp_path / "x.parquet")
+    begun, done, process = threading.Event(), threading.Event(), os.getpid()
+
+    class Slow:
+        def read_row_group(self, *given: Any, **named: Any) -> Any:
+            begun.set()
+            assert os.getpid() != process or done.wait()
+            return opened.read_row_group(*given, **named)
+
+    store.document(0)
+    opened, store._opened, store._recent = store._opened, Slow(), {}
+    reads = threading.Thread(target=store.document, args=(0,))
+    reads.start()
+    begun.wait()
+    fork = get_context("fork").Process(target=store.document, args=(1,))
+    try:
+        fork.start()
+        fork.join(PATIENCE_S)
+        assert fork.exitcode == 0
+    finally:
+        fork.kill()
+        done.set()
+        reads.join()
 
 
 def test_keys_and_kinds(tmp_path: Path) -> None:

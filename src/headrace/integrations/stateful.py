@@ -91,6 +91,9 @@ class StatefulLoader(Loader):
             )
         self._len = lengths[0]
 
+    def _agreed(self, position: int) -> dict[str, Any]:
+        return {**super()._agreed(position), "epochs of the loader": self.epochs}
+
     @property
     def epoch(self) -> int:
         """The epoch that the next sample belongs to; ``epochs`` at the end."""

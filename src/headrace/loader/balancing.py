@@ -34,6 +34,7 @@ from headrace.plan import (
 )
 from headrace.plan.balance import ASSIGNMENT_VERSION, costs_of
 from headrace.plan.caching.dealing import dealt_order, home_nodes, nodes_of
+from headrace.plan.recipe import recorded_name
 from headrace.plan.slots import AnyDraw
 
 CostOfLengths = Callable[[IntArray], NDArray[Any]]
@@ -80,6 +81,15 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for path, values in (self.lengths or {}).items():
             if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
                 raise ConfigError(f"lengths of source {path!r} are {values!r:.80}; expected a (samples,) integer array")
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the costs, safe for JSON: the name of a cost function, and hashes of the lengths. O(lengths)."""
+        lengths = {path: np.ascontiguousarray(one, np.int64) for path, one in (self.lengths or {}).items()}
+        return {
+            "cost": recorded_name(self.cost) if callable(self.cost) else self.cost,
+            "lengths": {path: xxhash.xxh3_128_hexdigest(one.data) for path, one in lengths.items()},
+        }
 
 
 class Costs:

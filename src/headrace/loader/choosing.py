@@ -34,7 +34,6 @@ LEAST_SHARED_BYTES: Final = 512 << 20
 MOST_SENT_BYTES: Final = 64 << 20
 """Most bytes of datasets that are pickled for each worker that starts anew. The plan of many packs may have more."""
 
-START_METHOD: Final = "headrace.loader.workers.processes:safe_start_method"
 OBJECTS: Final = "headrace.loader.workers.user_globals:objects_in"
 """Named here, since most runs feed tokens and need no workers."""
 
@@ -49,14 +48,12 @@ class Surroundings(NamedTuple):
         num_cores: the cores of this process; those of a machine are shared by its ranks.
         is_daemon: whether the process may start no others, as a worker of another pool.
         shared_bytes: how much shared memory is free; None if it is not known.
-        start_method: how workers would start.
-        unguarded: the file of the program that workers which start anew would run again; None if there is none.
+        unguarded: the file of the program that workers would run again; None if there is none, or they are forks.
     """
 
     num_cores: int
     is_daemon: bool
     shared_bytes: int | None
-    start_method: str
     unguarded: str | None
 
     @classmethod
@@ -66,8 +63,7 @@ class Surroundings(NamedTuple):
             num_cores=num_cores(os.environ),
             is_daemon=multiprocessing.current_process().daemon,
             shared_bytes=shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None,
-            start_method=resolve_name(START_METHOD)(),
-            unguarded=unguarded(sys.modules["__main__"]),
+            unguarded=None if Reading().starts_by == "fork" else unguarded(sys.modules["__main__"]),
         )
 
 
@@ -107,7 +103,7 @@ def chosen(traits: Traits, here: Reading, around: Surroundings | None, *, in_ord
             f"only {around.shared_bytes >> 20:,} MiB of shared memory are free in {_SHARED}",
             f"give it {LEAST_SHARED_BYTES >> 20} MiB or more (docker run --shm-size=8g)",
         )
-    if around.start_method != "fork" and around.unguarded is not None:
+    if around.unguarded is not None:
         return ChosenReading(
             here,
             f"{_ANEW}, and would run {around.unguarded} again",
@@ -180,7 +176,7 @@ def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
     return None
 
 
-_ANEW: Final = "workers have to start anew beside CUDA, JAX or threads"
+_ANEW: Final = "workers start anew on this platform"
 _TIED: Final = {"sqlite3", "h5py", "lmdb", "socket", "ssl"}
 """Modules of objects that a process must not take over from another one."""
 
@@ -256,10 +252,10 @@ class ReadingChoice:
         """Return what to do if workers that nobody asked for cannot be used; None if they were asked for."""
         return Instead(self, filled) if self.asked is None else None
 
-    def obstacle(self, read: Any, start_method: str) -> Obstacle | None:
+    def obstacle(self, read: Any) -> Obstacle | None:
         """Return why workers cannot start now with ``read``, which makes the messages; None if they can."""
         now = self._choose()
-        return obstacle_to(read, start_method) if now.reading.num_workers else Obstacle(now.why, now.advice)
+        return obstacle_to(read, now.reading.starts_by) if now.reading.num_workers else Obstacle(now.why, now.advice)
 
     def give_up(self, obstacle: Obstacle) -> Reading:
         """Note that workers cannot be used after all, warn, and return how this process reads instead."""
@@ -294,7 +290,8 @@ class ReadingChoice:
 
 def _words(reading: Reading) -> str:
     if reading.num_workers:
-        return f"ahead in {reading.num_workers} worker process{'es' if reading.num_workers > 1 else ''}"
+        plural = "es" if reading.num_workers > 1 else ""
+        return f"ahead in {reading.num_workers} worker process{plural} ({reading.starts_by})"
     if reading.num_threads:
         return f"ahead in {reading.num_threads} thread{'s' if reading.num_threads > 1 else ''} of this process"
     return "by the training loop itself, when a batch is asked for"

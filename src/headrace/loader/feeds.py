@@ -31,7 +31,7 @@ from headrace.loader import workers
 from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
 from headrace.loader.memory import Blocks, Buffers
-from headrace.loader.ranks import Ranks, agree
+from headrace.loader.ranks import ASSIGNED, Ranks
 from headrace.loader.reading import Ahead, Queue, Reading, in_threads, num_ahead, pinned, pins
 from headrace.loader.spans import (
     UNTOLD,
@@ -122,6 +122,9 @@ class Feed(Protocol):
     def batches(self, position: int) -> Iterator[Given]:
         """Yield each micro-batch from a position on. A new stream ends the one before."""
 
+    def agreed(self, position: int) -> dict[str, Any]:
+        """Return what else than the run, the position and the share decides which rank takes what; safe for JSON."""
+
     def start_at(self, position: int) -> None:
         """Prepare to begin at a position without a state.
 
@@ -185,7 +188,7 @@ class SpanFeed:
         self.run = run
         here = Reading(num_threads=0) if run.traits.may_draw else Reading()
         self._choice = ReadingChoice(options.reading, here, run.traits)
-        self._agrees = options.ranks.agree
+        self._options = options
         self._share = options.share
         self.cache: Cache | None = cache_of(run.datasets)
         self._debug = options.debug
@@ -217,8 +220,6 @@ class SpanFeed:
 
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
-        if self._agrees:
-            agree(self.run, position, self._share, self._digest)
         run, assignment = self.run, self.assignment
         read_identity(run)
         pace = pace_of(run, self._share, is_here=not self._choice.begin().num_workers)
@@ -240,6 +241,15 @@ class SpanFeed:
             given = map(Given, taken, span.afters, span.sizes, shared_out(rows.faults, span), handed)
             del rows
             yield from given
+
+    def agreed(self, position: int) -> dict[str, Any]:
+        """See `Feed.agreed`."""
+        balance, dealing, ranks = self._options.balance, self._options.dealing, self._options.ranks
+        return {
+            "balance": None if balance is None else balance.recipe,
+            "dealing": None if dealing is None else {"block": dealing.block_bytes, "per_node": ranks.per_node},
+            ASSIGNED: self._digest(position).hex(),
+        }
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""

@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from msgspec import to_builtins
 
 from headrace.datasets import Run
 from headrace.encoders import Fault, FaultLog
@@ -18,7 +19,7 @@ from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
 from headrace.loader.faults import FaultCounter, FeedLedger, Given, original_errors, report_path
 from headrace.loader.feeds import FeedOptions, check_uneven, feed_of
-from headrace.loader.ranks import Ranks
+from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch
 from headrace.plan import Cursor, RunRecipe, Share
@@ -210,6 +211,8 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
         begin = self._position
+        if self.ranks.agree:
+            agree(self._share, partial(self._agreed, begin))
         stream = self._feed.batches(begin)
         if number := os.environ.get("HEADRACE_REPLAY"):
             stream = resolve_name("headrace.loader.metrics:replayed")(stream, number)
@@ -219,6 +222,21 @@ class Loader:
         yield from map(partial(self._delivered, iteration), original_errors(stream, self._tell))
         # An iteration that began at the end, from a state saved there, is rightly empty and is no error.
         self._ended = self._position > begin
+
+    def _agreed(self, position: int) -> dict[str, Any]:
+        """Return all that decides which rank takes what, and when the iteration ends; ranks may read differently."""
+        run = self.run
+        return {
+            "generation of the file": run.generation if isinstance(run, Run) else 0,
+            "world_size": self._share.world_size,
+            "micro_batch_size": self._share.micro_batch_size,
+            "position": position,
+            "length (samples, epochs, drop_last)": run.length,
+            "restart": self._restart,
+            "edits": [[edit.at_step, *edit.asked] for edit in run.edits],
+            "recipe": to_builtins(run.recipe),
+            **self._feed.agreed(position),
+        }
 
     def _delivered(self, iteration: int, given: Given) -> Batch:
         """Count a micro-batch as delivered, and return it."""

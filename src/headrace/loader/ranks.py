@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from headrace.datasets import Run
 from headrace.environment import number_in
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Share
+from headrace.plan.recipe import canonical
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
-
-    from headrace.datasets.encoded.framed_run import FramedRun
 
 _NUMBER = struct.Struct("<q")
 
@@ -68,8 +68,9 @@ class Ranks(msgspec.Struct, frozen=True):
         per_node: the number of these ranks on each node, of which rank 0 and the next ones are on the first; used by
             `headrace.Cache` and `headrace.Dealing`. None goes by LOCAL_WORLD_SIZE and WORLD_SIZE, as torchrun sets
             them.
-        agree: whether all processes of the job compare their runs each time a loader is iterated. That is a collective
-            call; pass False for a loader that only some of the processes iterate.
+        agree: whether all processes of the job compare their runs, and what else decides which rank takes what and
+            when it ends, each time a loader is iterated. That is a collective call; pass False for a loader that only
+            some of the processes iterate.
 
     Raises:
         ConfigError: ``rank`` is not below ``world_size``, or negative.
@@ -166,42 +167,35 @@ def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-_AGREED = struct.Struct("<24sQQQ8sQQ")
+_AGREED = struct.Struct("<24sQ")
+
+ASSIGNED: Final = "assignment of the step"
+"""The name of a hash that follows from other values. It differs alone where a cost function does."""
 
 
-def agree(run: Run | FramedRun, position: int, share: Share, assignment: Callable[[int], bytes] | None = None) -> None:
-    """Check that all processes run the same run, and that their ranks fit together, by one all-gather of 72 bytes.
+def agree(share: Share, agreed: Callable[[], Mapping[str, Any]]) -> None:
+    """Check that all processes feed parts of the same steps, and that their ranks fit together.
 
-    24 of the bytes are of the hash of the recipe. 8 are what ``assignment`` returns for the position: a hash of how the
-    rest of the step is assigned. 8 are the generation of the file that the run was loaded from. With a single process
-    nothing is sent.
+    This takes one all-gather of 32 bytes, 24 of which are of a hash of all values. Only if hashes differ, the values
+    follow, so that the error can name those that do. With a single process nothing is sent, and ``agreed`` not called.
+
+    Args:
+        share: the rank of this process.
+        agreed: returns all that has to be the same in every process: name -> value, safe for JSON.
 
     Raises:
-        StateError: the processes differ in the generation of the file, recipe, position, world size, micro-batch size
-            or balance, or one data-parallel rank has more processes than another.
+        StateError: the processes differ in a value, or one data-parallel rank has more processes than another.
     """
     if is_alone():
         return
-    recipe = run.recipe.digest()[:24]
-    digest = bytes(8) if assignment is None else assignment(position)
-    generation = run.generation if isinstance(run, Run) else 0
-    packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, digest, share.rank, generation)
-    columns = list(zip(*map(_AGREED.unpack, all_gathered(packed)), strict=True))
-    if differing := [process for process, value in enumerate(columns[6]) if value != columns[6][0]]:
-        raise StateError(
-            f"the processes loaded the run from different generations of its file: {differing} differ from process 0, "
-            f"which has generation {columns[6][0]:,}. It was edited while the job was starting: start the job again"
-        )
-    # The balance follows from the other values, so it is compared last.
-    for what, values in zip(("recipe", "position", "world size", "micro-batch size", "balance"), columns, strict=False):
-        if differing := [process for process, value in enumerate(values) if value != values[0]]:
-            raise StateError(
-                f"the processes disagree on the {what} of the run: {differing} differ from process 0. Every process "
-                "must build the same run over the same files, and load the same state."
-            )
-    num_processes = Counter(columns[5])
+    values = agreed()
+    packed = _AGREED.pack(sha256(canonical(values)).digest()[:24], share.rank)
+    hashes, ranks = zip(*map(_AGREED.unpack, all_gathered(packed)), strict=True)
+    if len(set(hashes)) > 1:
+        raise resolve_name("headrace.loader.disagreement:disagreement")(values)
+    num_processes = Counter(ranks)
     if len(num_processes) != share.world_size or len(set(num_processes.values())) != 1:
         raise StateError(
-            f"the processes have the data-parallel ranks {sorted(columns[5])} of {share.world_size}: each rank must "
+            f"the processes have the data-parallel ranks {sorted(ranks)} of {share.world_size}: each rank must "
             "have equally many processes, those of its model-parallel group. Give each process its own rank."
         )

@@ -34,6 +34,11 @@ L = TypeVar("L")
 T = TypeVar("T")
 M = TypeVar("M")
 
+_IN_TURN: Final = ("forkserver", "spawn") if sys.platform == "darwin" else ("fork", "forkserver", "spawn")
+START_METHOD: Final = next(one for one in _IN_TURN if one in get_all_start_methods())
+"""How workers start if nothing is said. It follows from the platform alone, and never from what else the process does:
+otherwise samples that need a global of the program would depend on whether a thread runs, or CUDA was used, before."""
+
 METRICS_THREAD: Final = "headrace-metrics"
 """The name of the thread that serves metrics. It holds no lock that matters in a fork."""
 
@@ -310,9 +315,10 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             object store at the same time: up to 32, each of them a span. From files, ``num_threads`` read at a time.
         pin_memory: whether batches are pinned. None pins if CUDA is available; True is an error of the loader if torch
             cannot pin.
-        start_method: how workers start. None forks where that is safe, which it is not with CUDA, NCCL or other
-            threads; otherwise it uses ``"forkserver"``, or ``"spawn"`` where there is none. Datasets and the functions
-            in them then have to pickle, and a script needs ``if __name__ == "__main__"``.
+        start_method: how workers start, the first ones and those that replace them. None forks, as torch does, beside
+            CUDA and threads too; where forks are not safe whatever a program does, on macOS and Windows, it uses
+            ``"forkserver"`` or ``"spawn"``. With these, datasets and the functions in them have to pickle, and a script
+            needs ``if __name__ == "__main__"``.
         worker_init: a function, or its name ``"module:function"``, called without arguments in each worker before its
             first sample, also in workers that replace others. It sets what the program has set while it ran. A global
             that the code of the samples names, and that differs between program and worker, is an error.
@@ -349,6 +355,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on_lost_worker: Literal["replace", "raise"] = "replace"
     max_replacements: int = 3
     watchdog_s: float = 60.0
+
+    @property
+    def starts_by(self) -> str:
+        """How workers start: ``start_method``, or what the platform has."""
+        return self.start_method or START_METHOD
 
     def __post_init__(self) -> None:
         """Raise ConfigError for negative counts, for a timeout that never comes, and for words that are not allowed."""

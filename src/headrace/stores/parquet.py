@@ -61,7 +61,7 @@ class ParquetStore(SegmentedStore):
         self._reader = reader(reader_at(path, using))
         self._reader.keep(self.file)
         self._opened: Any = None
-        self._lock = Lock()
+        self._locks: dict[int, Lock] = {}
         self._recent: dict[tuple[int, str], Any] = {}
         arrays, data = kept_index(self.file, self._reader, "parquet", _VERSION, self._make_index)
         meta = msgspec.json.decode(data, type=_Meta)
@@ -123,8 +123,8 @@ class ParquetStore(SegmentedStore):
         return found
 
     def _lists(self, group: int, key: str) -> Any:
-        # One reader of pyarrow is for one thread at a time.
-        with self._lock, self._understood() as opened:
+        # One reader of pyarrow is for one thread at a time. A fork has its own lock: a thread may hold its parent's.
+        with self._locks.setdefault(os.getpid(), Lock()), self._understood() as opened:
             column = opened.read_row_group(group, columns=[key], use_threads=False).column(key)
             return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 

@@ -37,7 +37,7 @@ from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, merged
 from headrace.loader.feeds import FeedOptions
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
-from headrace.loader.ranks import Ranks, agree, all_gathered_texts, is_alone, largest
+from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone, largest
 from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
 from headrace.loader.spans import Batch, rank_words, sample_words
 from headrace.plan import Cursor, RunRecipe
@@ -280,8 +280,6 @@ class FramedFeed:
 
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
-        if self._agrees:
-            agree(self.run, position, self._share)
         read_identity(self.run.stream)
         if self._journal is not None and self._file is None:
             self._file = JournalFile(self._journal, self.run.journal_hashes, self._lanes)
@@ -298,6 +296,10 @@ class FramedFeed:
             stream.position = one.after
             stream.history.forget(one.after)
             yield Given(one.batch, one.after, one.num_units, one.faults, HandOver(one.times))
+
+    def agreed(self, position: int) -> dict[str, Any]:
+        """See `Feed.agreed`: nothing, since the recipe of a framed run says when it ends."""
+        return {}
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`. Only 0 and the current position are possible."""

@@ -46,8 +46,8 @@ from headrace.loader.workers.processes import (
     is_alive,
     kill,
     names_of,
+    not_in_forks,
     pipe_of,
-    safe_start_method,
     shut_down,
     started_by,
 )
@@ -136,6 +136,11 @@ _FINISH_S: Final = 1.0
 _END_S: Final = 5.0
 _TRACE_S: Final = 1.0
 
+_FORK_ADVICE: Final = (
+    ". It was forked beside {}: a lock that was held there at that moment is never released in a fork. If it waits for"
+    " such a lock, pass Reading(start_method='forkserver')"
+)
+
 END: Final = object()
 """Returned in place of a message when all tasks are done."""
 
@@ -161,8 +166,7 @@ class WorkerSet:
 
     Args:
         read: makes the message of a task; it is sent to the workers.
-        reading: the number of workers.
-        method: how they start.
+        reading: the number of workers, and how they start.
         pin: whether messages are pinned.
         careful: give a worker each task only after the message of the one before was received, so that a task which
             ends or blocks the worker does not take other tasks with it.
@@ -176,7 +180,6 @@ class WorkerSet:
         self,
         read: ReadTask[Any],
         reading: Reading,
-        method: str,
         *,
         pin: bool,
         careful: bool = False,
@@ -185,6 +188,7 @@ class WorkerSet:
         words: Callable[[Any], str],
         cache: Cache | None,
     ) -> None:
+        method = reading.starts_by
         context = context_of(method)
         self._num_workers = reading.num_workers
         self._reading = reading
@@ -221,6 +225,7 @@ class WorkerSet:
         )
         self._batches: Any = None
         self._owner = os.getpid()
+        self._lacking = ", ".join(not_in_forks()) if method == "fork" else ""
         self._watch: Watch | None = None
 
     def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
@@ -247,7 +252,7 @@ class WorkerSet:
             with warnings.catch_warnings():
                 # The error below says that it does not pickle.
                 warnings.filterwarnings("ignore", message="Got pickle error")
-                # Python 3.12 warns of every fork beside threads; safe_start_method has decided which threads matter.
+                # Python 3.12 warns of every fork beside threads; what matters of them is logged below.
                 warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
                 self._batches = iter(self._loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -263,6 +268,8 @@ class WorkerSet:
             self._stop_counting = self._cache.follow(self._table.counts)
         names = names_of(self._batches)
         reading = self._reading
+        beside = f", beside {self._lacking}, which forks lack" if self._lacking else ""
+        _log.info("%d worker processes start by %s%s", reading.num_workers, reading.starts_by, beside)
         self._watch = Watch(
             self.processes,
             self._report,
@@ -379,8 +386,12 @@ class WorkerSet:
         where = f", in\n{lines}\n" if lines else ". "
         return (
             f"worker {worker} (process {process.pid}) sent nothing for {self._reading.timeout_s:g} s: {doing}{where}"
-            "Raise timeout_s if samples take that long"
+            f"Raise timeout_s if samples take that long{_FORK_ADVICE.format(self._lacking) if self._lacking else ''}"
         )
+
+    def changes(self) -> list[str]:
+        """Return a line for each global that the code of samples names and the program has changed since the start."""
+        return self._named.differences("when the workers started", "now")
 
     def _lines(self, process: BaseProcess) -> str:
         """Return the traceback of a process that hangs, which it writes itself; empty if it is stopped."""
@@ -563,13 +574,11 @@ class WorkerPool(Generic[T]):
         # The workers are not persistent, or one has died, or is still busy with an outdated task.
         self.close(kill=self._worker_set is not None)
         read = self._reader_now()
-        method = self._reading.start_method or safe_start_method()
-        if self._instead is not None and (obstacle := self._instead.choice.obstacle(read, method)):
+        if self._instead is not None and (obstacle := self._instead.choice.obstacle(read)):
             raise Unusable(obstacle)
         worker_set = self._worker_set = WorkerSet(
             read,
             self._reading,
-            method,
             pin=self._pin,
             careful=careful,
             describe=self._describe,
@@ -599,6 +608,7 @@ class WorkerPool(Generic[T]):
         Raises:
             WorkerError: the workers are not replaced.
         """
+        changes = [] if self._worker_set is None else self._worker_set.changes()
         # All of them: keeping what the others have read ahead would be complicated, and it is soon read again.
         self.close(kill=True)
         if self._unrestorable is not None:
@@ -609,6 +619,14 @@ class WorkerPool(Generic[T]):
         at = f"; next come {self._describe(due.first[0])}" if due.first else ""
         if self._reading.on_lost_worker == "raise":
             raise WorkerError(f"{loss}{at}. With on_lost_worker='replace' new workers continue there")
+        if changes:
+            listed = "\n  ".join(changes)
+            raise WorkerError(
+                f"{loss}{at}. Workers cannot be replaced: new ones would make other samples, since the program has"
+                f" changed globals that the code of the samples names\n  {listed}\nSet them before the loader is"
+                " iterated, and resume from the last checkpoint. If a global changes no sample, name it in"
+                " Reading(differing_globals=[NAME])"
+            )
         if losses > self._reading.max_replacements:
             raise WorkerError(
                 f"{loss}{at}. Workers were replaced {losses - 1} times in a row and got no further: look at that "

@@ -10,7 +10,7 @@ _workers                 workers are told apart from those of a loader that star
 _worker_result_queue     a message of which a dead worker has written only a part is not waited for
 _index_queues, _workers_done_event, _worker_result_queue    a killed run leaves no names of semaphores behind
 _shutdown_workers        workers end by themselves before they are killed
-jax._src.xla_bridge      workers are forked beside a JAX that is imported and has not begun
+jax._src.xla_bridge      it is said whether workers are forked beside a JAX that has begun
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from multiprocessing import active_children, connection, get_all_start_methods, get_context, util
+from multiprocessing import active_children, connection, get_context, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Condition, SemLock
@@ -58,39 +58,30 @@ def context_of(method: str) -> BaseContext:
     return context
 
 
-def safe_start_method() -> str:
-    """Return ``"fork"`` if this process has nothing that a fork breaks, otherwise ``"forkserver"`` or ``"spawn"``.
+def not_in_forks() -> list[str]:
+    """Return in words what this process has now and its forks have not, or must not use.
 
-    A forked worker has all that the program set; one that starts anew has only what importing its modules sets. But a
-    fork keeps only one of the threads, and no memory of devices:
+    A fork keeps only one of the threads, and no memory of devices. Workers are forked all the same, as those of torch
+    are: they use none of it, and what can go wrong is a lock that another thread holds at that moment, which is never
+    released in the fork. Then the worker hangs, which is noticed, and these words are part of the error.
 
-    - CUDA, once initialised, cannot be used in a fork, and the threads of its driver are gone.
-    - Another Python thread may hold a lock at that moment, which is never released in the fork. Threads that feed the
-      queues of other worker processes, watch them, or serve metrics hold no lock that matters.
-    - Gloo communicates in threads of its own, below Python. They hold only locks of gloo, which a worker that does not
-      communicate never takes. NCCL, MPI and UCC are different: they register memory with devices.
-    - JAX computes in threads of its own, below Python, from its first computation on.
+    - CUDA, once initialised, cannot be used in a fork. JAX has threads of its own from its first computation on.
+    - NCCL, MPI and UCC register memory with devices. The threads of gloo hold only locks of gloo, which a worker that
+      does not communicate never takes.
+    - Threads that feed the queues of other worker processes, watch them, or serve metrics hold no lock that matters.
     """
-    methods = get_all_start_methods()
-    main = threading.main_thread()
-    others = [one for one in threading.enumerate() if one is not main and one.name not in _HARMLESS]
-    has_driver = torch.cuda.is_initialized() or _has_begun_jax()  # type: ignore[no-untyped-call]
-    if "fork" in methods and sys.platform != "darwin" and not has_driver and not others and _may_fork_with_groups():
-        return "fork"
-    return "forkserver" if "forkserver" in methods else "spawn"
-
-
-def _has_begun_jax() -> bool:
-    """Whether JAX has started its threads; yes, too, if it is loaded and has no such name."""
+    found = ["CUDA"] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     bridge = sys.modules.get("jax._src.xla_bridge")
-    return bridge is not None and bool(getattr(bridge, "backends_are_initialized", lambda: True)())
-
-
-def _may_fork_with_groups() -> bool:
-    if not dist.is_available() or not dist.is_initialized():
-        return True
-    # The configuration looks like "cpu:gloo,cuda:nccl".
-    return {one.rpartition(":")[2] for one in dist.get_backend_config().split(",")} <= _FORKABLE_BACKENDS
+    if bridge is not None and getattr(bridge, "backends_are_initialized", lambda: True)():
+        found.append("JAX")
+    if dist.is_available() and dist.is_initialized():
+        # The configuration looks like "cpu:gloo,cuda:nccl".
+        backends = {one.rpartition(":")[2] for one in dist.get_backend_config().split(",")}
+        found += sorted(backends - _FORKABLE_BACKENDS)
+    me = threading.current_thread()
+    return found + [
+        f"thread {one.name!r}" for one in threading.enumerate() if one is not me and one.name not in _HARMLESS
+    ]
 
 
 def is_alive(process: BaseProcess) -> bool:

@@ -48,6 +48,8 @@ _MAX_ENTRIES: Final = 1_000
 _MAX_DEPTH: Final = 4
 _MAX_SHOWN: Final = 200
 
+_DECODERS: Final = "headrace.samples.media"
+
 _PLAIN: Final = (bool, int, float, complex, bytes, type(None), PurePath, np.generic, torch.dtype)
 _NO_CODE: Final = (*_PLAIN, str, types.ModuleType, np.ndarray, torch.Tensor)
 _NAMESPACES: Final = (argparse.Namespace, types.SimpleNamespace)
@@ -72,6 +74,15 @@ class GlobalName(NamedTuple):
         return ".".join((self.module, *self.names))
 
 
+_OF_DECODERS: Final = (
+    GlobalName("PIL.Image", ("MAX_IMAGE_PIXELS",)),
+    GlobalName("PIL.ImageFile", ("LOAD_TRUNCATED_IMAGES",)),
+    GlobalName("PIL.PngImagePlugin", ("MAX_TEXT_CHUNK",)),
+    GlobalName("PIL.GifImagePlugin", ("LOADING_STRATEGY",)),
+)
+"""What programs set in Pillow so that more images can be decoded. It is Headrace's own decoder that goes by it."""
+
+
 class Globals:
     """The globals that some code names, with their values in this process. It is pickled, and compared in another one.
 
@@ -83,7 +94,8 @@ class Globals:
     def __init__(self, code: Any, may_differ: Iterable[str] = ()) -> None:
         walk = _Walk()
         walk.follow(code)
-        self._places = tuple(walk.places())
+        self._decodes = walk.decodes
+        self._places = (*walk.places(), *(_OF_DECODERS if walk.decodes else ()))
         self._attributes = frozenset(walk.attributes)
         self._own = frozenset(walk.own)
         self._variables = tuple(sorted(walk.variables))
@@ -97,8 +109,13 @@ class Globals:
         """Whether this process still has the values that it had when this object was made."""
         return self._now() == self._values
 
-    def differences(self) -> list[str]:
-        """Return a line for each global that differs in this process, a worker, with both values."""
+    def differences(self, first: str = "in the program", second: str = "in the worker") -> list[str]:
+        """Return a line for each global that differs in this process, with both values.
+
+        Args:
+            first: words for where, or when, the values were those of this object.
+            second: the same for here and now.
+        """
         here, there = self._now(), self._values
         found: list[str] = []
         lines = []
@@ -107,7 +124,7 @@ class Globals:
             if not _differ(one, other) or any(label.startswith((f"{above}.", f"{above}[")) for above in found):
                 continue
             found.append(label)
-            lines.append(f"{label} is {_shown(one)} in the program, {_shown(other)} in the worker")
+            lines.append(f"{label} is {_shown(one)} {first}, {_shown(other)} {second}")
         return lines
 
     def _now(self) -> dict[str, str]:
@@ -115,6 +132,8 @@ class Globals:
         for place in self._places:
             for value in _values_at(place):
                 self._put(values, str(place), value, 0, with_collections=not _is_installed(place.module))
+        if self._decodes:
+            values["PIL.Image.OPEN"] = repr(_plug_ins())
         for name in self._variables:
             values[f"os.environ[{name!r}]"] = repr(os.environ.get(name))
         if self._asks_torch:
@@ -154,6 +173,12 @@ class Globals:
         for name, entry in _attributes(value).items():
             if name in self._attributes and (_full_name(kind), name) not in self._own:
                 yield f".{name}", entry, with_collections
+
+
+def _plug_ins() -> list[str]:
+    """Return the formats for which a package other than Pillow has registered itself in Pillow."""
+    openers = getattr(sys.modules.get("PIL.Image"), "OPEN", {})
+    return sorted(name for name, (factory, _) in openers.items() if not factory.__module__.startswith("PIL."))
 
 
 def _differ(there: str | None, here: str | None) -> bool:
@@ -258,6 +283,7 @@ class _Walk:
         self.variables: set[str] = set()
         self.asks_torch = False
         self.asks_ranks = False
+        self.decodes = False
 
     def places(self) -> list[GlobalName]:
         """Return the globals that hold something to compare and that the code does not assign itself."""
@@ -273,8 +299,9 @@ class _Walk:
 
     def follow(self, root: Any) -> None:
         """Visit all functions within an object, and what they name."""
-        for one in _functions_in(root):
-            self._queue.append((one, 0))
+        for one in _objects_in(root):
+            self.decodes |= type(one).__module__.startswith(_DECODERS)
+            self._queue.extend((code, 0) for code in _code_of(one))
         while self._queue:
             one, calls = self._queue.popleft()
             if calls <= _MAX_CALLS and len(self._functions) < _MAX_FUNCTIONS:
@@ -443,15 +470,14 @@ def objects_in(code: Any) -> Iterator[Any]:
     yield from walk.named()
 
 
-def _functions_in(root: Any) -> Iterator[Any]:
-    """Yield the functions, and the classes of objects, that an object holds at any depth, nearest first."""
-    for one in _objects_in(root):
-        if isinstance(one, (types.FunctionType, type)):
-            yield one
-        elif isinstance(one, types.MethodType):
-            yield one.__func__
-        elif _is_followed(type(one).__module__):
-            yield type(one)
+def _code_of(one: Any) -> Iterator[Any]:
+    """Yield an object if it is a function or class, or the function of a method; of others the class."""
+    if isinstance(one, (types.FunctionType, type)):
+        yield one
+    elif isinstance(one, types.MethodType):
+        yield one.__func__
+    elif _is_followed(type(one).__module__):
+        yield type(one)
 
 
 def _objects_in(root: Any) -> Iterator[Any]:
