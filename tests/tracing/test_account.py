@@ -25,7 +25,7 @@ from headrace.datasets.dataset import CountedDataset, Counts, Traits
 from headrace.datasets.excluded import ranges_text
 from headrace.plan import Branch, Bucketing, IntArray, Leaf, Lookup, Node, leaves
 from headrace.plan.chaptered.changes import PlanChange, PlanEditor
-from headrace.tracing import RunAccount, SourceAccount, account, epochs, first_difference
+from headrace.tracing import RunAccount, SourceAccount, account, first_difference, seen
 
 
 def _changes() -> ModuleType:
@@ -402,7 +402,7 @@ def test_estimates_of_how_often_samples_were_seen(monkeypatch: pytest.MonkeyPatc
         run = run.skip(range(step, step + 5))
     exact = run.account(27).sources[0]
     assert exact.is_exact
-    monkeypatch.setattr(epochs, "MOST_LOOKED_UP", 10)
+    monkeypatch.setattr(seen, "MOST_LOOKED_UP", 10)
     scanned = run.account(27, exact=True).sources[0]
     assert (scanned.seen, scanned.is_exact) == (exact.seen, True)
     guessed = run.account(27).sources[0]

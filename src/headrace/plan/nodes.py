@@ -411,6 +411,21 @@ def leaves(node: Declared) -> Iterator[Leaf]:
             yield from leaves(child)
 
 
+def nodes_at(root: Declared, rank: int, starts: Mapping[Place, int]) -> Iterator[tuple[Declared, int]]:
+    """Yield every node of a tree, and its own rank where so many ranks of the root were taken. O(nodes).
+
+    Schedules are yielded, what is below them is not.
+    """
+    pending: list[tuple[Declared, int]] = [(root, rank)]
+    while pending:
+        node, rank = pending.pop()
+        if not isinstance(node, Leaf):
+            rank += starts.get(node.place, 0)
+        yield node, rank
+        if not isinstance(node, Leaf | Schedule):
+            pending += zip(node.children, node.counts(rank), strict=True)
+
+
 def leaf_counts(node: Node, num_ranks: int) -> dict[str, int]:
     """Return how far each leaf has come after the first ``num_ranks`` of a node, by path. Closed form, O(sources)."""
     if isinstance(node, Leaf):

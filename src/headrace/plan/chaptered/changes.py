@@ -27,9 +27,20 @@ from headrace.plan.blend import counts_until
 from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, PlanChapter
 from headrace.plan.chaptered.epochs import check_change
 from headrace.plan.chaptered.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
-from headrace.plan.chaptered.stages import nodes_at, staged
+from headrace.plan.chaptered.stages import staged
 from headrace.plan.keys import IntArray, source_key
-from headrace.plan.nodes import Branch, ConcatNode, Declared, Leaf, LimitNode, Place, Schedule, has_schedules, leaves
+from headrace.plan.nodes import (
+    Branch,
+    ConcatNode,
+    Declared,
+    Leaf,
+    LimitNode,
+    Place,
+    Schedule,
+    has_schedules,
+    leaves,
+    nodes_at,
+)
 from headrace.plan.order import Order
 from headrace.plan.schedule import BatchSchedule
 from headrace.plan.tree import Plan
@@ -79,7 +90,7 @@ class Skip(NamedTuple):
     ranks: dict[int, tuple[int, int]]
 
 
-class Placement(NamedTuple):
+class PlacedTree(NamedTuple):
     """A tree that holds from a position on.
 
     ``sources`` maps the paths of its leaves to numbers of sources. ``starts`` maps places of inner nodes, schedules
@@ -95,7 +106,7 @@ class Placement(NamedTuple):
         """Yield every node outside schedules, and its own rank at a position. O(nodes)."""
         return nodes_at(self.root, position - self.begin, self.starts)
 
-    def advanced(self, position: int, begin: int) -> Placement:
+    def advanced(self, position: int, begin: int) -> PlacedTree:
         """Return the placement that goes on at one position with what was to come at another one."""
         root, passed = self.root, position - self.begin
         starts = self.starts
@@ -141,7 +152,7 @@ class PlanEditor:
         self.skips: list[Skip] = []
         sources = {leaf.path: self.add(leaf) for leaf in leaves(root)}
         self.chapters: list[PlanChapter] = []
-        self._placements: list[Placement] = []
+        self._placements: list[PlacedTree] = []
         """The tree that holds since the last change. If it ends, the rest of a pass may come before it."""
         self._last = 0, 0
         """Step and position of the last change."""
@@ -149,7 +160,7 @@ class PlanEditor:
         """Passes through the present tree that were complete before its rank 0."""
         self._pass_begin: dict[int, int] = {}
         """Where each source was when the pass began that a change left a rest of."""
-        self._place([Placement(0, root, sources, {})], {})
+        self._place([PlacedTree(0, root, sources, {})], {})
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -270,7 +281,7 @@ class PlanEditor:
         later = () if change.pieces else tuple(piece for piece in self.pieces if piece[0] > change.step)
         self.pieces = _merged([*kept, *((change.step + step, size) for step, size in rest), *later])
 
-    def _place(self, placements: list[Placement], reached: Mapping[int, int]) -> None:
+    def _place(self, placements: list[PlacedTree], reached: Mapping[int, int]) -> None:
         """Let trees hold from the first of some placements on; ``reached`` is where the sources are there."""
         self._placements = placements
         self.chapters = [chapter for chapter in self.chapters if chapter.begin < placements[0].begin]
@@ -399,7 +410,7 @@ class PlanEditor:
         starts: dict[Place, int] = {}
         changed: list[Declared] = []
         self._find(root, change.sources, old, before.starts, starts, changed)
-        placement = Placement(position, root, change.sources, starts)
+        placement = PlacedTree(position, root, change.sources, starts)
         if not any(node is root for node in changed):
             if not isinstance(root, Leaf) and old[_signature(root, change.sources)][0] is not before.root:
                 self._passes = 0
@@ -437,7 +448,7 @@ class PlanEditor:
             for child in node.children:
                 self._find(child, sources, old, before, starts, changed)
 
-    def _finish_pass(self, root: Branch, change: PlanChange, placement: Placement, reached: Mapping[int, int]) -> None:
+    def _finish_pass(self, root: Branch, change: PlanChange, placement: PlacedTree, reached: Mapping[int, int]) -> None:
         """Feed what is left of the counts of a blend that ends, and then whole passes of the new one."""
         position = placement.begin
         begun, self._passes = self._present_pass(position)

@@ -20,9 +20,8 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.plan.chaptered.sequence import EpochSeries, SourceSequence
-from headrace.plan.chaptered.stages import nodes_at
 from headrace.plan.keys import IntArray, KeyArray, derive_array
-from headrace.plan.nodes import Leaf, Node, Place, leaf_shares
+from headrace.plan.nodes import Leaf, Node, Place, leaf_shares, nodes_at
 from headrace.plan.order import Order
 from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
 

@@ -30,6 +30,7 @@ from headrace.plan.nodes import (
     Schedule,
     has_schedules,
     leaves,
+    nodes_at,
 )
 from headrace.plan.tree import MAX_POSITIONS
 
@@ -45,21 +46,6 @@ class StagePlan(NamedTuple):
     root: Node
     starts: dict[Place, int]
     births: dict[str, int]
-
-
-def nodes_at(root: Declared, rank: int, starts: Mapping[Place, int]) -> Iterator[tuple[Declared, int]]:
-    """Yield every node of a tree, and its own rank where so many ranks of the root were taken. O(nodes).
-
-    Schedules are yielded, what is below them is not.
-    """
-    pending: list[tuple[Declared, int]] = [(root, rank)]
-    while pending:
-        node, rank = pending.pop()
-        if not isinstance(node, Leaf):
-            rank += starts.get(node.place, 0)
-        yield node, rank
-        if not isinstance(node, Leaf | Schedule):
-            pending += zip(node.children, node.counts(rank), strict=True)
 
 
 def staged(
