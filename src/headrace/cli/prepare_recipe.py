@@ -24,7 +24,7 @@ _INSTEAD = {
     "--eod": "`ends: {eos: TOKEN}`",
     "--prepend-bos": "`ends: {prepend_bos: true}`",
     "--bos": "`ends: {bos: TOKEN}`",
-    "--special-tokens-in-text": "templates write special tokens, which are encoded as such",
+    "--special-tokens-in-text": "`special_tokens_in_text: ...` of the recipe",
     "--min-chars": "`filters: {min_chars: N}`",
     "--max-chars": "`filters: {max_chars: N}`",
     "--min-tokens": "`filters: {min_tokens: N}`",

@@ -59,6 +59,9 @@ class MakerCounts(msgspec.Struct, kw_only=True):
     bos: int = 0
     """Tokens that were added at the ends; they count as made."""
 
+    with_special_tokens: int = 0
+    """Records whose texts hold special tokens, also those that are dropped or bad."""
+
     notes: dict[str, int] = {}
     """Counts that change nothing: ``straddling_tokens``, ``split_records``, ``truncated_records``, what a policy
     allowed.
@@ -140,9 +143,17 @@ class SampleBlock:
         self._sums: defaultdict[str, TokenSums] = defaultdict(TokenSums)
         self._notes: Counter[str] = Counter()
         self._added: Counter[str] = Counter()
+        self._num_special = 0
 
-    def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
+    def drop_record(
+        self,
+        record: int,
+        error: DroppedError | InputError,
+        tally: RecordCounts | None = None,
+        made: Sequence[MadeSequence] = (),
+    ) -> None:
         """Count a record that is dropped or bad. ``made``: its sequences before any cut."""
+        self._note_special(tally)
         self._rejects.add(record, error, sum(one.num_made for one in made))
         if isinstance(error, DroppedError):
             for one in made:
@@ -164,6 +175,7 @@ class SampleBlock:
         ``made`` and ``kept`` are its sequences before and after any cut.
         """
         self._num_kept += 1
+        self._note_special(tally)
         for document in documents:
             self._rows.append(document)
             self._owners.append(record)
@@ -177,6 +189,11 @@ class SampleBlock:
         for one in kept:
             if one.num_truncated:
                 self._sums[one.key].truncated += one.num_truncated
+
+    def _note_special(self, tally: RecordCounts | None) -> None:
+        if tally is not None and tally.special:
+            self._num_special += 1
+            self._notes.update(tally.special)
 
     def result(
         self, keys: Sequence[StoreKey], dtypes: Mapping[str, np.dtype[Any]], *, with_domains: bool
@@ -196,6 +213,7 @@ class SampleBlock:
             tokens=self._sums,
             eos=self._added["eos"],
             bos=self._added["bos"],
+            with_special_tokens=self._num_special,
             notes=counted(self._notes),
         )
         for key in keys:

@@ -214,8 +214,13 @@ class RecordCounts(msgspec.Struct):
     with_all: bool = False
     """Whether turns that are not trained are located too, for the evidence."""
 
+    is_marked: bool = False
+    """Whether special tokens in texts hold the marks of `Contents`."""
+
     notes: defaultdict[str, int] = msgspec.field(default_factory=_counts)
     added: defaultdict[str, int] = msgspec.field(default_factory=_counts)
+    special: defaultdict[str, int] = msgspec.field(default_factory=_counts)
+    """Special tokens in texts, by token and role. They are kept if the record is bad."""
 
     def note(self, counts: Mapping[str, int]) -> None:
         """Add to the notes."""
@@ -413,4 +418,5 @@ def part(marked: Marked, begin: int, end: int) -> Marked:
         if piece.begin < end and piece.end > begin
     ]
     ends = [(first - begin, last - begin) for first, last in marked.ends if begin <= first and last <= end]
-    return Marked(marked.text[begin:end], pieces, ends, marked.is_partly_trained)
+    literal = tuple(place - begin for place in marked.literal if begin < place < end)
+    return Marked(marked.text[begin:end], pieces, ends, marked.is_partly_trained, literal)

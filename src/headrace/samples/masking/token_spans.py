@@ -25,8 +25,10 @@ with ``▁`` itself, use the second way.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import unicodedata
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -297,7 +299,10 @@ class SpanEncoder:
         self._lengths = known if known is not None and self._is_proved(known) else None
         self._all_have_bytes = self._lengths is not None and bool(np.all(self._lengths.table > 0))
         added = self.tokenizer.get_added_tokens_decoder()
+        self.added_texts = frozenset(token.content for token in added.values())
         self.special_texts = tuple(token.content for token in added.values() if token.special)
+        self._added = np.array(sorted(added), np.uint32)
+        self._ordinary = functools.cache(self._make_ordinary)
         self._taking_spaces = np.array(
             [
                 number
@@ -350,8 +355,58 @@ class SpanEncoder:
             parts.append(part)
         return _joined(parts, sizes)
 
+    def encode_literally(self, texts: list[str], literal: Sequence[Sequence[int]]) -> Spanned:
+        """Do the same for texts of which some characters lie within added tokens that are ordinary text there.
+
+        ``literal`` holds these characters for each text.
+        """
+        rows = zip(texts, literal, strict=True)
+        parts = [self._literally(text, places) if places else self.encode([text]) for text, places in rows]
+        return _joined(parts, utf8_sizes(texts))
+
+    def _literally(self, text: str, places: Sequence[int]) -> Spanned:
+        """Encode a text in which the added tokens around some characters are ordinary text.
+
+        Added tokens divide a text into stretches, each of which is encoded by itself. So only the stretches that hold
+        these characters, from one true token to the next, have to be encoded again.
+        """
+        ids, _, offsets = self._tokenized([text], with_offsets=True)
+        inside = np.array(places, np.int64)
+        is_added = np.isin(ids, self._added)
+        is_literal = is_added & (
+            np.searchsorted(inside, offsets[:, 0], "right") < np.searchsorted(inside, offsets[:, 1])
+        )
+        found_ids, found_offsets = [], []
+        row = begin = 0
+        for kept in [*np.flatnonzero(is_added & ~is_literal).tolist(), len(ids)]:
+            end = int(offsets[kept, 0]) if kept < len(ids) else len(text)
+            own_ids, own_offsets = ids[row:kept], offsets[row:kept]
+            if is_literal[row:kept].any():
+                encoded = self._ordinary(begin == 0).encode(text[begin:end], add_special_tokens=False)
+                own_ids = np.array(encoded.ids, np.uint32)
+                own_offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2) + begin
+            found_ids += [own_ids, ids[kept : kept + 1]]
+            found_offsets += [own_offsets, offsets[kept : kept + 1]]
+            row, begin = kept + 1, int(offsets[kept, 1]) if kept < len(ids) else end
+        made = np.concatenate(found_ids)
+        return self._placed([text], made, np.array([len(made)]), np.concatenate(found_offsets))
+
+    def _make_ordinary(self, is_first: bool) -> Tokenizer:
+        """Return the tokeniser for which no added token is special, for the first or another stretch of a text."""
+        json = msgspec.json.decode(self.tokenizer.to_str())
+        for token in json["added_tokens"]:
+            token["special"] = True
+        text = msgspec.json.encode(json).decode()
+        if not is_first:
+            text = text.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        found: Tokenizer = Tokenizer.from_str(text)
+        found.encode_special_tokens = True
+        return found
+
     def _by_offsets(self, texts: list[str]) -> Spanned:
-        ids, lengths, offsets = self._tokenized(texts, with_offsets=True)
+        return self._placed(texts, *self._tokenized(texts, with_offsets=True))
+
+    def _placed(self, texts: list[str], ids: NDArray[np.uint32], lengths: IntArray, offsets: IntArray) -> Spanned:
         spans = offsets.copy()
         row = base = 0
         for text, length in zip(texts, lengths.tolist(), strict=True):
