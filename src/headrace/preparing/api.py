@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
@@ -24,7 +23,7 @@ from headrace.preparing.options import (
 from headrace.preparing.output_folder import STDIN_NAME, OutputFolder, output_at
 from headrace.preparing.run import run_in
 from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
-from headrace.preparing.sources import RecordSpec, SourceFile, choose_task_bytes, find_inputs, spool_stdin
+from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.sources.find import check_fields
 from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.stores import Manifest
@@ -143,7 +142,8 @@ def _resolved_text(
     if any(os.fspath(name) == "-" for name in inputs):
         stdin_path = folder.work / STDIN_NAME
         spool_stdin(stdin or sys.stdin.buffer, stdin_path)
-    files = _find(inputs, spec, options, stdin_path, storage)
+    keep_faulty = options.errors.on_error == "skip"
+    files = find_inputs(inputs, spec=spec, stdin=stdin_path, keep_faulty=keep_faulty, storage=storage)
     special = options.tokens.special_tokens_in_text
     choice = choose_backend(
         loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
@@ -176,25 +176,11 @@ def estimate_text(
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
     loaded = load_tokenizer(tokenizer, storage)
     ends = _ends(loaded, options.tokens)
-    files = _find(inputs, RunPlan.record_spec(options), options, None, storage)
+    spec, keep_faulty = RunPlan.record_spec(options), options.errors.on_error == "skip"
+    files = find_inputs(inputs, spec=spec, keep_faulty=keep_faulty, storage=storage)
     special = options.tokens.special_tokens_in_text
     choice = choose_backend(loaded.json, wanted=options.tokens.backend, special=special)
     return estimate_plan(_text_plan(loaded, ends, files, options, choice))
-
-
-def _find(
-    inputs: Sequence[str | os.PathLike[str]],
-    spec: RecordSpec,
-    options: TextOptions,
-    stdin: Path | None,
-    storage: Storage | None,
-) -> list[SourceFile]:
-    """Return the files, each of which has the fields that are read in its schema or in one of its first records."""
-    keep_faulty = options.errors.on_error == "skip"
-    files = find_inputs(inputs, spec=spec, stdin=stdin, keep_faulty=keep_faulty, storage=storage)
-    free = [file for file in files if not file.format.startswith("txt")]
-    check_fields(free, spec, [((field,), spec.option(field)) for field in spec.named])
-    return files
 
 
 def _ends(loaded: TextTokenizer, tokens: TokenOptions) -> tuple[int | None, int | None]:
@@ -211,6 +197,7 @@ def _text_plan(
     choice: Choice,
     num_proved: int = 0,
 ) -> RunPlan:
+    check_fields(files, RunPlan.record_spec(options))
     return RunPlan(
         files=tuple(files),
         options=options,

@@ -275,3 +275,12 @@ def test_a_template_that_does_not_read_parts_says_what_helps() -> None:
     one = maker(SFT, [{"messages": [USER, YES]}], chat=ChatTemplate.load("qwen2.5"))
     made = one.make([{"messages": [user([{"type": "text", "text": "a"}]), YES]}])
     assert "`parts: join` makes it one text" in made.bad[0].message
+
+
+def test_noncharacters_are_refused_where_they_stand_for_tokens() -> None:
+    records = [{"messages": [user("<eos>"), YES | {"content": "\ufdd0"}]}, {"messages": [user("\U000f0001<eos>"), YES]}]
+    made = make(SFT + LITERAL, records)
+    assert [entry.record for entry in made.bad] == [0]
+    assert "U+FDD0" in made.bad[0].message
+    assert "\U000f0001<eos><|end|>" in texts(made, "tokens")[0]
+    assert not make(SFT, records).bad

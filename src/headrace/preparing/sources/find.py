@@ -334,25 +334,31 @@ _NUM_FIRST = 100
 _FIRST_BYTES = 1 << 14
 
 
-def check_fields(files: Sequence[SourceFile], spec: RecordSpec, wanted: Sequence[tuple[Sequence[str], str]]) -> None:
-    """Refuse a file if none of its first 100 records has a wanted field: another field was meant, or another file.
+Wanted = tuple[Sequence[str], str]
+"""Fields of which a record must have one, and what to do if it has none. A field may be a path: ``data.text``."""
 
-    A null field counts as present. Reading ends with the record that completes the fields, which is mostly the first.
+
+def check_fields(files: Sequence[SourceFile], spec: RecordSpec, more: Sequence[Wanted] = ()) -> None:
+    """Refuse a file if none of its first 100 records has a field that is read: another name was meant, or another file.
+
+    A null field counts as present. Texts have no fields. Reading ends with the record that completes the fields, which
+    is mostly the first.
 
     Args:
         files: the files, as `find_inputs` returned them.
         spec: what is read of each record.
-        wanted: fields of which a record must have one, with what to do if it has none; a field may be a path into
-            objects, such as ``data.text``.
+        more: what is wanted beside the fields of the spec.
 
     Raises:
         ConfigError: a field is missing.
         InputError: a file cannot be read.
     """
+    wanted = [*more, *(((field,), spec.option(field)) for field in spec.named)]
     whole = msgspec.structs.replace(spec, fields=(), id_field=None, whole=True)
 
     def check(file: SourceFile) -> None:
-        missing = _missing(_first_line(file), wanted) if wanted and not file.fault else []
+        is_read = wanted and not file.fault and not file.format.startswith("txt")
+        missing = _missing(_first_line(file), wanted) if is_read else []
         names: dict[str, None] = {}
         num_records = num_lines = 0
         blocks = open_span(file, Span(0, 0, file.extent), whole, block_bytes=_FIRST_BYTES).blocks()
@@ -382,7 +388,7 @@ def _first_line(file: SourceFile) -> object:
         return None
 
 
-def _missing(record: object, wanted: Sequence[tuple[Sequence[str], str]]) -> list[tuple[Sequence[str], str]]:
+def _missing(record: object, wanted: Sequence[Wanted]) -> list[Wanted]:
     return [one for one in wanted if not any(_has(record, field) for field in one[0])]
 
 

@@ -145,15 +145,14 @@ class SampleBlock:
         self._added: Counter[str] = Counter()
         self._num_special = 0
 
-    def drop_record(
-        self,
-        record: int,
-        error: DroppedError | InputError,
-        tally: RecordCounts | None = None,
-        made: Sequence[MadeSequence] = (),
-    ) -> None:
+    def note_special(self, tallies: Sequence[RecordCounts]) -> None:
+        """Count the special tokens in the texts of all records, also of those that are dropped or bad."""
+        for tally in tallies:
+            self._num_special += bool(tally.special)
+            self._notes.update(tally.special)
+
+    def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
         """Count a record that is dropped or bad. ``made``: its sequences before any cut."""
-        self._note_special(tally)
         self._rejects.add(record, error, sum(one.num_made for one in made))
         if isinstance(error, DroppedError):
             for one in made:
@@ -175,7 +174,6 @@ class SampleBlock:
         ``made`` and ``kept`` are its sequences before and after any cut.
         """
         self._num_kept += 1
-        self._note_special(tally)
         for document in documents:
             self._rows.append(document)
             self._owners.append(record)
@@ -189,11 +187,6 @@ class SampleBlock:
         for one in kept:
             if one.num_truncated:
                 self._sums[one.key].truncated += one.num_truncated
-
-    def _note_special(self, tally: RecordCounts | None) -> None:
-        if tally is not None and tally.special:
-            self._num_special += 1
-            self._notes.update(tally.special)
 
     def result(
         self, keys: Sequence[StoreKey], dtypes: Mapping[str, np.dtype[Any]], *, with_domains: bool

@@ -16,7 +16,7 @@ from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
 from headrace.samples.layouts.fields import check_text
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
-from headrace.samples.maker.contents import Contents, check_media, unmarked
+from headrace.samples.maker.contents import Contents, check_media
 from headrace.samples.maker.noticing import notices
 from headrace.samples.maker.sequences import Asked, EndTokens, MadeSequence, RecordCounts, Sequencer, whole
 from headrace.samples.maker.shapes import (
@@ -172,7 +172,7 @@ class SampleMaker:
             try:
                 samples[number] = self._checked(self.sample(record), tallies[number])
             except InputError as error:
-                block.drop_record(number, error, tallies[number])
+                block.drop_record(number, error)
         self._shape.render_ahead(samples.values())
         for number, sample in samples.items():
             try:
@@ -180,7 +180,7 @@ class SampleMaker:
             except RenderLimitError as error:
                 raise error.at(number) from None
             except (DroppedError, InputError) as error:
-                block.drop_record(number, error, tallies[number])
+                block.drop_record(number, error)
         # All records are encoded together; if that fails, one by one, to find the bad one.
         try:
             encoded = self._sequencer.encode([asked for entry in waiting for asked in entry.asked])
@@ -191,6 +191,7 @@ class SampleMaker:
             own = encoded[place : place + len(entry.asked)] if encoded else None
             place += len(entry.asked)
             self._finish(entry, own, block)
+        block.note_special(tallies)
         return block.result(self.keys, self.dtypes, with_domains=self.recipe.output.domain_key is not None)
 
     def explain(self, record: Any) -> list[Explained]:
@@ -237,7 +238,7 @@ class SampleMaker:
 
     def _asked(self, sample: Any, tally: RecordCounts) -> list[Asked]:
         asked = self._shape.ask(sample, tally)
-        return list(map(unmarked, asked)) if tally.is_marked else asked
+        return list(map(self._contents.restored, asked)) if tally.has_stand_ins else asked
 
     def _ask(self, number: int, record: Any, sample: Any, tally: RecordCounts) -> _Waiting:
         domain = self._domain(record)
@@ -272,7 +273,7 @@ class SampleMaker:
             documents = self._shape.documents(record.sample, kept)
             self._check_numbers(documents)
         except (DroppedError, InputError) as error:
-            block.drop_record(record.number, error, record.tally, made)
+            block.drop_record(record.number, error, made)
         else:
             block.take(record.number, made, kept, documents, record.tally, record.domain)
 
@@ -300,7 +301,7 @@ class SampleMaker:
             conversation, replaced = dialogue
 
             def made(shorter: Conversation) -> tuple[list[MadeSequence], RecordCounts] | None:
-                trial = RecordCounts(is_marked=tally.is_marked)
+                trial = RecordCounts(has_stand_ins=tally.has_stand_ins)
                 asked = self._asked(replaced(shorter), trial)
                 found = self._finished(asked, self._sequencer.encode(asked), trial)
                 return (found, trial) if all(len(one.ids) <= limit for one in found) else None

@@ -214,8 +214,8 @@ class RecordCounts(msgspec.Struct):
     with_all: bool = False
     """Whether turns that are not trained are located too, for the evidence."""
 
-    is_marked: bool = False
-    """Whether special tokens in texts hold the marks of `Contents`."""
+    has_stand_ins: bool = False
+    """Whether special tokens in texts have the stand-ins of `Contents`."""
 
     notes: defaultdict[str, int] = msgspec.field(default_factory=_counts)
     added: defaultdict[str, int] = msgspec.field(default_factory=_counts)
@@ -418,5 +418,5 @@ def part(marked: Marked, begin: int, end: int) -> Marked:
         if piece.begin < end and piece.end > begin
     ]
     ends = [(first - begin, last - begin) for first, last in marked.ends if begin <= first and last <= end]
-    literal = tuple(place - begin for place in marked.literal if begin < place < end)
+    literal = tuple(place - begin for place in marked.literal if begin <= place < end)
     return Marked(marked.text[begin:end], pieces, ends, marked.is_partly_trained, literal)

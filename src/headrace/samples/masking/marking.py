@@ -71,7 +71,7 @@ class Marked(msgspec.Struct, frozen=True, gc=False):
     is_partly_trained: bool
     """Whether some of its messages must not be trained."""
     literal: tuple[int, ...] = ()
-    """Characters within special tokens that are ordinary text here."""
+    """Where special tokens begin that are ordinary text here."""
 
 
 class Marker:

@@ -356,47 +356,37 @@ class SpanEncoder:
         return _joined(parts, sizes)
 
     def encode_literally(self, texts: list[str], literal: Sequence[Sequence[int]]) -> Spanned:
-        """Do the same for texts of which some characters lie within added tokens that are ordinary text there.
+        """Do the same for texts in which some added tokens are ordinary text.
 
-        ``literal`` holds these characters for each text.
+        ``literal`` holds for each text the characters at which these tokens begin.
         """
         rows = zip(texts, literal, strict=True)
         parts = [self._literally(text, places) if places else self.encode([text]) for text, places in rows]
         return _joined(parts, utf8_sizes(texts))
 
     def _literally(self, text: str, places: Sequence[int]) -> Spanned:
-        """Encode a text in which the added tokens around some characters are ordinary text.
-
-        Added tokens divide a text into stretches, each of which is encoded by itself. So only the stretches that hold
-        these characters, from one true token to the next, have to be encoded again.
-        """
+        # Added tokens divide a text into stretches that are encoded apart, so only the stretches between two true
+        # tokens that hold such a token have to be encoded again.
         ids, _, offsets = self._tokenized([text], with_offsets=True)
-        inside = np.array(places, np.int64)
+        before = np.searchsorted(np.array(places), offsets)
         is_added = np.isin(ids, self._added)
-        is_literal = is_added & (
-            np.searchsorted(inside, offsets[:, 0], "right") < np.searchsorted(inside, offsets[:, 1])
-        )
-        found_ids, found_offsets = [], []
+        is_literal = is_added & (before[:, 0] < before[:, 1])
+        parts = []
         row = begin = 0
         for kept in [*np.flatnonzero(is_added & ~is_literal).tolist(), len(ids)]:
-            end = int(offsets[kept, 0]) if kept < len(ids) else len(text)
-            own_ids, own_offsets = ids[row:kept], offsets[row:kept]
+            own = ids[row:kept], offsets[row:kept]
             if is_literal[row:kept].any():
-                encoded = self._ordinary(begin == 0).encode(text[begin:end], add_special_tokens=False)
-                own_ids = np.array(encoded.ids, np.uint32)
-                own_offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2) + begin
-            found_ids += [own_ids, ids[kept : kept + 1]]
-            found_offsets += [own_offsets, offsets[kept : kept + 1]]
-            row, begin = kept + 1, int(offsets[kept, 1]) if kept < len(ids) else end
-        made = np.concatenate(found_ids)
-        return self._placed([text], made, np.array([len(made)]), np.concatenate(found_offsets))
+                end = int(offsets[kept, 0]) if kept < len(ids) else len(text)
+                found = self._ordinary(begin == 0).encode(text[begin:end], add_special_tokens=False)
+                own = np.array(found.ids, np.uint32), np.array(found.offsets, np.int64).reshape(-1, 2) + begin
+            parts += [own, (ids[kept : kept + 1], offsets[kept : kept + 1])]
+            row, begin = kept + 1, int(offsets[kept : kept + 1, 1].sum())
+        made = np.concatenate([own for own, _ in parts])
+        return self._placed([text], made, np.array([len(made)]), np.concatenate([own for _, own in parts]))
 
     def _make_ordinary(self, is_first: bool) -> Tokenizer:
-        """Return the tokeniser for which no added token is special, for the first or another stretch of a text."""
-        json = msgspec.json.decode(self.tokenizer.to_str())
-        for token in json["added_tokens"]:
-            token["special"] = True
-        text = msgspec.json.encode(json).decode()
+        """Return the tokeniser that takes no added token for one, for the first or another stretch of a text."""
+        text = self.tokenizer.to_str(pretty=False).replace('"special":false', '"special":true')
         if not is_first:
             text = text.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
         found: Tokenizer = Tokenizer.from_str(text)
