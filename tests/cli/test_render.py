@@ -326,3 +326,17 @@ def test_a_record_is_the_same_however_far_it_is_in(tmp_path: Path, monkeypatch: 
     render(recipe, 0, on_progress=noting(near))
     assert near[-1] == 100
     assert np.array_equal(np.unique(np.diff(near)), [1])
+
+
+@pytest.mark.parametrize(("policy", "outcome"), [("guard", "bad"), ("encode", "kept"), ("literal", "kept")])
+def test_special_tokens_in_texts(run: Any, tmp_path: Path, policy: str, outcome: str) -> None:
+    records = [{"messages": [{"role": "user", "content": "Hi<|end|>"}, YES]}]
+    recipe = previews_made.recipe(tmp_path, "sft", f"special_tokens_in_text: {policy}\n", records)
+    rendering = render(recipe, 0)
+    assert rendering.outcome == outcome
+    assert rendering.notes == {"special token <|end|> (user)": 1}
+    assert "  counted   special token <|end|> (user) 1" in lines(run, recipe, "--record", 0)
+    if outcome == "kept":
+        num_tokens = {"encode": 4, "literal": 10}[policy] + 12
+        assert rendering.stored["tokens"] == num_tokens
+        assert shown(rendering) == TURN.replace("Hi", "Hi<|end|>")

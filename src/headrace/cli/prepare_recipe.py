@@ -23,7 +23,7 @@ _INSTEAD = {
     "--append-eod": "`ends: {append_eos: true}`",
     "--eod": "`ends: {eos: TOKEN}`",
     "--bos": "`ends: {bos: auto}`, always, never or a token",
-    "--special-tokens-in-text": "templates write special tokens, which are encoded as such",
+    "--special-tokens-in-text": "`special_tokens_in_text: ...` of the recipe",
     "--min-chars": "`filters: {min_chars: N}`",
     "--max-chars": "`filters: {max_chars: N}`",
     "--min-tokens": "`filters: {min_tokens: N}`",

@@ -15,7 +15,7 @@ from headrace.cli import prepare_options as common
 from headrace.cli.job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, duration, listing, plural, short, size
+from headrace.inspect.figures import count, duration, listing, noted, plural, short, size
 
 if TYPE_CHECKING:
     from headrace.preparing import Estimate, TextOptions, TextProgress
@@ -116,8 +116,9 @@ def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool
         if backend.from_task_by:
             pairs.append(("", f"tokenizers encoded the rest, from {backend.from_task_by}"))
     if ledger.documents.with_special_tokens:
-        policy = manifest.options["tokens"]["special_tokens_in_text"]
-        number = plural(ledger.documents.with_special_tokens, "text")
+        is_recipe = ledger.samples is not None
+        policy = manifest.options["recipe" if is_recipe else "tokens"].get("special_tokens_in_text", "guard")
+        number = plural(ledger.documents.with_special_tokens, "record" if is_recipe else "text")
         pairs.append(("special", f"{number} with the name of a special token: {policy}"))
     if ledger.missing_bos:
         pairs.append(("missing BOS", f"{plural(ledger.missing_bos, 'text')} without the one of the tokeniser"))
@@ -149,7 +150,7 @@ def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tupl
     total = sum(tokens.kept for tokens in samples.keys.values())
     if samples.supervised:
         pairs.append(("trained", f"{count(samples.supervised)} ({samples.supervised / max(total, 1):.1%})"))
-    pairs += [(name.replace("_", " "), count(number)) for name, number in samples.notes.items()]
+    pairs += [(noted(name), count(number)) for name, number in samples.notes.items()]
     return pairs
 
 

@@ -56,6 +56,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s"
 
 
+def noted(name: str) -> str:
+    """Format the name of a count of a recipe: ``split records``, and as it is if it holds a token from a text."""
+    return safe_text(name) if " " in name else name.replace("_", " ")
+
+
 class Heading(str):
     """The heading of a table, which terminals show in bold."""
 

@@ -19,7 +19,7 @@ import numpy as np
 from rich.cells import cell_len
 
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.inspect.figures import as_json, count, duration, listing, plural, safe_lines, safe_text, size
+from headrace.inspect.figures import as_json, count, duration, listing, noted, plural, safe_lines, safe_text, size
 from headrace.inspect.shown import (
     EvidenceRow,
     Preview,
@@ -352,7 +352,7 @@ def rendering_summary(rendering: Rendering) -> list[tuple[str, str]]:
         reason = f"{rendering.reason}: " if rendering.reason else ""
         pairs.append(("dropped" if rendering.outcome == "dropped" else "refused", f"{reason}{rendering.message}"))
     if rendering.notes:
-        pairs.append(("counted", ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in rendering.notes.items())))
+        pairs.append(("counted", ", ".join(f"{noted(name)} {n:,}" for name, n in rendering.notes.items())))
     return pairs
 
 

@@ -24,6 +24,7 @@ from headrace.preparing.output_folder import STDIN_NAME, OutputFolder, output_at
 from headrace.preparing.run import run_in
 from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
 from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
+from headrace.preparing.sources.find import check_fields
 from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.stores import Manifest
 
@@ -207,6 +208,7 @@ def _text_plan(
     choice: Choice,
     num_proved: int = 0,
 ) -> RunPlan:
+    check_fields(files, RunPlan.record_spec(options))
     return RunPlan(
         files=tuple(files),
         options=options,

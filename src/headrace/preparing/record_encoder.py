@@ -124,6 +124,7 @@ class RecordEncoder:
                     dropped=state.dropped_counts(),
                     empty=int(np.count_nonzero(num_ids(self._columns, rows) == 0)) if len(owners) else 0,
                     blank_lines=block.num_blank,
+                    with_special_tokens=counts.with_special_tokens,
                 ),
                 tokens=msgspec.structs.replace(
                     functools.reduce(added, samples.keys.values(), NO_TOKENS), eod=counts.eos, bos=counts.bos

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spans
-from headrace.errors import InputError
+from headrace.errors import ConfigError, InputError
 from headrace.preparing.sources import RecordSpec, Span, open_span
 from headrace.preparing.sources.arrow import read_batch_places
 
@@ -166,9 +166,9 @@ def test_rows_longer_than_a_block_come_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
 def test_columns_are_checked_before_the_run(tmp_path: Path, new: Callable[..., Any]) -> None:
     path = write(tmp_path / "a.arrow", [["a"]], new=new)
-    with pytest.raises(InputError, match=r"no column 'body'; its columns are: 'other' \(int8\), 'text' \(string\)"):
+    with pytest.raises(ConfigError, match=r"no column 'body'; its columns are: 'other' \(int8\), 'text' \(string\)"):
         spans.find(path, RecordSpec(fields=("body",)))
-    with pytest.raises(InputError, match="column 'other' is int8, not text"):
+    with pytest.raises(ConfigError, match="column 'other' is int8, not text"):
         spans.find(path, RecordSpec(fields=("other",)))
 
 

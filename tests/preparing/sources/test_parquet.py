@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spans
-from headrace.errors import InputError
+from headrace.errors import ConfigError, InputError
 from headrace.preparing.sources import RecordSpec, Span, open_span
 
 SPEC = RecordSpec(fields=("text", "title"), id_field="id")
@@ -203,7 +203,7 @@ def test_wide_columns_that_are_not_needed_do_not_make_small_batches(
 )
 def test_columns_are_checked_before_the_run(tmp_path: Path, table: pa.Table, spec: RecordSpec, message: str) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ConfigError) as caught:
         spans.find(tmp_path / "a.parquet", spec)
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path}/a.parquet: ")

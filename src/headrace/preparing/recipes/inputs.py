@@ -13,8 +13,10 @@ from headrace.errors import ConfigError, InputError
 from headrace.io import Storage, check_readable, is_url, path_at, reader_of
 from headrace.preparing.backends.first_documents import MAX_TEXT_BYTES
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, find_inputs, open_span
+from headrace.preparing.sources.find import Wanted, check_fields
+from headrace.samples.layouts import LAYOUTS
 from headrace.samples.recipe import Recipe, load_recipe, parse_recipe, resolve_layout
-from headrace.samples.recipe.recipe import InputSpec
+from headrace.samples.recipe.recipe import EACH, InputSpec
 from headrace.samples.templates import suite_names
 
 
@@ -144,10 +146,24 @@ def find_recipe_inputs(
         if recognised is not None:
             others = f" (would fit as well: {', '.join(recognised.alternatives)})" if recognised.alternatives else ""
             on_notice(f"inputs[{number}] is of the layout {recognised.layout}: {recognised.why}{others}")
+        check_fields(found, spec, _needed(recipe, number))
         files += found
         sources += [number] * len(found)
         first_records.append(tuple(records))
     return RecipeInputs(recipe=recipe, files=tuple(files), sources=tuple(sources), first_records=tuple(first_records))
+
+
+def _needed(recipe: Recipe, number: int) -> list[Wanted]:
+    """What `check_fields` wants of the files of an input."""
+    spec = recipe.inputs[number]
+    if recipe.by_sections:
+        sections = [source.sections for source in recipe.sources.values() if source.sections] or [recipe.sections]
+        groups, what = [[section.field for section in group] for group in sections], "the sections need it"
+    else:
+        groups = [] if spec.layout == EACH else [[field] for field in LAYOUTS[spec.layout].required]
+        what = f"the layout {spec.layout} needs it"
+    advice = f"{what}: name the right one with `fields`, or give such files an input of their own"
+    return [([spec.fields.get(field, field) for field in group], advice) for group in groups]
 
 
 def _first_records(

@@ -52,7 +52,7 @@ from headrace.preparing.sources import (
     open_span,
     plan_tasks,
 )
-from headrace.preparing.sources.find import file_at, matching_objects
+from headrace.preparing.sources.find import check_fields, file_at, matching_objects
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 
 METADATA_STEM = "metadata"
@@ -170,9 +170,12 @@ def choose_parts(given: MediaInput, source: ShardSource, storage: Storage | None
     table = given.captions or given.table
     if table is None:
         return source.parts
+    wanted = [((spec.column,), f"--part {spec} needs it") for spec in source.parts if spec.column]
+    if source.key_field is not None and given.table is not None:
+        wanted.append(((source.key_field,), "choose with --key-field"))
+    check_fields([table], SPEC, wanted)
     row = first_row(table)
     if source.parts:
-        _check_columns(source.parts, row, table)
         return source.parts
     named = None if given.captions is None else captions_column(row, table.name)
     specs = [] if named is not None else _image_parts(row, table.name, files_below(given.root, storage))
@@ -188,17 +191,6 @@ def choose_parts(given: MediaInput, source: ShardSource, storage: Storage | None
     if row.keys() - {source.key_field, named, *(spec.column for spec in specs)}:
         specs.append(PartSpec(part="json", kind="row"))
     return tuple(specs)
-
-
-def _check_columns(parts: Sequence[PartSpec], row: dict[str, Any], table: SourceFile) -> None:
-    """Refuse parts of columns that a table lacks. Rows of JSON and Arrow may have other columns than the first row."""
-    if not row or table.format not in ("csv", "tsv", "parquet"):
-        return
-    for spec in parts:
-        if spec.column and spec.column not in row:
-            raise ConfigError(
-                f"{table.name}: --part {spec}: no column {spec.column!r}; the columns are: {', '.join(row)}"
-            )
 
 
 def _image_parts(row: dict[str, Any], where: str, files: FilesBelow) -> list[PartSpec]:

@@ -35,6 +35,17 @@ class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
     lists: bool = False
     """Whether a ``.json`` file may hold one array of records; else every such file is JSON Lines."""
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The fields that are read by their names, each once: the texts, then the id."""
+        return tuple(dict.fromkeys(field for field in (*self.fields, self.id_field) if field is not None))
+
+    def option(self, field: str) -> str:
+        """What to do if a file lacks a field."""
+        if field not in self.fields:
+            return "choose with --id-field"
+        return "choose with --text-field" if len(self.fields) == 1 else "choose with --field"
+
 
 class BadRecord(msgspec.Struct, frozen=True, array_like=True):
     """A record that cannot be used."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import InputError, MissingExtraError
+from headrace.errors import ConfigError, InputError, MissingExtraError
 from headrace.io import is_url
 from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
 from headrace.preparing.sources.source_file import SourceFile
@@ -47,7 +47,8 @@ def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:
     """Indices of the columns that the spec needs, ascending.
 
     Raises:
-        InputError: a column is missing, exists twice, or is not text (for an id: neither text nor an integer).
+        ConfigError: a column is missing, exists twice, or is not text (for an id: neither text nor an integer).
+        InputError: the name of a column is not UTF-8.
     """
     pa = load_pyarrow("pyarrow", name)
     try:
@@ -55,25 +56,22 @@ def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: the name of a column is not UTF-8: {error}") from error
     found = set()
-    for field in (*spec.fields, spec.id_field):
-        if field is None:
-            continue
+    for field in spec.named:
         indices = schema.get_all_field_indices(field)
         if not indices:
-            option = "--id-field" if field == spec.id_field else "--text-field" if len(spec.fields) == 1 else "--field"
-            raise InputError(
-                f"{name}: no column {field!r}; its columns are: {_columns_in_words(schema)} (choose with {option})"
+            raise ConfigError(
+                f"{name}: no column {field!r}; its columns are: {_columns_in_words(schema)} ({spec.option(field)})"
             )
         if len(indices) > 1:
-            raise InputError(f"{name}: {len(indices)} columns are called {field!r}: rename all but one")
+            raise ConfigError(f"{name}: {len(indices)} columns are called {field!r}: rename all but one")
         kind = _plain_type(pa, schema.field(indices[0]).type)
         is_text = any(check(kind) for check in _text_checks(pa))
         if field in spec.fields and not is_text:
-            raise InputError(
+            raise ConfigError(
                 f"{name}: column {field!r} is {kind}, not text; its columns are: {_columns_in_words(schema)}"
             )
         if not is_text and not pa.types.is_integer(kind):
-            raise InputError(f"{name}: id column {field!r} is {kind}, neither text nor an integer")
+            raise ConfigError(f"{name}: id column {field!r} is {kind}, neither text nor an integer")
         found.update(indices)
     return list(range(len(schema))) if spec.whole else sorted(found)
 
@@ -96,7 +94,7 @@ class ColumnReader:
 
     def __init__(self, spec: RecordSpec, *, first_row: int, block_bytes: int, name: str) -> None:
         self._spec = spec
-        self._named = [field for field in (*spec.fields, spec.id_field) if field is not None]
+        self._named = [*spec.fields, *([] if spec.id_field is None else [spec.id_field])]
         self._first_row = first_row
         self._block_bytes = block_bytes
         self._pa = load_pyarrow("pyarrow", name)
@@ -260,7 +258,8 @@ def describe_parquet(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[i
     """The number of row groups, and the uncompressed bytes of the needed columns of each.
 
     Raises:
-        InputError: the file is not a whole Parquet file, or a column is missing or not text.
+        ConfigError: a column is missing or not text.
+        InputError: the file is not a whole Parquet file.
         MissingExtraError: pyarrow is not installed.
     """
     name = source.name

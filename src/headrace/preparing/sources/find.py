@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from headrace.errors import ConfigError, InputError, StoreError
+from headrace.errors import ConfigError, InputError, StoreError, some
 from headrace.io import (
     AtomicFile,
     Reader,
@@ -33,11 +33,13 @@ from headrace.preparing.sources.arrow import describe_arrow
 from headrace.preparing.sources.block import RecordSpec
 from headrace.preparing.sources.columnar import describe_parquet
 from headrace.preparing.sources.json import is_list
+from headrace.preparing.sources.reader import open_span
 from headrace.preparing.sources.source_file import (
     FORMATS_IN_WORDS,
     HEAD_BYTES,
     Format,
     SourceFile,
+    Span,
     check_head,
     format_of,
     is_unread_data,
@@ -69,7 +71,7 @@ def find_inputs(
     that its state names are read. A file that the user names may also end in ``.json``, and is
     then read as JSON Lines.
 
-    Every file is opened, and if its format has a schema, the columns are checked.
+    Every file is opened, and if its format has a schema, the columns are checked; `check_fields` checks the others.
 
     Args:
         inputs: what the user named.
@@ -80,8 +82,9 @@ def find_inputs(
         storage: how the stores of URLs are reached.
 
     Raises:
-        ConfigError: nothing matches, a file has a format that is not read, or the same file is named twice.
-        InputError: a file or folder cannot be read, or a file has another format than its name says, or lacks a column.
+        ConfigError: nothing matches, a file has a format that is not read, or lacks a column, or the same file is named
+            twice.
+        InputError: a file or folder cannot be read, or a file has another format than its name says.
         MissingExtraError: a package for one of the formats is not installed.
     """
     check_readable(list(inputs))
@@ -325,6 +328,73 @@ def _describe(file: SourceFile, spec: RecordSpec) -> SourceFile:
         unit_bytes=unit_bytes,
         can_split=kind == "jsonl" or (kind == "txt" and spec.sample_by == "line"),
     )
+
+
+_NUM_FIRST = 100
+_FIRST_BYTES = 1 << 14
+
+
+Wanted = tuple[Sequence[str], str]
+"""Fields of which a record must have one, and what to do if it has none. A field may be a path: ``data.text``."""
+
+
+def check_fields(files: Sequence[SourceFile], spec: RecordSpec, more: Sequence[Wanted] = ()) -> None:
+    """Refuse a file if none of its first 100 records has a field that is read: another name was meant, or another file.
+
+    A null field counts as present. Texts have no fields. Reading ends with the record that completes the fields, which
+    is mostly the first.
+
+    Args:
+        files: the files, as `find_inputs` returned them.
+        spec: what is read of each record.
+        more: what is wanted beside the fields of the spec.
+
+    Raises:
+        ConfigError: a field is missing.
+        InputError: a file cannot be read.
+    """
+    wanted = [*more, *(((field,), spec.option(field)) for field in spec.named)]
+    whole = msgspec.structs.replace(spec, fields=(), id_field=None, whole=True)
+
+    def check(file: SourceFile) -> None:
+        is_read = wanted and not file.fault and not file.format.startswith("txt")
+        missing = _missing(_first_line(file), wanted) if is_read else []
+        names: dict[str, None] = {}
+        num_records = num_lines = 0
+        blocks = open_span(file, Span(0, 0, file.extent), whole, block_bytes=_FIRST_BYTES).blocks()
+        while missing and num_lines < _NUM_FIRST and (block := next(blocks, None)) is not None:
+            for record in (block.records or [])[: _NUM_FIRST - num_lines]:
+                missing = _missing(record, missing)
+                names |= dict.fromkeys(record)
+                num_records += 1
+            num_lines += block.num_lines - block.num_blank
+        if missing and num_records:
+            (fields, advice), found = missing[0], some(list(map(repr, names)), 12) or "none"
+            raise ConfigError(
+                f"{file.name}: none of its first {num_records} records has the field {' or '.join(map(repr, fields))}; "
+                f"their fields are: {found} ({advice})"
+            )
+
+    with ThreadPoolExecutor(_AT_ONCE if any(is_url(file.path) for file in files) else 1) as threads:
+        list(threads.map(check, files))
+
+
+def _first_line(file: SourceFile) -> object:
+    """Return the record in the first line of JSON Lines, as far as a short read shows it; most files need no more."""
+    try:
+        with file.open(end=_FIRST_BYTES) as opened:
+            return msgspec.json.decode((opened.read(_FIRST_BYTES) or b"").partition(b"\n")[0])
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError):
+        return None
+
+
+def _missing(record: object, wanted: Sequence[Wanted]) -> list[Wanted]:
+    return [one for one in wanted if not any(_has(record, field) for field in one[0])]
+
+
+def _has(record: object, field: str) -> bool:
+    first, dot, rest = field.partition(".")
+    return isinstance(record, Mapping) and (field in record or (bool(dot) and _has(record.get(first), rest)))
 
 
 def _faulty(name: str, path: str, fault: str, storage: Storage | None) -> SourceFile:

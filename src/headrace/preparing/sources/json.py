@@ -60,7 +60,6 @@ class RecordReader:
         whole: list[Any] = [("whole", dict[str, Any] | None, None)]
         self._record: Callable[..., Any] = msgspec.defstruct("Record", types, rename=rename, gc=False)
         self._with_whole: Callable[..., Any] = msgspec.defstruct("WholeRecord", types + whole)
-        self._advice = "choose with --text-field" if len(spec.fields) == 1 else "choose with --field"
         self.decode: Callable[[bytes], Any]
         """Decode a line, fast. It raises one of `DECODE_ERRORS` for every bad line, and for some good ones."""
         if spec.whole:
@@ -112,12 +111,12 @@ class RecordReader:
     def _take(self, value: dict[str, Any], line: bytes) -> Any:
         values: dict[str, Any] = {}
         for field, attribute in self._attributes.items():
-            text = self._get(value, field, self._advice)
+            text = self._get(value, field)
             if not isinstance(text, str):
                 raise BadRecordError(f"field {field!r} is not a string but {kind(text)}; found {excerpt(line)}")
             values[attribute] = text
         if self._id_attribute == _ID and self._spec.id_field is not None:
-            identity = self._get(value, self._spec.id_field, "choose with --id-field")
+            identity = self._get(value, self._spec.id_field)
             if not isinstance(identity, str | int) or isinstance(identity, bool):
                 raise BadRecordError(
                     f"id field {self._spec.id_field!r} is neither a string nor an integer but {kind(identity)}; "
@@ -126,11 +125,10 @@ class RecordReader:
             values[_ID] = identity
         return self._with_whole(whole=value, **values) if self._spec.whole else self._record(**values)
 
-    @staticmethod
-    def _get(value: dict[str, Any], field: str, advice: str) -> Any:
+    def _get(self, value: dict[str, Any], field: str) -> Any:
         if field not in value:
             names = ", ".join(repr(name) for name in list(value)[:8]) or "none"
-            raise BadRecordError(f"no field {field!r}; its fields are: {names} ({advice})")
+            raise BadRecordError(f"no field {field!r}; its fields are: {names} ({self._spec.option(field)})")
         return value[field]
 
 

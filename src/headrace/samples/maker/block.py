@@ -59,6 +59,9 @@ class MakerCounts(msgspec.Struct, kw_only=True):
     bos: int = 0
     """Tokens that were added at the ends; they count as made."""
 
+    with_special_tokens: int = 0
+    """Records whose texts hold special tokens, also those that are dropped or bad."""
+
     notes: dict[str, int] = {}
     """Counts that change nothing: ``straddling_tokens``, ``split_records``, ``truncated_records``, what a policy
     allowed.
@@ -140,6 +143,13 @@ class SampleBlock:
         self._sums: defaultdict[str, TokenSums] = defaultdict(TokenSums)
         self._notes: Counter[str] = Counter()
         self._added: Counter[str] = Counter()
+        self._num_special = 0
+
+    def note_special(self, tallies: Sequence[RecordCounts]) -> None:
+        """Count the special tokens in the texts of all records, also of those that are dropped or bad."""
+        for tally in tallies:
+            self._num_special += bool(tally.special)
+            self._notes.update(tally.special)
 
     def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
         """Count a record that is dropped or bad. ``made``: its sequences before any cut."""
@@ -196,6 +206,7 @@ class SampleBlock:
             tokens=self._sums,
             eos=self._added["eos"],
             bos=self._added["bos"],
+            with_special_tokens=self._num_special,
             notes=counted(self._notes),
         )
         for key in keys:

@@ -17,6 +17,7 @@ from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, wi
 from headrace.samples.layouts.fields import check_text
 from headrace.samples.layouts.turns import unread_of_record
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
+from headrace.samples.maker.contents import Contents, check_media
 from headrace.samples.maker.noticing import notices
 from headrace.samples.maker.sequences import Asked, EndTokens, MadeSequence, RecordCounts, Sequencer, whole
 from headrace.samples.maker.shapes import (
@@ -131,12 +132,14 @@ class SampleMaker:
         self.dtypes = {key.name: key.resolve(max(vocabulary.values(), default=-1) + 1) for key in self.keys}
         tokens = dict(special_tokens or {}) | (dict(template.special_tokens) if template is not None else {})
         known_ends = (tokens.get("eos_token"), recipe.ends.eos)
+        self._contents = Contents(recipe, spans, template)
         marker = None if template is None else Marker(template, recipe.mask, spans.special_texts, known_ends)
         tools = Tools(
             recipe=recipe,
             ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos, before_text=before_text),
             template=template,
             marker=marker,
+            contents=self._contents,
         )
         bos = tokens.get("bos_token")
         self._sequencer = Sequencer(
@@ -167,15 +170,16 @@ class SampleMaker:
         block = SampleBlock(len(records))
         waiting: list[_Waiting] = []
         samples: dict[int, Any] = {}
+        tallies = [RecordCounts() for _ in records]
         for number, record in enumerate(records):
             try:
-                samples[number] = self.sample(record)
+                samples[number] = self._checked(self.sample(record), tallies[number])
             except InputError as error:
                 block.drop_record(number, error)
         self._shape.render_ahead(samples.values())
         for number, sample in samples.items():
             try:
-                waiting.append(self._ask(number, records[number], sample))
+                waiting.append(self._ask(number, records[number], sample, tallies[number]))
             except RenderLimitError as error:
                 raise error.at(number) from None
             except (DroppedError, InputError) as error:
@@ -190,6 +194,7 @@ class SampleMaker:
             own = encoded[place : place + len(entry.asked)] if encoded else None
             place += len(entry.asked)
             self._finish(entry, own, block)
+        block.note_special(tallies)
         return block.result(self.keys, self.dtypes, with_domains=self.recipe.output.domain_key is not None)
 
     def explain(self, record: Any) -> list[Explained]:
@@ -201,7 +206,8 @@ class SampleMaker:
             InputError: If the record is bad.
             DroppedError: If a policy drops the record.
         """
-        asked = self._shape.ask(self.sample(record), RecordCounts(with_all=True))
+        tally = RecordCounts(with_all=True)
+        asked = self._asked(self._checked(self.sample(record), tally), tally)
         return [Explained(one.key, one.marked.text, self._sequencer.explain(one)) for one in asked]
 
     def notices(self, records: Sequence[Any]) -> list[str]:
@@ -241,13 +247,21 @@ class SampleMaker:
         if self._layout is None:
             return record
         sample: Sample = self._layout.convert(record)
+        check_media(record, sample, {} if self._spec is None else self._spec.fields)
         return as_chat(sample) if self.recipe.strings == "chat" else sample
 
-    def _ask(self, number: int, record: Any, sample: Any) -> _Waiting:
-        domain = self._domain(record)
-        tally = RecordCounts()
-        tally.note_unread(len(self._unread(record, sample)))
+    def _checked(self, sample: Any, tally: RecordCounts) -> Any:
+        # With sections, the shape knows which fields are texts.
+        return sample if self._layout is None else self._contents.take(sample, tally)
+
+    def _asked(self, sample: Any, tally: RecordCounts) -> list[Asked]:
         asked = self._shape.ask(sample, tally)
+        return list(map(self._contents.restored, asked)) if tally.has_stand_ins else asked
+
+    def _ask(self, number: int, record: Any, sample: Any, tally: RecordCounts) -> _Waiting:
+        domain = self._domain(record)
+        tally.note_unread(len(self._unread(record, sample)))
+        asked = self._asked(sample, tally)
         for one in asked:
             check_text(one.marked.text, "the text")
         if self._limits_chars:
@@ -306,8 +320,8 @@ class SampleMaker:
             conversation, replaced = dialogue
 
             def made(shorter: Conversation) -> tuple[list[MadeSequence], RecordCounts] | None:
-                trial = RecordCounts()
-                asked = self._shape.ask(replaced(shorter), trial)
+                trial = RecordCounts(has_stand_ins=tally.has_stand_ins)
+                asked = self._asked(replaced(shorter), trial)
                 found = self._finished(asked, self._sequencer.encode(asked), trial)
                 return (found, trial) if all(len(one.ids) <= limit for one in found) else None
 

@@ -211,8 +211,13 @@ class RecordCounts(msgspec.Struct):
     with_all: bool = False
     """Whether turns that are not trained are located too, for the evidence."""
 
+    has_stand_ins: bool = False
+    """Whether special tokens in texts have the stand-ins of `Contents`."""
+
     notes: defaultdict[str, int] = msgspec.field(default_factory=_counts)
     added: defaultdict[str, int] = msgspec.field(default_factory=_counts)
+    special: defaultdict[str, int] = msgspec.field(default_factory=_counts)
+    """Special tokens in texts, by token and role. They are kept if the record is bad."""
 
     def note_unread(self, flags: int) -> None:
         """Count fields that seem to say whether something is trained, and are not followed."""
@@ -420,4 +425,5 @@ def part(marked: Marked, begin: int, end: int) -> Marked:
         if piece.begin < end and piece.end > begin
     ]
     ends = [(first - begin, last - begin) for first, last in marked.ends if begin <= first and last <= end]
-    return Marked(marked.text[begin:end], pieces, ends, marked.is_partly_trained)
+    literal = tuple(place - begin for place in marked.literal if begin <= place < end)
+    return Marked(marked.text[begin:end], pieces, ends, marked.is_partly_trained, literal)

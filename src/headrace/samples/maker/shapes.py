@@ -23,6 +23,7 @@ from headrace.samples.conversation import Completion, Conversation, Group, Prefe
 from headrace.samples.layouts import Sample, assistant, join, user
 from headrace.samples.layouts.fields import Fields, check_text
 from headrace.samples.layouts.turns import LayoutOptions, MessageReader, unread_flags, untrained
+from headrace.samples.maker.contents import Contents
 from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import RendersAhead, Template
@@ -38,12 +39,13 @@ Document = dict[str, NDArray[Any] | int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tools:
-    """The objects that the shapes share: the recipe, the end tokens, the template and its marker."""
+    """The objects that the shapes share: the recipe, end tokens, the template, its marker, the check of contents."""
 
     recipe: Recipe
     ends: EndTokens
     template: Template | None
     marker: Marker | None
+    contents: Contents
 
     def mark(self, conversation: Conversation, tally: RecordCounts) -> list[Marked]:
         """Return the marked texts of a conversation; see `Marker.mark`.
@@ -528,7 +530,8 @@ class SectionsShape(Shape[Record]):
             raise self._fields.wrong(section.field, value, "a string, or messages with `template: true`")
         if not value.strip():
             return []
-        return [plain((check_text(value, self._fields.name(section.field)), section.action == "train"))]
+        name = self._fields.name(section.field)
+        return [plain((self.tools.contents.take(check_text(value, name), tally, name), section.action == "train"))]
 
     def _rendered(self, value: Any, section: Section, place: str, tally: RecordCounts) -> list[Marked]:
         conversation = self._reader.read(value, place)
@@ -536,7 +539,7 @@ class SectionsShape(Shape[Record]):
             return []
         if section.action != "mask":
             tally.note_unread(len(unread_flags(conversation)))
-        return self.tools.mark(self._flagged(conversation, section), tally)
+        return self.tools.mark(self._flagged(self.tools.contents.take(conversation, tally), section), tally)
 
     def _flagged(self, conversation: Conversation, section: Section) -> Conversation:
         """Return the conversation with a flag for each message; a message's own flag takes precedence."""
@@ -574,7 +577,9 @@ class SectionsShape(Shape[Record]):
                 raise InputError(
                     f"{place} is {describe(entry)}; allowed is a string, or messages with `template: true`"
                 )
-            text = plain((check_text(str(entry), place), section.action == "train"))
+            name = self._fields.name(section.field)
+            entry = self.tools.contents.take(check_text(str(entry), place), tally, name)
+            text = plain((entry, section.action == "train"))
             asked.append(Asked(key, text, self._with_eos(Ends(), section), may_be_empty=True))
         return asked
 

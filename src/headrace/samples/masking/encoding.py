@@ -156,7 +156,8 @@ def encode(
     Raises:
         InputError: If the tokeniser refuses a text, or two ways of encoding disagree.
     """
-    spanned = spans.encode([marked.text for marked in batch])
+    texts, literal = [marked.text for marked in batch], [marked.literal for marked in batch]
+    spanned = spans.encode_literally(texts, literal) if any(literal) else spans.encode(texts)
     found = borders(batch)
     mask, straddles = loss_mask(spanned, found.trained, straddling=straddling)
     odd_ends = set(found.end_texts[untrained_ends(spanned, mask, found.ends)].tolist())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -46,6 +47,9 @@ class Closers:
         # The longest first, so that a token whose end is another token is found as a whole.
         self._lengths = sorted({len(token) for token in self._special}, reverse=True)
         self._last_characters = frozenset(token[-1] for token in self._special)
+        # A tokeniser may have thousands of special tokens, which begin in few ways.
+        begins = sorted({re.escape(token[:3]) for token in self._special})
+        self._begin = re.compile("|".join(begins) or "(?!)")
 
     def trailing(self, text: str, floor: int, end: int) -> list[Closer]:
         """Return the white space and special tokens at the end of ``text[floor:end]``, from left to right."""
@@ -78,10 +82,10 @@ class Closers:
         """Return all special tokens in a text, from left to right."""
         found = []
         at = 0
-        while at < len(text):
-            closer = self.at(text, at)
+        while begun := self._begin.search(text, at):
+            closer = self.at(text, begun.start())
             found += [closer] if closer else []
-            at = closer.end if closer else at + 1
+            at = closer.end if closer else begun.start() + 1
         return found
 
     def leading(self, text: str) -> list[str]:

@@ -70,6 +70,8 @@ class Marked(msgspec.Struct, frozen=True, gc=False):
     """Ends of turns that must be trained, in characters."""
     is_partly_trained: bool
     """Whether some of its messages must not be trained."""
+    literal: tuple[int, ...] = ()
+    """Where special tokens begin that are ordinary text here."""
 
 
 class Marker:

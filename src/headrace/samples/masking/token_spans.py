@@ -25,8 +25,10 @@ with ``▁`` itself, use the second way.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import unicodedata
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -297,7 +299,10 @@ class SpanEncoder:
         self._lengths = known if known is not None and self._is_proved(known) else None
         self._all_have_bytes = self._lengths is not None and bool(np.all(self._lengths.table > 0))
         added = self.tokenizer.get_added_tokens_decoder()
+        self.added_texts = frozenset(token.content for token in added.values())
         self.special_texts = tuple(token.content for token in added.values() if token.special)
+        self._added = np.array(sorted(added), np.uint32)
+        self._ordinary = functools.cache(self._make_ordinary)
         self._taking_spaces = np.array(
             [
                 number
@@ -350,8 +355,48 @@ class SpanEncoder:
             parts.append(part)
         return _joined(parts, sizes)
 
+    def encode_literally(self, texts: list[str], literal: Sequence[Sequence[int]]) -> Spanned:
+        """Do the same for texts in which some added tokens are ordinary text.
+
+        ``literal`` holds for each text the characters at which these tokens begin.
+        """
+        rows = zip(texts, literal, strict=True)
+        parts = [self._literally(text, places) if places else self.encode([text]) for text, places in rows]
+        return _joined(parts, utf8_sizes(texts))
+
+    def _literally(self, text: str, places: Sequence[int]) -> Spanned:
+        # Added tokens divide a text into stretches that are encoded apart, so only the stretches between two true
+        # tokens that hold such a token have to be encoded again.
+        ids, _, offsets = self._tokenized([text], with_offsets=True)
+        before = np.searchsorted(np.array(places), offsets)
+        is_added = np.isin(ids, self._added)
+        is_literal = is_added & (before[:, 0] < before[:, 1])
+        parts = []
+        row = begin = 0
+        for kept in [*np.flatnonzero(is_added & ~is_literal).tolist(), len(ids)]:
+            own = ids[row:kept], offsets[row:kept]
+            if is_literal[row:kept].any():
+                end = int(offsets[kept, 0]) if kept < len(ids) else len(text)
+                found = self._ordinary(begin == 0).encode(text[begin:end], add_special_tokens=False)
+                own = np.array(found.ids, np.uint32), np.array(found.offsets, np.int64).reshape(-1, 2) + begin
+            parts += [own, (ids[kept : kept + 1], offsets[kept : kept + 1])]
+            row, begin = kept + 1, int(offsets[kept : kept + 1, 1].sum())
+        made = np.concatenate([own for own, _ in parts])
+        return self._placed([text], made, np.array([len(made)]), np.concatenate([own for _, own in parts]))
+
+    def _make_ordinary(self, is_first: bool) -> Tokenizer:
+        """Return the tokeniser that takes no added token for one, for the first or another stretch of a text."""
+        text = self.tokenizer.to_str(pretty=False).replace('"special":false', '"special":true')
+        if not is_first:
+            text = text.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        found: Tokenizer = Tokenizer.from_str(text)
+        found.encode_special_tokens = True
+        return found
+
     def _by_offsets(self, texts: list[str]) -> Spanned:
-        ids, lengths, offsets = self._tokenized(texts, with_offsets=True)
+        return self._placed(texts, *self._tokenized(texts, with_offsets=True))
+
+    def _placed(self, texts: list[str], ids: NDArray[np.uint32], lengths: IntArray, offsets: IntArray) -> Spanned:
         spans = offsets.copy()
         row = base = 0
         for text, length in zip(texts, lengths.tolist(), strict=True):

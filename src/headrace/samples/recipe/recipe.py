@@ -88,6 +88,8 @@ MAKES: dict[str, tuple[type[Sample], ...]] = {
 }
 """The samples from which each training type can be made."""
 
+SpecialTokensInText = Literal["guard", "encode", "literal", "error"]
+
 AUTO = "auto"
 EACH = "each"
 
@@ -258,6 +260,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strings: Literal["text", "chat"] = "text"
     """Whether a prompt and an answer that are strings stay text, as in TRL, or become a user's and an assistant's
     message.
+    """
+
+    special_tokens_in_text: SpecialTokensInText | msgspec.UnsetType = msgspec.UNSET
+    """What a special token in a text of the record becomes, such as ``<|im_end|>`` in a user's message. ``guard``, the
+    default, makes the record a bad one if the template begins or ends turns with the token, and encodes all others as
+    tokens, as transformers and servers do. ``encode`` encodes all as tokens, ``literal`` makes them ordinary text,
+    ``error`` makes every such record a bad one. All are counted by token and role.
     """
 
     mask: MaskOptions = MaskOptions()

@@ -543,7 +543,12 @@ class CompiledTemplate:
                     f"{self._label}: there is not enough memory for the text of this conversation"
                 ) from None
             except Exception as error:
-                raise InputError(self._explained(error)) from error
+                advice = ""
+                if isinstance(error, TypeError) and any(
+                    isinstance(message.get("content"), list | tuple) for message in variables["messages"]
+                ):
+                    advice = "; a content is a list of parts, which it may not read: `parts: join` makes it one text"
+                raise InputError(self._explained(error) + advice) from error
             edges, begins = budget.edges, budget.begins
             self._context = context
         return Rendered(
