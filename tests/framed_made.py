@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import media_texts
-from headrace import Blend, Loader, MediaDataset, Order
+from headrace import Blend, Loader, MediaDataset, Order, ScheduledBlend
+from headrace.datasets import Stage
 from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.framed_run import FramedRun
 from headrace.encoders import ErrorPolicy, SkipSample, TaskEncoder, stateless
@@ -101,19 +102,31 @@ KINDS: dict[str, tuple[type[Numbers], FramedForm | None]] = {
 }
 
 
-def framed(kind: str, places: list[Path], *, frame_positions: int | None = 6, **options: Any) -> Framed:
-    """Units of a kind over one dataset, or a blend of some."""
+def framed(
+    kind: str, places: list[Path], *, frame_positions: int | None = 6, staged: bool = False, **options: Any
+) -> Framed:
+    """Units of a kind over one dataset, or a blend of some; ``staged`` mixes them by stages."""
     encoder, form = KINDS[kind]
     datasets = [MediaDataset.open(place, **media_texts.TEXT) for place in places]
-    data = datasets[0] if len(datasets) == 1 else _blend(datasets)
+    data = datasets[0] if len(datasets) == 1 else _staged(datasets) if staged else _blend(datasets)
     policy = ErrorPolicy(on_error="substitute")
     return Framed(data, encoder(), form=form, frame_positions=frame_positions, errors=policy, **options)
 
 
-def framed_run(kind: str, places: list[Path], **options: Any) -> FramedRun:
+def framed_run(kind: str, places: list[Path], *, staged: bool = False, **options: Any) -> FramedRun:
     """A run of them, in steps of 4 where nothing else is said."""
     given = {"global_batch_size": 4, "order": Order(seed=1), **options}
-    return FramedRun(framed(kind, places), **given)
+    return FramedRun(framed(kind, places, staged=staged), **given)
+
+
+def _staged(datasets: list[MediaDataset]) -> ScheduledBlend:
+    named = {f"d{number}": dataset for number, dataset in enumerate(datasets)}
+    stages = [
+        Stage(weights={"d0": 1}, until=13),
+        Stage(weights=dict.fromkeys(named, 1.0), until=40, ramp=True),
+        Stage(weights={"d1": 3, "d0": 1}),
+    ]
+    return ScheduledBlend(named, stages)
 
 
 def _blend(datasets: list[MediaDataset]) -> Blend:

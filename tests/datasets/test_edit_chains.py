@@ -1,6 +1,7 @@
 """Chains of edits over mixes of every kind, by look-ups: what is fed before a step stays, and each sample comes once.
 
-The oracle knows nothing of plans: it looks every position up, before and after each edit, and counts.
+The oracle knows nothing of plans: it looks every position up, before and after each edit, and counts. With
+``HEADRACE_TABLES=FOLDER`` what was drawn, and what was refused, is written there by kind.
 """
 
 from __future__ import annotations
@@ -330,9 +331,10 @@ def test_chains(sources: dict[str, list[Dataset]], kind: str) -> None:
         for what, message in chain.refused:
             refused[what] += 1
             messages[what] = message
-    if os.environ.get("HEADRACE_TABLE"):
-        print(f"\n{kind}: {num_edits:,} edits, {refused.total():,} refused")
-        print("\n".join(f"  {name:24} {count:6,}" for name, count in sorted(drawn.items())))
-        print("\n".join(f"  refused: {name:15} {count:6,}  {messages[name]:.150}" for name, count in refused.items()))
+    if folder := os.environ.get("HEADRACE_TABLES"):
+        lines = [f"{kind}: {num_edits:,} edits, {refused.total():,} refused"]
+        lines += [f"  {name:24} {count:6,}" for name, count in sorted(drawn.items())]
+        lines += [f"  refused: {name:15} {count:6,}  {messages[name]:.150}" for name, count in refused.items()]
+        Path(folder, f"{kind}.txt").write_text("\n".join(lines) + "\n")
     assert all(drawn[f"mix: {mix}"] for mix in MIXES)
     assert refused.total() < 0.02 * num_edits, messages

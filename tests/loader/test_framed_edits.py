@@ -75,7 +75,7 @@ def changed(run: FramedRun, state: dict[str, Any], kind: str, places: list[Path]
             more = MediaDataset.open(places[2], **media_texts.TEXT)
             return run.edit(state, weights={**dict.fromkeys(names, 1), "d2": 1 + seed % 3}, add={"d2": more})
         case "remove" if len(names) > 1:
-            return run.edit(state, remove=names[:1])
+            return run.edit(state, weights=dict.fromkeys(names[1:], 1), remove=names[:1])
         case "exclude":
             return run.edit(state, exclude={names[0]: Exclude(samples=[seed % 9, 5])})
         case "order":
@@ -96,11 +96,12 @@ def changed(run: FramedRun, state: dict[str, Any], kind: str, places: list[Path]
         max_size=4,
     ),
     seed=st.integers(0, 1000),
+    staged=st.booleans(),
 )
 def test_lives_with_edits_are_the_edited_run(
-    places: list[Path], form: str, lives: list[tuple[int, int, str]], seed: int
+    places: list[Path], form: str, lives: list[tuple[int, int, str]], seed: int, staged: bool
 ) -> None:
-    run = run_of(places, form)
+    run = run_of(places, form, staged=staged)
     seen: dict[int, Any] = {}
     states: list[dict[str, Any]] = []
     for world_size, num_batches, kind in lives:

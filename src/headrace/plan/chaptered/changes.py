@@ -117,9 +117,9 @@ class PlacedTree(NamedTuple):
 
 def plan_of(root: Declared, order: Order) -> AnyPlan:
     """Return the plan of a tree that was not changed; one with schedules has a chapter for each stage."""
-    if not has_schedules(root):
-        return Plan(root, order)
-    return PlanEditor(root, order, BatchSchedule.of(1), Length(None, None, False)).plan()
+    if isinstance(root, Schedule) or has_schedules(root):
+        return PlanEditor(root, order, BatchSchedule.of(1), Length(None, None, False)).plan()
+    return Plan(root, order)
 
 
 class PlanEditor:
