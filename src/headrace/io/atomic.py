@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, Any, Final, Literal
 
 import msgspec
 
 from headrace.errors import OutputError
-from headrace.io.checksum import FileHasher, FileSum
+from headrace.io.checksum import FileHasher, FileSum, file_digest
+from headrace.io.paths import cache_folder
 from headrace.io.places import check_local
+
+_DIGESTS: Final = "digests"
+"""The cache folder of digests of files in others, which hold nothing but their own content, as an index does."""
 
 
 def write_all(write: Callable[[memoryview], int], data: bytes | bytearray | memoryview) -> None:
@@ -218,6 +222,27 @@ def atomic_write(path: str | Path, data: bytes) -> None:
         file.discard()
         raise
     sync_folder(file.path)
+
+
+def keep_digest(name: str, digest: str) -> None:
+    """Note in the cache the xxh3_128 of a file that is going to be kept under a name, for `is_as_kept`.
+
+    Raises:
+        OutputError: the system reports an error.
+    """
+    if (folder := cache_folder(_DIGESTS)) is not None:
+        with output_errors(folder, "create"):
+            folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / name, digest.encode())
+
+
+def is_as_kept(path: Path) -> bool:
+    """Return whether a kept file holds the bytes whose digest `keep_digest` has noted. All of them are read."""
+    folder = cache_folder(_DIGESTS)
+    try:
+        return folder is not None and file_digest(path).encode() == (folder / path.name).read_bytes()
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -290,7 +290,12 @@ def write_offsets(path: str | Path, offsets: ArrayLike) -> None:
     Raises:
         OutputError: the system reports an error.
     """
-    atomic_write(path, np.ascontiguousarray(offsets, ENTRY).tobytes())
+    atomic_write(path, offsets_bytes(offsets))
+
+
+def offsets_bytes(offsets: ArrayLike) -> bytes:
+    """Return the content of an index."""
+    return np.ascontiguousarray(offsets, ENTRY).tobytes()
 
 
 def read_offsets(path: str, using: Reader) -> IntArray:

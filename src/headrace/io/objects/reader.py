@@ -165,7 +165,11 @@ class ObjectReader(Reader):
             (path, ranges) for path, num_bytes in ends.items() if (ranges := self._ranges_of_ends(path, num_bytes))
         ]
         place = self.objects.place_of_parts([(_plain(path), ranges) for path, ranges in wanted]) if wanted else None
-        found = None if place is None else _kept_parts(place, [ranges for _, ranges in wanted])
+        found = None
+        if place is not None and place.is_file():
+            found = _kept_parts(place, [ranges for _, ranges in wanted])
+            if found is None:
+                self.objects.note_damage(place, "the ends of objects")
         begun = [] if found is not None else [(path, self._begun(path, ranges)) for path, ranges in wanted]
         try:
             if len(paths) == 1:
@@ -323,7 +327,7 @@ class ObjectReader(Reader):
 
 
 def _kept_parts(place: Path, ranges: Sequence[list[tuple[int, int]]]) -> list[list[bytes]] | None:
-    """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None without one."""
+    """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None if damaged."""
     try:
         data = memoryview(place.read_bytes())
     except OSError:
