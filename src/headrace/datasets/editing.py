@@ -24,6 +24,7 @@ from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Branch, IntArray, Leaf, Node, Order, Schedule, leaves
 from headrace.plan.changes import End, PlanChange, PlanEditor
 from headrace.plan.chapters import Length
+from headrace.plan.recipe import CONTENTS
 from headrace.plan.sequence import NOTHING
 
 Then = Literal["drop", "defer"]
@@ -449,10 +450,10 @@ def _above(node: Node, source: int, sources: Mapping[str, int]) -> Iterator[Node
 
 
 def _content(recipe: Mapping[str, Any]) -> Any:
-    """Return the fingerprint of the store in the recipe of a dataset; None if there is not exactly one."""
+    """Return the fingerprints of the store in the recipe of a dataset; None if there is not exactly one."""
     while isinstance(recipe.get("dataset"), Mapping):
         recipe = recipe["dataset"]
-    return recipe.get("store")
+    return (recipe["store"], recipe.get(CONTENTS)) if "store" in recipe else None
 
 
 def _name(path: str) -> str:

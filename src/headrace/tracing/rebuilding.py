@@ -108,7 +108,7 @@ def opened(saved: SavedStore, folder: str, *, as_samples: bool) -> Store | Sampl
         found = EnergonStore(name, split_part=saved.split_part)
     else:
         found = open_store(name) if as_samples else _tokens(name, saved)
-    if found.fingerprint != saved.fingerprint:
+    if found.layout_fingerprint != saved.fingerprint or saved.contents not in (UNSET, found.fingerprint):
         raise StoreError(f"{name}: does not hold the data that the run was fed from")
     return found
 

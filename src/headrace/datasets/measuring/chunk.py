@@ -114,7 +114,12 @@ class Measuring:
 
     @property
     def name(self) -> str:
-        """Hash over everything that decides the facts: 128 bits in hex."""
+        """Hash over everything that decides the facts, but for the contents of files: 128 bits in hex."""
+        return facts_name(self.dataset.layout_fingerprint, self.recipe, self.settings)
+
+    @property
+    def contents_name(self) -> str:
+        """The same with the contents of files."""
         return facts_name(self.dataset.fingerprint, self.recipe, self.settings)
 
     def chunk(self, first: int, end: int, on_samples: Callable[[int], None] = lambda number: None) -> Chunk:

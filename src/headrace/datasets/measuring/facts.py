@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.datasets.dataset import Dataset
 from headrace.datasets.measuring.chunk import FACTS_VERSION, key_of
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, StoreError
@@ -104,6 +105,10 @@ class MeasuredFacts:
         if found is None:
             raise StoreError(f"{path}: there are no facts; `headrace measure` prints the folder that it writes")
         return found
+
+    def is_of(self, dataset: Dataset) -> bool:
+        """Return whether a dataset was measured. Facts of before know only the layout of its files."""
+        return self.summary.dataset in (dataset.fingerprint, dataset.layout_fingerprint)
 
     @classmethod
     def find(cls, path: Path) -> MeasuredFacts | None:

@@ -21,11 +21,20 @@ from headrace.io import AnyPath, Reader, can_list, natural_key, reader, reader_a
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
-from headrace.stores.store import Extents, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.kept_arrays import with_ends
+from headrace.stores.store import (
+    Extents,
+    PartPlace,
+    Problem,
+    RawSample,
+    SampleStore,
+    read_ahead_of_fingerprints,
+)
 from headrace.stores.tar.members import sample_part
 
 _log = logging.getLogger("headrace")
 
+_KNOWN_FILES: Final = 64
 SHARD: Final = "."
 """The name of the only shard: the folder itself."""
 
@@ -137,6 +146,18 @@ class FilesystemStore(SampleStore):
 
     @property
     def fingerprint(self) -> str:
+        """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of 64 of the files, spread evenly."""
+        read_ahead_of_fingerprints([self])
+        return with_ends(self.layout_fingerprint, self.known_files, self._reader)
+
+    @property
+    def known_files(self) -> list[str]:
+        """The files by whose contents the folder is known: a GET for each of all files would cost too much."""
+        files = self.data_files
+        return [files[at] for at in np.unique(np.linspace(0, len(files) - 1, _KNOWN_FILES).astype(int)) if files]
+
+    @property
+    def layout_fingerprint(self) -> str:
         """xxh3_128 of the names and sizes of the files. O(files), since a folder has no list of them."""
         hasher = xxhash.xxh3_128(self.format.encode())
         for name, size in zip(self._listing.names, self.data_sizes().tolist(), strict=True):

@@ -39,7 +39,15 @@ from headrace.io import (
     walk,
 )
 from headrace.stores.arguments import IntArray
-from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, kept_name, offsets_bytes, read_offsets, write_offsets
+from headrace.stores.kept_arrays import (
+    ENDS_BYTES,
+    ENTRY,
+    ENTRY_BYTES,
+    kept_name,
+    offsets_bytes,
+    read_offsets,
+    write_offsets,
+)
 from headrace.stores.tar.members import BLOCK, SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import TarFault, scan_shard
 
@@ -247,7 +255,10 @@ def shard_indexes(
 
     if any(map(is_url, tars)):
         with ThreadPoolExecutor(_MAX_REMOTE) as threads:
+            # By them the tars are known when a run begins; with the indexes they take no round trip of their own.
+            ends = threads.submit(using.keep_all, [], dict.fromkeys(filter(is_url, tars), ENDS_BYTES))
             found = dict(zip(tars, threads.map(find, tars), strict=True))
+            ends.result()
     else:
         found = {tar: find(tar) for tar in tars}
     missing = [tar for tar, index in found.items() if index is None]

@@ -19,8 +19,16 @@ from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
-from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES
-from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, with_ends
+from headrace.stores.store import (
+    AnyStore,
+    Extents,
+    PartPlace,
+    Problem,
+    RawSample,
+    SampleStore,
+    read_ahead_of_fingerprints,
+)
 from headrace.stores.tar.index import (
     IndexPlace,
     IndexWhere,
@@ -478,6 +486,7 @@ class TarStore(SampleStore):
         self._bounds = np.concatenate(([0], np.cumsum(counts)))
         self._bounds.flags.writeable = False
         self._table: KeyTable | None = None
+        self._fingerprint: str | None = None
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -535,11 +544,15 @@ class TarStore(SampleStore):
 
     @property
     def fingerprint(self) -> str:
-        """xxh3_128 over the names of the shards, their sizes, numbers of samples, and nine entries of each index.
+        """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(1) a shard."""
+        if self._fingerprint is None:
+            read_ahead_of_fingerprints([self])
+            self._fingerprint = with_ends(self.layout_fingerprint, self.data_files, self._shards.reader)
+        return self._fingerprint
 
-        It identifies data by where samples lie, so it does not notice changed contents if all lengths are the same.
-        O(1) a shard.
-        """
+    @property
+    def layout_fingerprint(self) -> str:
+        """xxh3_128 over the names of the shards, their sizes, numbers of samples, and nine entries of each index."""
         hasher = xxhash.xxh3_128(self.format.encode())
         for shard, (name, index) in enumerate(zip(self.shards, self._indexes, strict=True)):
             probes = np.linspace(0, index.count, _PROBES + 1).astype(np.int64)
