@@ -286,7 +286,7 @@ def kept(url: str, what: str, is_compared: bool, folder: Path) -> dict[str, Any]
     for module in MODULES:
         import_module(module)
     if not is_compared:
-        lookups.is_as_kept = lambda _: True
+        lookups.is_as_kept = lambda *_: True
         process._digest = lambda _: _Equal()
     reader: Any = headrace.io.ObjectReader()
     begun, cpu_s = time.perf_counter(), common.cpu_s()

@@ -110,7 +110,7 @@ def test_a_kept_file_is_compared_before_its_first_byte_is_used(
         else:
             digest.unlink()
         assert read() == (whole, 1, 1)
-        assert f"{kept}: is damaged: it does not hold what was fetched of {url}, which is fetched again" in caplog.text
+        assert f"{kept}: is damaged: it is not what was kept of {url}; it is made or fetched again" in caplog.text
         assert read() == (whole, 0, 0)
         kept.unlink()
         assert read() == (whole, 1, 0)
@@ -124,7 +124,9 @@ def test_a_kept_file_is_compared_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert path.read_bytes() == bytes(range(200))
         compared: list[Path] = []
         is_as_kept = lookups.is_as_kept
-        monkeypatch.setattr(lookups, "is_as_kept", lambda file: (compared.append(file), is_as_kept(file))[1])
+        monkeypatch.setattr(
+            lookups, "is_as_kept", lambda file, what: (compared.append(file), is_as_kept(file, what))[1]
+        )
         path = ObjectReader().path_at(f"{bucket.url}/x.idx")
         for _ in range(3):
             assert path.read_bytes() == bytes(range(200))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from headrace.io.checksum import FileHasher, FileSum, file_digest
 from headrace.io.paths import cache_folder
 from headrace.io.places import check_local
 
+_log = logging.getLogger("headrace")
 _DIGESTS: Final = "digests"
 """The cache folder of digests of files in others, which hold nothing but their own content, as an index does."""
 
@@ -236,13 +238,17 @@ def keep_digest(name: str, digest: str) -> None:
         atomic_write(folder / name, digest.encode())
 
 
-def is_as_kept(path: Path) -> bool:
-    """Return whether a kept file holds the bytes whose digest `keep_digest` has noted. All of them are read."""
-    folder = cache_folder(_DIGESTS)
-    try:
-        return folder is not None and file_digest(path).encode() == (folder / path.name).read_bytes()
-    except OSError:
-        return False
+def is_as_kept(path: Path, what: str) -> bool:
+    """Return whether a kept file holds the bytes whose digest `keep_digest` has noted. All of them are read.
+
+    If it does not, a warning says so, with what it was kept of.
+    """
+    with contextlib.suppress(OSError):
+        folder = cache_folder(_DIGESTS)
+        if folder is not None and file_digest(path).encode() == (folder / path.name).read_bytes():
+            return True
+    _log.warning("%s: is damaged: it is not what was kept of %s; it is made or fetched again", path, what)
+    return False
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ from headrace.io import (
     sync_folder,
 )
 from headrace.stores.arguments import IntArray
-from headrace.stores.store import Problem
+from headrace.stores.store import AnyStore, Problem, read_ahead_of_fingerprints
 
 KEPT_NAME: Final = "kept.json"
 _KIND: Final = "headrace.kept"
@@ -323,11 +323,13 @@ def num_entries(num_bytes: int) -> int:
     return num_bytes // ENTRY_BYTES
 
 
-def with_ends(layout: str, files: Sequence[str], using: Reader) -> str:
-    """Return xxh3_128 of the fingerprint of a layout, and of the first and last 4 KiB of files.
+def with_ends(store: AnyStore, files: Sequence[str], using: Reader) -> str:
+    """Return xxh3_128 of the ``layout_fingerprint`` of a store, and of the first and last 4 KiB of files.
 
     What more than 64 local files are known by is kept in the cache, by their paths, sizes and times of change.
     """
+    read_ahead_of_fingerprints([store])
+    layout = store.layout_fingerprint
     folder = None if using.reads_urls or len(files) <= _FEW_FILES else cache_folder("ends")
     name = ""
     if folder is not None:

@@ -222,7 +222,7 @@ def test_a_kept_index_is_compared_before_it_is_used(
         caplog.clear()
         assert keys(TarStore(first, index="cache")) == ["k0", "k1"]
         assert kept.read_bytes() == whole
-        assert f"{kept}: is damaged: it is not the index of {first} that was kept; it is made again" in caplog.text
+        assert f"{kept}: is damaged: it is not what was kept of {first}; it is made or fetched again" in caplog.text
 
 
 def test_nowhere_to_keep_an_index(tmp_path: Path, cache: Path) -> None:

@@ -259,20 +259,19 @@ class Objects:
             file = place / name
             if file.is_file():
                 # A temporary file was written by this process.
-                if file.stat().st_size == status.size and (place != cache or is_as_kept(file)):
+                if place != cache or is_as_kept(file, url):
                     return file
-                self.note_damage(file, url)
+                self.count_damage()
         if cache is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
                 return self._fetch_whole(url, status.size, cache / name, room)
         return self._fetch_whole(url, status.size, places[-1] / name, room)
 
-    def note_damage(self, file: Path, what: str) -> None:
-        """Count and log a kept file that does not hold what was fetched."""
+    def count_damage(self) -> None:
+        """Count a kept file that does not hold what was fetched."""
         with process_lock():
             self.stats.damaged_files += 1
-        _log.warning("%s: is damaged: it does not hold what was fetched of %s, which is fetched again", file, what)
 
     def place_of_parts(self, parts: Sequence[tuple[str, list[tuple[int, int]]]]) -> Path | None:
         """Return the file in which ranges of objects that are read together are kept; None if they cannot be.
@@ -314,7 +313,7 @@ class Objects:
             try:
                 os.link(own, file)
             except FileExistsError:
-                if not is_as_kept(file):
+                if not is_as_kept(file, url):
                     own.rename(file)
             except OSError:  # there are no hard links here
                 own.rename(file)

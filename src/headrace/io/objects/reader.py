@@ -8,6 +8,7 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,6 +47,7 @@ _BYTES_AT_ONCE: Final = 256 << 20
 """The most bytes of such objects that are in memory at once."""
 
 _DIGEST_BYTES: Final = 16
+_log = logging.getLogger("headrace")
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -169,7 +171,8 @@ class ObjectReader(Reader):
         if place is not None and place.is_file():
             found = _kept_parts(place, [ranges for _, ranges in wanted])
             if found is None:
-                self.objects.note_damage(place, "the ends of objects")
+                _log.warning("%s: is damaged: it does not hold the ends of objects; they are fetched again", place)
+                self.objects.count_damage()
         begun = [] if found is not None else [(path, self._begun(path, ranges)) for path, ranges in wanted]
         try:
             if len(paths) == 1:

@@ -22,14 +22,7 @@ from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
 from headrace.stores.kept_arrays import with_ends
-from headrace.stores.store import (
-    Extents,
-    PartPlace,
-    Problem,
-    RawSample,
-    SampleStore,
-    read_ahead_of_fingerprints,
-)
+from headrace.stores.store import Extents, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.members import sample_part
 
 _log = logging.getLogger("headrace")
@@ -147,8 +140,7 @@ class FilesystemStore(SampleStore):
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of 64 of the files, spread evenly."""
-        read_ahead_of_fingerprints([self])
-        return with_ends(self.layout_fingerprint, self.known_files, self._reader)
+        return with_ends(self, self.known_files, self._reader)
 
     @property
     def known_files(self) -> list[str]:

@@ -234,7 +234,6 @@ class EnergonStore(SampleStore):
         self._lookup = KeyLookup(self.root, tuple(self._opened.info.shard_counts), self._distinct, self._shards, counts)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))
-        self._fingerprint: str | None = None
 
     @property
     def info(self) -> Info:
@@ -319,12 +318,10 @@ class EnergonStore(SampleStore):
         """The paths of the shards that are tars, each once."""
         return tuple(map(self._shards.tars.path, np.flatnonzero(self._shards.is_tar).tolist()))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(shards) at first."""
-        if self._fingerprint is None:
-            self._fingerprint = with_ends(self.layout_fingerprint, self.tars, self._shards.tars.reader)
-        return self._fingerprint
+        return with_ends(self, self.tars, self._shards.tars.reader)
 
     @cached_property
     def layout_fingerprint(self) -> str:

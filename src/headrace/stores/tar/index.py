@@ -284,8 +284,7 @@ def _found(tar: str, where: IndexWhere, hidden: bool, using: Reader) -> ShardInd
             index = using.path_at(place).stat()
             # The name of an index in the cache depends on size and time of the tar, so it is always fresh.
             is_in_cache = not hidden or at > 0
-            if is_in_cache and not is_as_kept(Path(place)):
-                _log.warning("%s: is damaged: it is not the index of %s that was kept; it is made again", place, tar)
+            if is_in_cache and not is_as_kept(Path(place), tar):
                 continue
             is_fresh = is_in_cache or index.st_mtime_ns >= status.st_mtime_ns
             if is_fresh and _ends_right(tar, status.st_size, place, index.st_size, using):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
 
@@ -20,15 +21,7 @@ from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, with_ends
-from headrace.stores.store import (
-    AnyStore,
-    Extents,
-    PartPlace,
-    Problem,
-    RawSample,
-    SampleStore,
-    read_ahead_of_fingerprints,
-)
+from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import (
     IndexPlace,
     IndexWhere,
@@ -486,7 +479,6 @@ class TarStore(SampleStore):
         self._bounds = np.concatenate(([0], np.cumsum(counts)))
         self._bounds.flags.writeable = False
         self._table: KeyTable | None = None
-        self._fingerprint: str | None = None
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -542,13 +534,10 @@ class TarStore(SampleStore):
         """The faults of shards of which only the samples before the fault are used, by shard."""
         return {name: index.faults for name, index in zip(self.shards, self._indexes, strict=True) if index.faults}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(1) a shard."""
-        if self._fingerprint is None:
-            read_ahead_of_fingerprints([self])
-            self._fingerprint = with_ends(self.layout_fingerprint, self.data_files, self._shards.reader)
-        return self._fingerprint
+        return with_ends(self, self.data_files, self._shards.reader)
 
     @property
     def layout_fingerprint(self) -> str:
