@@ -10,25 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Literal
 
 import msgspec
 
 from headrace.errors import OutputError
-from headrace.io.checksum import FileHasher, FileSum, file_digest
-from headrace.io.paths import cache_folder
+from headrace.io.checksum import FileHasher, FileSum
 from headrace.io.places import check_local
-
-_log = logging.getLogger("headrace")
-_DIGESTS: Final = "digests"
-"""The cache folder of digests of files in others, which hold nothing but their own content, as an index does."""
 
 
 def write_all(write: Callable[[memoryview], int], data: bytes | bytearray | memoryview) -> None:
@@ -224,31 +218,6 @@ def atomic_write(path: str | Path, data: bytes) -> None:
         file.discard()
         raise
     sync_folder(file.path)
-
-
-def keep_digest(name: str, digest: str) -> None:
-    """Note in the cache the xxh3_128 of a file that is going to be kept under a name, for `is_as_kept`.
-
-    Raises:
-        OutputError: the system reports an error.
-    """
-    if (folder := cache_folder(_DIGESTS)) is not None:
-        with output_errors(folder, "create"):
-            folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(folder / name, digest.encode())
-
-
-def is_as_kept(path: Path, what: str) -> bool:
-    """Return whether a kept file holds the bytes whose digest `keep_digest` has noted. All of them are read.
-
-    If it does not, a warning says so, with what it was kept of.
-    """
-    with contextlib.suppress(OSError):
-        folder = cache_folder(_DIGESTS)
-        if folder is not None and file_digest(path).encode() == (folder / path.name).read_bytes():
-            return True
-    _log.warning("%s: is damaged: it is not what was kept of %s; it is made or fetched again", path, what)
-    return False
 
 
 @contextlib.contextmanager

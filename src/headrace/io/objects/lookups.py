@@ -27,7 +27,8 @@ from typing import Any, Final
 import xxhash
 
 from headrace.errors import OutputError, StoreError
-from headrace.io.atomic import AtomicFile, is_as_kept, keep_digest, output_errors
+from headrace.io.atomic import AtomicFile, output_errors
+from headrace.io.kept import is_as_kept, keep_digest
 from headrace.io.objects.client import (
     FetchPolicy,
     FetchReply,

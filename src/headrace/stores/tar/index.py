@@ -29,15 +29,14 @@ from headrace.io import (
     cache_folder,
     expand_braces,
     hash_bytes,
-    is_as_kept,
     is_url,
-    keep_digest,
     natural_key,
     output_errors,
     path_at,
     reader,
     walk,
 )
+from headrace.io.kept import is_as_kept, keep_digest
 from headrace.stores.arguments import IntArray
 from headrace.stores.kept_arrays import (
     ENDS_BYTES,
