@@ -261,12 +261,7 @@ class Dataset(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of ``recipe``: 128 bits in hex."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
-
-    @cached_property
-    def layout_fingerprint(self) -> str:
-        """Hash of ``recipe`` without the contents of files, by which random numbers are drawn and facts are named."""
+        """Hash of ``recipe``, but for the contents of files that not every copy knows: 128 bits in hex."""
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(without_contents(self.recipe), order="sorted"))
 
     @abstractmethod

@@ -154,7 +154,7 @@ class MapDataset(CountedDataset):
     @cached_property
     def _key(self) -> int:
         # From the recipe, so that a mapped dataset within another draws other numbers.
-        return int((self._drawn_as or self.layout_fingerprint)[:16], 16)
+        return int((self._drawn_as or self.fingerprint)[:16], 16)
 
     def _inner(self, addresses: IntArray) -> IntArray:
         """Return the addresses in the dataset below."""
@@ -262,10 +262,10 @@ class _FixedMap(MapDataset, FixedDataset):
             raise ConfigError(f"{self._name} returns no labels, so that masked tokens might be trained on: how='drop'")
         found = copy.copy(self)
         found.dataset = self.dataset.without(documents, pad_id)
-        for name in ("recipe", "fingerprint", "layout_fingerprint", "_key"):
+        for name in ("recipe", "fingerprint", "_key"):
             found.__dict__.pop(name, None)
         # All other samples stay as they are, and so the random numbers of all.
-        found._drawn_as = (self._drawn_as or self.layout_fingerprint) if self.seeded else None
+        found._drawn_as = (self._drawn_as or self.fingerprint) if self.seeded else None
         return found
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:

@@ -55,9 +55,8 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def hashes(self) -> dict[str, str]:
         """Return a hash of each part: name -> 128 bits in hex; and one of the contents of files, if there are any."""
         parts = {part: getattr(self, part) for part in PARTS} | {"dataset": without_contents(self.dataset)}
-        if contents := list(_contents(self.dataset)):
-            parts[CONTENTS] = contents
-        return {part: sha256(canonical(value)).hexdigest()[:32] for part, value in parts.items()}
+        found = {part: sha256(canonical(value)).hexdigest()[:32] for part, value in parts.items()}
+        return found | contents_hash(self.dataset)
 
     def digest(self) -> bytes:
         """Return the SHA-256 hash of the whole recipe, 32 bytes."""
@@ -89,8 +88,8 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def differing_parts(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the parts whose hashes differ; of the contents of files only if both know them."""
-    found = [part for part in PARTS if one.get(part) != other.get(part)]
-    return [*found, CONTENTS] if len({one.get(CONTENTS), other.get(CONTENTS)} - {None}) > 1 else found
+    is_known = CONTENTS in one and CONTENTS in other
+    return [part for part in (*PARTS, *[CONTENTS] * is_known) if one.get(part) != other.get(part)]
 
 
 def without_contents(recipe: Any) -> Any:
@@ -98,6 +97,12 @@ def without_contents(recipe: Any) -> Any:
     if isinstance(recipe, Mapping):
         return {name: without_contents(value) for name, value in recipe.items() if name != CONTENTS}
     return [without_contents(value) for value in recipe] if isinstance(recipe, list | tuple) else recipe
+
+
+def contents_hash(recipe: Any) -> dict[str, str]:
+    """Return a hash of the contents of files in the recipe of a dataset, or of several; nothing if there are none."""
+    contents = list(_contents(recipe))
+    return {CONTENTS: sha256(canonical(contents)).hexdigest()[:32]} if contents else {}
 
 
 def _contents(recipe: Any) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, can_list
 from headrace.io.readers import NO_ENDS
 from headrace.stores.combined import CombinedStore, ShardedStore
-from headrace.stores.energon import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
+from headrace.stores.energon import EnergonStore, JoinedStore, JsonlSamplesStore
 from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER
 from headrace.stores.energon.jsonl import ENDS_BYTES as LINES_ENDS
 from headrace.stores.indexed.pairs import SUFFIXES
@@ -107,9 +107,8 @@ def _small_reads_of(store: AnyStore) -> list[SmallReads]:
     if isinstance(store, EnergonStore):
         tars, ends = store.tars, dict.fromkeys(store.tars, TAR_ENDS)
         return [SmallReads(store.readers[0], looked_at=tars, kept=list(map(beside, tars)), ends=ends)]
-    if isinstance(store, TarStore | FilesystemStore):
-        files = store.data_files if isinstance(store, TarStore) else store.known_files
-        return [SmallReads(store.readers[0], ends=dict.fromkeys(files, TAR_ENDS))]
+    if isinstance(store, TarStore):
+        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, TAR_ENDS))]
     if isinstance(store, JsonlSamplesStore):
         return [SmallReads(store.readers[0], ends={store.path: LINES_ENDS})]
     if isinstance(store, ShardedStore):

@@ -164,6 +164,11 @@ class AnyStore(ABC):
         return self.fingerprint
 
     @property
+    def contents_fingerprint(self) -> str:
+        """`fingerprint`, or one that sees contents too, where this depends on the place of the files."""
+        return self.fingerprint
+
+    @property
     def readers(self) -> tuple[Reader, ...]:
         """What reads the files; none if a library maps them."""
         found = getattr(self, "_reader", None)

@@ -30,7 +30,7 @@ from headrace.tracing.saved_plan import AnyNode, loaded_node, loaded_shards, sav
 class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a store lies: the path as it was opened, and the fingerprint of its content.
 
-    ``key`` is the main key of a store with several. ``contents`` is the fingerprint of a store of which ``fingerprint``
+    ``key`` is the main key of a store with several. ``contents`` is its ``contents_fingerprint``, if ``fingerprint``
     sees the layout only.
     """
 
@@ -164,7 +164,7 @@ class RecordedDataset(RaggedDataset):
 
     def without(self, documents: IntArray, pad_id: int) -> RecordedDataset:
         """Return the dataset with the recipe that it has without some documents."""
-        recipe = _masked(self.recipe, documents, pad_id, self.layout_fingerprint)
+        recipe = _masked(self.recipe, documents, pad_id, self.fingerprint)
         return RecordedDataset(msgspec.structs.replace(self.source, recipe=recipe))
 
     def _unread(self) -> ConfigError:
@@ -280,7 +280,7 @@ def saved_store(dataset: Dataset) -> SavedStore | None:
         fingerprint=layout,
         split_part=part,
         key=key,
-        contents=UNSET if store.fingerprint == layout else store.fingerprint,
+        contents=UNSET if store.contents_fingerprint == layout else store.contents_fingerprint,
     )
 
 

@@ -25,6 +25,7 @@ from headrace.engine.ranges import run_ranges
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import cache_folder, check_local
+from headrace.plan.recipe import contents_hash
 from headrace.stores import find_cache, keep_arrays
 
 _HASHED: Final = 1 << 24
@@ -120,6 +121,7 @@ def merged(
         groups=tuple(GroupFacts(key=key, size=size, outputs=count) for key, size, count in groups),
         faults=tuple(FaultCount(hook=hook, kind=kind, count=count) for (hook, kind), count in kinds),
         xxh3_128=_hash(arrays),
+        contents=contents_hash(measuring.dataset.recipe),
     )
     return summary, arrays
 

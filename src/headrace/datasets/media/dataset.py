@@ -466,7 +466,7 @@ class MediaDataset(SampleDataset):
             "cooker": None if self.cooker is None else _name(self.cooker.cook),
             "subflavors": self.subflavors,
             "aux": {name: files.layout_fingerprint for name, files in sorted(self.aux.items())},
-            **contents_of([self.store, *(files for _, files in sorted(self.aux.items()))]),
+            **contents_of(self.store, [files for _, files in sorted(self.aux.items())]),
         }
 
     def describe(self) -> str:

@@ -82,10 +82,10 @@ class FileStore(ABC):
         return f"<{type(self).__name__} {self.get_path()!r}>"
 
 
-def contents_of(stores: Sequence[SampleStore | FileStore]) -> dict[str, str]:
-    """Return the entry of a recipe for the contents of files that the layouts of some stores do not tell."""
-    prints = [one.fingerprint for one in stores]
-    is_told = prints == [one.layout_fingerprint for one in stores]
+def contents_of(store: SampleStore, aux: Sequence[FileStore] = ()) -> dict[str, str]:
+    """Return the entry of a recipe for the contents of files that the layouts of stores do not tell."""
+    prints = [store.contents_fingerprint, *(files.fingerprint for files in aux)]
+    is_told = prints == [store.layout_fingerprint, *(files.layout_fingerprint for files in aux)]
     return {} if is_told else {CONTENTS: hash_bytes(repr(prints).encode())}
 
 

@@ -150,7 +150,7 @@ class JoinedMediaDataset(SampleDataset):
             "joiner": recorded_name(self.joiner),
             "names": self._names,
             "columns": [part.recipe for part in self.parts],
-            **contents_of([self.store]),
+            **contents_of(self.store),
         }
 
     def describe(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import AnyPath, Reader, can_list, natural_key, reader, reader_at, safe_relative
+from headrace.io import AnyPath, Reader, RemotePath, can_list, natural_key, reader, reader_at, safe_relative
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
@@ -138,18 +138,19 @@ class FilesystemStore(SampleStore):
         return True
 
     @property
-    def fingerprint(self) -> str:
-        """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of 64 of the files, spread evenly."""
-        return with_ends(self, self.known_files, self._reader)
+    def contents_fingerprint(self) -> str:
+        """xxh3_128 of ``fingerprint``, and of the first and last 4 KiB of 64 files, spread evenly.
 
-    @property
-    def known_files(self) -> list[str]:
-        """The files by whose contents the folder is known: a GET for each of all files would cost too much."""
+        At a URL, where each of these would be a GET, ``fingerprint`` itself.
+        """
+        if isinstance(self.root, RemotePath):
+            return self.fingerprint
         files = self.data_files
-        return [files[at] for at in np.unique(np.linspace(0, len(files) - 1, _KNOWN_FILES).astype(int)) if files]
+        numbers = np.unique(np.linspace(0, len(files) - 1, min(len(files), _KNOWN_FILES)).astype(int))
+        return with_ends(self, [files[number] for number in numbers], self._reader)
 
     @property
-    def layout_fingerprint(self) -> str:
+    def fingerprint(self) -> str:
         """xxh3_128 of the names and sizes of the files. O(files), since a folder has no list of them."""
         hasher = xxhash.xxh3_128(self.format.encode())
         for name, size in zip(self._listing.names, self.data_sizes().tolist(), strict=True):
