@@ -7,6 +7,7 @@ import errno
 import multiprocessing
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier
@@ -20,10 +21,11 @@ from hypothesis import strategies as st
 import killing
 from headrace.cache import BlockStore
 from headrace.cache import block_store as module
+from headrace.cache import process as process_module
 from headrace.cache.eviction import NEVER, PlannedBlock, Policy, Wanted, block_name
 from headrace.cache.folder import FOLDER_NAME
 from headrace.cache.process import CacheProcess, IndexFullError
-from headrace.errors import ConfigError, OutputError
+from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.plan.caching import next_uses, simulate
 
 BLOCK = 64
@@ -186,6 +188,123 @@ def test_torn_and_changed_files_are_fetched_again(tmp_path: Path) -> None:
     assert sorted(line.partition(": ")[2].partition(":")[0] for line in found) == ["damaged", "missing"]
     assert list(make(tmp_path, policy="pin").verify()) == []
     assert fetch(make(tmp_path, policy="pin"), 1) == "ours"
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip a bit of a file, whose size and times stay as they are."""
+    status = path.stat()
+    data = bytearray(path.read_bytes())
+    data[at] ^= 8
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("wanted", [(0, BLOCK), (20, 30), (50, 51)])
+def test_a_block_is_compared_with_its_hash_before_its_first_byte_is_used(
+    tmp_path: Path, wanted: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make(tmp_path, policy="pin")
+    fetch(store, 1)
+    path = store._path(name_of(1))
+    flip(path, 40)
+    fresh = make(tmp_path, policy="pin")
+    out = np.zeros(wanted[1] - wanted[0], np.uint8)
+    assert not fresh.read(Wanted(name_of(1), BLOCK, *wanted), [(wanted[0], out.data)])
+    assert not out.any()
+    assert fresh.stats.torn_blocks == 1
+    assert "1 damaged blocks fetched again" in fresh.stats.describe()
+    assert f"{path}: the file of a block is damaged; it is removed, and fetched again" in caplog.text
+    assert fetch(fresh, 1) == "ours"
+    assert read(fresh, 1)
+    assert read(make(tmp_path, policy="pin"), 1)
+
+
+def test_a_part_of_a_block_is_compared_too(tmp_path: Path) -> None:
+    """The index cannot be wrong about where the part begins, either."""
+    wanted = Wanted(name_of(1), BLOCK, 16, 48)
+    out = np.zeros(32, np.uint8)
+
+    def kept() -> Path:
+        store = make(tmp_path, blocks=1)
+        # Without room for all of a block only what is read of it is kept.
+        plan(store, "run", 0, 1.0, {2: 50})
+        assert fetch(store, 2) == "ours"
+        part = PlannedBlock(wanted, 5, lambda _: (16, 48))
+        store.plan("run", 0, 1.0, span=store.next_span(), blocks=[part], done=[0])
+        assert not store.read(wanted, [(16, out.data)])
+        assert store.claim([wanted]) == [("ours", 16, 48)]
+        assert store.put(name_of(1), BLOCK, 16, bytes_of(1)[16:48])
+        assert store.read(wanted, [(16, out.data)])
+        assert (out == bytes_of(1)[16:48]).all()
+        return store._path(f"{name_of(1)}@16-48")
+
+    flip(kept(), 3)
+    assert not make(tmp_path).read(wanted, [(16, out.data)])
+    kept()
+    with sqlite3.connect(tmp_path / "cache" / "index.sqlite") as index:
+        index.execute("UPDATE blocks SET first = 8, bytes = 40")
+    out[:] = 0
+    assert not make(tmp_path).read(wanted, [(16, out.data)])
+    assert not out.any()
+
+
+def test_a_block_is_compared_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch(make(tmp_path, policy="pin"), 1)
+    monkeypatch.setattr(process_module, "_OPEN_BLOCKS", 1)
+    compared = []
+    digest = process_module._digest
+    monkeypatch.setattr(process_module, "_digest", lambda block: compared.append(1) or digest(block))
+    store = make(tmp_path, policy="pin")
+    fetch(store, 2)
+    for _ in range(3):
+        assert read(store, 1)
+        assert read(store, 2)
+    assert len(compared) == 1, "the other one was written by this process"
+    # Another process has found it damaged, and written it anew.
+    path = store._path(name_of(1))
+    (tmp_path / "new").write_bytes(path.read_bytes())
+    (tmp_path / "new").rename(path)
+    assert read(store, 1)
+    assert len(compared) == 2
+
+
+@pytest.mark.parametrize("damage", ["garbage", "cut short", "a page", "another database", "later"])
+def test_a_damaged_index_is_named_and_the_run_goes_on_without_the_cache(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make(tmp_path, policy="pin")
+    fetch(store, 1)
+    index = tmp_path / "cache" / "index.sqlite"
+    if damage == "later":
+        with contextlib.closing(sqlite3.connect(index)) as connection:
+            connection.executescript("DROP TABLE totals")
+    else:
+        with contextlib.closing(sqlite3.connect(index)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        whole = index.read_bytes()
+        store = make(tmp_path, policy="pin")
+        for left in (tmp_path / "cache").glob("index.sqlite*"):
+            left.unlink()
+        if damage == "another database":
+            with contextlib.closing(sqlite3.connect(index)) as connection:
+                connection.execute("CREATE TABLE blocks (name)")
+        else:
+            damaged = {"cut short": whole[: len(whole) // 2], "a page": whole[:4096] + bytes(4096) + whole[8192:]}
+            index.write_bytes(damaged.get(damage, b"no database at all " * 300))
+        assert not read(store, 1)
+    assert claimed(store, 2) == "bypass"
+    plan(store, "run", 0, 1.0, {2: 5})
+    store.finish([0])
+    assert not read(store, 2)
+    assert claimed(store, 2) == "bypass"
+    assert caplog.text.count("index.sqlite: the index of the cache cannot be used: ") == 1
+    assert "this process reads without the cache" in caplog.text
+    for ask in (store.content, store.clear, lambda: list(store.verify())):
+        with pytest.raises(
+            StoreError, match=r"index.sqlite: .*: if it is damaged, remove .*cache and everything in it"
+        ):
+            ask()
+    assert len(list((tmp_path / "cache" / "blocks").glob("*/*"))) == 1, "nothing was removed"
 
 
 def test_a_disk_that_has_no_room_for_the_index_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

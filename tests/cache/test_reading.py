@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,48 @@ def test_what_is_not_kept_is_fetched_as_far_as_it_is_read(tmp_path: Path, data: 
     stats = cache.stats
     assert (stats.fetched_blocks, stats.hits, stats.bypassed_blocks) == (2, 2, 16)
     assert stats.fetched_bytes == 2 * 1000 + 16 * 10
+
+
+@pytest.mark.parametrize("policy", ["plan", "pin"])
+@pytest.mark.parametrize("through", ["loader", "step"])
+def test_flipped_bits_never_become_tokens(tmp_path: Path, policy: Any, through: str) -> None:
+    """Neither of a block, nor of the index: blocks are fetched anew and counted, and a run goes on without an index."""
+    with headrace.stores.IndexedWriter(str(tmp_path / "web"), dtype="int32") as writer:
+        writer.add_documents(np.arange(5001, dtype=np.int32), np.array([100, 1900, 3001]))
+        writer.finish()
+
+    def steps() -> tuple[list[list[int]], CacheStats]:
+        cache = Cache(tmp_path / "cache", limit="10MB", block="1KiB", policy=policy)
+        dataset = headrace.WindowDataset(headrace.open(tmp_path / "web", cache=cache), seq_len=25)
+        run = headrace.Run(dataset, global_batch_size=20, samples=200, order=headrace.Order(seed=1))
+        if through == "step":
+            found = [run.step(step)["input_ids"] for step in range(10)]
+        else:
+            found = [batch["input_ids"].numpy() for batch in headrace.Loader(run, micro_batch_size=20)]
+        return [batch[:, 0].tolist() for batch in found], cache.stats
+
+    expected, _ = steps()
+    blocks = [file for file in (tmp_path / "cache" / "blocks").rglob("*") if file.is_file()]
+    for block in blocks:
+        status = block.stat()
+        data = bytearray(block.read_bytes())
+        data[len(data) // 2] ^= 8
+        block.write_bytes(data)
+        os.utime(block, ns=(status.st_atime_ns, status.st_mtime_ns))
+    found, stats = steps()
+    assert found == expected
+    assert stats.torn_blocks == len(blocks)
+    again, stats = steps()
+    assert (again, stats.torn_blocks, stats.fetched_bytes) == (expected, 0, 0)
+    for file in (tmp_path / "cache").glob("index.sqlite*"):
+        file.unlink()
+    (tmp_path / "cache" / "index.sqlite").write_bytes(b"damaged" * 1000)
+    found, stats = steps()
+    assert (found, stats.hits) == (expected, 0)
+    assert stats.bypassed_blocks
+    checked = CliRunner().invoke(main, ["cache", "info", str(tmp_path / "cache")])
+    assert checked.exit_code
+    assert "index.sqlite: the index of the cache cannot be used" in checked.output
 
 
 def test_a_changed_file_is_another_file(tmp_path: Path, data: np.ndarray) -> None:

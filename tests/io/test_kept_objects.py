@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -77,6 +78,59 @@ def test_few_bytes_are_in_memory_at_once(limit_bytes: int, most: int, monkeypatc
     assert kept == content
     assert fetched == [40] * 2 * NUM_OBJECTS
     assert rooms[0].most == most
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut short", "longer", "empty", "digest", "no digest"])
+def test_a_kept_file_is_compared_before_its_first_byte_is_used(
+    damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    with memory_bucket() as bucket:
+        bucket.put("x.idx", bytes(range(200)))
+        url = f"{bucket.url}/x.idx"
+
+        def read() -> tuple[bytes, int, int]:
+            using = ObjectReader()
+            using.keep(url)
+            found = using.whole(url).tobytes()
+            assert using.path_at(url).read_bytes() == found  # type: ignore[union-attr]
+            return found, using.stats.gets, using.stats.damaged_files
+
+        assert read() == (bytes(range(200)), 1, 0)
+        assert read() == (bytes(range(200)), 0, 0)
+        [kept] = (tmp_path / "objects").iterdir()
+        [digest] = (tmp_path / "digests").iterdir()
+        whole, status = kept.read_bytes(), kept.stat()
+        changed = {"a bit": bytes([1]) + whole[1:], "cut short": whole[:50], "longer": whole + b"x", "empty": b""}
+        if damage in changed:
+            kept.write_bytes(changed[damage])
+            os.utime(kept, ns=(status.st_atime_ns, status.st_mtime_ns))
+        elif damage == "digest":
+            digest.write_bytes(digest.read_bytes()[::-1])
+        else:
+            digest.unlink()
+        assert read() == (whole, 1, 1)
+        assert f"{kept}: is damaged: it is not what was kept of {url}; it is made or fetched again" in caplog.text
+        assert read() == (whole, 0, 0)
+        kept.unlink()
+        assert read() == (whole, 1, 0)
+
+
+def test_a_kept_file_is_compared_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    with memory_bucket() as bucket:
+        bucket.put("x.idx", bytes(range(200)))
+        path = ObjectReader().path_at(f"{bucket.url}/x.idx")
+        assert path.read_bytes() == bytes(range(200))
+        compared: list[Path] = []
+        is_as_kept = lookups.is_as_kept
+        monkeypatch.setattr(
+            lookups, "is_as_kept", lambda file, what: (compared.append(file), is_as_kept(file, what))[1]
+        )
+        path = ObjectReader().path_at(f"{bucket.url}/x.idx")
+        for _ in range(3):
+            assert path.read_bytes() == bytes(range(200))
+        assert len(compared) == 1
 
 
 @pytest.mark.parametrize("number", [1, 3])

@@ -12,6 +12,7 @@ import pytest
 
 import states_made
 from headrace.loader import Ranks, Reading
+from headrace.plan.recipe import without_contents
 from headrace.tracing import read_run_file
 from states_made import KINDS, coming, file_name, golden, loader_of, samples_of
 
@@ -52,12 +53,14 @@ def as_version_1(file: dict[str, Any]) -> dict[str, Any]:
             source.pop("tokens", None)
             if source["store"] is not None:
                 source["store"].pop("key", None)
+                source["store"].pop("contents", None)
     return {**file, "version": 1}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_of_today_is_that_of_then(kind: str) -> None:
-    before, today = stored(kind), golden(KINDS[kind]())
+    # What the contents of files add is compared by itself, since an earlier version did not see them.
+    before, today = stored(kind), without_contents(golden(KINDS[kind]()))
     # Since version 2 a state of a run holds hashes of what was fed, in place of those of the whole run.
     if today["state"]["version"] == 2:
         for state in (before["first"], before["state"], today["first"], today["state"]):
@@ -85,7 +88,7 @@ def test_a_file_of_then_says_what_came(kind: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(before["run"]))
     (saved,) = read_run_file(tmp_path / "run.json").runs
     assert samples_of(saved.trace().plan, before["state"]["position"]) == before["samples"]
-    assert saved.hashes == KINDS[kind]().run.recipe.hashes()
+    assert saved.hashes == without_contents(KINDS[kind]().run.recipe.hashes())
 
 
 @pytest.mark.parametrize("kind", ELASTIC)

@@ -34,9 +34,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.cache.eviction import Claim, KeptBlock, PlannedBlock, Policy, Wanted, block_of, file_name
+from headrace.cache.eviction import Claim, KeptBlock, PlannedBlock, Policy, Wanted, file_name
 from headrace.cache.folder import make_folder
-from headrace.cache.process import CacheProcess, IndexFullError
+from headrace.cache.process import CacheProcess, IndexFaultError, IndexFullError
 from headrace.cache.transaction import Transaction
 from headrace.errors import OutputError, StoreError
 from headrace.io import write_all
@@ -61,7 +61,7 @@ class CacheStats(msgspec.Struct, kw_only=True):
         evicted_blocks: blocks that made room for others.
         fetched_bytes: bytes that were fetched.
         read_bytes: bytes that were asked for.
-        torn_blocks: files of blocks that were damaged, and were fetched again.
+        torn_blocks: files of blocks that held other bytes than were written, and were fetched again.
         failed_writes: blocks that could not be written, since the disk was full or had another fault.
     """
 
@@ -85,6 +85,7 @@ class CacheStats(msgspec.Struct, kw_only=True):
         reads = self.hits + self.misses
         share = f"{100 * self.hits / reads:.1f} % of " if reads else ""
         failed = f", {self.failed_writes:,} blocks not written" if self.failed_writes else ""
+        failed += f", {self.torn_blocks:,} damaged blocks fetched again" if self.torn_blocks else ""
         return (
             f"{share}{reads:,} reads of blocks were hits, {self.fetched_bytes:,} bytes fetched for"
             f" {self.read_bytes:,} bytes read, {self.evicted_blocks:,} blocks evicted{failed}"
@@ -144,7 +145,8 @@ class BlockStore:
     def read(self, wanted: Wanted, pieces: Iterable[tuple[int, memoryview]]) -> bool:
         """Read pieces of a block, which lie in what is wanted, and return whether they were there.
 
-        A piece is the byte of the block where it begins, and where it goes. A file that is damaged is dropped.
+        A piece is the byte of the block where it begins, and where it goes. A file is compared with its hash before a
+        process reads its first byte, and dropped if it is damaged.
         """
         block = self._process().open(wanted)
         if block is None:
@@ -172,7 +174,7 @@ class BlockStore:
             done: the numbers of planned spans that were read, or will not be.
         """
         # What finds no room is not known, and its block is the first to go.
-        with contextlib.suppress(IndexFullError), self._changing(self._process()) as change:
+        with contextlib.suppress(IndexFaultError), self._changing(self._process()) as change:
             change.release(done)
             change.note_step(run, step, step_s)
             return change.plan(run, span, blocks)
@@ -184,7 +186,7 @@ class BlockStore:
 
     def finish(self, done: Sequence[int]) -> None:
         """Unpin the blocks of spans that were read, or will not be, and give up what was reserved for these only."""
-        with contextlib.suppress(IndexFullError), self._changing(self._process()) as change:
+        with contextlib.suppress(IndexFaultError), self._changing(self._process()) as change:
             change.release(done)
 
     def claim(self, wanted: Sequence[Wanted]) -> list[Claim]:
@@ -196,8 +198,8 @@ class BlockStore:
         try:
             with self._changing(self._process()) as change:
                 return [change.claim(one) for one in wanted]
-        except IndexFullError as error:
-            self._pause(str(error))
+        except IndexFaultError as error:
+            self._pause(error)
             return [Claim("bypass", one.begin, one.end) for one in wanted]
 
     def put(self, name: str, size: int, begin: int, data: ByteArray) -> bool:
@@ -214,37 +216,37 @@ class BlockStore:
             try:
                 write_all(lambda view: os.write(descriptor, view), data.data)
                 os.fsync(descriptor)
+                process.note_written(path.name, descriptor)
             finally:
                 os.close(descriptor)
             temporary.rename(path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            self._pause(error.strerror or str(error))
+            self._pause(error)
             self.give_up(name)
             return False
         digest = xxhash.xxh3_128_hexdigest(data.data)
         try:
             with process.waking(name), self._changing(process) as change:
                 change.finish(name, digest)
-        except IndexFullError as error:
+        except IndexFaultError as error:
             # The index still says that this process fetches it; the file is read nevertheless.
-            self._pause(str(error))
+            self._pause(error)
             return False
         return True
 
     def give_up(self, name: str) -> None:
         """Give back the room of a block that this process has claimed and will not write."""
         process = self._process()
-        with contextlib.suppress(IndexFullError), process.waking(name), self._changing(process) as change:
+        with contextlib.suppress(IndexFaultError), process.waking(name), self._changing(process) as change:
             change.give_up(name)
 
     def is_being_fetched(self, name: str) -> bool:
         """Return whether a living process has claimed a block, and has not written it yet."""
         process = self._process()
-        with process.lock:
-            row = block_of(process.index, name)
-        return row is not None and bool(row.is_begun) and process.is_claimed(name, row.owner)
+        rows = process.ask("SELECT owner FROM blocks WHERE name = ? AND is_begun = 1", name)
+        return bool(rows) and process.is_claimed(name, rows[0][0])
 
     def wait(self, name: str, limit_s: float) -> None:
         """Wait for a moment for a block that is being fetched: if another thread does so, until it is there."""
@@ -255,16 +257,19 @@ class BlockStore:
             time.sleep(min(_LOOK_S, limit_s))
 
     def content(self) -> CacheContent:
-        """Return what is in the cache."""
-        process = self._process()
-        with process.lock:
-            index = process.index
-            blocks, num_bytes = index.execute(
+        """Return what is in the cache.
+
+        Raises:
+            StoreError: the index is damaged.
+        """
+        with self._needing_index() as process:
+            ((blocks, num_bytes),) = process.ask(
                 "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM blocks WHERE owner IS NULL"
-            ).fetchone()
-            begun = "SELECT owner FROM blocks WHERE owner IS NOT NULL AND is_begun = 1"
-            owners = [row[0] for row in index.execute(begun)]
-            runs = {run for owner, run in index.execute("SELECT owner, run FROM runs") if process.lives(owner)}
+            )
+            owners = [
+                row[0] for row in process.ask("SELECT owner FROM blocks WHERE owner IS NOT NULL AND is_begun = 1")
+            ]
+            runs = {run for owner, run in process.ask("SELECT owner, run FROM runs") if process.lives(owner)}
         return CacheContent(
             folder=str(self.folder),
             block_bytes=self.block_bytes,
@@ -278,10 +283,12 @@ class BlockStore:
         """Read every block, remove those that are damaged, and yield what was wrong with each.
 
         What processes left behind that died, unfinished files and entries, is removed too.
+
+        Raises:
+            StoreError: the index is damaged, or a block cannot be read.
         """
-        process = self._process()
-        with process.lock:
-            rows = [KeptBlock(*row) for row in process.index.execute("SELECT * FROM blocks ORDER BY name")]
+        with self._needing_index() as process:
+            rows = [KeptBlock(*row) for row in process.ask("SELECT * FROM blocks ORDER BY name")]
         for row in rows:
             path = process.path(row.file)
             if row.owner is not None:
@@ -309,13 +316,15 @@ class BlockStore:
 
         Raises:
             OutputError: the disk has no room for the change of the index.
+            StoreError: the index is damaged.
         """
-        with self._needing_room(), self._changing(self._process()) as change:
+        with self._needing_index() as process, self._needing_room(), self._changing(process) as change:
             return change.clear()
 
-    def _pause(self, reason: str) -> None:
+    def _pause(self, error: Exception) -> None:
         """Keep no new blocks for a while, since one could not be written."""
         self.count(failed_writes=1)
+        reason = getattr(error, "strerror", None) or error
         if self._stats.failed_writes == 1:
             _log.warning(
                 "%s: a block cannot be written: %s; what is not there is read without being kept", self.folder, reason
@@ -336,7 +345,8 @@ class BlockStore:
             other.leave()
             self._stats = CacheStats()
         process = CacheProcess(self.folder)
-        with self._needing_room(), self._changing(process) as change:
+        # Without a sound index the process reads nothing of the cache, and writes nothing to it.
+        with contextlib.suppress(IndexFaultError), self._needing_room(), self._changing(process) as change:
             change.tidy()
         for path in (self.folder / "owners").iterdir():
             process.lives(path.name)
@@ -347,10 +357,20 @@ class BlockStore:
     def _changing(self, process: CacheProcess) -> Iterator[Transaction]:
         """A transaction of this process; see `CacheProcess.changing` for what it raises."""
         with process.changing():
-            may_write = time.monotonic() >= self._no_writes_until
+            may_write = not process.index_fault and time.monotonic() >= self._no_writes_until
             change = Transaction(process, policy=self.policy, limit_bytes=self.limit_bytes, may_write=may_write)
             yield change
             self._stats.evicted_blocks += change.num_evicted
+
+    @contextlib.contextmanager
+    def _needing_index(self) -> Iterator[CacheProcess]:
+        """Raise StoreError if the index is damaged, for what nobody can say without it."""
+        process = self._process()
+        if not process.index_fault:
+            with contextlib.suppress(IndexFaultError):
+                yield process
+        if process.index_fault:
+            raise StoreError(process.index_fault)
 
     @contextlib.contextmanager
     def _needing_room(self) -> Iterator[None]:
@@ -369,7 +389,7 @@ class BlockStore:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        with contextlib.suppress(IndexFullError), self._changing(self._process()) as change:
+        with contextlib.suppress(IndexFaultError), self._changing(self._process()) as change:
             change.remove(name)
 
     def _unlisted(self, listed: set[str]) -> Iterator[str]:
@@ -387,14 +407,8 @@ class BlockStore:
             yield f"{path}: was left behind by a process that died"
 
     def _is_listed(self, file: str) -> bool:
-        process = self._process()
-        name = file.partition("@")[0]
-        with process.lock:
-            row = process.index.execute(
-                "SELECT 1 FROM blocks WHERE name = ? AND file = ? UNION ALL SELECT 1 FROM leaving WHERE file = ?",
-                (name, file, file),
-            ).fetchone()
-        return row is not None
+        listed = "SELECT 1 FROM blocks WHERE name = ? AND file = ? UNION ALL SELECT 1 FROM leaving WHERE file = ?"
+        return bool(self._process().ask(listed, file.partition("@")[0], file, file))
 
     def _path(self, file: str) -> Path:
         return self._process().path(file)

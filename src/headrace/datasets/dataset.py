@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
+from headrace.plan.recipe import without_contents
 
 if TYPE_CHECKING:
     from headrace.encoders import Fault
@@ -260,8 +261,8 @@ class Dataset(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of ``recipe``: 128 bits in hex."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
+        """Hash of ``recipe``, but for the contents of files that not every copy knows: 128 bits in hex."""
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(without_contents(self.recipe), order="sorted"))
 
     @abstractmethod
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:

@@ -25,6 +25,7 @@ from headrace.plan import BatchSchedule, Branch, Declared, IntArray, Leaf, Order
 from headrace.plan.chaptered.changes import End, PlanChange, PlanEditor
 from headrace.plan.chaptered.chapters import Length
 from headrace.plan.chaptered.sequence import NOTHING
+from headrace.plan.recipe import contents_hash, differing_parts
 
 Then = Literal["drop", "defer"]
 
@@ -252,9 +253,9 @@ class Editing:
                     f"{path!r} and {taken[source.number]!r} are both the source {_shown(source.path)} of before: say "
                     "which one is, with renamed={'new name': 'old name'}, and give the other a name of its own"
                 )
-            elif by_path[path].fingerprint == source.dataset.fingerprint:
+            elif _are_same(by_path[path], source.dataset):
                 source.dataset = by_path[path]
-            elif by_path[path].fingerprint != source.fed.fingerprint:
+            elif not _are_same(by_path[path], source.fed):
                 self._check_same_data(path, source, by_path[path])
                 source.cut_anew(by_path[path])
                 fresh[source.number] = places[path]
@@ -278,8 +279,7 @@ class Editing:
             return same[0]
         if not name or any(not source.name for source in self.sources):
             # The single dataset of a run has no name, so that its content has to say which one it is.
-            prints = by_path[path].fingerprint
-            alike = [source for source in self.sources if source.dataset.fingerprint == prints]
+            alike = [source for source in self.sources if _are_same(source.dataset, by_path[path])]
             if len(alike) == 1 and (not name or not alike[0].name):
                 return alike[0]
         named = [source for source in self.sources if source.name == name and source.path not in by_path]
@@ -307,7 +307,7 @@ class Editing:
     def _check_same_data(self, path: str, source: EditedSource, dataset: Dataset) -> None:
         """Raise ConfigError if a source would be other data under the same name."""
         before, now = _content(source.dataset.recipe), _content(dataset.recipe)
-        if before is None or before != now:
+        if before is None or before != now or _are_other_contents(source.dataset, dataset):
             raise ConfigError(
                 f"{_shown(path)} was {source.dataset.describe()}, and is now {dataset.describe()}, which is other "
                 "data: give it a name of its own, so that it begins as a new source"
@@ -453,6 +453,14 @@ def _content(recipe: Mapping[str, Any]) -> Any:
     while isinstance(recipe.get("dataset"), Mapping):
         recipe = recipe["dataset"]
     return recipe.get("store")
+
+
+def _are_same(one: Dataset, other: Dataset) -> bool:
+    return one.fingerprint == other.fingerprint and not _are_other_contents(one, other)
+
+
+def _are_other_contents(one: Dataset, other: Dataset) -> bool:
+    return bool(differing_parts(contents_hash(one.recipe), contents_hash(other.recipe)))
 
 
 def _name(path: str) -> str:

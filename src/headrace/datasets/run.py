@@ -46,7 +46,7 @@ from headrace.plan.bucketing import BucketedOrder, Bucketing
 from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, parts_of
 from headrace.plan.chaptered.past import past_recipe, split_at
 from headrace.plan.nodes import has_schedules, node_recipe
-from headrace.plan.recipe import order_format
+from headrace.plan.recipe import differing_parts, order_format
 from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of, homogeneous_samples
 from headrace.plan.tree import MAX_POSITIONS, run_length
 from headrace.stores.store import read_ahead_of_fingerprints
@@ -399,7 +399,7 @@ class Run:
         The last 64 edits are tried.
         """
         for number in reversed(range(max(len(self.edits) - 64, 0), len(self.edits))):
-            if self.rebuilt(self.edits[:number]).past(position).hashes() == past:
+            if not differing_parts(self.rebuilt(self.edits[:number]).past(position).hashes(), past):
                 return self.edits[number].at_step
         return None
 

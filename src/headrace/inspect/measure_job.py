@@ -18,7 +18,7 @@ from headrace.datasets.encoded.dataset import opening_options
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.measuring.chunk import Measuring
 from headrace.datasets.measuring.facts import MeasuredFacts
-from headrace.datasets.measuring.running import WORK, chunk_name, facts_folder, keep_chunk, measure, spans
+from headrace.datasets.measuring.running import WORK, chunk_name, keep_chunk, measure, spans, stored_facts
 from headrace.datasets.media.dataset import MediaDataset
 from headrace.encoders import TaskEncoder
 from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
@@ -138,7 +138,7 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
         opened = request.opened()
         for what, found, wanted in (
             ("the code of the encoder", function_fingerprint(request.encoder), self.code),
-            ("the dataset, or the encoder,", Measuring(*opened).name, self.facts),
+            ("the dataset, or the encoder,", Measuring(*opened).contents_name, self.facts),
         ):
             if found != wanted:
                 raise ConfigError(
@@ -163,13 +163,13 @@ def plan_measure(request: MeasureRequest, *, folder: str | os.PathLike[str] | No
         OutputError: the plan cannot be written.
     """
     measuring = Measuring(*request.opened())
-    place = facts_folder(folder) / measuring.name
-    if MeasuredFacts.find(place) is None:
+    place, found = stored_facts(measuring, folder)
+    if found is None:
         plan = MeasurePlan(
             request=request,
             folder="" if is_url(request.path) or Path(request.path).is_absolute() else str(Path.cwd()),
             code=function_fingerprint(request.encoder),
-            facts=measuring.name,
+            facts=measuring.contents_name,
             samples=len(measuring.dataset),
         )
         work = WORK(place)

@@ -7,6 +7,7 @@
     objects    ObjectReader, Storage             reads s3://, gs://, az:// and http:// in place; loaded when used
                objects.writer.ObjectWriter       writes objects, whole or not at all
     caches     cache_folder                      where files are kept that can be made again
+               kept.keep_digest, is_as_kept      ... and their digests
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
                create_once, read_once            of several processes that create a file, one succeeds

@@ -10,7 +10,7 @@ import msgspec
 from headrace.config import convert
 from headrace.errors import ConfigError, StateError
 from headrace.plan.balance import StepPart
-from headrace.plan.recipe import PARTS, RunRecipe, undrawn
+from headrace.plan.recipe import CONTENTS, PARTS, RunRecipe, differing_parts, undrawn
 from headrace.plan.schedule import BatchSchedule
 
 VERSION = 1
@@ -25,6 +25,7 @@ _MEANING = {
     "blend": "sources, their weights and numbers of samples",
     "order": "kind and seed of the order",
     "batch": "global batch size and bucketing",
+    CONTENTS: "the first and last bytes of the data's files, whose names, sizes and offsets are the same",
 }
 """What each part of the recipe describes, in the words of error messages."""
 
@@ -168,25 +169,16 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if past is None:
             raise StateError("the saved state is that of a Run, and this run is framed: load it into its own run")
         hashes = past.hashes()
-        if self.recipe.keys() != hashes.keys():
-            raise StateError(
-                f"the saved state is damaged: it has hashes for the parts {sorted(self.recipe)}; expected "
-                f"{sorted(PARTS)}"
-            )
-        if differing := [part for part in PARTS if self.recipe[part] != hashes[part]]:
+        if differing := self._differing(hashes):
             raise PastError(self.position, first_step, differing, [] if saved is None else recipe.differences(saved))
 
     def _check_recipe(self, expected: RunRecipe, saved: RunRecipe | None) -> None:
         """Raise StateError, which names what differs, unless the hashes of this cursor are those of a recipe."""
         hashes = expected.hashes()
-        if self.recipe.keys() != hashes.keys():
-            raise StateError(
-                f"the saved state is damaged: it has hashes for the parts {sorted(self.recipe)}; expected "
-                f"{sorted(PARTS)}"
-            )
-        if saved is not None and saved.hashes() != self.recipe:
+        differing = self._differing(hashes)
+        if saved is not None and differing_parts(saved.hashes(), self.recipe):
             raise StateError("the saved recipe does not belong to the saved state: their hashes differ")
-        if differing := [part for part in PARTS if self.recipe[part] != hashes[part]]:
+        if differing:
             if saved is not None:
                 detail = "\n  ".join(["", *expected.differences(saved)])
             else:
@@ -199,6 +191,15 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"the saved state belongs to another run: {', '.join(differing)} differ{detail}\n"
                 "Restore what differs, or start a new run from position 0."
             )
+
+    def _differing(self, hashes: Mapping[str, str]) -> list[str]:
+        """Return the parts that differ. Raises StateError if the state does not have the parts of a recipe."""
+        if self.recipe.keys() - {CONTENTS} != set(PARTS):
+            raise StateError(
+                f"the saved state is damaged: it has hashes for the parts {sorted(self.recipe)}; expected "
+                f"{sorted(PARTS)}"
+            )
+        return differing_parts(self.recipe, hashes)
 
     def _drawn(self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None) -> Cursor:
         """Convert a cursor from before slots were drawn, when each slot took the position of its own number."""

@@ -6,7 +6,7 @@ of ours that moved keep the name under which the first runs were saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pkgutil import resolve_name
 from typing import Any, Final
@@ -16,6 +16,10 @@ import msgspec
 from headrace.errors import StateError
 
 PARTS = ("format", "dataset", "blend", "order", "batch")
+
+CONTENTS: Final = "store_contents"
+"""The part with the contents of files that ``dataset`` knows by names, sizes and offsets only, and the field of recipes
+that it is made of. Recipes and states that were saved before there was such a part lack it."""
 
 ORDER_FORMAT = {"order": 1, "blend": 1, "split": 2}
 """Versions of the algorithms behind the plan. A change that moves any sample raises one of them.
@@ -49,8 +53,10 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch: dict[str, Any]
 
     def hashes(self) -> dict[str, str]:
-        """Return a hash of each part: name -> 128 bits in hex."""
-        return {part: sha256(canonical(getattr(self, part))).hexdigest()[:32] for part in PARTS}
+        """Return a hash of each part: name -> 128 bits in hex; and one of the contents of files, if there are any."""
+        parts = {part: getattr(self, part) for part in PARTS} | {"dataset": without_contents(self.dataset)}
+        found = {part: sha256(canonical(value)).hexdigest()[:32] for part, value in parts.items()}
+        return found | contents_hash(self.dataset)
 
     def digest(self) -> bytes:
         """Return the SHA-256 hash of the whole recipe, 32 bytes."""
@@ -78,6 +84,34 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """
         lines: list[str] = resolve_name("headrace.plan.differences:differences")(self, saved)
         return lines
+
+
+def differing_parts(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Return the parts whose hashes differ; of the contents of files only if both know them."""
+    is_known = CONTENTS in one and CONTENTS in other
+    return [part for part in (*PARTS, *[CONTENTS] * is_known) if one.get(part) != other.get(part)]
+
+
+def without_contents(recipe: Any) -> Any:
+    """Return the recipe of a dataset, or of several, as it was before it held the contents of files."""
+    if isinstance(recipe, Mapping):
+        return {name: without_contents(value) for name, value in recipe.items() if name != CONTENTS}
+    return [without_contents(value) for value in recipe] if isinstance(recipe, list | tuple) else recipe
+
+
+def contents_hash(recipe: Any) -> dict[str, str]:
+    """Return a hash of the contents of files in the recipe of a dataset, or of several; nothing if there are none."""
+    contents = list(_contents(recipe))
+    return {CONTENTS: sha256(canonical(contents)).hexdigest()[:32]} if contents else {}
+
+
+def _contents(recipe: Any) -> Iterator[Any]:
+    if isinstance(recipe, Mapping):
+        for name in sorted(recipe):
+            yield from [recipe[name]] if name == CONTENTS else _contents(recipe[name])
+    elif isinstance(recipe, list | tuple):
+        for value in recipe:
+            yield from _contents(value)
 
 
 def canonical(value: Any) -> bytes:

@@ -24,7 +24,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ from headrace.io import (
     sync_folder,
 )
 from headrace.stores.arguments import IntArray
-from headrace.stores.store import Problem
+from headrace.stores.store import AnyStore, Problem, read_ahead_of_fingerprints
 
 KEPT_NAME: Final = "kept.json"
 _KIND: Final = "headrace.kept"
@@ -280,6 +280,11 @@ _KEPT_BYTES: Final = 8 << 20
 
 _ENDS_BYTES: Final = 64 << 10
 
+ENDS_BYTES: Final = 4096
+"""The bytes at both ends of files of samples by which these are known."""
+
+_FEW_FILES: Final = 64
+
 Kept = tuple[Mapping[str, NDArray[Any]], bytes]
 """What an index consists of: arrays by name, and JSON."""
 
@@ -290,7 +295,12 @@ def write_offsets(path: str | Path, offsets: ArrayLike) -> None:
     Raises:
         OutputError: the system reports an error.
     """
-    atomic_write(path, np.ascontiguousarray(offsets, ENTRY).tobytes())
+    atomic_write(path, offsets_bytes(offsets))
+
+
+def offsets_bytes(offsets: ArrayLike) -> bytes:
+    """Return the content of an index."""
+    return np.ascontiguousarray(offsets, ENTRY).tobytes()
 
 
 def read_offsets(path: str, using: Reader) -> IntArray:
@@ -311,6 +321,37 @@ def num_entries(num_bytes: int) -> int:
     if num_bytes == 0 or num_bytes % ENTRY_BYTES:
         raise ValueError(f"has {num_bytes} bytes, but an index has 8 bytes a sample and 8 more")
     return num_bytes // ENTRY_BYTES
+
+
+def with_ends(store: AnyStore, files: Sequence[str], using: Reader) -> str:
+    """Return xxh3_128 of the ``layout_fingerprint`` of a store, and of the first and last 4 KiB of files.
+
+    What more than 64 local files are known by is kept in the cache, by their paths, sizes and times of change.
+    """
+    read_ahead_of_fingerprints([store])
+    layout = store.layout_fingerprint
+    folder = None if using.reads_urls or len(files) <= _FEW_FILES else cache_folder("ends")
+    name = ""
+    if folder is not None:
+        with contextlib.suppress(OSError):  # the reader says what is wrong with the file
+            name = kept_name("ends", 1, [_mark(file) for file in files])
+        if name and (kept := find_cache(folder, name)) is not None:
+            return hash_bytes(layout.encode() + kept[0]["digest"].tobytes())
+    hasher = xxhash.xxh3_128()
+    passing = using.for_pass()
+    for file in files:
+        hasher.update(passing.ends(file, ENDS_BYTES))
+    digest = hasher.digest()
+    if folder is not None and name:
+        # If it cannot be kept, the next start reads it again.
+        with contextlib.suppress(OutputError):
+            keep_arrays(folder, name, {"digest": np.frombuffer(digest, np.uint8)}, b"{}")
+    return hash_bytes(layout.encode() + digest)
+
+
+def _mark(file: str) -> tuple[str, int, int]:
+    status = Path(file).stat()
+    return str(Path(file).absolute()), status.st_size, status.st_mtime_ns
 
 
 def kept_index(path: str, using: Reader, kind: str, version: int, make: Callable[[], Kept]) -> Kept:

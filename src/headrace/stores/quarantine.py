@@ -84,7 +84,15 @@ class QuarantinedStore(SampleStore):
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of the inner store's fingerprint and of the numbers of the samples that are left out."""
-        hasher = xxhash.xxh3_128(self.inner.fingerprint.encode())
+        return self._hashed(self.inner.fingerprint)
+
+    @property
+    def layout_fingerprint(self) -> str:
+        """The same of the inner store's layout."""
+        return self._hashed(self.inner.layout_fingerprint)
+
+    def _hashed(self, inner: str) -> str:
+        hasher = xxhash.xxh3_128(inner.encode())
         hasher.update(self.left_out.tobytes())
         return hasher.hexdigest()
 

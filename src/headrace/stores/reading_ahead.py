@@ -23,6 +23,7 @@ from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER
 from headrace.stores.energon.jsonl import ENDS_BYTES as LINES_ENDS
 from headrace.stores.indexed.pairs import SUFFIXES
 from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
+from headrace.stores.kept_arrays import ENDS_BYTES as TAR_ENDS
 from headrace.stores.keyed.store import ENDS_BYTES as KEYED_ENDS
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
@@ -30,6 +31,7 @@ from headrace.stores.opening import FILES, files_around
 from headrace.stores.quarantine import QUARANTINE_NAME, QuarantinedStore
 from headrace.stores.store import AnyStore
 from headrace.stores.tar.index import beside
+from headrace.stores.tar.store import TarStore
 from headrace.stores.token_layouts import KEYED, PAIRS
 from headrace.stores.written import META_NAME
 
@@ -97,13 +99,16 @@ def read_of_fingerprints(stores: Iterable[AnyStore]) -> None:
 
 
 def _small_reads_of(store: AnyStore) -> list[SmallReads]:
-    """Return what the fingerprint of a store reads: of tars their indexes, and of most other files the ends."""
+    """Return what the fingerprint of a store reads: the indexes of tars, and the ends of files."""
     if isinstance(store, QuarantinedStore):
         return _small_reads_of(store.inner)
     if isinstance(store, JoinedStore):  # whose index was read when it was opened
         return [one for column in store.columns for one in _small_reads_of(column.store)]
     if isinstance(store, EnergonStore):
-        return [SmallReads(store.readers[0], looked_at=store.tars, kept=list(map(beside, store.tars)))]
+        tars, ends = store.tars, dict.fromkeys(store.tars, TAR_ENDS)
+        return [SmallReads(store.readers[0], looked_at=tars, kept=list(map(beside, tars)), ends=ends)]
+    if isinstance(store, TarStore):
+        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, TAR_ENDS))]
     if isinstance(store, JsonlSamplesStore):
         return [SmallReads(store.readers[0], ends={store.path: LINES_ENDS})]
     if isinstance(store, ShardedStore):

@@ -159,6 +159,16 @@ class AnyStore(ABC):
         """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
 
     @property
+    def layout_fingerprint(self) -> str:
+        """`fingerprint`, or for samples what it was before it saw contents: hex digest of where the samples lie."""
+        return self.fingerprint
+
+    @property
+    def contents_fingerprint(self) -> str:
+        """`fingerprint`, or one that sees contents too, where this depends on the place of the files."""
+        return self.fingerprint
+
+    @property
     def readers(self) -> tuple[Reader, ...]:
         """What reads the files; none if a library maps them."""
         found = getattr(self, "_reader", None)

@@ -13,6 +13,7 @@ from headrace.datasets import Dataset, Run
 from headrace.errors import ConfigError
 from headrace.plan.chaptered.past import comparable
 from headrace.plan.chaptered.sequence import SeriesSection
+from headrace.plan.recipe import differing_parts
 from headrace.plan.tree import MAX_POSITIONS
 from headrace.tracing.accounting import chaptered
 
@@ -74,7 +75,7 @@ def _end(run: Run, step: int) -> int:
 def _same(one: Run, other: Run, step: int) -> bool:
     """Whether all steps before one are the same."""
     ends = [_end(run, step) for run in (one, other)]
-    return ends[0] == ends[1] and one.past(ends[0]).hashes() == other.past(ends[1]).hashes()
+    return ends[0] == ends[1] and not differing_parts(one.past(ends[0]).hashes(), other.past(ends[1]).hashes())
 
 
 class _Side:

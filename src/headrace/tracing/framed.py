@@ -18,6 +18,7 @@ from headrace.datasets.encoded.framed_run import are_journals_of, read_journals
 from headrace.errors import ConfigError, StateError
 from headrace.plan import BatchSchedule, Cursor
 from headrace.plan.framed import Journal, Lanes, LaneState, Unit
+from headrace.plan.recipe import differing_parts
 from headrace.plan.slots import taken_by
 from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
 from headrace.tracing.history import SHOWN, History, history_of
@@ -60,7 +61,7 @@ class FramedHistory:
         self._position: int | None = None
         if state is not None:
             cursor = Cursor.from_dict(state)
-            if hashes is not None and dict(hashes) != cursor.recipe:
+            if hashes is not None and differing_parts(hashes, cursor.recipe):
                 raise StateError(f"the saved state, at unit {cursor.position:,}, is of another run")
             self._position = cursor.position
 

@@ -18,6 +18,7 @@ from headrace.plan import Cursor, IntArray, KeyArray, Lookup
 from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.cursor import PAST_VERSION
 from headrace.plan.packing import PackingLedger
+from headrace.plan.recipe import differing_parts
 from headrace.plan.slots import taken_by
 from headrace.plan.tree import MAX_POSITIONS
 from headrace.tracing.answers import Face, Times, Topology, Traced
@@ -162,8 +163,8 @@ class History:
     @staticmethod
     def _is_of(chapter: Chapter, cursor: Cursor) -> bool:
         if cursor.version == PAST_VERSION:
-            return chapter.past is not None and dict(chapter.past(cursor.position)) == cursor.recipe
-        return dict(chapter.hashes) == cursor.recipe
+            return chapter.past is not None and not differing_parts(chapter.past(cursor.position), cursor.recipe)
+        return not differing_parts(chapter.hashes, cursor.recipe)
 
     def step(
         self, step: int, *, topology: Topology | None = None, rank: int | None = None, origins: bool = True

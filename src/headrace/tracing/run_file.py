@@ -44,7 +44,7 @@ from headrace.plan.chaptered.changes import plan_of
 from headrace.plan.chaptered.chapters import Length
 from headrace.plan.cursor import outside_run
 from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
-from headrace.plan.recipe import PARTS, undrawn
+from headrace.plan.recipe import differing_parts, undrawn
 from headrace.tracing.saved_mix import (
     AnyMix,
     RecordedDataset,
@@ -208,8 +208,7 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     def _check_hashes(self, recipe: RunRecipe, hashes: Mapping[str, str]) -> None:
-        found = recipe.hashes()
-        if differing := [part for part in PARTS if found[part] != hashes.get(part)]:
+        if differing := differing_parts(recipe.hashes(), hashes):
             raise StateError(
                 f"the run from step {self.first_step:,} on was changed since it was written: its parts"
                 f" {', '.join(differing)} do not match their hashes"
@@ -455,7 +454,7 @@ def _bucketing(batch: dict[str, Any]) -> Bucketing | None:
 
 
 def _is_same(one: SavedRun, other: SavedRun) -> bool:
-    return one.hashes == other.hashes and _changes(one) == _changes(other)
+    return not differing_parts(one.hashes, other.hashes) and _changes(one) == _changes(other)
 
 
 def _changes(run: SavedRun) -> list[SavedEdit]:
@@ -469,13 +468,13 @@ def _goes_on(saved: SavedRun, run: Run | FramedRun, new: SavedRun, position: int
         return True
     if not isinstance(run, Run) or saved.lanes is not None or not (saved.edits or new.edits):
         return False
-    return saved.run().past(position).hashes() == run.past(position).hashes()
+    return not differing_parts(saved.run().past(position).hashes(), run.past(position).hashes())
 
 
 def _check_edits(path: str | os.PathLike[str], saved: SavedRun, new: SavedRun) -> None:
     """Raise ConfigError if the file holds edits that a run lacks, which else is the same."""
     before, now = _changes(saved), _changes(new)
-    if saved.hashes != new.hashes or len(before) <= len(now) or any(edit not in before for edit in now):
+    if differing_parts(saved.hashes, new.hashes) or len(before) <= len(now) or any(edit not in before for edit in now):
         return
     missing = [edit for edit, change in zip(saved.edits, before, strict=True) if change not in now]
     named = "; ".join(

@@ -22,6 +22,7 @@ from headrace.datasets.excluded import excluded_recipe
 from headrace.datasets.mix import Mix, joined, leaf_of, node_of
 from headrace.errors import ConfigError, StateError
 from headrace.plan import IntArray, KeyArray, Leaf, Node, leaves
+from headrace.plan.recipe import without_contents
 from headrace.stores import SampleStore, Store
 from headrace.tracing.saved_plan import AnyNode, loaded_node, loaded_shards, saved_node, saved_shards
 
@@ -29,7 +30,8 @@ from headrace.tracing.saved_plan import AnyNode, loaded_node, loaded_shards, sav
 class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a store lies: the path as it was opened, and the fingerprint of its content.
 
-    ``key`` is the main key of a store with several.
+    ``key`` is the main key of a store with several. ``contents`` is its ``contents_fingerprint``, if ``fingerprint``
+    sees the layout only.
     """
 
     path: str
@@ -37,6 +39,7 @@ class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fingerprint: str
     split_part: str | None = None
     key: str | UnsetType = UNSET
+    contents: str | UnsetType = UNSET
 
 
 class SavedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,7 +181,7 @@ def _masked(recipe: dict[str, Any], documents: IntArray, pad_id: int, fingerprin
     if recipe.get("kind") != "mapped":
         return excluded_recipe(recipe, documents, pad_id)
     inner = recipe["dataset"]
-    hashed = xxhash.xxh3_128_hexdigest(msgspec.json.encode(inner, order="sorted"))
+    hashed = xxhash.xxh3_128_hexdigest(msgspec.json.encode(without_contents(inner), order="sorted"))
     found = {**recipe, "dataset": _masked(inner, documents, pad_id, hashed)}
     if recipe.get("seeded"):
         found["drawn_as"] = recipe.get("drawn_as", fingerprint)
@@ -270,7 +273,15 @@ def saved_store(dataset: Dataset) -> SavedStore | None:
         return None
     part = getattr(store, "split_part", None)
     key = store.keys[0] if isinstance(store, Store) and len(store.keys) > 1 else UNSET
-    return SavedStore(path=store.path, format=store.format, fingerprint=store.fingerprint, split_part=part, key=key)
+    layout = store.layout_fingerprint
+    return SavedStore(
+        path=store.path,
+        format=store.format,
+        fingerprint=layout,
+        split_part=part,
+        key=key,
+        contents=UNSET if store.contents_fingerprint == layout else store.contents_fingerprint,
+    )
 
 
 def is_by_tokens(data: Dataset | Mix) -> bool:

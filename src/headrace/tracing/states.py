@@ -13,7 +13,7 @@ from headrace.datasets import Run
 from headrace.errors import StateError
 from headrace.plan import Cursor
 from headrace.plan.cursor import PAST_VERSION, outside_run
-from headrace.plan.recipe import PARTS
+from headrace.plan.recipe import differing_parts
 from headrace.tracing.differences import RunDifference, first_difference
 
 StateRelation = Literal["equal", "same run", "other past", "not comparable"]
@@ -84,7 +84,7 @@ def state_difference(
         ((('first',), ('second',)), 'order')
     """
     old, new = Cursor.from_dict(one), Cursor.from_dict(other)
-    differing = tuple(part for part in PARTS if old.recipe.get(part) != new.recipe.get(part))
+    differing = tuple(differing_parts(old.recipe, new.recipe))
     fields = tuple(
         name for name in ("version", "lanes", "balanced_step", "drawn_to") if getattr(old, name) != getattr(new, name)
     )
@@ -119,7 +119,7 @@ def _is_of(run: Run, cursor: Cursor) -> bool:
     if outside_run(cursor.position, run.length) is not None:
         return False
     recipe = run.past(cursor.position) if cursor.version == PAST_VERSION else run.recipe
-    return recipe.hashes() == cursor.recipe
+    return not differing_parts(recipe.hashes(), cursor.recipe)
 
 
 def _related(

@@ -209,6 +209,22 @@ def test_where_indexes_are_kept(tmp_path: Path, cache: Path, monkeypatch: pytest
     assert TarStore(first, index="cache").files != kept[:2]
 
 
+def test_a_kept_index_is_compared_before_it_is_used(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first tar has two samples of 1024 bytes each."""
+    first, _ = two_tars(tmp_path)
+    TarStore(first, index="cache")
+    [kept] = (cache / "tar").iterdir()
+    whole = kept.read_bytes()
+    for damaged in (np.array([0, 0, 2048], "<i8").tobytes(), whole[:16], b""):
+        kept.write_bytes(damaged)
+        caplog.clear()
+        assert keys(TarStore(first, index="cache")) == ["k0", "k1"]
+        assert kept.read_bytes() == whole
+        assert f"{kept}: is damaged: it is not what was kept of {first}; it is made or fetched again" in caplog.text
+
+
 def test_nowhere_to_keep_an_index(tmp_path: Path, cache: Path) -> None:
     first, second = two_tars(tmp_path)
     (cache / "tar").write_bytes(b"a file in the place of the folder")

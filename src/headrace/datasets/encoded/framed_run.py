@@ -49,7 +49,7 @@ from headrace.plan.framed import (
     whole_bytes,
 )
 from headrace.plan.keys import EpochAddresses
-from headrace.plan.recipe import PARTS
+from headrace.plan.recipe import PARTS, differing_parts
 from headrace.plan.slots import draws
 
 if TYPE_CHECKING:
@@ -467,7 +467,7 @@ class FramedRun:
         """
         for number in reversed(range(len(self.edits) + 1)):
             run = self.rebuilt(self.edits[:number])
-            if any(run._recipe(on_error).hashes() == hashes for on_error in ON_ERROR):
+            if not all(differing_parts(run._recipe(on_error).hashes(), hashes) for on_error in ON_ERROR):
                 return number
         return None
 

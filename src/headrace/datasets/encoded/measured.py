@@ -210,7 +210,7 @@ def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline)
     """Raise StaleCacheError if the facts are of another dataset or encoder."""
     summary, encoder = facts.summary, facts_recipe(pipeline)
     problems = []
-    if summary.dataset != dataset.fingerprint or summary.samples != len(dataset):
+    if not facts.is_of(dataset) or summary.samples != len(dataset):
         problems.append(f"of another dataset ({summary.samples:,} samples; {dataset!r} has the fingerprint"
                         f" {dataset.fingerprint}, and {summary.dataset} was measured)")  # fmt: skip
     if summary.encoder != encoder:

@@ -20,6 +20,7 @@ from headrace.encoders.pipeline import Output
 from headrace.encoders.task_encoder import encoder_recipe
 from headrace.errors import ConfigError, SkipSample
 from headrace.io import as_read_back
+from headrace.plan.recipe import contents_hash
 from headrace.stores import kept_name
 
 
@@ -114,8 +115,14 @@ class Measuring:
 
     @property
     def name(self) -> str:
-        """Hash over everything that decides the facts: 128 bits in hex."""
+        """Hash over everything that decides the facts, but for the contents of files: 128 bits in hex."""
         return facts_name(self.dataset.fingerprint, self.recipe, self.settings)
+
+    @property
+    def contents_name(self) -> str:
+        """The same with the contents of files."""
+        contents = contents_hash(self.dataset.recipe)
+        return facts_name(repr((self.dataset.fingerprint, contents)), self.recipe, self.settings)
 
     def chunk(self, first: int, end: int, on_samples: Callable[[int], None] = lambda number: None) -> Chunk:
         """Return the facts of samples ``first`` to ``end`` - 1.

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.datasets.dataset import Dataset
 from headrace.datasets.measuring.chunk import FACTS_VERSION, key_of
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, StoreError
@@ -19,6 +20,7 @@ from headrace.io import check_local
 from headrace.plan import IntArray
 from headrace.plan.measured import Facts, Grouping
 from headrace.plan.measured.grouping import Remainder
+from headrace.plan.recipe import contents_hash, differing_parts
 from headrace.stores import check_arrays, find_arrays
 
 
@@ -55,6 +57,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         groups: by their numbers, in the order in which they first occur; empty if they were not measured.
         faults: those of the bad samples, most frequent first.
         xxh3_128: hash of the bytes of all arrays.
+        contents: hash of the contents of the dataset's files, see `headrace.plan.recipe.contents_hash`.
     """
 
     kind: Literal["headrace.facts"] = "headrace.facts"
@@ -70,6 +73,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     groups: tuple[GroupFacts, ...]
     faults: tuple[FaultCount, ...]
     xxh3_128: str
+    contents: dict[str, str] = {}
 
 
 def numbers_of(exclude: Sequence[int] | IntArray) -> IntArray:
@@ -104,6 +108,13 @@ class MeasuredFacts:
         if found is None:
             raise StoreError(f"{path}: there are no facts; `headrace measure` prints the folder that it writes")
         return found
+
+    def is_of(self, dataset: Dataset) -> bool:
+        """Return whether a dataset was measured, with the same contents of files if both know them."""
+        summary = self.summary
+        return summary.dataset == dataset.fingerprint and not differing_parts(
+            summary.contents, contents_hash(dataset.recipe)
+        )
 
     @classmethod
     def find(cls, path: Path) -> MeasuredFacts | None:

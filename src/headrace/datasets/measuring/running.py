@@ -25,6 +25,7 @@ from headrace.engine.ranges import run_ranges
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import cache_folder, check_local
+from headrace.plan.recipe import contents_hash
 from headrace.stores import find_cache, keep_arrays
 
 _HASHED: Final = 1 << 24
@@ -120,6 +121,7 @@ def merged(
         groups=tuple(GroupFacts(key=key, size=size, outputs=count) for key, size, count in groups),
         faults=tuple(FaultCount(hook=hook, kind=kind, count=count) for (hook, kind), count in kinds),
         xxh3_128=_hash(arrays),
+        contents=contents_hash(measuring.dataset.recipe),
     )
     return summary, arrays
 
@@ -232,9 +234,8 @@ def measure(
     if workers < 1:
         raise ConfigError(f"workers is {workers}; expected at least 1, which measures in this process")
     measuring = Measuring(dataset, encoder, settings)
-    place = facts_folder(folder) / measuring.name
+    place, found = stored_facts(measuring, folder)
     work = WORK(place)
-    found = MeasuredFacts.find(place)
     if found is None:
         try:
             found = _made(measuring, work, place, workers, on_samples)
@@ -246,6 +247,19 @@ def measure(
     if work.exists():
         remove_work(work)
     return found
+
+
+def stored_facts(measuring: Measuring, folder: str | os.PathLike[str] | None) -> tuple[Path, MeasuredFacts | None]:
+    """Return the folder of facts, and the facts if they are there.
+
+    If it holds those of other data with the same layout, the folder has another name.
+    """
+    place = facts_folder(folder) / measuring.name
+    found = MeasuredFacts.find(place)
+    if found is not None and not found.is_of(measuring.dataset):
+        place = place.with_name(measuring.contents_name)
+        found = MeasuredFacts.find(place)
+    return place, found
 
 
 def facts_folder(folder: str | os.PathLike[str] | None) -> Path:

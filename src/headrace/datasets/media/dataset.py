@@ -21,6 +21,7 @@ from headrace.datasets.media.file_stores import (
     FileStore,
     NoCachePool,
     PrimaryFileStore,
+    contents_of,
     file_store,
 )
 from headrace.errors import ConfigError, HeadraceError, SampleError
@@ -456,7 +457,7 @@ class MediaDataset(SampleDataset):
         return {
             "kind": type(self).__name__,
             "version": 1,
-            "store": self.store.fingerprint,
+            "store": self.store.layout_fingerprint,
             "sample_type": _name(self.mapper.sample_type),
             "field_map": self._field_map,
             "sample_loader": _name(self._functions["sample_loader"]),
@@ -464,7 +465,8 @@ class MediaDataset(SampleDataset):
             "decoder": options,
             "cooker": None if self.cooker is None else _name(self.cooker.cook),
             "subflavors": self.subflavors,
-            "aux": {name: files.fingerprint for name, files in sorted(self.aux.items())},
+            "aux": {name: files.layout_fingerprint for name, files in sorted(self.aux.items())},
+            **contents_of(self.store, [files for _, files in sorted(self.aux.items())]),
         }
 
     def describe(self) -> str:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import GenericAlias
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from headrace.errors import ConfigError, SampleError
-from headrace.io import Reader, is_url
+from headrace.io import Reader, hash_bytes, is_url
+from headrace.plan.recipe import CONTENTS
 from headrace.samples.media import MediaFacts, SampleDecoder, SourceInfo, add_sources, media_facts
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
 from headrace.stores import open as open_store
@@ -72,8 +73,20 @@ class FileStore(ABC):
         """Identifies the content; None if that would take a pass over all files."""
         return None
 
+    @property
+    def layout_fingerprint(self) -> str | None:
+        """The same without the contents of files, as `headrace.stores.AnyStore.layout_fingerprint`."""
+        return self.fingerprint
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.get_path()!r}>"
+
+
+def contents_of(store: SampleStore, aux: Sequence[FileStore] = ()) -> dict[str, str]:
+    """Return the entry of a recipe for the contents of files that the layouts of stores do not tell."""
+    prints = [store.contents_fingerprint, *(files.fingerprint for files in aux)]
+    is_told = prints == [store.layout_fingerprint, *(files.layout_fingerprint for files in aux)]
+    return {} if is_told else {CONTENTS: hash_bytes(repr(prints).encode())}
 
 
 class _StoreFiles(FileStore):
@@ -94,6 +107,11 @@ class _StoreFiles(FileStore):
     def fingerprint(self) -> str | None:
         """The fingerprint of the store."""
         return self.store.fingerprint
+
+    @property
+    def layout_fingerprint(self) -> str | None:
+        """That of the store."""
+        return self.fingerprint and self.store.layout_fingerprint
 
 
 class WebdatasetFileStore(_StoreFiles):
@@ -178,6 +196,11 @@ class _Wrapped(FileStore):
     def fingerprint(self) -> str | None:
         """The fingerprint of the inner store."""
         return self.inner.fingerprint
+
+    @property
+    def layout_fingerprint(self) -> str | None:
+        """That of the inner store."""
+        return self.inner.layout_fingerprint
 
 
 class DecodeFileStore(_Wrapped):

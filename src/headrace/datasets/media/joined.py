@@ -10,6 +10,7 @@ from typing import Any
 from headrace.datasets.dataset import SampleWatch
 from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
 from headrace.datasets.media.face import SampleDataset
+from headrace.datasets.media.file_stores import contents_of
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
@@ -145,10 +146,11 @@ class JoinedMediaDataset(SampleDataset):
         return {
             "kind": type(self).__name__,
             "version": 1,
-            "store": self.store.fingerprint,
+            "store": self.store.layout_fingerprint,
             "joiner": recorded_name(self.joiner),
             "names": self._names,
             "columns": [part.recipe for part in self.parts],
+            **contents_of(self.store),
         }
 
     def describe(self) -> str:

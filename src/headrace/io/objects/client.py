@@ -134,6 +134,7 @@ class FetchStats(msgspec.Struct, kw_only=True):
         bytes: bytes that GETs returned, without those of attempts that failed or were outrun.
         sent_bytes: bytes that PUTs and uploads have written, without those of attempts that failed.
         waited_s: seconds between attempts, in all.
+        damaged_files: kept files that held other bytes than were fetched, and were fetched again.
     """
 
     gets: int = 0
@@ -147,6 +148,7 @@ class FetchStats(msgspec.Struct, kw_only=True):
     bytes: int = 0
     sent_bytes: int = 0
     waited_s: float = 0.0
+    damaged_files: int = 0
 
     def add(self, other: FetchStats) -> None:
         """Add the numbers of another."""

@@ -28,6 +28,7 @@ import xxhash
 
 from headrace.errors import OutputError, StoreError
 from headrace.io.atomic import AtomicFile, output_errors
+from headrace.io.kept import is_as_kept, keep_digest
 from headrace.io.objects.client import (
     FetchPolicy,
     FetchReply,
@@ -111,6 +112,7 @@ class Objects:
         self._statuses: dict[str, Status | None] = {}
         self._listings: dict[str, tuple[list[str], list[str]]] = {}
         self._num_heads: Counter[str] = Counter()
+        self._kept: dict[str, Path] = {}
 
     def status(self, url: str) -> Status | None:
         """Return the identity of an object; None if there is none."""
@@ -235,13 +237,19 @@ class Objects:
     def local_file(self, url: str, room: ByteRoom | None = None) -> Path:
         """Return a local file with the bytes of an object, which is fetched unless that was done before.
 
-        At most 128 MiB of it are in memory at once, and together with what other threads fetch no more than ``room``.
+        A kept file is compared with its digest when it is first asked for. At most 128 MiB of an object are in memory
+        at once, and together with what other threads fetch no more than ``room``.
 
         Raises:
             FileNotFoundError: there is no such object.
             StoreError: it cannot be read, or changes meanwhile.
         """
-        status = self.known(url)
+        if (found := self._kept.get(url)) is not None and found.is_file():
+            return found
+        self._kept[url] = found = self._local_file(url, self.known(url), room)
+        return found
+
+    def _local_file(self, url: str, status: Status, room: ByteRoom | None) -> Path:
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
         known_by = _known_by(status)
         identity = repr((url, *known_by)) if known_by else f"{url} {os.getpid()} {id(self)}"
@@ -250,13 +258,21 @@ class Objects:
         places = [*([] if cache is None else [cache]), _temporary_folder()]
         for place in places:
             file = place / name
-            if file.is_file() and file.stat().st_size == status.size:
-                return file
+            if file.is_file():
+                # A temporary file was written by this process.
+                if place != cache or is_as_kept(file, url):
+                    return file
+                self.count_damage()
         if cache is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
                 return self._fetch_whole(url, status.size, cache / name, room)
         return self._fetch_whole(url, status.size, places[-1] / name, room)
+
+    def count_damage(self) -> None:
+        """Count a kept file that does not hold what was fetched."""
+        with process_lock():
+            self.stats.damaged_files += 1
 
     def place_of_parts(self, parts: Sequence[tuple[str, list[tuple[int, int]]]]) -> Path | None:
         """Return the file in which ranges of objects that are read together are kept; None if they cannot be.
@@ -279,6 +295,7 @@ class Objects:
         self._statuses.clear()
         self._listings.clear()
         self._num_heads.clear()
+        self._kept.clear()
 
     def _fetch_whole(self, url: str, size: int, file: Path, room: ByteRoom | None) -> Path:
         with output_errors(file.parent, "create"):
@@ -290,12 +307,15 @@ class Objects:
                 some = blocks[at : at + _AT_ONCE]
                 with contextlib.nullcontext() if room is None else room.take(some[-1][1] - some[0][0]):
                     self._write(url, some, out)
+        if file.parent == cache_folder("objects"):
+            keep_digest(file.name, out.sum.xxh3_128)
         # If another thread or process was first, its file stays, since it may be open already.
         with output_errors(file, "create"):
             try:
                 os.link(own, file)
             except FileExistsError:
-                pass
+                if not is_as_kept(file, url):
+                    own.rename(file)
             except OSError:  # there are no hard links here
                 own.rename(file)
             own.unlink(missing_ok=True)

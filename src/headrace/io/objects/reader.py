@@ -8,6 +8,7 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,6 +47,7 @@ _BYTES_AT_ONCE: Final = 256 << 20
 """The most bytes of such objects that are in memory at once."""
 
 _DIGEST_BYTES: Final = 16
+_log = logging.getLogger("headrace")
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -165,7 +167,12 @@ class ObjectReader(Reader):
             (path, ranges) for path, num_bytes in ends.items() if (ranges := self._ranges_of_ends(path, num_bytes))
         ]
         place = self.objects.place_of_parts([(_plain(path), ranges) for path, ranges in wanted]) if wanted else None
-        found = None if place is None else _kept_parts(place, [ranges for _, ranges in wanted])
+        found = None
+        if place is not None and place.is_file():
+            found = _kept_parts(place, [ranges for _, ranges in wanted])
+            if found is None:
+                _log.warning("%s: is damaged: it does not hold the ends of objects; they are fetched again", place)
+                self.objects.count_damage()
         begun = [] if found is not None else [(path, self._begun(path, ranges)) for path, ranges in wanted]
         try:
             if len(paths) == 1:
@@ -323,7 +330,7 @@ class ObjectReader(Reader):
 
 
 def _kept_parts(place: Path, ranges: Sequence[list[tuple[int, int]]]) -> list[list[bytes]] | None:
-    """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None without one."""
+    """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None if damaged."""
     try:
         data = memoryview(place.read_bytes())
     except OSError:

@@ -52,6 +52,7 @@ from headrace.plan.framed import (
     states_from_dict,
     states_to_dict,
 )
+from headrace.plan.recipe import differing_parts
 
 if TYPE_CHECKING:
     from headrace.cache import Cache
@@ -335,7 +336,7 @@ class FramedFeed:
         number = run.num_edits_before(cursor.recipe)
         if number is None:
             return cursor.verified(run.recipe, run.schedule, run.length, saved=saved)
-        if saved is not None and saved.hashes() != cursor.recipe:
+        if saved is not None and differing_parts(saved.hashes(), cursor.recipe):
             raise StateError("the saved recipe does not belong to the saved state: their hashes differ")
         before = run.rebuilt(run.edits[:number])
         cursor = msgspec.structs.replace(cursor, recipe=before.recipe.hashes())

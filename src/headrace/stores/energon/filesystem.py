@@ -17,15 +17,17 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import AnyPath, Reader, can_list, natural_key, reader, reader_at, safe_relative
+from headrace.io import AnyPath, Reader, RemotePath, can_list, natural_key, reader, reader_at, safe_relative
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
+from headrace.stores.kept_arrays import with_ends
 from headrace.stores.store import Extents, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.members import sample_part
 
 _log = logging.getLogger("headrace")
 
+_KNOWN_FILES: Final = 64
 SHARD: Final = "."
 """The name of the only shard: the folder itself."""
 
@@ -134,6 +136,18 @@ class FilesystemStore(SampleStore):
     def is_in_file_order(self) -> bool:
         """True: the files are numbered in the order of the samples."""
         return True
+
+    @property
+    def contents_fingerprint(self) -> str:
+        """xxh3_128 of ``fingerprint``, and of the first and last 4 KiB of 64 files, spread evenly.
+
+        At a URL, where each of these would be a GET, ``fingerprint`` itself.
+        """
+        if isinstance(self.root, RemotePath):
+            return self.fingerprint
+        files = self.data_files
+        numbers = np.unique(np.linspace(0, len(files) - 1, min(len(files), _KNOWN_FILES)).astype(int))
+        return with_ends(self, [files[number] for number in numbers], self._reader)
 
     @property
     def fingerprint(self) -> str:

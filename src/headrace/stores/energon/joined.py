@@ -273,8 +273,16 @@ class JoinedStore(SampleStore):
     def fingerprint(self) -> str:
         """xxh3_128 of the fingerprints of the columns, and of number, ends and middle of the rows."""
         read_ahead_of_fingerprints([self])
+        return self._hashed([column.store.fingerprint for column in self.columns])
+
+    @property
+    def layout_fingerprint(self) -> str:
+        """The same of the columns' layouts."""
+        return self._hashed([column.store.layout_fingerprint for column in self.columns])
+
+    def _hashed(self, columns: list[str]) -> str:
         rows = self._rows[np.unique([0, len(self._rows) // 2, len(self._rows) - 1])] if len(self._rows) else self._rows
-        facts = (self.format, len(self._rows), rows.tolist(), [column.store.fingerprint for column in self.columns])
+        facts = (self.format, len(self._rows), rows.tolist(), columns)
         return xxhash.xxh3_128_hexdigest(repr(facts).encode())
 
     def read_joined(self, indices: IntArray, parts: Sequence[Collection[str] | None] | None = None) -> list[Joined]:

@@ -9,6 +9,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Final, Self
 
 import msgspec
@@ -33,7 +34,7 @@ from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
-from headrace.stores.kept_arrays import num_entries
+from headrace.stores.kept_arrays import ENDS_BYTES, num_entries, with_ends
 from headrace.stores.store import (
     Extents,
     Numbering,
@@ -117,7 +118,8 @@ def open_dataset(root: AnyPath, part: str | None, split_config: str | None, stri
 def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str | None, using: Reader) -> None:
     """Ask for the files of ``.nv-meta`` at the same time, and fetch them so, if they are objects.
 
-    A few indexes of tars right in the folder come with them: most likely they will be asked for next.
+    A few indexes of tars right in the folder come with them, and the ends of these tars: most likely they will be asked
+    for next.
     """
     if isinstance(root, RemotePath):
         meta, can_be_listed = root / META_FOLDER, can_list(root)
@@ -126,7 +128,10 @@ def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str |
         listed = root.iterdir() if can_be_listed and root.is_dir() else ()
         indexes = [one for one in listed if one.name.endswith(SUFFIX)]
         kept = [one for one in (meta / name for name in names) if one.is_file()]
-        using.keep_all(list(map(str, kept + indexes if len(indexes) <= _FEW_INDEXES else kept)))
+        if len(indexes) > _FEW_INDEXES:
+            indexes = []
+        ends = dict.fromkeys((str(index).removesuffix(".idx") for index in indexes), ENDS_BYTES)
+        using.keep_all(list(map(str, kept + indexes)), ends)
 
 
 def _as_indexed(root: AnyPath, opened: OpenedShards) -> OpenedShards:
@@ -229,7 +234,6 @@ class EnergonStore(SampleStore):
         self._lookup = KeyLookup(self.root, tuple(self._opened.info.shard_counts), self._distinct, self._shards, counts)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))
-        self._fingerprint: str | None = None
 
     @property
     def info(self) -> Info:
@@ -314,17 +318,17 @@ class EnergonStore(SampleStore):
         """The paths of the shards that are tars, each once."""
         return tuple(map(self._shards.tars.path, np.flatnonzero(self._shards.is_tar).tolist()))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """xxh3_128 of names, counts, sizes and index entries of the shards, and of what is left out.
+        """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(shards) at first."""
+        return with_ends(self, self.tars, self._shards.tars.reader)
 
-        The first use costs O(shards). It does not depend on the contents of the samples.
-        """
-        if self._fingerprint is None:
-            read_ahead_of_fingerprints([self])
-            facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
-            self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
-        return self._fingerprint
+    @cached_property
+    def layout_fingerprint(self) -> str:
+        """xxh3_128 of names, counts, sizes and index entries of the shards, and of what is left out."""
+        read_ahead_of_fingerprints([self])
+        facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
+        return xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
         """Return samples by number, as `SampleStore.read` does; documents of tokens become parts ``<key>.npy``."""

@@ -28,6 +28,7 @@ from headrace.io import (
     Reader,
     cache_folder,
     expand_braces,
+    hash_bytes,
     is_url,
     natural_key,
     output_errors,
@@ -35,8 +36,17 @@ from headrace.io import (
     reader,
     walk,
 )
+from headrace.io.kept import is_as_kept, keep_digest
 from headrace.stores.arguments import IntArray
-from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, kept_name, read_offsets, write_offsets
+from headrace.stores.kept_arrays import (
+    ENDS_BYTES,
+    ENTRY,
+    ENTRY_BYTES,
+    kept_name,
+    offsets_bytes,
+    read_offsets,
+    write_offsets,
+)
 from headrace.stores.tar.members import BLOCK, SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import TarFault, scan_shard
 
@@ -244,7 +254,10 @@ def shard_indexes(
 
     if any(map(is_url, tars)):
         with ThreadPoolExecutor(_MAX_REMOTE) as threads:
+            # By them the tars are known when a run begins; with the indexes they take no round trip of their own.
+            ends = threads.submit(using.keep_all, [], dict.fromkeys(filter(is_url, tars), ENDS_BYTES))
             found = dict(zip(tars, threads.map(find, tars), strict=True))
+            ends.result()
     else:
         found = {tar: find(tar) for tar in tars}
     missing = [tar for tar, index in found.items() if index is None]
@@ -267,9 +280,12 @@ def _found(tar: str, where: IndexWhere, hidden: bool, using: Reader) -> ShardInd
         places.append(str(cache / _name(tar, status, hidden)))
     for at, place in enumerate(places):
         try:
-            # The name of an index in the cache depends on size and time of the tar, so it is always fresh.
             index = using.path_at(place).stat()
-            is_fresh = not hidden or at > 0 or index.st_mtime_ns >= status.st_mtime_ns
+            # The name of an index in the cache depends on size and time of the tar, so it is always fresh.
+            is_in_cache = not hidden or at > 0
+            if is_in_cache and not is_as_kept(Path(place), tar):
+                continue
+            is_fresh = is_in_cache or index.st_mtime_ns >= status.st_mtime_ns
             if is_fresh and _ends_right(tar, status.st_size, place, index.st_size, using):
                 return ShardIndex(place, index.st_size // ENTRY_BYTES - 1, status.st_size)
         except OSError:
@@ -314,12 +330,15 @@ def _make(tar: str, where: IndexWhere, using: Reader, *, hidden: bool, skip: boo
         return ShardIndex(found.offsets, count, size, found.faults)
     is_local = where == "beside" and hidden and not is_url(tar)
     places = [Path(beside(tar))] if is_local and not Path(beside(tar)).exists() else []
-    if where != "memory" and (cache := cache_folder("tar")) is not None:
+    cache = None if where == "memory" else cache_folder("tar")
+    if cache is not None:
         places.append(cache / _name(tar, status, hidden))
     for place in places:
         try:
             with output_errors(place.parent, "create"):
                 place.parent.mkdir(parents=True, exist_ok=True)
+            if place.parent == cache:
+                keep_digest(place.name, hash_bytes(offsets_bytes(found.offsets)))
             write_offsets(place, found.offsets)
         except OutputError:  # the folder is read-only or full: try the next one
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
 
@@ -19,7 +20,7 @@ from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
-from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES
+from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, with_ends
 from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import (
     IndexPlace,
@@ -533,13 +534,14 @@ class TarStore(SampleStore):
         """The faults of shards of which only the samples before the fault are used, by shard."""
         return {name: index.faults for name, index in zip(self.shards, self._indexes, strict=True) if index.faults}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """xxh3_128 over the names of the shards, their sizes, numbers of samples, and nine entries of each index.
+        """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(1) a shard."""
+        return with_ends(self, self.data_files, self._shards.reader)
 
-        It identifies data by where samples lie, so it does not notice changed contents if all lengths are the same.
-        O(1) a shard.
-        """
+    @property
+    def layout_fingerprint(self) -> str:
+        """xxh3_128 over the names of the shards, their sizes, numbers of samples, and nine entries of each index."""
         hasher = xxhash.xxh3_128(self.format.encode())
         for shard, (name, index) in enumerate(zip(self.shards, self._indexes, strict=True)):
             probes = np.linspace(0, index.count, _PROBES + 1).astype(np.int64)
