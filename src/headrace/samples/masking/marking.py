@@ -94,7 +94,7 @@ class Marker:
         self._usuals: dict[tuple[str | None, str], Usual] = {}
         self._comparisons: dict[str, Comparison] = {}
         self._prefixes: Prefixes = {}
-        self._on_unwritten: dict[str, Policy] = {
+        self._on_unwritten = {
             UNWRITTEN_MESSAGE: options.on_unwritten_message,
             UNWRITTEN_TOOL_CALLS: options.on_unwritten_tool_calls,
             UNWRITTEN_TOOLS: options.on_unwritten_tools,
@@ -151,7 +151,12 @@ class Marker:
             # The reasoning of a trained message is looked for in the text that trains it.
             if one.name != UNWRITTEN_REASONING or one.message not in trained:
                 policy = self._on_unwritten.get(one.name, "allow")
-                decide(policy, one.name, _about_unwritten(renders, one), self._counts)
+                decide(
+                    "error" if policy is msgspec.UNSET else policy,
+                    one.name,
+                    _about_unwritten(renders, one),
+                    self._counts,
+                )
 
     def _comparison(self, renders: Renders) -> Comparison:
         """Return how this conversation is compared; how the template ends a turn may depend on its arguments."""
