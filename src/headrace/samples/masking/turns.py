@@ -392,7 +392,8 @@ def tagged_turns(renders: Renders, count: int, *, exact: bool, header: str) -> l
 
 
 def within(block: Turn, checked: Turn) -> Turn:
-    """Return a generation block, cut to where the comparison shows that its turn ends, with the end that it shows."""
+    """Return a generation block, cut to where the comparison shows that its turn lies, with the end that it shows."""
+    block = block._replace(start=min(max(block.start, checked.start), block.stop))
     if checked.end is None or block.stop < checked.end[0]:
         return block
     stop = max(block.start, min(block.stop, checked.stop))
