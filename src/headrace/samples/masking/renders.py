@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from headrace.errors import InputError
@@ -62,6 +63,7 @@ class Renders:
         self._usuals = {} if usuals is None else usuals
         self._texts: dict[int, Rendered] = {}
         self._prompts: dict[int, str] = {}
+        self._headers: dict[int, str | None] = {}
 
     @property
     def arguments(self) -> str:
@@ -139,14 +141,15 @@ class Renders:
 
     def header(self, message: int) -> str | None:
         """Return the text before the content of a message without reasoning and tool calls."""
-        messages = self.conversation.messages[: message + 1]
-        stand_in = self.unused(self.text(len(self.conversation.messages)))
-        bare = {name: value for name, value in messages[message].items() if name not in _FIELDS_BESIDE_CONTENT}
-        try:
-            pieces = self.render([*messages[:message], {**bare, "content": stand_in}]).text.split(stand_in)
-        except InputError:
-            return None
-        return pieces[0] if len(pieces) == 2 else None
+        if message not in self._headers:
+            messages = self.conversation.messages[: message + 1]
+            stand_in = self.unused(self.text(len(self.conversation.messages)))
+            bare = {name: value for name, value in messages[message].items() if name not in _FIELDS_BESIDE_CONTENT}
+            pieces: list[str] = []
+            with contextlib.suppress(InputError):
+                pieces = self.render([*messages[:message], {**bare, "content": stand_in}]).text.split(stand_in)
+            self._headers[message] = pieces[0] if len(pieces) == 2 else None
+        return self._headers[message]
 
     def usual(self, end: str | None) -> Usual:
         """Return what the template does with one question and its answer, with the arguments of this conversation.

@@ -111,7 +111,8 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
     if isinstance(turn, MisplacedTurn) or turn.content_end >= 0:
         return turn
     whole, alone = renders.text(count), renders.text(message + 1)
-    begin, stop, limit = turn_end(renders, how, message)
+    floor = len(renders.header(message) or "") if turn.start < 0 else turn.start
+    begin, stop, limit = turn_end(renders, how, message, floor)
     if not whole.startswith(alone[: stop if how.ends else begin]) or begin < turn.start:
         return MisplacedTurn(message, "history", _difference(whole, alone))
     stop = stop if whole.startswith(alone[:stop]) else begin
@@ -177,8 +178,8 @@ def content_place(text: str, start: int, stop: int, message: Message, closers: C
     return ContentPlace(begin, end, [piece for piece in chain if piece.is_special and piece.begin >= end])
 
 
-def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int, int]:
-    """Return where the last message of ``text(message + 1)`` ends.
+def turn_end(renders: Renders, how: Comparison, message: int, floor: int) -> tuple[int, int, int]:
+    """Return where the last message of ``text(message + 1)`` ends, which does not begin before ``floor``.
 
     The result is the begin and end of the token that ends the message, and the end of the text without the header of a
     next message. The token is empty if none is proved to end the message.
@@ -195,7 +196,8 @@ def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int,
         raise InputError(_no_header(renders, message))
     if ending.opening and not text.endswith(ending.opening):
         raise InputError(_unknown_end(renders, message))
-    found = content_place(text, 0, limit, renders.conversation.messages[message], how.closers)
+    # Without the floor, a content of special tokens would be found in the header.
+    found = content_place(text, min(floor, limit), limit, renders.conversation.messages[message], how.closers)
     tokens = [piece for piece in found.special if piece.of(text) not in ending.openers]
     end = found.end_of_turn(text, _proved(renders, how, message, tokens), ending.token)
     return (found.end, found.end, limit) if end is None else (end.begin, end.end, limit)
