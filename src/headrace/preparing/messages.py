@@ -43,6 +43,9 @@ class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, str]
     """``bos_token`` and the like, for tokens that no template names; see `find_end_names`."""
 
+    generation_ends: tuple[str, ...] = ()
+    """The tokens at which ``generation_config.json`` ends a generated text."""
+
 
 class Dealt(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A piece whose documents lie in a file of parts, one part for each bucket."""

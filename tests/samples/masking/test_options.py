@@ -220,6 +220,21 @@ BLIND = BARE.replace(
 SEEN = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}, assistant("b")]
 
 
+@pytest.mark.parametrize("block", ["{% generation %}", ""])
+def test_a_header_in_a_generation_block_is_not_trained_where_the_prompt_differs(block: str) -> None:
+    """As in templates that open a thought in the prompt only, and begin their blocks with the header."""
+    text = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|im_start|>assistant\n{{ m.content }}"
+        "<|im_end|>{% endgeneration %}{% else %}<|im_start|>user\n{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    if not block:
+        text = text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    batch = masks_made.masker(text, on_prompt_mismatch="allow").mask_batch([Conversation(messages=MESSAGES[1:])])
+    assert batch.counts == {"prompt_mismatch": 2}
+    assert short(masks_made.masks(text, MESSAGES[1:], on_prompt_mismatch="allow")) == ["u:a.a:⟦b.⟧u:c.a:⟦d.⟧"]
+
+
 def test_policies() -> None:
     def found(text: str, messages: Any, policy: str, kind: str = "bytes") -> Any:
         return masks_made.masks(text, messages, kind, **{policy: "allow"})

@@ -85,6 +85,7 @@ def resolve(
         sources=inputs.sources,
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=names.tokens,
+        generation_ends=names.generation_ends,
     )
     proof, made = make_first(making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove"))
     for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records))):

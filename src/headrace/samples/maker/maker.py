@@ -84,6 +84,7 @@ class SampleMaker:
         template: The chat template; None if no record is a conversation.
         encoder: A faster encoder that returns the same ids as `tokenizers`; None uses `tokenizers`.
         special_tokens: ``bos_token`` and ``eos_token``, if there is no template that names them.
+        generation_ends: Tokens at which the model's ``generation_config.json`` ends a generated text.
         source: The number of the input in the recipe.
 
     Attributes:
@@ -112,6 +113,7 @@ class SampleMaker:
         template: Template | None = None,
         encoder: TextEncoder | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        generation_ends: Sequence[str] = (),
         source: int = 0,
     ) -> None:
         spec = recipe.inputs[source] if recipe.inputs else None
@@ -128,7 +130,11 @@ class SampleMaker:
         self.dtypes = {key.name: key.resolve(max(vocabulary.values(), default=-1) + 1) for key in self.keys}
         tokens = dict(special_tokens or {}) | (dict(template.special_tokens) if template is not None else {})
         known_ends = (tokens.get("eos_token"), recipe.ends.eos)
-        marker = None if template is None else Marker(template, recipe.mask, spans.special_texts, known_ends)
+        marker = (
+            Marker(template, recipe.mask, spans.special_texts, known_ends, generation_ends)
+            if template is not None
+            else None
+        )
         tools = Tools(
             recipe=recipe,
             ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos),

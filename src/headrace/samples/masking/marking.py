@@ -80,16 +80,23 @@ class Marker:
     """Renders conversations and says which characters are trained, for one template and one set of options.
 
     ``special`` are the special tokens of the tokeniser; ``ends`` are tokens known to end a text, in addition to the
-    template's.
+    template's. ``generation_ends`` end a generated text, and may do so because they open the next message (Phi-3): then
+    they do not end a turn.
     """
 
     def __init__(
-        self, template: Template, options: MaskOptions, special: Collection[str], ends: Collection[str | None] = ()
+        self,
+        template: Template,
+        options: MaskOptions,
+        special: Collection[str],
+        ends: Collection[str | None] = (),
+        generation_ends: Collection[str] = (),
     ) -> None:
         self._template = template
         self._options = options
         declared = [template.end_of_turn, template.special_tokens.get("eos_token"), *ends]
         self._declared = frozenset(token for token in declared if token and token.strip())
+        self._generation_ends = frozenset(generation_ends)
         self._closers = Closers([*special, *template.special_tokens.values(), *self._declared])
         self._usuals: dict[tuple[str | None, str], Usual] = {}
         self._comparisons: dict[str, Comparison] = {}
@@ -164,10 +171,12 @@ class Marker:
         if key not in self._comparisons:
             kwargs = renders.conversation.template_kwargs
             probe = Renders(self._template, Conversation(messages=PROBE, template_kwargs=kwargs))
+            prompt = renders.usual(None).prompt
+            declared = self._declared | {token for token in self._generation_ends if token not in prompt}
             self._comparisons[key] = Comparison(
                 self._closers,
-                find_ending(probe, self._closers, self._declared),
-                self._declared,
+                find_ending(probe, self._closers, declared),
+                declared,
                 lenient=self._options.on_prompt_mismatch == "allow",
                 ends=self._options.end_of_turn == "train",
             )

@@ -358,13 +358,15 @@ def _agreement(one: str, other: str) -> int:
 def _behind_header(renders: Renders, message: int, count: int) -> int | None:
     """Return where a message without a generation prompt begins: after what the template writes before its content.
 
-    Spaces at the end of the header belong to the message, since tokenisers join them to the word. None if the whole
-    text does not have the header.
+    If that is only spaces, they belong to the message: a model that sees the text before them has to write them. None
+    if the whole text does not have the header.
     """
     header = renders.header(message)
     if header is None:
         raise InputError(_no_header(renders, message))
-    header = header.rstrip(" ")
+    bare = header.rstrip(" ")
+    if message and bare == renders.text(message):
+        header = bare
     return len(header) if renders.text(count).startswith(header) else None
 
 
