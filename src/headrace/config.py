@@ -89,10 +89,8 @@ def check_choices(struct: msgspec.Struct) -> None:
 
 @functools.cache
 def _choices(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, ...]]]:
-    hints = get_type_hints(kind)
     found = []
-    for name in kind.__struct_fields__:
-        hint = hints[name]
+    for name, hint in get_type_hints(kind).items():
         # A choice that may be left unset is a union.
         parts = get_args(hint) if msgspec.UnsetType in get_args(hint) else (hint,)
         found += [(name, get_args(part)) for part in parts if get_origin(part) is Literal]

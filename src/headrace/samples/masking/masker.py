@@ -223,7 +223,7 @@ def check_encoded(row: EncodedText, options: MaskOptions, counts: Counts) -> Non
     if not num_supervised:
         if row.num_straddling:
             why = (
-                f"{row.num_straddling:,} of them lie across a border, as of a prompt and its answer, with trained and "
+                f"{row.num_straddling:,} lie across a border, as of a prompt and its answer, and have trained and "
                 "untrained bytes. `straddle: train` trains them as a whole"
             )
         else:
