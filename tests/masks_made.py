@@ -26,6 +26,9 @@ LENIENT: dict[str, Any] = {
     "on_untrained_end": "allow",
     "on_empty_turn": "allow",
     "on_unwritten_message": "allow",
+    "on_unwritten_tool_calls": "allow",
+    "on_unwritten_tools": "allow",
+    "on_unwritten_parts": "allow",
     "on_no_supervised": "allow",
 }
 """For conversations drawn at random: what a policy would refuse is looked at all the same."""

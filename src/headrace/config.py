@@ -82,13 +82,19 @@ def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
 def check_choices(struct: msgspec.Struct) -> None:
     """Raise a `ConfigError` if a field of a literal type has another value, as calls from Python may pass."""
     for name, allowed in _choices(type(struct)):
-        check_choice(name, getattr(struct, name), allowed)
+        value = getattr(struct, name)
+        if value is not msgspec.UNSET:
+            check_choice(name, value, allowed)
 
 
 @functools.cache
 def _choices(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, ...]]]:
-    hints = get_type_hints(kind)
-    return [(name, get_args(hints[name])) for name in kind.__struct_fields__ if get_origin(hints[name]) is Literal]
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        # A choice that may be left unset is a union.
+        parts = get_args(hint) if msgspec.UnsetType in get_args(hint) else (hint,)
+        found += [(name, get_args(part)) for part in parts if get_origin(part) is Literal]
+    return found
 
 
 def below(where: str, key: object) -> str:

@@ -18,7 +18,12 @@ import talks  # noqa: E402
 from headrace.samples import Conversation  # noqa: E402
 from headrace.samples.templates.suite import FAMILIES, Family  # noqa: E402
 
-OPTIONS = {"unstable": "split", "on_prompt_mismatch": "allow", "on_untrained_end": "allow"}
+OPTIONS = {
+    "unstable": "split",
+    "on_prompt_mismatch": "allow",
+    "on_untrained_end": "allow",
+    "on_unwritten_tools": "allow",
+}
 
 
 def conversations(family: Family) -> dict[str, Conversation]:

@@ -307,3 +307,16 @@ def test_the_time_is_said_on_the_command_line(folder: Path) -> None:
     ):
         result = CliRunner().invoke(main, command)
         assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("number", [EOS, [EOS, 10**6]])
+def test_ends_that_only_the_generation_config_declares(folder: Path, number: Any) -> None:
+    """Before it stands a token that also opens messages, so nothing else tells where a turn ends."""
+    template = recipes_made.TEMPLATE.replace("<|end|>\n", "<|start|>end<eos>\n")
+    configure(eos_token="<bos>", chat_template=template)
+    with pytest.raises(InputError, match="ends without a special token"):
+        prepare(runs.SFT, TALKS)
+    Path("model/generation_config.json").write_text(json.dumps({"eos_token_id": number}))
+    documents, _, _ = prepare(runs.SFT, TALKS)
+    masks = runs.documents(Path("out"), "loss_mask")
+    assert all(mask[document.index(EOS, -3)] == 1 for document, mask in zip(documents, masks, strict=True))

@@ -49,6 +49,9 @@ class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
     before_text: tuple[int, ...]
     """See `TextTokenizer.before_text`."""
 
+    generation_ends: tuple[str, ...] = ()
+    """The tokens at which ``generation_config.json`` ends a generated text."""
+
 
 class Dealt(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A piece whose documents lie in a file of parts, one part for each bucket."""

@@ -30,7 +30,7 @@ from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.recipe import Recipe
 from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
-from headrace.samples.templates.load import CONFIG, ReadablePath, read_json
+from headrace.samples.templates.load import CONFIG, GENERATION_CONFIG, ReadablePath, read_json
 from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
 
 
@@ -212,6 +212,7 @@ def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encod
         encoder=encoder,
         special_tokens=making.special_tokens,
         before_text=making.before_text,
+        generation_ends=making.generation_ends,
         source=source,
     )
 
@@ -232,6 +233,9 @@ class EndNames(NamedTuple):
     by_vocabulary: frozenset[str]
     """The names among them that were found only because the vocabulary has one usual token for them."""
 
+    generation_ends: tuple[str, ...]
+    """The tokens at which ``generation_config.json`` ends a generated text (``eos_token_id``)."""
+
 
 def find_end_names(loaded: TextTokenizer, folder: ReadablePath, template: TemplateSetup | None) -> EndNames:
     """Find the tokens at the ends of a sequence, for a `SampleMaker`, which prefers those of its template.
@@ -248,7 +252,10 @@ def find_end_names(loaded: TextTokenizer, folder: ReadablePath, template: Templa
         known = [token for token in usual if token in loaded.known_tokens]
         if len(known) == 1:
             found[name] = known[0]
-    return EndNames({**found, **named}, frozenset(found))
+    stops: Any = read_json(folder / GENERATION_CONFIG).get("eos_token_id")
+    numbers = stops if isinstance(stops, list) else [stops]
+    ends = tuple(token for token, number in loaded.special_tokens.items() if number in numbers)
+    return EndNames({**found, **named}, frozenset(found), ends)
 
 
 def end_notices(names: EndNames, counts: Mapping[str, int], num_records: int, begin: str) -> Iterator[str]:

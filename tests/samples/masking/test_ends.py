@@ -19,6 +19,7 @@ import talks
 from counts import cases
 from headrace.samples import Conversation
 from headrace.samples.masking import MaskedBatch, Masker, MaskOptions
+from headrace.samples.masking.marking import Marker
 from headrace.samples.templates import ChatTemplate
 from talks import assistant, system, user
 
@@ -303,3 +304,60 @@ def test_thoughts_that_are_stripped_from_earlier_turns(strips: Any, mismatch: An
     both = [user("Hi"), assistant("<think>1</think>Yes"), assistant("<think>2</think>No")]
     batch = masked(made, both, unstable="split", on_prompt_mismatch=mismatch)
     assert trained(made, both, batch) == [{1: "<think>1</think>Yes<|eot|>"}, {2: "<think>2</think>No<|eot|>"}]
+
+
+KIMI = (
+    "{% for m in messages %}<|start|>{{ m.role }}<|mid|>"
+    "{% if m.role == 'assistant' %}<|start|>text<|mid|>{{ m.content }}<|close|>text<|mid|>{% else %}{{ m.content }}"
+    "{% endif %}<|close|>message<|mid|><|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|mid|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("ends", [("<|eot|>",), ("<|close|>", "<|eot|>"), ("<|start|>", "<|eot|>", "<|user|>")])
+@pytest.mark.parametrize("is_generation", [False, True])
+def test_the_last_declared_end_before_the_next_header_ends_a_turn(ends: tuple[str, ...], is_generation: bool) -> None:
+    """Also where tags are closed before it, with tokens that open messages. What a header opens with ends no turn."""
+    if not is_generation and "<|start|>" in ends:
+        return
+    declared = ((), ends) if is_generation else (ends, ())
+    marker = Marker(ChatTemplate.from_text(KIMI), MaskOptions(), SPECIAL, *declared)
+    [marked] = marker.mark(Conversation(messages=TWO), with_all=False)
+    trained = [marked.text[one.begin : one.end] for one in marked.pieces if one.is_trained]
+    written = "<|start|>text<|mid|>{}<|close|>text<|mid|><|close|>message<|mid|>"
+    assert trained == [written.format("Yes"), "<|eot|>", written.format("No"), "<|eot|>"]
+
+
+@pytest.mark.parametrize("headers", STYLES[:3])
+@pytest.mark.parametrize("strips", ["nothing", "earlier", "unless last"])
+@pytest.mark.parametrize("unstable", ["split", "last_turn"])
+def test_contents_of_special_tokens_are_not_found_in_the_header(
+    headers: dict[str, str], strips: Any, unstable: str
+) -> None:
+    """Two answers in a row behind headers of special tokens: the end of the question was trained as an answer."""
+    made = Made(headers, end=" <|eot|>", closing="\n<|close|>", next_header="never", strips=strips, is_before=True)
+    options = {"unstable": unstable, "on_untrained_end": "allow", "on_empty_turn": "allow"}
+    messages = [user("Hi"), assistant("<think>hm</think>x"), assistant("<think>hm</think>y"), user("Hi")]
+    messages.append(assistant("<|eot|>"))
+    samples = trained(made, messages, masked(made, messages, {"eos_token": "<|eot|>"}, **options))
+    assert samples[-1][4] == "<|eot|>"
+
+
+STRADDLES: list[Any] = ["mask", "train"]
+
+
+def test_a_space_that_ends_a_header_straddles_and_one_that_a_model_writes_does_not() -> None:
+    answer = "{{ m.content if m.role == 'user' else HEADER + m.content + '<|eot|>' }}"
+    template = "{% for m in messages %}" + answer + "{% endfor %}"
+    for header, counts in (("Bot: ", {"straddling_tokens": 1}), (" ", {})):
+        tokenizer: Any = Tokenizer.from_str(TOKENIZER.decode())
+        tokenizer.add_tokens([AddedToken(" ab", normalized=False)])
+        made = ChatTemplate.from_text(template.replace("HEADER", repr(header)), special_tokens={"eos_token": "<|eot|>"})
+        for straddle in STRADDLES:
+            masker = Masker(made, tokenizer.to_str().encode(), options=MaskOptions(straddle=straddle))
+            batch = masker.mask_batch([Conversation(messages=[user("Hi"), assistant("ab")])], evidence=True)
+            [sample] = batch.samples()
+            shown = masks_made.shown(sample)
+            is_whole = header == " " or straddle == "train"
+            assert batch.counts == counts
+            assert shown.endswith(f"{header.rstrip()}⟦ ab<|eot|>⟧" if is_whole else "Bot: ab⟦<|eot|>⟧")

@@ -211,6 +211,30 @@ def test_generation_blocks_are_cut_to_the_convention() -> None:
         tagged("<|im_start|>assistant\n" + partly.replace("b{% e", "b {% e"), on_unwritten_message="allow")
 
 
+CALLED = [user("a"), assistant("Let me look.", tool_calls=[talks.call("now", {})])]
+TOOLS = Conversation(messages=talks.ONE, tools=talks.TOOLS[:1])
+BLIND = BARE.replace(
+    "{{ m.content }}",
+    "{{ m.content if m.content is string else m.content | map(attribute='text', default='') | join }}",
+)
+SEEN = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}, assistant("b")]
+
+
+@pytest.mark.parametrize("block", ["{% generation %}", ""])
+def test_a_header_in_a_generation_block_is_not_trained_where_the_prompt_differs(block: str) -> None:
+    """As in templates that open a thought in the prompt only, and begin their blocks with the header."""
+    text = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|im_start|>assistant\n{{ m.content }}"
+        "<|im_end|>{% endgeneration %}{% else %}<|im_start|>user\n{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    if not block:
+        text = text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    batch = masks_made.masker(text, on_prompt_mismatch="allow").mask_batch([Conversation(messages=MESSAGES[1:])])
+    assert batch.counts == {"prompt_mismatch": 2}
+    assert short(masks_made.masks(text, MESSAGES[1:], on_prompt_mismatch="allow")) == ["u:a.a:⟦b.⟧u:c.a:⟦d.⟧"]
+
+
 def test_policies() -> None:
     def found(text: str, messages: Any, policy: str, kind: str = "bytes") -> Any:
         return masks_made.masks(text, messages, kind, **{policy: "allow"})
@@ -220,19 +244,34 @@ def test_policies() -> None:
         ("falcon", talks.ONE, "on_untrained_end", "untrained_end", "ends without a special token"),
         ("chatml", [user("a"), assistant("")], "on_empty_turn", "empty_turn", "says nothing: a model"),
         ("llama3", talks.CALLED[:2], "on_empty_turn", "empty_turn", "tool calls, which the template does not"),
+        (
+            "llama3",
+            CALLED,
+            "on_unwritten_tool_calls",
+            "unwritten_tool_calls",
+            "does not write tool_calls[0] of message 1",
+        ),
+        ("llama3", TOOLS, "on_unwritten_tools", "unwritten_tools", "does not write tools[0] of the record"),
+        (BLIND, SEEN, "on_unwritten_parts", "unwritten_parts", "does not write content[0] of message 0 (user)"),
         ("llama2", [user("<s>a"), assistant("b")], "on_doubled_bos", "doubled_bos", "begins with two BOS"),
     ]
     bos = "{{ bos_token }}<s>" + BARE
     for text, messages, policy, reason, message in cases:
         text = text.replace("llama2", bos)
         made = masks_made.ChatTemplate.from_text(text, special_tokens={"bos_token": "<s>"}) if "{" in text else None
-        conversation = Conversation(messages=messages)
+        conversation = messages if isinstance(messages, Conversation) else Conversation(messages=messages)
+        others = {"on_unwritten_tool_calls": "allow"} if policy == "on_empty_turn" else {}
 
         def batch(
-            choice: str, made: Any = made, text: str = text, policy: str = policy, one: Any = conversation
+            choice: str,
+            made: Any = made,
+            text: str = text,
+            policy: str = policy,
+            one: Any = conversation,
+            others: Any = others,
         ) -> Any:
             template = made or masks_made.template(text)
-            options = MaskOptions(**{policy: choice})
+            options = MaskOptions(**{policy: choice}, **others)
             return masks_made.Masker(template, masks_made.tokenizer_json(), options=options).mask_batch([one])
 
         assert message in batch("error").refused[0].message
@@ -311,7 +350,8 @@ def test_messages_that_the_template_drops(dropped: dict[str, Any]) -> None:
 
 def test_text_that_the_template_drops_is_counted() -> None:
     messages = [user("a"), assistant("Let me look.", tool_calls=[talks.call("now", {})])]
-    text = BARE.replace("{{ m.content }}", "{% if m.tool_calls %}CALL{% else %}{{ m.content }}{% endif %}")
+    called = "{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}"
+    text = BARE.replace("{{ m.content }}", called)
     assert masks_made.masker(text).mask_batch([Conversation(messages=messages)]).counts == {"unwritten_content": 1}
 
 

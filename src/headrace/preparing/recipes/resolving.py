@@ -86,6 +86,7 @@ def resolve(
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=names.tokens,
         before_text=loaded.before_text,
+        generation_ends=names.generation_ends,
     )
     proof, made = make_first(making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove"))
     begin = "".join(map(loaded.token_text, loaded.before_text)) if recipe.ends.bos == "auto" else ""

@@ -87,6 +87,7 @@ class SampleMaker:
         encoder: A faster encoder that returns the same ids as `tokenizers`; None uses `tokenizers`.
         special_tokens: ``bos_token`` and ``eos_token``, if there is no template that names them.
         before_text: The ids with which the tokeniser begins a text; None: those that its post-processor adds.
+        generation_ends: Tokens at which the model's ``generation_config.json`` ends a generated text.
         source: The number of the input in the recipe.
 
     Attributes:
@@ -116,6 +117,7 @@ class SampleMaker:
         encoder: TextEncoder | None = None,
         special_tokens: Mapping[str, str] | None = None,
         before_text: Sequence[int] | None = None,
+        generation_ends: Sequence[str] = (),
         source: int = 0,
     ) -> None:
         spec = recipe.inputs[source] if recipe.inputs else None
@@ -133,7 +135,11 @@ class SampleMaker:
         tokens = dict(special_tokens or {}) | (dict(template.special_tokens) if template is not None else {})
         known_ends = (tokens.get("eos_token"), recipe.ends.eos)
         self._contents = Contents(recipe, spans, template)
-        marker = None if template is None else Marker(template, recipe.mask, spans.special_texts, known_ends)
+        marker = (
+            Marker(template, recipe.mask, spans.special_texts, known_ends, generation_ends)
+            if template is not None
+            else None
+        )
         tools = Tools(
             recipe=recipe,
             ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos, before_text=before_text),

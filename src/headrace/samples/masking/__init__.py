@@ -3,6 +3,7 @@
 Conversation
   -> renders       renders the whole text once; its beginnings; and with a stand-in for a content
   -> turns         finds each turn: by the template's own order, generation tags, or prefixes compared with the whole
+  -> unwritten     finds what the conversation says and the rendering does not show
   -> pieces        decides which messages are trained; divides turns into reasoning, content, end of turn and the rest
   -> marking       applies policies, and checks each turn for other text     -> texts with trained characters
   -> token_spans   encodes whole texts                                       -> ids, and the bytes of each token

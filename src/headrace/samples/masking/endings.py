@@ -12,6 +12,9 @@ token ends the turn only if all of this holds:
 * something shows that it belongs to the answer: it is declared (``eos_token``), or never occurs before the first
   content, or is followed by a token that opens messages, so that the next header begins there and not before.
 
+A declared token that follows the answer in both cases is the end whatever stands before it, and the last one if there
+are several: Kimi-K3 closes its tags with tokens that open messages before it ends a turn.
+
 If no token is proved, none is known, and the options of masking decide what happens.
 """
 
@@ -191,7 +194,11 @@ def find_ending(renders: Renders, closers: Closers, declared: Collection[str]) -
     def opens_inside(text: str) -> bool:
         return any(piece.of(text) in openers for piece in closers.inside(text))
 
-    chain = list(itertools.takewhile(lambda piece: piece.of(tail) not in openers, closers.inside(tail)))
+    every = closers.inside(tail)
+    for piece in reversed(every):
+        if piece.of(tail) in declared and probe.joiner.startswith(tail[: piece.end]):
+            return _ending(closers, piece.of(tail), tail[piece.end :], openers, probe.asked)
+    chain = list(itertools.takewhile(lambda piece: piece.of(tail) not in openers, every))
     staying = [piece for piece in chain if probe.joiner.startswith(tail[: piece.end])]
     is_opened = closers.at(probe.header.lstrip(), 0) is not None
     seen = probe.before_question if staying else probe.asked

@@ -31,15 +31,18 @@ from headrace.samples.masking.pieces import (
     overlay,
     spans_of,
 )
-from headrace.samples.masking.renders import PROBE, Prefixes, Renders, Usual, content_of, find_unwritten, thought_of
+from headrace.samples.masking.renders import PROBE, Renders, Usual, content_of, thought_of
 from headrace.samples.masking.results import (
     EMPTY_TURN,
     PROMPT_MISMATCH,
     REWRITTEN_HISTORY,
     UNSTABLE,
     UNTRAINED_END,
-    UNWRITTEN_CONTENT,
     UNWRITTEN_MESSAGE,
+    UNWRITTEN_PARTS,
+    UNWRITTEN_REASONING,
+    UNWRITTEN_TOOL_CALLS,
+    UNWRITTEN_TOOLS,
     Counts,
     DroppedError,
 )
@@ -54,6 +57,7 @@ from headrace.samples.masking.turns import (
     tagged_turns,
     within,
 )
+from headrace.samples.masking.unwritten import Prefixes, Unwritten, find_unwritten
 
 # Members of an enum cost as much to look up as a piece costs to make.
 _UNTRAINED = (Region.PROMPT, -1, False, Why.PROMPT)
@@ -78,20 +82,33 @@ class Marker:
     """Renders conversations and says which characters are trained, for one template and one set of options.
 
     ``special`` are the special tokens of the tokeniser; ``ends`` are tokens known to end a text, in addition to the
-    template's.
+    template's. ``generation_ends`` end a generated text, and may do so because they open the next message (Phi-3): then
+    they do not end a turn.
     """
 
     def __init__(
-        self, template: Template, options: MaskOptions, special: Collection[str], ends: Collection[str | None] = ()
+        self,
+        template: Template,
+        options: MaskOptions,
+        special: Collection[str],
+        ends: Collection[str | None] = (),
+        generation_ends: Collection[str] = (),
     ) -> None:
         self._template = template
         self._options = options
         declared = [template.end_of_turn, template.special_tokens.get("eos_token"), *ends]
         self._declared = frozenset(token for token in declared if token and token.strip())
+        self._generation_ends = frozenset(generation_ends)
         self._closers = Closers([*special, *template.special_tokens.values(), *self._declared])
         self._usuals: dict[tuple[str | None, str], Usual] = {}
         self._comparisons: dict[str, Comparison] = {}
         self._prefixes: Prefixes = {}
+        self._on_unwritten = {
+            UNWRITTEN_MESSAGE: options.on_unwritten_message,
+            UNWRITTEN_TOOL_CALLS: options.on_unwritten_tool_calls,
+            UNWRITTEN_TOOLS: options.on_unwritten_tools,
+            UNWRITTEN_PARTS: options.on_unwritten_parts,
+        }
         # With these options every assistant's turn is trained, and messages without flags need no decisions.
         self._is_usual = (
             options.roles == (ASSISTANT,)
@@ -124,8 +141,9 @@ class Marker:
             if plain is not None:
                 self._check_written(renders, proved=True)
                 return [plain]
-        self._check_written(renders, proved=False)
-        return _Marking(renders, how, self._options, self._counts).texts()
+        marking = _Marking(renders, how, self._options, self._counts)
+        self._check_written(renders, trained=marking.trained)
+        return marking.texts()
 
     def check_written(self, conversation: Conversation) -> None:
         """Look for what the template leaves out of a conversation that needs no mask; see `counts`.
@@ -135,15 +153,19 @@ class Marker:
             DroppedError: If a policy drops it.
         """
         self._counts.clear()
-        self._check_written(Renders(self._template, conversation, self._usuals), proved=False)
+        self._check_written(Renders(self._template, conversation, self._usuals))
 
-    def _check_written(self, renders: Renders, *, proved: bool) -> None:
+    def _check_written(self, renders: Renders, *, proved: bool = False, trained: Collection[int] = ()) -> None:
         for one in find_unwritten(renders, self._prefixes, proved=proved):
-            if one.is_whole:
-                text = _about_unwritten(renders, one.message)
-                decide(self._options.on_unwritten_message, UNWRITTEN_MESSAGE, text, self._counts)
-            else:
-                self._counts[UNWRITTEN_CONTENT] += 1
+            # The reasoning of a trained message is looked for in the text that trains it.
+            if one.name != UNWRITTEN_REASONING or one.message not in trained:
+                policy = self._on_unwritten.get(one.name, "allow")
+                decide(
+                    "error" if policy is msgspec.UNSET else policy,
+                    one.name,
+                    _about_unwritten(renders, one),
+                    self._counts,
+                )
 
     def _comparison(self, renders: Renders) -> Comparison:
         """Return how this conversation is compared; how the template ends a turn may depend on its arguments."""
@@ -151,10 +173,12 @@ class Marker:
         if key not in self._comparisons:
             kwargs = renders.conversation.template_kwargs
             probe = Renders(self._template, Conversation(messages=PROBE, template_kwargs=kwargs))
+            prompt = renders.usual(None).prompt
+            declared = self._declared | {token for token in self._generation_ends if token not in prompt}
             self._comparisons[key] = Comparison(
                 self._closers,
-                find_ending(probe, self._closers, self._declared),
-                self._declared,
+                find_ending(probe, self._closers, declared),
+                declared,
                 lenient=self._options.on_prompt_mismatch == "allow",
                 ends=self._options.end_of_turn == "train",
             )
@@ -210,6 +234,7 @@ class _Marking:
         self._options = options
         self._counts = counts
         self._decisions = decisions(renders.conversation, options)
+        self.trained = {number for number, one in enumerate(self._decisions) if one.has_trained}
 
     def texts(self) -> list[Marked]:
         """Return the texts that the conversation becomes; see `Marker.mark`."""
@@ -368,7 +393,7 @@ class _Marking:
             self._counts[REWRITTEN_HISTORY] += 1
         thought = thought_of(message)
         if thought and thought not in text[turn.start : turn.stop]:
-            self._counts["unwritten_reasoning"] += 1
+            self._counts[UNWRITTEN_REASONING] += 1
         has_content = thought or message.get("tool_calls") or content_of(message)
         begin = layout.reasoning_end if layout.is_empty_reasoning else layout.start
         if not has_content or not text[begin : layout.content_end].strip():
@@ -526,13 +551,19 @@ def _about_empty_turn(renders: Renders, message: int) -> str:
     )
 
 
-def _about_unwritten(renders: Renders, message: int) -> str:
-    """The message for a message that the template leaves out."""
-    content = renders.conversation.messages[message].get("content")
+def _about_unwritten(renders: Renders, one: Unwritten) -> str:
+    """The message for what the template leaves out."""
+    whose = _named(renders, one.message) if one.message >= 0 else "the record"
+    if one.name == UNWRITTEN_MESSAGE:
+        what = f"writes nothing of {whose}, which says {str(one.value)[:60]!r}"
+        helps = "Give it a role or a form that the template writes (`roles` renames roles, `parts: join` joins parts)"
+    else:
+        place = one.field if one.item is None else f"{one.field}[{one.item}]"
+        what = f"does not write {place} of {whose}, which is {str(one.value)[:60]}"
+        helps = "Remove it from the record"
     return (
-        f"the template writes nothing of {_named(renders, message)}, which says {str(content)[:60]!r}: the model would "
-        "never see it. Give it a role or a form that the template writes (`roles` renames roles, `parts: join` "
-        "joins parts to one text), use another template, or choose on_unwritten_message: allow or drop"
+        f"the template {what}: the model would never see it. {helps}, use a template that writes it, or choose "
+        f"on_{one.name}: allow or drop"
     )
 
 

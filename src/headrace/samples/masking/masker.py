@@ -221,10 +221,17 @@ def check_encoded(row: EncodedText, options: MaskOptions, counts: Counts) -> Non
     """
     num_supervised = row.num_supervised
     if not num_supervised:
-        message = (
-            f"none of its {len(row.ids):,} tokens is trained: no message has one of the roles "
-            f"{', '.join(options.roles)}, flags exclude all of these, or the template does not write their content"
-        )
+        if row.num_straddling:
+            why = (
+                f"{row.num_straddling:,} lie across a border, as of a prompt and its answer, and have trained and "
+                "untrained bytes. `straddle: train` trains them as a whole"
+            )
+        else:
+            why = (
+                f"no message has one of the roles {', '.join(options.roles)}, flags exclude all of these, or the "
+                "template does not write their content"
+            )
+        message = f"none of its {len(row.ids):,} tokens is trained: {why}"
         decide(options.on_no_supervised, NO_SUPERVISED, message, counts)
     elif num_supervised == len(row.ids) and row.is_partly_trained:
         message = f"all of its {len(row.ids):,} tokens are trained, though some of its messages should not be"

@@ -56,7 +56,12 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         on_untrained_end: The end of a turn should be trained and is not, or there is no token for it.
         on_empty_turn: A trained turn is empty, usually because the template does not write tool calls.
         on_unwritten_message: The template writes nothing of a message: an unknown role, a system message in the middle,
-            parts that it does not read. If it writes only some of a message, that is counted.
+            parts that it does not read. If it leaves out only some of a message, such as a text, its reasoning, or a
+            field, that is counted.
+        on_unwritten_tool_calls: The template does not write a call of a tool: it writes none, or only the first. This
+            and the next two are errors by default, and manifests name them only if they are set.
+        on_unwritten_tools: The template does not write a tool of the record.
+        on_unwritten_parts: The template shows nothing for a part of a content that is not text, such as a picture.
 
     Raises:
         ConfigError: If an option has an unknown value.
@@ -79,6 +84,9 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_untrained_end: Policy = "error"
     on_empty_turn: Policy = "error"
     on_unwritten_message: Policy = "error"
+    on_unwritten_tool_calls: Policy | msgspec.UnsetType = msgspec.UNSET
+    on_unwritten_tools: Policy | msgspec.UnsetType = msgspec.UNSET
+    on_unwritten_parts: Policy | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -1,13 +1,8 @@
-"""Render one conversation as a whole, its beginnings, and with a stand-in for a content; find text that is left out.
-
-Templates silently leave out unknown roles, a system message in the middle, parts of a content, or what is said beside
-tool calls. To find this, the conversation is rendered once more with a stand-in for every content, and each stand-in
-must be found. For templates that write one message after another this is needed only once for each kind of message:
-then it is known what they write before such a content, and the content must follow it.
-"""
+"""Render one conversation as a whole, its beginnings, and with a stand-in for a content."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from headrace.errors import InputError
@@ -68,6 +63,7 @@ class Renders:
         self._usuals = {} if usuals is None else usuals
         self._texts: dict[int, Rendered] = {}
         self._prompts: dict[int, str] = {}
+        self._headers: dict[int, str | None] = {}
 
     @property
     def arguments(self) -> str:
@@ -145,14 +141,15 @@ class Renders:
 
     def header(self, message: int) -> str | None:
         """Return the text before the content of a message without reasoning and tool calls."""
-        messages = self.conversation.messages[: message + 1]
-        stand_in = self.unused(self.text(len(self.conversation.messages)))
-        bare = {name: value for name, value in messages[message].items() if name not in _FIELDS_BESIDE_CONTENT}
-        try:
-            pieces = self.render([*messages[:message], {**bare, "content": stand_in}]).text.split(stand_in)
-        except InputError:
-            return None
-        return pieces[0] if len(pieces) == 2 else None
+        if message not in self._headers:
+            messages = self.conversation.messages[: message + 1]
+            stand_in = self.unused(self.text(len(self.conversation.messages)))
+            bare = {name: value for name, value in messages[message].items() if name not in _FIELDS_BESIDE_CONTENT}
+            pieces: list[str] = []
+            with contextlib.suppress(InputError):
+                pieces = self.render([*messages[:message], {**bare, "content": stand_in}]).text.split(stand_in)
+            self._headers[message] = pieces[0] if len(pieces) == 2 else None
+        return self._headers[message]
 
     def usual(self, end: str | None) -> Usual:
         """Return what the template does with one question and its answer, with the arguments of this conversation.
@@ -177,15 +174,15 @@ class Renders:
             self._usuals[key] = Usual(added, is_plain and not opens(prompt.rstrip(), at_end=True), is_known)
         return self._usuals[key]
 
-    def render(self, messages: list[Message], *, prompt: bool = False) -> Rendered:
-        """Render other messages with the tools and arguments of the conversation.
+    def render(self, messages: list[Message], *, prompt: bool = False, tools: list[Any] | None = None) -> Rendered:
+        """Render other messages with the arguments of the conversation, and with its tools if there are no others.
 
         Raises:
             InputError: If the template refuses them.
         """
         return self._template.render(
             messages,
-            tools=self.conversation.tools,
+            tools=self.conversation.tools if tools is None else tools,
             add_generation_prompt=prompt,
             **self.conversation.template_kwargs,
         )
@@ -226,108 +223,9 @@ def thought_of(message: Message) -> str:
     return ""
 
 
-Prefixes = dict[tuple[str, int, str], str]
-"""What a template writes before the content of a message: by role, place (first, second, later) and arguments."""
-
-
-class Unwritten(NamedTuple):
-    """A message of which the template leaves text out."""
-
-    message: int
-    is_whole: bool
-    """Whether nothing of the message is written: no text, no tool calls and no thought."""
-
-
-def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> list[Unwritten]:
-    """Return the messages of a conversation of which the template leaves text out.
-
-    ``proved`` says that the contents of assistants are known to be written.
-    """
-    if _stand_as_known(renders, prefixes, proved=proved):
-        return []
-    messages = renders.conversation.messages
-    text = renders.text(len(messages))
-    marked, marks = _marked(messages, renders.unused(text))
-    try:
-        shown = renders.render(marked)
-    except InputError:
-        # The template depends on the contents, so it is only known whether they occur anywhere.
-        return [
-            Unwritten(number, _says_nothing_else(message))
-            for number, message in enumerate(messages)
-            if content_of(message) not in text
-        ]
-    found = []
-    for number, (message, own) in enumerate(zip(messages, marks, strict=True)):
-        places = [shown.text.find(mark) for mark in own]
-        if not places:
-            continue
-        if min(places) < 0:
-            found.append(Unwritten(number, max(places) < 0 and _says_nothing_else(message)))
-        elif shown.message_begins and places[0] >= shown.message_begins[number]:
-            prefix = shown.text[shown.message_begins[number] : places[0]]
-            prefixes[_kind(message, number, renders.arguments)] = prefix
-    return found
-
-
-def _stand_as_known(renders: Renders, prefixes: Prefixes, *, proved: bool) -> bool:
-    """Return whether every content stands where contents of its kind are known to stand. This needs no rendering."""
-    messages, arguments = renders.conversation.messages, renders.arguments
-    rendered = renders.rendered(len(messages))
-    begins = rendered.message_begins
-    return bool(begins) and all(
-        _stands(rendered.text, begins[number], message, prefixes.get(_kind(message, number, arguments)))
-        for number, message in enumerate(messages)
-        if not (proved and message.get("role") == "assistant")
-    )
-
-
-def _kind(message: Message, number: int, arguments: str) -> tuple[str, int, str]:
-    return str(message.get("role")), min(number, 2), arguments
-
-
-def _stands(text: str, begin: int, message: Message, prefix: str | None) -> bool:
-    """Return whether the content of a message stands where such contents do: after ``prefix``, from ``begin`` on."""
-    content = message.get("content")
-    if not content or (isinstance(content, str) and not content.strip()):
-        return True
-    if prefix is None or not isinstance(content, str) or not text.startswith(prefix, begin):
-        return False
-    return text.startswith((content, content.strip()), begin + len(prefix))
-
-
-def _says_nothing_else(message: Message) -> bool:
-    return not message.get("tool_calls") and not thought_of(message)
-
-
-def _marked(messages: list[Message], unused: str) -> tuple[list[Message], list[list[str]]]:
-    """Return the messages with stand-ins for their texts, and the stand-ins of each; blank texts stay as they are."""
-    marks = []
-    for number, message in enumerate(messages):
-        texts = enumerate(_texts(message))
-        marks.append([f"{unused}{number}.{part}{unused}" for part, text in texts if text.strip()])
-    return [_with_marks(message, own) for message, own in zip(messages, marks, strict=True)], marks
-
-
 def _texts(message: Message) -> list[str]:
     content = message.get("content")
     if isinstance(content, str):
         return [content]
     parts = content if isinstance(content, list) else []
     return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-
-
-def _with_marks(message: Message, marks: list[str]) -> Message:
-    content = message.get("content")
-    if not marks:
-        return message
-    if isinstance(content, str):
-        return {**message, "content": marks[0]}
-    rest = iter(marks)
-    parts = [
-        {**part, "text": next(rest)}
-        if isinstance(part, dict) and isinstance(part.get("text"), str) and part["text"].strip()
-        else part
-        for part in (content if isinstance(content, list) else [])
-    ]
-    return {**message, "content": parts}

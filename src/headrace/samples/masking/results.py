@@ -17,10 +17,18 @@ UNSTABLE, PROMPT_MISMATCH = "unstable_template", "prompt_mismatch"
 NO_SUPERVISED, ALL_SUPERVISED = "no_supervised", "all_supervised"
 DOUBLED_BOS, MISSING_BOS, UNTRAINED_END, EMPTY_TURN = "doubled_bos", "missing_bos", "untrained_end", "empty_turn"
 TOO_LONG, SUPERVISION_CUT, UNWRITTEN_MESSAGE = "too_long", "supervision_cut", "unwritten_message"
+UNWRITTEN_TOOLS, UNWRITTEN_TOOL_CALLS, UNWRITTEN_PARTS = "unwritten_tools", "unwritten_tool_calls", "unwritten_parts"
 """The reasons for which a record is dropped: these names and those above."""
 
-REWRITTEN_HISTORY, UNWRITTEN_CONTENT = "rewritten_histories", "unwritten_content"
-"""Counts of trained turns whose history differs from that of their prompt, and of messages written only in part."""
+REWRITTEN_HISTORY = "rewritten_histories"
+"""The count of trained turns whose history differs from that of their prompt."""
+
+UNWRITTEN_CONTENT, UNWRITTEN_REASONING, UNWRITTEN_FIELDS = (
+    "unwritten_content",
+    "unwritten_reasoning",
+    "unwritten_fields",
+)
+"""Counts of what else a template leaves out: texts of messages that it writes otherwise, reasoning, other fields."""
 
 UNREAD_FLAGS = "unread_flags"
 """The count of messages and records with a field that seems to say whether they are trained, and is not followed."""

@@ -111,7 +111,8 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
     if isinstance(turn, MisplacedTurn) or turn.content_end >= 0:
         return turn
     whole, alone = renders.text(count), renders.text(message + 1)
-    begin, stop, limit = turn_end(renders, how, message)
+    floor = len(renders.header(message) or "") if turn.start < 0 else turn.start
+    begin, stop, limit = turn_end(renders, how, message, floor)
     if not whole.startswith(alone[: stop if how.ends else begin]) or begin < turn.start:
         return MisplacedTurn(message, "history", _difference(whole, alone))
     stop = stop if whole.startswith(alone[:stop]) else begin
@@ -177,8 +178,8 @@ def content_place(text: str, start: int, stop: int, message: Message, closers: C
     return ContentPlace(begin, end, [piece for piece in chain if piece.is_special and piece.begin >= end])
 
 
-def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int, int]:
-    """Return where the last message of ``text(message + 1)`` ends.
+def turn_end(renders: Renders, how: Comparison, message: int, floor: int) -> tuple[int, int, int]:
+    """Return where the last message of ``text(message + 1)`` ends, which does not begin before ``floor``.
 
     The result is the begin and end of the token that ends the message, and the end of the text without the header of a
     next message. The token is empty if none is proved to end the message.
@@ -195,7 +196,8 @@ def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int,
         raise InputError(_no_header(renders, message))
     if ending.opening and not text.endswith(ending.opening):
         raise InputError(_unknown_end(renders, message))
-    found = content_place(text, 0, limit, renders.conversation.messages[message], how.closers)
+    # Without the floor, a content of special tokens would be found in the header.
+    found = content_place(text, min(floor, limit), limit, renders.conversation.messages[message], how.closers)
     tokens = [piece for piece in found.special if piece.of(text) not in ending.openers]
     end = found.end_of_turn(text, _proved(renders, how, message, tokens), ending.token)
     return (found.end, found.end, limit) if end is None else (end.begin, end.end, limit)
@@ -356,13 +358,15 @@ def _agreement(one: str, other: str) -> int:
 def _behind_header(renders: Renders, message: int, count: int) -> int | None:
     """Return where a message without a generation prompt begins: after what the template writes before its content.
 
-    Spaces at the end of the header belong to the message, since tokenisers join them to the word. None if the whole
-    text does not have the header.
+    If that is only spaces, they belong to the message: a model that sees the text before them has to write them. None
+    if the whole text does not have the header.
     """
     header = renders.header(message)
     if header is None:
         raise InputError(_no_header(renders, message))
-    header = header.rstrip(" ")
+    bare = header.rstrip(" ")
+    if message and bare == renders.text(message):
+        header = bare
     return len(header) if renders.text(count).startswith(header) else None
 
 
@@ -392,7 +396,8 @@ def tagged_turns(renders: Renders, count: int, *, exact: bool, header: str) -> l
 
 
 def within(block: Turn, checked: Turn) -> Turn:
-    """Return a generation block, cut to where the comparison shows that its turn ends, with the end that it shows."""
+    """Return a generation block, cut to where the comparison shows that its turn lies, with the end that it shows."""
+    block = block._replace(start=min(max(block.start, checked.start), block.stop))
     if checked.end is None or block.stop < checked.end[0]:
         return block
     stop = max(block.start, min(block.stop, checked.stop))

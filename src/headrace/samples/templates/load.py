@@ -137,7 +137,7 @@ def read_text(path: ReadablePath) -> str:
         raise InputError(f"{path}: byte {error.start} is not UTF-8; templates must be UTF-8 text") from error
 
 
-CONFIG = "tokenizer_config.json"
+CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 _MAP = "special_tokens_map.json"
 
 
