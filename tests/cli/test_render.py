@@ -185,7 +185,8 @@ def test_flags_tools_and_fields_of_messages(run: Any, tmp_path: Path) -> None:
         "tools": [{"name": "t"}],
         "chat_template_kwargs": {"enable_thinking": True},
     }
-    found = lines(run, previews_made.recipe(tmp_path, "sft", "", [record]), "--record", 0)
+    allowed = "mask: {on_unwritten_tools: allow}\n"
+    found = lines(run, previews_made.recipe(tmp_path, "sft", allowed, [record]), "--record", 0)
     assert "  1 assistant (train: false)" in found
     assert '      name: "x"' in found
     assert '  tools: [{"name": "t"}]' in found

@@ -111,8 +111,7 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
     if isinstance(turn, MisplacedTurn) or turn.content_end >= 0:
         return turn
     whole, alone = renders.text(count), renders.text(message + 1)
-    floor = len(renders.header(message) or "") if turn.start < 0 else turn.start
-    begin, stop, limit = turn_end(renders, how, message, floor)
+    begin, stop, limit = turn_end(renders, how, message, turn.start)
     if not whole.startswith(alone[: stop if how.ends else begin]) or begin < turn.start:
         return MisplacedTurn(message, "history", _difference(whole, alone))
     stop = stop if whole.startswith(alone[:stop]) else begin
@@ -178,8 +177,8 @@ def content_place(text: str, start: int, stop: int, message: Message, closers: C
     return ContentPlace(begin, end, [piece for piece in chain if piece.is_special and piece.begin >= end])
 
 
-def turn_end(renders: Renders, how: Comparison, message: int, floor: int) -> tuple[int, int, int]:
-    """Return where the last message of ``text(message + 1)`` ends, which does not begin before ``floor``.
+def turn_end(renders: Renders, how: Comparison, message: int, start: int) -> tuple[int, int, int]:
+    """Return where the last message of ``text(message + 1)`` ends, which begins at ``start``, or -1 if it is not known.
 
     The result is the begin and end of the token that ends the message, and the end of the text without the header of a
     next message. The token is empty if none is proved to end the message.
@@ -196,8 +195,9 @@ def turn_end(renders: Renders, how: Comparison, message: int, floor: int) -> tup
         raise InputError(_no_header(renders, message))
     if ending.opening and not text.endswith(ending.opening):
         raise InputError(_unknown_end(renders, message))
-    # Without the floor, a content of special tokens would be found in the header.
-    found = content_place(text, min(floor, limit), limit, renders.conversation.messages[message], how.closers)
+    # A content of special tokens must not be found in the header.
+    start = len(renders.header(message) or "") if start < 0 else start
+    found = content_place(text, min(start, limit), limit, renders.conversation.messages[message], how.closers)
     tokens = [piece for piece in found.special if piece.of(text) not in ending.openers]
     end = found.end_of_turn(text, _proved(renders, how, message, tokens), ending.token)
     return (found.end, found.end, limit) if end is None else (end.begin, end.end, limit)

@@ -4,7 +4,7 @@ Templates silently leave out unknown roles, a system message in the middle, tool
 said beside a call. No list of fields decides what is lost, but comparisons of renderings:
 
 * The conversation is rendered once more with a stand-in for every string. A thing whose stand-in is found is written.
-* What is left is changed by itself. It is lost if the text stays the same. What is not text, such as a picture, is
+* What is left is changed once more. It is lost if the text stays the same. What is not text, such as a picture, is
   taken out instead, since a template shows only that it is there.
 
 Most conversations hold only a role and a text for each message, and a template that writes one message after another
@@ -66,10 +66,7 @@ def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> lis
     if _stand_as_known(renders, prefixes, proved=proved):
         return []
     things = _things(renders.conversation)
-    hidden = _hidden(renders, things, prefixes)
-    lost: list[Unwritten] = []
-    for name in dict.fromkeys(thing.name for thing in hidden):
-        lost += _without_effect(renders, [thing for thing in hidden if thing.name == name])
+    lost = _without_effect(renders, _hidden(renders, things, prefixes))
     # What a message says beside its lost content may be written.
     said = Counter(thing.message for thing in things) - Counter(thing.message for thing in lost)
     whole = {thing.message for thing in lost if thing.field == "content" and not said[thing.message]}
@@ -193,25 +190,36 @@ def _hidden(renders: Renders, things: list[Unwritten], prefixes: Prefixes) -> li
 def _without_effect(renders: Renders, things: list[Unwritten]) -> list[Unwritten]:
     """Return the things that can be changed without a change of the text.
 
-    All are changed at once, and if that changes the text, each half: one rendering if all of them are lost.
+    All are changed at once, each to a stand-in of its own. If that changes the text, those whose stand-in is found are
+    left out, or each half is tried: one rendering if all of them are lost.
     """
+    if not things:
+        return []
     text = renders.text(len(renders.conversation.messages))
-    stand_in = _stand_in(renders.unused(text), 0)
+    stand_ins = [_stand_in(renders.unused(text), number) for number in range(len(things))]
+    try:
+        changed = _rendered(renders, list(map(_without, things, stand_ins))).text
+    except InputError:
+        if len(things) == 1:
+            return things if things[0].name == UNWRITTEN_CONTENT and not _occurs(things[0], text) else []
+        changed = ""
+    if changed == text:
+        return things
+    left = [thing for thing, stand_in in zip(things, stand_ins, strict=True) if stand_in not in changed]
+    if len(left) < len(things):
+        return _without_effect(renders, left)
+    half = len(things) // 2
+    return _without_effect(renders, things[:half]) + _without_effect(renders, things[half:]) if half else []
+
+
+def _without(thing: Unwritten, stand_in: str) -> tuple[Unwritten, Any]:
+    """Return a thing with its value changed, or taken out if it is not text."""
 
     def other(value: Any) -> Any:
         return stand_in if isinstance(value, str) else not value if isinstance(value, bool) else -value - 1
 
-    def without(thing: Unwritten) -> Any:
-        return {"type": "text", "text": ""} if thing.name == UNWRITTEN_PARTS else _changed(thing.value, other)
-
-    try:
-        has_effect = _rendered(renders, [(thing, without(thing)) for thing in things]).text != text
-    except InputError:
-        has_effect = len(things) > 1 or things[0].name != UNWRITTEN_CONTENT or _occurs(things[0], text)
-    if not has_effect:
-        return things
-    half = len(things) // 2
-    return _without_effect(renders, things[:half]) + _without_effect(renders, things[half:]) if half else []
+    is_part = thing.name == UNWRITTEN_PARTS
+    return thing, {"type": "text", "text": ""} if is_part else _changed(thing.value, other)
 
 
 def _rendered(renders: Renders, others: Sequence[tuple[Unwritten, Any]]) -> Rendered:
