@@ -60,6 +60,11 @@ def test_unmask_of_a_record_trains_all_roles_but_system() -> None:
         maker(SFT, [talk]).sample({**talk, "unmask": "yes"})
 
 
+def unread(made: Any) -> int:
+    """The fields that look like flags; they are counted as fields that the template does not write, too."""
+    return made.counts.notes.get("unread_flags", 0)
+
+
 @pytest.mark.parametrize("value", [False, True, 0, 1.0])
 def test_what_looks_like_a_flag_is_counted_and_said(value: Any) -> None:
     records = [
@@ -67,7 +72,7 @@ def test_what_looks_like_a_flag_is_counted_and_said(value: Any) -> None:
         {"messages": [USER, {**YES, "train": True, "good": 1}]},
     ]
     made = make(SFT, records)
-    assert made.counts.notes == {"unread_flags": 1}
+    assert unread(made) == 1
     [notice] = maker(SFT, records).notices(records)
     assert notice.startswith(f"message 3 of record 0 has 'good': {value!r}, which is not followed")
     assert "`fields: {train: good}`" in notice
@@ -75,19 +80,19 @@ def test_what_looks_like_a_flag_is_counted_and_said(value: Any) -> None:
     assert make(named, [records[0]]).counts.notes == {}
     sections = "type: sft\nsections: [{field: messages, template: true, action: train}]\n"
     made = make(sections + "mask: {on_all_supervised: allow}", [{"messages": [{**USER, "good": value}]}])
-    assert made.counts.notes == {"unread_flags": 1}
+    assert unread(made) == 1
 
 
 def test_only_what_may_be_trained_is_counted() -> None:
     """The prompt of a pair or a group is rendered with each answer, and is never trained."""
     odd = {**YES, "good": False}
     pair = {"prompt": [USER, odd, USER], "chosen": [odd], "rejected": [NO]}
-    assert make(DPO, [pair]).counts.notes == {"unread_flags": 1}
+    assert unread(make(DPO, [pair])) == 1
     assert maker(DPO, [pair]).notices([{**pair, "chosen": [YES]}]) == []
     group = {"prompt": [USER, odd, USER], "responses": [[odd], [NO]], "rewards": [1.0, 0.0]}
-    assert make(GROUP, [group]).counts.notes == {"unread_flags": 1}
+    assert unread(make(GROUP, [group])) == 1
     prompt = {"prompt": [USER, odd, USER], "train": False}
-    assert make("type: prompt\ninputs: {paths: a}\n", [prompt]).counts.notes == {}
+    assert unread(make("type: prompt\ninputs: {paths: a}\n", [prompt])) == 0
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_only_what_may_be_trained_is_counted() -> None:
 def test_flags_of_records_are_counted_and_said(flag: dict[str, Any], record: dict[str, Any]) -> None:
     kind = DPO if "chosen" in record else SFT
     kind += "mask: {on_all_supervised: allow}\n"
-    assert make(kind, [{**record, **flag}, record]).counts.notes == {"unread_flags": 1}
+    assert unread(make(kind, [{**record, **flag}, record])) == 1
     [notice] = maker(kind, [record]).notices([record, {**record, **flag}])
     [(name, value)] = flag.items()
     assert notice.startswith(f"record 1 has {name!r}: {value!r}, which is not followed")
@@ -114,7 +119,7 @@ def test_flags_of_records_are_counted_and_said(flag: dict[str, Any], record: dic
 
 
 def test_unmask_is_counted_where_it_is_not_followed() -> None:
-    assert make(SFT, [{"prompt": "a", "completion": "b", "unmask": True}]).counts.notes == {"unread_flags": 1}
+    assert unread(make(SFT, [{"prompt": "a", "completion": "b", "unmask": True}])) == 1
 
 
 def test_type_seq_says_that_it_trains_what_a_flag_forbids() -> None:
