@@ -186,8 +186,6 @@ def test_an_energon_dataset_opens_in_two_round_trips(
     store = headrace.open(url, reader=reader, split_part="train")
     # The index, and the ends of the tars, come with the files.
     assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (3, 2, 6)
-        "index and ends come with the files"
-    )
     assert proxy.most_at_once == 6
     assert isinstance(store, EnergonStore)
     assert [sample.parts for sample in store.read(np.arange(2))] == [{"txt": b"zero"}, {"txt": b"one"}]
