@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import gcd
 from operator import index
@@ -520,19 +520,36 @@ class Run:
             return self.collate(self.samples(located))
         if out is None:
             out = empty(self.fields, len(located.positions))
-        if len(self._fixed) == 1:
-            self._fixed[0].read_into(located.addresses, out, slice(None))
-            return out
-        for source, rows in by_source(located.sources):
-            self._fixed[source].read_into(located.addresses[rows], out, rows)
+        try:
+            if len(self._fixed) == 1:
+                self._fixed[0].read_into(located.addresses, out, slice(None))
+                return out
+            for source, rows in by_source(located.sources):
+                self._fixed[source].read_into(located.addresses[rows], out, rows)
+        except Exception:
+            if self.traits.holds_interpreter:
+                self._read_singly(located, out)
+            raise
         return out
+
+    def _read_singly(self, located: Located, out: Sample) -> None:
+        """Read samples one by one, so that an error in code of the user names position and step of its sample."""
+        watch = SampleWatch()
+        watch.begin(located.positions, self.schedule.step_of)
+        rows = [slice(row, row + 1) for row in range(len(located.positions))]
+        sources = map(self._fixed.__getitem__, located.sources.tolist())
+        reads = [
+            partial(dataset.read_into, located.addresses[row], out, row)
+            for dataset, row in zip(sources, rows, strict=True)
+        ]
+        watch.make(located.addresses, reads)
 
     def samples(self, located: Located, watch: SampleWatch | None = None) -> list[Any]:
         """Read planned records or media samples together and return them one by one; ``collate`` makes batches."""
         watch = watch or SampleWatch()
         samples: list[Any] = [None] * len(located.positions)
         for source, rows in by_source(located.sources):
-            watch.begin(located.positions[rows])
+            watch.begin(located.positions[rows], self.schedule.step_of)
             found = self._ragged[source].samples(located.addresses[rows], watch)
             for row, sample in zip(np.arange(len(samples))[rows].tolist(), found, strict=True):
                 samples[row] = sample
