@@ -521,28 +521,26 @@ class Run:
         if out is None:
             out = empty(self.fields, len(located.positions))
         try:
-            if len(self._fixed) == 1:
-                self._fixed[0].read_into(located.addresses, out, slice(None))
-                return out
-            for source, rows in by_source(located.sources):
-                self._fixed[source].read_into(located.addresses[rows], out, rows)
+            return self._read_fixed(located, out)
         except Exception:
             if self.traits.holds_interpreter:
-                self._read_singly(located, out)
+                # One by one, so that an error in code of the user names position and step of its sample.
+                watch = SampleWatch()
+                watch.begin(located.positions, self.schedule.step_of)
+                one = {name: values[:1] for name, values in out.items()}
+                rows = range(len(located.positions))
+                watch.make(
+                    located.addresses, [partial(self._read_fixed, located.rows(row, row + 1), one) for row in rows]
+                )
             raise
-        return out
 
-    def _read_singly(self, located: Located, out: Sample) -> None:
-        """Read samples one by one, so that an error in code of the user names position and step of its sample."""
-        watch = SampleWatch()
-        watch.begin(located.positions, self.schedule.step_of)
-        rows = [slice(row, row + 1) for row in range(len(located.positions))]
-        sources = map(self._fixed.__getitem__, located.sources.tolist())
-        reads = [
-            partial(dataset.read_into, located.addresses[row], out, row)
-            for dataset, row in zip(sources, rows, strict=True)
-        ]
-        watch.make(located.addresses, reads)
+    def _read_fixed(self, located: Located, out: Sample) -> Sample:
+        if len(self._fixed) == 1:
+            self._fixed[0].read_into(located.addresses, out, slice(None))
+            return out
+        for source, rows in by_source(located.sources):
+            self._fixed[source].read_into(located.addresses[rows], out, rows)
+        return out
 
     def samples(self, located: Located, watch: SampleWatch | None = None) -> list[Any]:
         """Read planned records or media samples together and return them one by one; ``collate`` makes batches."""

@@ -151,7 +151,7 @@ class EncodedDataset(EncoderDataset):
             "dataset": self.dataset.recipe,
             **self.pipeline.recipe,
             "seed": self.seed,
-            "on_error": self.errors.on_error,
+            "on_error": self.outputs.errors.on_error,
         }
 
     def describe(self) -> str:

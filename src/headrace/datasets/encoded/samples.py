@@ -220,8 +220,7 @@ class SampleEncoder(PolicedSamples):
         try:
             self._count(failure, address, index, [], watch)
         except Exception as error:
-            watch.placed(error)
-            raise
+            raise watch.placed(error)  # noqa: B904 -- the same error, which has its cause
 
     def _attempt(self, address: int, make: Callable[[], Any], watch: SampleWatch) -> list[Output]:
         try:

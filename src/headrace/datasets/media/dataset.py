@@ -24,7 +24,7 @@ from headrace.datasets.media.file_stores import (
     file_store,
 )
 from headrace.datasets.media.policed import PolicedSamples
-from headrace.encoders import ErrorPolicy, FaultLog
+from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
 from headrace.io import AnyPath, is_url, reader_at
 from headrace.plan import IntArray
@@ -246,6 +246,7 @@ class MediaDataset(SampleDataset):
             "errors": errors,
         }
         self._policed = PolicedSamples(self, errors)
+        self.faults = self._policed.faults
 
     def _cookers_for_crude(self, cookers: Sequence[Cooker]) -> tuple[Cooker, ...]:
         """Return the cookers that are used. Raises ConfigError if the samples are not crude, unless that is meant."""
@@ -375,11 +376,6 @@ class MediaDataset(SampleDataset):
     def functions(self) -> Sequence[Callable[..., Any]]:
         """The cooker."""
         return () if self.cooker is None else (self.cooker.cook,)
-
-    @property
-    def faults(self) -> FaultLog:
-        """The samples that could not be made in this process."""
-        return self._policed.faults
 
     def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
         """Return samples, or their substitutes; see `SampleDataset.samples`."""
