@@ -181,6 +181,18 @@ class SkipSample(HeadraceError):  # noqa: N818 -- the name that users of Energon
     """Raised by a user's own code to leave a sample out. The sample is counted as skipped, not as a fault."""
 
 
+def raised(error: Exception) -> Exception:
+    """Return an error that code of the user raised; in place of a StopIteration, which would end a loop, another one.
+
+    Python does the same for generators: a ``next()`` that finds nothing is a fault, and not the end of the loop.
+    """
+    if not isinstance(error, StopIteration):
+        return error
+    found = RuntimeError("StopIteration: next() found nothing")
+    found.__cause__ = error
+    return found
+
+
 def sentence(message: str) -> str:
     """Return a message with a full stop at its end."""
     return message if message.endswith((".", "?", "!")) else f"{message}."

@@ -311,7 +311,7 @@ def test_samples_that_cannot_even_be_read(crude: Path, monkeypatch: pytest.Monke
     makers = type(dataset.dataset).makers
     asked: list[list[int]] = []
 
-    def reading(self: Any, indices: Any) -> Any:
+    def reading(self: Any, indices: Any, watch: Any = None) -> Any:
         asked.append(indices.tolist())
         if 5 in indices:
             raise SampleError(None, "malformed", shard="a", key="s/005")
@@ -490,7 +490,7 @@ class UnreachableUnmarked(Unreachable):
 
 def test_time_outs_are_tried_again_and_never_substituted(crude: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("headrace.datasets.encoded.samples.sleep", waited.append)
+    monkeypatch.setattr("headrace.datasets.media.policed.sleep", waited.append)
     encoder = Unreachable()
     encoder.times = 3
     dataset = EncodedDataset.open(crude, encoder, errors=SUBSTITUTE)
@@ -501,7 +501,7 @@ def test_time_outs_are_tried_again_and_never_substituted(crude: Path, monkeypatc
     run = Run(dataset, global_batch_size=4, order=Order(kind="none"))
     with pytest.raises(TimeoutError, match="silent") as found:
         run.step(1)
-    assert found.value.__notes__[-2:] == ["at position 4 of the run", "it was tried 5 times"]
+    assert found.value.__notes__[-2:] == ["it was tried 5 times", "at position 4 of the run, step 1"]
     assert (encoder.asked, dataset.faults.total) == (5, 0)
     unmarked = UnreachableUnmarked()
     unmarked.times = 1
@@ -509,3 +509,32 @@ def test_time_outs_are_tried_again_and_never_substituted(crude: Path, monkeypatc
         EncodedDataset.open(crude, unmarked, errors=SUBSTITUTE)[5]
     with pytest.raises(ConfigError, match="attempts is 0"):
         ErrorPolicy(attempts=0)
+
+
+class FindsNothing(NumberEncoder):
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return sample if sample.number != 5 else next(iter([]))
+
+
+class Forgets(NumberEncoder):
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return sample if sample.number != 5 else None
+
+
+def test_next_that_finds_nothing_is_a_fault_of_its_sample(crude: Path) -> None:
+    dataset = EncodedDataset.open(crude, FindsNothing())
+    with pytest.raises(RuntimeError, match=r"StopIteration: next\(\) found nothing") as found:
+        list(dataset)
+    assert found.value.__notes__ == [f"in encode_sample of FindsNothing: sample 5 of {crude}"]
+    assert isinstance(found.value.__cause__, StopIteration)
+    dataset = EncodedDataset.open(crude, FindsNothing(), errors=SUBSTITUTE)
+    assert len(list(dataset)) == 24
+    assert [(one.index, one.kind) for one in dataset.faults.faults] == [(5, "RuntimeError")]
+
+
+def test_a_hook_that_returns_none_says_so(crude: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Forgets.encode_sample returned None; .*SkipSample") as found:
+        list(EncodedDataset.open(crude, Forgets()))
+    assert found.value.__notes__ == [f"in encode_sample of Forgets: sample 5 of {crude}"]

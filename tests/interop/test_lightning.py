@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import corpora
 from counts import PATIENCE_S
@@ -163,3 +164,54 @@ def test_fabric_saves_the_loader(corpus: list[corpora.Corpus], tmp_path: Path) -
     fabric.load(tmp_path / "checkpoint.ckpt", {"loader": resumed})
     assert resumed.position == 14
     assert next(iter(resumed))["sample_positions"].tolist() == [14, 15]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["typed", "crude", "encoded"])
+def test_media_are_moved(kind: str, tmp_path: Path) -> None:
+    """Trainer and Fabric rebuild all that is in a batch, to move it: also where its samples come from."""
+    from lightning.fabric import Fabric
+    from lightning.pytorch import LightningModule, Trainer
+
+    from headrace import Loader, MediaDataset, Run
+    from headrace.datasets.encoded import EncodedDataset
+    from headrace.encoders import DefaultTaskEncoder
+    from headrace.integrations.lightning import HeadraceDataModule
+    from headrace.samples.media import CaptioningSample, SourceInfo
+    from headrace.stores.tar.writer import TarWriter
+
+    with TarWriter(tmp_path / "shapes.tar") as tar:
+        for number in range(8):
+            tar.add(f"{number}", {"ppm": b"P6 4 4 255\n" + bytes([number]) * 48, "txt": b"x"})
+    typed: dict[str, Any] = {"sample_type": CaptioningSample, "field_map": {"image": "ppm", "caption": "txt"}}
+    dataset = MediaDataset.open(tmp_path / "shapes.tar", **({} if kind == "crude" else typed))
+    data: Any = EncodedDataset(dataset, DefaultTaskEncoder()) if kind == "encoded" else dataset
+    run = Run(data, global_batch_size=4, epochs=1)
+    seen: list[Any] = []
+
+    class Model(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(48, 1)
+
+        def training_step(self, batch: dict[str, Any]) -> torch.Tensor:
+            seen.append(batch)
+            found: torch.Tensor = self.layer(batch["ppm" if kind == "crude" else "image"].flatten(1)).mean()
+            return found
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 1}
+    options |= {"enable_progress_bar": False, "enable_model_summary": False}
+    Trainer(**options).fit(Model(), datamodule=HeadraceDataModule(run, micro_batch_size=4))
+    Trainer(**options).fit(Model(), train_dataloaders=Loader(run, micro_batch_size=4))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    seen += map(fabric.to_device, Loader(run, micro_batch_size=4))
+    keys = [key for batch in seen for key in batch["__key__"]]
+    assert sorted(keys) == sorted([*"01234567"] * 3)
+    for batch in seen:
+        for key, (source,) in zip(batch["__key__"], batch["__sources__"], strict=True):
+            assert type(source) is SourceInfo
+            assert source.shard_name == "shapes.tar"
+            assert source.file_names[0].startswith(f"{key}.")

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import corpora
 import framed_encoders
 from counts import cases
-from headrace import Loader, MediaDataset, Order, Run
+from headrace import Loader, MapDataset, MediaDataset, Order, Run, WindowDataset
 from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun
 from headrace.encoders import Cooker, ErrorPolicy, Fault, TaskEncoder, stateless
 from headrace.errors import ConfigError, DecodeError, InputError, OutputError, SampleError
 from headrace.loader import Ranks, Reading, merge_state_dicts, read_fault_report
+from headrace.samples.media import SampleDecoder, TextSample
+from headrace.stores.tar.writer import TarWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -198,3 +201,121 @@ def test_reports_are_looked_at(place: Path, tmp_path: Path) -> None:
     loader = Loader(run_of(place), micro_batch_size=2, reading=HERE, fault_report=tmp_path / "no" / "folder")
     with pytest.raises(OutputError, match="cannot be written: No such file"):
         list(loader)
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("notes") / "n.tar"
+    with TarWriter(path) as tar:
+        for number in range(20):
+            tar.add(f"{number:04d}", {"txt": b"note %d" % number if number != 9 else b"\xff"})
+    return path
+
+
+def text(path: Path, **options: Any) -> MediaDataset:
+    return MediaDataset.open(path, sample_type=TextSample, field_map={"text": "txt"}, **options)
+
+
+def fails(sample: Any) -> Any:
+    if sample.text == "note 5":
+        raise KeyError("no such label")
+    return sample
+
+
+def finds_nothing(sample: Any) -> Any:
+    next(word for word in sample.text.split() if word != "5")
+    return next(iter([])) if sample.text == "note 5" else sample
+
+
+def leaves_out(sample: Any) -> Any:
+    return None if sample.text == "note 5" else sample
+
+
+class Turned(SampleDecoder):
+    """A decoder of the user's, with a mistake that no sample is to blame for."""
+
+    def __call__(self, sample: Any) -> Any:
+        return {**sample, "txt": sample["txt"].decode().missing if sample["__key__"] == "0005" else "a"}
+
+
+def raised(data: Any, reading: Reading, **options: Any) -> Exception:
+    given = {"global_batch_size": 4, "epochs": 1, "order": Order(kind="none"), **options}
+    with pytest.raises(Exception) as caught:  # noqa: PT011 -- of any type
+        list(Loader(Run(data, **given), micro_batch_size=2, reading=reading))
+    return caught.value
+
+
+@pytest.mark.parametrize("reading", [HERE, AHEAD, WORKERS], ids=["here", "threads", "workers"])
+def test_errors_of_the_users_code_name_sample_position_and_step(notes: Path, reading: Reading) -> None:
+    where = "at position 5 of the run, step 1"
+    for function, kind in ((fails, KeyError), (finds_nothing, RuntimeError)):
+        error = raised(MapDataset(text(notes), function), reading)
+        assert type(error) is kind
+        assert error.__notes__[:2] == [f"in {__name__}.{function.__name__}: sample '0005' of n.tar", where]
+    error = raised(MapDataset(text(notes), leaves_out), reading)
+    assert isinstance(error, ConfigError)
+    assert "leaves_out returned None for sample '0005' of n.tar: MapDataset has as many samples" in str(error)
+    assert error.__notes__[0] == where
+    error = raised(text(notes, decoder=Turned()), reading)
+    assert isinstance(error, AttributeError)
+    assert error.__notes__[:2] == [f"while making sample 5 of {notes}: shard n.tar, key '0005'", where]
+    # A part that cannot be decoded.
+    error = raised(text(notes), reading)
+    assert isinstance(error, DecodeError)
+    assert "n.tar: key '0009': part 'txt'" in str(error)
+    assert error.__notes__[0] == "at position 9 of the run, step 2"
+
+
+@pytest.mark.parametrize("reading", [HERE, AHEAD, WORKERS], ids=["here", "threads", "workers"])
+def test_errors_of_the_users_code_in_windows(corpus: list[corpora.Corpus], reading: Reading) -> None:
+    windows = WindowDataset(corpus[0].store, seq_len=8)
+    wanted = windows[5]["input_ids"].tolist()
+
+    def spoiled(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["input_ids"].tolist() == wanted:
+            raise ZeroDivisionError("five")
+        return sample
+
+    error = raised(MapDataset(windows, spoiled), reading, epochs=None, samples=40)
+    assert isinstance(error, ZeroDivisionError)
+    assert error.__notes__[0].startswith(
+        f"in {__name__}.test_errors_of_the_users_code_in_windows.<locals>.spoiled: doc"
+    )
+    assert error.__notes__[1] == "at position 5 of the run, step 1"
+
+
+@pytest.mark.parametrize("reading", [HERE, WORKERS], ids=["here", "workers"])
+def test_samples_of_a_plain_dataset_are_replaced(notes: Path, reading: Reading, tmp_path: Path) -> None:
+    seen: list[Fault] = []
+    policy = ErrorPolicy(on_error="substitute", on_fault=lambda error, fault: seen.append(fault))
+    data = text(notes, errors=policy)
+    run = Run(data, global_batch_size=4, epochs=2)
+    loader = Loader(run, micro_batch_size=2, reading=reading, fault_report=tmp_path / "faults.jsonl")
+    keys = {
+        position: key
+        for batch in loader
+        for position, key in zip(batch["sample_positions"].tolist(), batch["__key__"], strict=True)
+    }
+    loader.close()
+    numbers = run.lookup(range_of(run)).indices.tolist()
+    differ = [position for position, number in enumerate(numbers) if keys[position] != f"{number:04d}"]
+    assert [numbers[position] for position in differ] == [9, 9]
+    assert loader.ledger().substituted == {"DecodeError in read": 2}
+    assert [(one.position, one.key, one.shard) for one in read_fault_report([tmp_path / "faults.jsonl"])] == [
+        (position, "0009", "n.tar") for position in differ
+    ]
+    assert reading.num_workers or [one.index for one in seen] == [9, 9]
+    # It is part of the recipe; without it nothing has changed.
+    assert data.fingerprint != text(notes).fingerprint == text(notes, errors=ErrorPolicy()).fingerprint
+    # A task encoder around it does the same, unless it is told otherwise.
+    assert EncodedDataset(data, TaskEncoder()).errors is policy
+    with pytest.raises(ConfigError, match="expected an ErrorPolicy"):
+        text(notes, errors="substitute")
+
+
+def test_a_fault_of_a_plain_dataset_is_counted(notes: Path) -> None:
+    loader = Loader(Run(text(notes), global_batch_size=4, epochs=1), micro_batch_size=2, reading=HERE)
+    with pytest.raises(DecodeError):
+        list(loader)
+    (fault,) = loader.faults.faults
+    assert (fault.key, fault.hook, fault.step) == ("0009", "read", (fault.position or 0) // 4)

@@ -82,7 +82,7 @@ def test_errors_keep_type_and_message(texts: Path, tmp_path: Path) -> None:
     assert str(found.value) == str(alone.value)
     assert isinstance(found.value, SampleError)
     assert found.value.key == "0000"
-    assert "in worker 0:" in found.value.__notes__[0]
+    assert "in worker 0:" in found.value.__notes__[1]
     strange = run_of(media_texts.loaded(texts, media_texts.fails_strangely), Order(kind="none"))
     with pytest.raises(WorkerError, match="strange words"):
         list(Loader(strange, micro_batch_size=2, reading=TWO))

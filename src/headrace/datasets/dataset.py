@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.datasets.origins import Origins
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, raised
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.recipe import without_contents
 
@@ -74,12 +74,16 @@ class SampleWatch:
         self.fatal: tuple[Fault, ...] = ()
         self._making_s = self._encoding_s = self._packing_s = 0.0
         self._positions: IntArray | None = None
+        self._step_of: Callable[[int], int] | None = None
         self._tell = tell
         self._rows: list[int] = []
 
-    def begin(self, positions: IntArray) -> None:
-        """Note that the samples at these positions of the run, (n,) int64, are made next."""
-        self._positions, self.row = positions, 0
+    def begin(self, positions: IntArray, step_of: Callable[[int], int] | None = None) -> None:
+        """Note that the samples at these positions of the run, (n,) int64, are made next, and how to find their steps.
+
+        ``step_of`` is None if the steps are not known.
+        """
+        self._positions, self._step_of, self.row = positions, step_of, 0
 
     @property
     def position(self) -> int | None:
@@ -97,11 +101,21 @@ class SampleWatch:
         for self.row, address, make in zip(numbers, addresses.tolist(), makers, strict=True):
             if self._tell is not None:
                 self._tell(address)
-            samples.append(make())
+            try:
+                samples.append(make())
+            except Exception as error:
+                raise self.placed(raised(error))  # noqa: B904 -- the same error, which has its cause
         if self._tell is not None:
             self._tell(NO_SAMPLE)
         self._making_s += perf_counter() - begin
         return samples
+
+    def placed(self, error: Exception) -> Exception:
+        """Return an error of the sample that is being made, with a note that gives position and step, if known."""
+        if (position := self.position) is not None:
+            step = "" if self._step_of is None else f", step {self._step_of(position):,}"
+            error.add_note(f"at position {position:,} of the run{step}")
+        return error
 
     def encoding(self, make: Callable[[], Any], encode: Callable[[Callable[[], Any]], T]) -> T:
         """Return ``encode(make)``. Its time, without that of ``make``, counts as encoding."""

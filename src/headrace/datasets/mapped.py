@@ -26,8 +26,8 @@ from headrace.datasets.dataset import (
     counted,
     empty,
 )
-from headrace.datasets.origins import Origins
-from headrace.errors import ConfigError
+from headrace.datasets.origins import Origins, origin_words
+from headrace.errors import ConfigError, raised
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses
 from headrace.plan.recipe import recorded_name
@@ -129,6 +129,25 @@ class MapDataset(CountedDataset):
         return self.dataset.deviation_tokens_per_sample
 
     def _made(self, sample: Any, address: int) -> Any:
+        """Map a sample; an error, or None in place of a sample, names it."""
+        try:
+            found = self._mapped(sample, address)
+        except Exception as error:
+            error = raised(error)
+            error.add_note(f"in {self._name}: {self._words(address)}")
+            raise error from error.__cause__
+        if found is None:
+            raise ConfigError(
+                f"{self._name} returned None for {self._words(address)}: MapDataset has as many samples as its dataset,"
+                " and leaves none out. Return a sample, or leave samples out before: by headrace quarantine, by Subset,"
+                " or by a task encoder, where SkipSample replaces a sample or leaves it out"
+            )
+        return found
+
+    def _words(self, address: int) -> str:
+        return origin_words(self.origins, address) or "a sample"
+
+    def _mapped(self, sample: Any, address: int) -> Any:
         """Map a sample, with its own generator if seeded; the first samples are checked for global random numbers."""
         if self.seeded:
             return self.function(sample, np.random.default_rng([self._key, address]))

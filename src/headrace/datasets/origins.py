@@ -5,12 +5,13 @@ A sample is made of tokens of one or several documents of a store, of a whole re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
 import numpy as np
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import IntArray
 from headrace.stores import SampleStore, Store
 
@@ -44,6 +45,24 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Origins = tuple[Origin, ...]
+
+
+def origin_words(origins: Callable[[IntArray], list[Origins]], address: int) -> str:
+    """Return ``sample 'K' of SHARD`` or ``document 3 of STORE`` for an address; an empty string if it is not known.
+
+    ``origins`` is that of the dataset.
+    """
+    try:
+        [found] = origins(np.array([address], dtype=np.int64))
+    except HeadraceError:
+        # This describes another fault, which must not be hidden by this one.
+        return ""
+    if not found:
+        return ""
+    first, more = found[0], f" and {len(found) - 1} more" if len(found) > 1 else ""
+    if first.key is not None:
+        return f"sample {first.key!r} of {first.shard or first.store}{more}"
+    return f"document {first.document} of {first.store}{more}"
 
 
 def pieces(store: Store, offsets: IntArray, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[Origins]:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import gcd
 from operator import index
@@ -520,6 +520,21 @@ class Run:
             return self.collate(self.samples(located))
         if out is None:
             out = empty(self.fields, len(located.positions))
+        try:
+            return self._read_fixed(located, out)
+        except Exception:
+            if self.traits.holds_interpreter:
+                # One by one, so that an error in code of the user names position and step of its sample.
+                watch = SampleWatch()
+                watch.begin(located.positions, self.schedule.step_of)
+                one = {name: values[:1] for name, values in out.items()}
+                rows = range(len(located.positions))
+                watch.make(
+                    located.addresses, [partial(self._read_fixed, located.rows(row, row + 1), one) for row in rows]
+                )
+            raise
+
+    def _read_fixed(self, located: Located, out: Sample) -> Sample:
         if len(self._fixed) == 1:
             self._fixed[0].read_into(located.addresses, out, slice(None))
             return out
@@ -532,7 +547,7 @@ class Run:
         watch = watch or SampleWatch()
         samples: list[Any] = [None] * len(located.positions)
         for source, rows in by_source(located.sources):
-            watch.begin(located.positions[rows])
+            watch.begin(located.positions[rows], self.schedule.step_of)
             found = self._ragged[source].samples(located.addresses[rows], watch)
             for row, sample in zip(np.arange(len(samples))[rows].tolist(), found, strict=True):
                 samples[row] = sample

@@ -19,7 +19,6 @@ PROGRAMMING: Final = (
     SystemError,
     SyntaxError,
     ImportError,
-    StopIteration,
     MemoryError,
     RecursionError,
     ReferenceError,

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from headrace.encoders.task_encoder import CALL, STAGES, Call, Hook, TaskEncoder, encoder_recipe, hooks_of
-from headrace.errors import ConfigError, SkipSample
+from headrace.errors import ConfigError, SkipSample, raised
 from headrace.plan.keys import CallKey, seed_of
 
 T = TypeVar("T")
@@ -453,6 +453,9 @@ class EncoderPipeline:
     def _outputs(self, hook: Hook, stage: str, place: CallKey, given: Any, *, is_batch: bool = False) -> list[Any]:
         """Return the outputs of a hook; each output of a generator has seeds of its own."""
         found = self._call(hook, stage, place, hook.call, given, is_batch=is_batch)
+        if found is None:
+            words = "returned None; return what it makes, or raise SkipSample to leave it out"
+            raise HookFailure(hook, ConfigError(f"{self._kind}.{hook.name} {words}"))
         if not inspect.isgenerator(found):
             return [found]
         outputs: list[Any] = []
@@ -483,7 +486,7 @@ class EncoderPipeline:
         try:
             return self._generators.run(Call(place, STAGES[stage], is_batch, number), hook.seeds, function, *given)
         except Exception as error:
-            raise HookFailure(hook, error) from error
+            raise HookFailure(hook, raised(error)) from error
 
     @property
     def _kind(self) -> str:

@@ -410,6 +410,10 @@ class StreamReader:
         self._ahead = Ahead()
         return in_threads([read] * reading.num_threads, work, reading, self._describe, self._ahead)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has no workers and threads yet, as a new one.
+        return {**self.__dict__, "_workers": None, "_ahead": Ahead()}
+
     def queue(self) -> Queue:
         """Return how many spans wait, and how often workers were replaced."""
         found = self._ahead.queue

@@ -247,12 +247,9 @@ class Loader:
         return given.batch
 
     def _tell(self, error: Exception, faults: Sequence[Fault]) -> None:
-        """Count a sample that ends the run, and add its place in the run to the error."""
+        """Count a sample that ends the run."""
         position = faults[-1].position
-        step = None if position is None else self._feed.step_of_sample(position)
-        if position is not None:
-            error.add_note(f"at position {position:,} of the run" + ("" if step is None else f", step {step:,}"))
-        self._counting.failed(faults, step)
+        self._counting.failed(faults, None if position is None else self._feed.step_of_sample(position))
 
     @property
     def faults(self) -> FaultLog:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
@@ -27,7 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
-from headrace.errors import ConfigError, WorkerError
+from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.loader.spans import SPAN_BYTES, Batch
 
 L = TypeVar("L")
@@ -68,6 +69,16 @@ def within(limit_s: float, function: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(limit_s)
     return found[0] if found else None
+
+
+def check_process(owner: int) -> None:
+    """Raise StateError in a fork of the process that began to read, whose threads and workers do not serve it."""
+    if owner != os.getpid():
+        raise StateError(
+            f"this loader began to read in process {owner}, and this is a fork of it, process {os.getpid()}. Threads"
+            " and workers of a loader serve only the process that started them: make another loader in each process, by"
+            " headrace.Loader(run, ...) or copy.deepcopy(loader), or call loader.close() here first and iterate anew"
+        )
 
 
 class Queue(NamedTuple):
@@ -167,6 +178,7 @@ class Reads(ABC, Generic[T, M]):
         self._done: SimpleQueue[tuple[M | None, BaseException | None]] = SimpleQueue()
         self._is_lost = False
         self._is_finalizing = sys.is_finalizing
+        self._owner = os.getpid()
         _LIVING.add(self)
 
     @property
@@ -204,6 +216,7 @@ class Reads(ABC, Generic[T, M]):
     def _next(
         self, label: Any, reading: Reading, describe: Callable[[Any], str]
     ) -> tuple[M | None, BaseException | None]:
+        check_process(self._owner)
         since = monotonic()
         while True:
             waited_s = monotonic() - since

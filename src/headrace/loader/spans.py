@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from headrace.datasets import Dataset, Located, Run, Sample
 from headrace.datasets.dataset import StageTimes, Tell
-from headrace.datasets.origins import Origin
-from headrace.errors import ConfigError, HeadraceError
+from headrace.datasets.origins import origin_words
+from headrace.errors import ConfigError
 from headrace.plan import IntArray, Share, micro_batches
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def describe_span(run: Run, span: BatchSpan, ranks: Ranks | None = None) -> str:
     if not len(positions):
         return span_words(span, ranks)
     first = int(positions.min())
-    origin = _origin(run.datasets[int(span.located.sources[0])], int(span.located.addresses[0]))
+    origin = origin_words(run.datasets[int(span.located.sources[0])].origins, int(span.located.addresses[0]))
     if len(positions) == 1:
         what = f", {origin}" if origin else ""
         return f"the sample at position {first:,} of step {span.steps[0]:,}{what}{rank_words(ranks)}"
@@ -320,26 +320,11 @@ _SHOWN = 3
 
 def sample_words(samples: Iterable[tuple[Dataset, int]]) -> str:
     """Return ``sample 'K' of SHARD``, for the dataset and the address of a sample, or for all that it may be."""
-    names = list(dict.fromkeys(name for one in samples if (name := _origin(*one)))) or ["a sample"]
+    names = list(dict.fromkeys(name for one in samples if (name := origin_words(one[0].origins, one[1])))) or [
+        "a sample"
+    ]
     more = f" or of {len(names) - _SHOWN} other datasets" if len(names) > _SHOWN else ""
     return " or ".join(names[:_SHOWN]) + more
-
-
-def _origin(dataset: Dataset, address: int) -> str:
-    """Return where a sample comes from; an empty string if that is not known."""
-    try:
-        [origins] = dataset.origins(np.array([address], dtype=np.int64))
-    except HeadraceError:
-        # This describes another fault, which must not be hidden by this one.
-        return ""
-    more = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
-    return f"{_words(origins[0])}{more}" if origins else ""
-
-
-def _words(origin: Origin) -> str:
-    if origin.key is not None:
-        return f"sample {origin.key!r} of {origin.shard or origin.store}"
-    return f"document {origin.document} of {origin.store}"
 
 
 def begun_samples(run: Run, position: int) -> int:

@@ -150,10 +150,14 @@ def test_crude_and_cooked(make_captions: Make, tmp_path: Path) -> None:
         __sources__=cooked[3].__sources__,
     )
     assert "cooked by" in cooked.describe()
-    with pytest.raises(SkipSample) as caught:
+    with pytest.raises(
+        ConfigError, match=r"SkipSample in cook_crude_sample: sample 4 of .*'cats/0004': a fixed source"
+    ):
         cooked[4]
-    assert "sample 4 of" in caught.value.__notes__[0]
-    assert "key 'cats/0004'" in caught.value.__notes__[0]
+    with pytest.raises(ZeroDivisionError) as caught:
+        MediaDataset.open(root, cookers=[Cooker(lambda crude: 1 // 0)])[2]
+    assert "sample 2 of" in caught.value.__notes__[0]
+    assert "key 'cats/0002'" in caught.value.__notes__[0]
     with pytest.raises(ConfigError, match="no cooker matches"):
         MediaDataset.open(root, cookers=[Cooker(shout, {"kind": "other"})])
     # Of typed samples the cookers of other datasets are not asked.
@@ -383,3 +387,17 @@ def test_what_it_has_no_answer_to(captions: Path) -> None:
     assert not hasattr(dataset, "read_into")
     dataset.close()
     dataset.close()
+
+
+def test_a_missing_part_is_told_with_all_that_there_are(captions: Path) -> None:
+    dataset = MediaDataset.open(str(captions / "00.tar"), sample_type=TextSample, field_map={"text": "wav,cls[a]"})
+    with pytest.raises(
+        FieldAccessError, match=r"no part 'wav'; it has jpg, txt, raw\.bin; the sample has no part 'cls'"
+    ):
+        dataset[0]
+
+
+def test_a_cooker_that_returns_none_says_so(make_captions: Make, tmp_path: Path) -> None:
+    root = make_captions(tmp_path / "crude", 3, "{__module__: megatron.energon, __class__: CrudeWebdataset}\n")
+    with pytest.raises(SampleError, match=r"0000': the cooker .*<lambda> returned None, and not a sample"):
+        MediaDataset.open(root, cookers=[Cooker(lambda crude: None)])[0]

@@ -174,6 +174,14 @@ def test_sample_loaders() -> None:
     assert named.__key__ == "own"
     crude = SampleMapper(sample_loader=lambda sample: {"a": sample["x"]}).make({"x": b"1"}, "k")
     assert (crude["a"], crude["__key__"], "x" in crude) == (b"1", "k", False)
+    with pytest.raises(
+        SampleError, match=r"returned the fields caption, and TextSample has text, of which text is mis"
+    ):
+        SampleMapper(TextSample, sample_loader=lambda _: {"caption": "a"}).make({}, "k")
+    with pytest.raises(SampleError, match=r"the fields text, note, and TextSample has text, of which none is missing"):
+        SampleMapper(TextSample, sample_loader=lambda _: {"text": "a", "note": "b"}).make({}, "k")
+    with pytest.raises(SampleError, match=r"the sample loader fails: ValueError: it returned None"):
+        SampleMapper(TextSample, sample_loader=lambda _: None).make({}, "k")  # type: ignore[arg-type, return-value]
     with pytest.raises(SampleError, match=r"the sample loader fails: KeyError: 'txt'; the sample has the parts jpg"):
         mapper.make({"jpg": b""}, "k")
 

@@ -304,3 +304,10 @@ def test_generic_batch() -> None:
     assert (pair.left, pair.right.shape) == ([1, 2], (2, 1))
     with pytest.raises(ConfigError, match="have different keys"):
         generic_batch([{"a": 1}, {"b": 1}])
+
+
+def test_a_source_can_be_rebuilt_by_trainers() -> None:
+    """Lightning and Accelerate rebuild what is in a batch: they know named tuples, and refuse frozen dataclasses."""
+    assert not dataclasses.is_dataclass(SOURCE)
+    assert type(SOURCE)(*SOURCE) == SOURCE
+    assert SOURCE._asdict() == {"dataset_path": "data", "index": 3, "shard_name": "a.tar", "file_names": ("3.jpg",)}

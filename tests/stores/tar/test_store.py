@@ -252,7 +252,7 @@ def test_hidden_members(tmp_path: Path) -> None:
 
 
 def test_repeated_keys(tmp_path: Path) -> None:
-    write_tar(tmp_path / "0.tar", [("a.txt", b"0"), ("b.txt", b"1"), ("a.jpg", b"2"), ("c.txt", b"3")])
+    write_tar(tmp_path / "0.tar", [("a.txt", b"0"), ("b.txt", b"1"), ("a.txt", b"2"), ("c.txt", b"3")])
     write_tar(tmp_path / "1.tar", [("c.txt", b"4"), ("a.txt", b"5"), ("d.txt", b"6")])
     store = TarStore(tmp_path)
     assert [store.find(key) for key in "abcd"] == [0, 1, 3, 6]
@@ -264,6 +264,15 @@ def test_repeated_keys(tmp_path: Path) -> None:
         ),
         ("sample 3", "key 'c' occurs 2 times: 0.tar sample 3, 1.tar sample 0; keys must be unique"),
     ]
+
+
+def test_parts_that_lie_apart(tmp_path: Path) -> None:
+    """Packed file by file, all images and then all texts: these would be twice as many samples, each of them half."""
+    path = write_tar(tmp_path / "0.tar", [("a.jpg", b"0"), ("b.jpg", b"1"), ("a.txt", b"2"), ("b.txt", b"3")])
+    message = r"0.tar: sample 2: byte 2048: key 'a' comes again, with the parts txt; before, as sample 0, it had jpg\."
+    with pytest.raises(InputError, match=f"{message} .*--sort=name"):
+        TarStore(path)
+    assert list(tmp_path.glob("*.idx")) == []
 
 
 def test_keys_with_the_same_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

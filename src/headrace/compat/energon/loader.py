@@ -45,6 +45,10 @@ class EnergonLoader(ABC):
     framed.
     """
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy begins another iterator where this one is.
+        return {**self.__dict__, "_inner": None}
+
     def __init__(self, dataset: EnergonDataset, *, as_columns: bool) -> None:
         self.dataset = dataset
         self._given = dataset.columns_of if as_columns else dataset.batch_of

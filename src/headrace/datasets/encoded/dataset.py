@@ -35,7 +35,7 @@ class EncodedDataset(EncoderDataset):
         encoder: the task encoder. It must not use generators, packing or grouping, since the number of outputs has to
             be known.
         seed: seed of the random numbers in hooks, in addition to that of the order.
-        errors: what happens when samples cannot be made.
+        errors: what happens when samples cannot be made; by default what the dataset says.
 
     Raises:
         ConfigError: not a dataset of media; what `EncoderPipeline` refuses; an encoder that may return another number
@@ -68,7 +68,8 @@ class EncodedDataset(EncoderDataset):
                 " source: use a measured one, where the counts are stored once, or a framed one, where they are found"
                 " while running"
             )
-        super().__init__(dataset, pipeline, seed=seed, errors=errors, may_skip=False)
+        own = errors or getattr(dataset, "errors", None)
+        super().__init__(dataset, pipeline, seed=seed, errors=own, may_skip=False)
 
     @classmethod
     def open(
@@ -150,7 +151,7 @@ class EncodedDataset(EncoderDataset):
             "dataset": self.dataset.recipe,
             **self.pipeline.recipe,
             "seed": self.seed,
-            "on_error": self.errors.on_error,
+            "on_error": self.outputs.errors.on_error,
         }
 
     def describe(self) -> str:

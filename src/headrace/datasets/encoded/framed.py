@@ -215,7 +215,7 @@ class FramedSources:
         self.pipeline = pipeline
         self.paths = tuple(path for path, _ in datasets)
         self.encoders = tuple(
-            SampleEncoder(dataset, pipeline, seed=seed, errors=errors, may_skip=True, path=path)
+            SampleEncoder(dataset, pipeline, seed=seed, errors=errors or dataset.errors, may_skip=True, path=path)
             for path, dataset in datasets
         )
         self._kind = type(pipeline.encoder).__name__

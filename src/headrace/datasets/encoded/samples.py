@@ -15,11 +15,8 @@ The key of an output ends with the key that the encoded sample had before.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
-from time import sleep
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
@@ -28,28 +25,24 @@ import numpy as np
 from headrace.datasets.dataset import SampleWatch, Traits
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
 from headrace.datasets.media.face import for_tensor, without_rows
-from headrace.datasets.origins import media_origins
+from headrace.datasets.media.policed import PolicedSamples
 from headrace.encoders import (
     CallKey,
     EncoderPipeline,
     ErrorPolicy,
-    Fault,
-    FaultLog,
     Hook,
     HookFailure,
     TaskEncoder,
     bound_cookers,
     hook_of,
-    is_of_sample,
 )
-from headrace.encoders.pipeline import READING, Output
-from headrace.encoders.task_encoder import BoundCooker, function_hook
-from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
+from headrace.encoders.pipeline import Output
+from headrace.encoders.task_encoder import BoundCooker
+from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray, KeyArray
-from headrace.plan.keys import EpochAddresses, source_key, substitute_index
+from headrace.plan.keys import EpochAddresses, source_key
 from headrace.samples.media.batch import fields_of
 from headrace.samples.media.sample import BASE_FIELDS
-from headrace.stores import RetryPolicy, may_pass
 
 Kind = Literal["Encoded", "Measured", "Framed", "FramedPack"]
 
@@ -142,13 +135,11 @@ def keyed(sample: Any, key: RestoreKey, encoder: str) -> Any:
     return sample
 
 
-_log = logging.getLogger("headrace")
-
 Media: TypeAlias = MediaDataset | JoinedMediaDataset
 Encoder: TypeAlias = TaskEncoder[Any, Any, Any, Any]
 
 
-class SampleEncoder:
+class SampleEncoder(PolicedSamples):
     """Makes the outputs of samples, none, one or several each. It has no state but the faults that it counts.
 
     An address is the number of a sample together with bits of the epoch's key, so that a hook draws other random
@@ -177,27 +168,22 @@ class SampleEncoder:
         may_skip: bool,
         path: str = "",
     ) -> None:
-        if errors is not None and not isinstance(errors, ErrorPolicy):
-            raise ConfigError(f"errors is {errors!r:.80}; expected an ErrorPolicy")
-        self.dataset = dataset
+        super().__init__(dataset, errors, seed=seed, path=path)
         self.pipeline = pipeline
-        self.errors = ErrorPolicy() if errors is None else errors
-        self.faults = FaultLog()
-        self.num_retries = 0
-        self._retries = RetryPolicy(attempts=self.errors.attempts)
-        self.cook = _cook_hook(self.dataset)
-        self.key, self._substitution = (source_key(seed, path, purpose) for purpose in ("encoder", "substitution"))
+        self.key = source_key(seed, path, "encoder")
         self._may_skip = may_skip
         self._addresses = EpochAddresses.of(len(dataset))
         self._kind = type(pipeline.encoder).__name__
 
     @property
+    def _used(self) -> Sequence[Hook]:
+        return (*self.pipeline.used, *super()._used)
+
+    @property
     def unrestorable(self) -> str | None:
         """The first hook in use that is not marked ``@stateless``, so that nothing can be made again; or None."""
-        for hook in (*self.pipeline.used, *([self.cook] if self.cook else [])):
-            if not hook.stateless:
-                return f"{self._kind}.{hook.name}"
-        return None
+        found = super().unrestorable
+        return None if found is None else f"{self._kind}.{found}"
 
     def addresses(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
         """(n,) int64: addresses of samples, see `EpochAddresses`."""
@@ -214,29 +200,15 @@ class SampleEncoder:
     @property
     def may_draw(self) -> bool:
         """Whether a hook or cooker may draw from the global generators; `check_thread` then refuses threads."""
-        return any(hook.may_draw for hook in (*self.pipeline.used, *([] if self.cook is None else [self.cook])))
-
-    def check_thread(self) -> None:
-        """Check the thread; see `EncoderPipeline.check_thread`."""
-        self.pipeline.check_thread(*([] if self.cook is None else [self.cook]))
+        return any(hook.may_draw for hook in self._used)
 
     def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], list[Output]]]:
         """Read samples together; each returned function makes the outputs of one, or of its substitute.
 
-        The functions add faults to the ``watch``. They raise SampleError if too many samples failed; ConfigError for
-        `SkipSample` if no sample may be left out; and whatever a hook raises, with a note that names hook and sample.
+        See `PolicedSamples.makers`; also raises ConfigError in a thread, see `EncoderPipeline.check_thread`.
         """
-        self.check_thread()
-        watch = watch or SampleWatch()
-        addresses = np.asarray(addresses, dtype=np.int64)
-        indices = self.indices(addresses)
-        try:
-            makers = self.dataset.makers(indices)
-        except SampleError:
-            # One sample cannot be read; reading them one by one shows which.
-            makers = [partial(self._made_alone, index) for index in indices.tolist()]
-        rows = zip(addresses.tolist(), indices.tolist(), makers, strict=True)
-        return [partial(self._outputs, address, index, make, watch) for address, index, make in rows]
+        self.pipeline.check_thread(*([] if self.cook is None else [self.cook]))
+        return super().makers(addresses, watch)
 
     def left_out(self, failure: HookFailure, address: int, watch: SampleWatch) -> None:
         """Count a sample that failed after its place was settled and is left out there; or raise, as the policy says.
@@ -245,111 +217,21 @@ class SampleEncoder:
             SampleError, and what hooks raise: the policy is to raise, or the sample is not to blame.
         """
         index = int(self.indices(np.array([address], dtype=np.int64))[0])
-        self._count(failure, address, index, [], watch)
+        try:
+            self._count(failure, address, index, [], watch)
+        except Exception as error:
+            raise watch.placed(error)  # noqa: B904 -- the same error, which has its cause
 
-    def _made_alone(self, index: int) -> Any:
-        return self.dataset.makers(np.array([index], dtype=np.int64))[0]()
-
-    def _outputs(self, address: int, index: int, make: Callable[[], Any], watch: SampleWatch) -> list[Output]:
-        """Return the outputs of an address, or those of the first substitute that can be made."""
-        met: list[Fault] = []
-        delays: Iterator[float] | None = None
-        while True:
-            try:
-                return watch.encoding(make, partial(self.pipeline.encode, place=self.place(address), cook=self.cook))
-            except HookFailure as failure:
-                if self._may_skip and isinstance(failure.error, SkipSample):
-                    return []
-                if may_pass(failure.error) and self.unrestorable is None:
-                    delays = self._retries.delays() if delays is None else delays
-                    if (delay := next(delays, None)) is not None:
-                        self._again(failure, index, delay)
-                        continue
-                self._count(failure, address, index, met, watch)
-            index = substitute_index(self._substitution, address, len(met), len(self.dataset))
-            make = partial(self._made_alone, index)
-
-    def _again(self, failure: HookFailure, index: int, delay: float) -> None:
-        """Wait before a passing fault is tried again."""
-        self.num_retries += 1
-        what = f"{failure.hook.name} of {self._kind}: sample {index:,} of {self.dataset.store.path}"
-        error = f"{type(failure.error).__name__}: {failure.error}"
-        _log.warning("%s: %s; trying again in %.3g s", what, error, delay)
-        sleep(delay)
-
-    def fault_of(self, failure: HookFailure, address: int, index: int, watch: SampleWatch, attempt: int = 0) -> Fault:
-        """Return the fault of a sample that failed in a hook, and add it to the ``watch``.
-
-        Raises:
-            Exception: what the hook raised, if the sample is not to blame.
-        """
-        error, hook = failure.error, self._blamed(failure)
-        if hook.name not in ("read", "cook_crude_sample") and not isinstance(error, SampleError):
-            error.add_note(self._words(hook.name, index))
-        if not is_of_sample(error, stateless=hook.stateless):
-            if (position := watch.position) is not None:
-                error.add_note(f"at position {position:,} of the run")
-            if may_pass(error) and self.unrestorable is None:
-                error.add_note(f"it was tried {self._retries.attempts} times")
-            raise error from error.__cause__
-        shard, key = self._where(index, error)
-        fault = Fault(
-            source=self.dataset.store.path,
-            index=index,
-            shard=shard,
-            key=key,
-            address=address,
-            attempt=attempt,
-            hook=hook.name,
-            kind=type(error).__name__,
-            reason=str(error),
-        )
-        return watch.add(fault)
-
-    def _count(self, failure: HookFailure, address: int, index: int, met: list[Fault], watch: SampleWatch) -> None:
-        """Add a failure to those ``met`` at an address, and return if another sample is to be tried; else raise."""
-        error = failure.error
-        fault = self.fault_of(failure, address, index, watch, len(met))
-        met.append(fault)
-        self.faults.add(fault)
-        failed = Counter(one.hook for one in met)
-        bound = self.errors.bound(self._blamed(failure).failure_tolerance)
-        if self.errors.on_error == "substitute" and failed[fault.hook] < bound:
-            if self.errors.on_fault is not None:
-                self.errors.on_fault(error, fault)
-            return
-        watch.fatal = tuple(met)
-        if self.errors.on_error == "substitute":
-            counts = ", ".join(f"{count} in {name}" for name, count in failed.items())
-            raise SampleError(
-                None,
-                f"no sample could be made in its place: {len(met)} failed in a row ({counts}), the last one with"
-                f" {type(error).__name__}: {error}; check the data, or allow more with ErrorPolicy(tolerance=...)",
-                shard=fault.shard,
-                key=fault.key,
-            ) from error
-        if isinstance(error, SkipSample):
-            raise ConfigError(
-                f"SkipSample {self._words(fault.hook, index)}, key {fault.key!r}: a fixed source cannot leave a sample"
-                " out, since the places of all others are fixed. Replace it by another sample,"
-                " errors=ErrorPolicy(on_error='substitute'), or use a measured or framed source"
-            ) from error
-        raise error from error.__cause__
-
-    def _blamed(self, failure: HookFailure) -> Hook:
-        """Return the hook that failed; a part that cannot be decoded is not a fault of the cooker."""
-        return READING if failure.hook is self.cook and isinstance(failure.error, SampleError) else failure.hook
+    def _attempt(self, address: int, make: Callable[[], Any], watch: SampleWatch) -> list[Output]:
+        try:
+            return watch.encoding(make, partial(self.pipeline.encode, place=self.place(address), cook=self.cook))
+        except HookFailure as failure:
+            if self._may_skip and isinstance(failure.error, SkipSample):
+                return []
+            raise
 
     def _words(self, hook: str, index: int) -> str:
-        return f"in {hook} of {self._kind}: sample {index:,} of {self.dataset.store.path}"
-
-    def _where(self, index: int, error: Exception) -> tuple[str | None, str | None]:
-        """Return shard and key of a sample: from the store or, if its head cannot be read, from the error."""
-        try:
-            origin = media_origins(self.dataset.store, np.array([index], dtype=np.int64))[0][0]
-        except HeadraceError:  # the first fault is the one to report
-            return (error.shard, error.key) if isinstance(error, SampleError) else (None, None)
-        return origin.shard, origin.key
+        return super()._words(f"{hook} of {self._kind}", index)
 
 
 def cooked(dataset: Any, encoder: Encoder) -> Media:
@@ -372,27 +254,6 @@ def cooked(dataset: Any, encoder: Encoder) -> Media:
             " does not call it; pass a dataset without cookers, or use EncodedDataset.open(path, encoder)"
         )
     return dataset
-
-
-def _cook_hook(dataset: Media) -> Hook | None:
-    """Return the user's code that makes samples before any hook runs, cookers and joiners, as one hook."""
-    if isinstance(dataset, JoinedMediaDataset):
-        parts = dataset.parts
-        functions = [] if isinstance(dataset.joiner, type) else [dataset.joiner]
-    else:
-        parts, functions = (dataset,), []
-    functions += [part.cooker.cook for part in parts if part.cooker is not None]
-    if not functions:
-        return None
-    hooks = [function_hook("cook_crude_sample", function) for function in functions]
-    tolerances = [hook.failure_tolerance for hook in hooks if hook.failure_tolerance is not None]
-    return msgspec.structs.replace(
-        hooks[0],
-        stateless=all(hook.stateless for hook in hooks),
-        may_draw=any(hook.may_draw for hook in hooks),
-        seeds=tuple(sorted({name for hook in hooks for name in hook.seeds})),
-        failure_tolerance=min(tolerances, default=None),
-    )
 
 
 def columns_of(batch: Any, encoder: str) -> dict[str, Any]:

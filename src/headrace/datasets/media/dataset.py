@@ -24,7 +24,9 @@ from headrace.datasets.media.file_stores import (
     contents_of,
     file_store,
 )
-from headrace.errors import ConfigError, HeadraceError, SampleError
+from headrace.datasets.media.policed import PolicedSamples
+from headrace.encoders import ErrorPolicy
+from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
 from headrace.io import AnyPath, is_url, reader_at
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
@@ -192,6 +194,7 @@ class MediaDataset(SampleDataset):
         subflavors: set on every sample.
         aux: for cookers, name -> files beside the dataset: a path, ``filesystem://FOLDER``, or a store.
         cache_pool: for cookers that want a cache.
+        errors: what happens when samples cannot be made: whether they are raised or replaced by others.
 
     Raises:
         ConfigError: not a store of samples, or a store without samples; what `SampleMapper` and `choose_cooker` refuse;
@@ -218,8 +221,10 @@ class MediaDataset(SampleDataset):
         subflavors: Mapping[str, Any] | None = None,
         aux: Aux | None = None,
         cache_pool: CachePool | None = None,
+        errors: ErrorPolicy | None = None,
     ) -> None:
         self.store = _with_samples(store)
+        self.errors = errors
         self.subflavors = None if subflavors is None else dict(subflavors)
         self.mapper = SampleMapper(
             sample_type, field_map, decoder=decoder, sample_loader=sample_loader, part_filter=part_filter
@@ -239,7 +244,10 @@ class MediaDataset(SampleDataset):
             "subflavors": self.subflavors,
             "aux": aux,
             "cache_pool": cache_pool,
+            "errors": errors,
         }
+        self._policed = PolicedSamples(self, errors)
+        self.faults = self._policed.faults
 
     def _cookers_for_crude(self, cookers: Sequence[Cooker]) -> tuple[Cooker, ...]:
         """Return the cookers that are used. Raises ConfigError if the samples are not crude, unless that is meant."""
@@ -365,8 +373,18 @@ class MediaDataset(SampleDataset):
         options = {**self._options, "cookers": tuple(cookers)}
         return type(self)(self.store, self.mapper.sample_type, self._field_map, **options)
 
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """The cooker."""
+        return () if self.cooker is None else (self.cooker.cook,)
+
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
+        """Return samples, or their substitutes; see `SampleDataset.samples`."""
+        watch = watch or SampleWatch()
+        return watch.make(addresses, self._policed.makers(addresses, watch))
+
     def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
-        """Read samples; see `SampleDataset.makers`. Errors of a cooker get a note that names the sample."""
+        """Read samples; see `SampleDataset.makers`. No sample is replaced; other errors get a note that names it."""
         raws = self.store.read(addresses, self.mapper.parts)
         mapper = self.mapper if watch is None or watch.blocks is None else self.mapper.into(watch.blocks)
         return [
@@ -406,29 +424,32 @@ class MediaDataset(SampleDataset):
         wanted = raw.parts if self.mapper.takes_all else filter(self.mapper.wants, raw.parts)
         names = tuple([f"{key}.{part}" for part in wanted])
         source = SourceInfo(dataset_path=self.store.path, index=index, shard_name=raw.shard, file_names=names)
+        make = partial(
+            (mapper or self.mapper).make,
+            key=raw.key,
+            restore_key=("Webdataset", index),
+            subflavors=None if self.subflavors is None else dict(self.subflavors),
+            sources=(source,),
+            shard=raw.shard,
+        )
         try:
-            sample = (mapper or self.mapper).make(
-                raw.parts,
-                raw.key,
-                restore_key=("Webdataset", index),
-                subflavors=None if self.subflavors is None else dict(self.subflavors),
-                sources=(source,),
-                shard=raw.shard,
-            )
-            return sample if self._cook is None else self._cooked(self._cook, sample, raw, index)
+            try:
+                sample = make(raw.parts)
+            except FieldAccessError:
+                # Only the parts of the field map were read. The message names all that the sample has.
+                sample = make({**dict.fromkeys(places(), b""), **raw.parts})
+            return sample if self._cook is None else self._cooked(self._cook, sample, raw.key)
         except SampleError as error:
             raise placed(error, raw, self.store.path, places) from error.__cause__
-
-    def _cooked(self, cook: Callable[..., Any], crude: CrudeSample, raw: RawSample, index: int) -> Any:
-        try:
-            if self._primary is None:
-                return cook(crude)
-            return cook(crude, primary=PrimaryFileStore(self._primary, raw.key))
-        except SampleError:
-            raise
         except Exception as error:
-            error.add_note(f"while cooking sample {index:,} of {self.store.path}: shard {raw.shard}, key {raw.key!r}")
+            error.add_note(f"while making sample {index:,} of {self.store.path}: shard {raw.shard}, key {raw.key!r}")
             raise
+
+    def _cooked(self, cook: Callable[..., Any], crude: CrudeSample, key: str) -> Any:
+        cooked = cook(crude) if self._primary is None else cook(crude, primary=PrimaryFileStore(self._primary, key))
+        if cooked is None and self.cooker is not None:
+            raise SampleError(None, f"the cooker {_name(self.cooker.cook)} returned None, and not a sample")
+        return cooked
 
     def _opened(self, aux: Aux) -> dict[str, FileStore]:
         if aux and self.cooker is None:
@@ -467,6 +488,7 @@ class MediaDataset(SampleDataset):
             "subflavors": self.subflavors,
             "aux": {name: files.layout_fingerprint for name, files in sorted(self.aux.items())},
             **contents_of(self.store, [files for _, files in sorted(self.aux.items())]),
+            **({} if self._policed.errors.on_error == "raise" else {"on_error": self._policed.errors.on_error}),
         }
 
     def describe(self) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,12 @@ from headrace.datasets.origins import Origins, media_origins
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.samples.media import pad_stack
-from headrace.samples.media.batch import Allocate, BatchBlocks
+from headrace.samples.media.batch import Allocate, BatchBlocks, fields_of
 from headrace.stores import SampleStore
 from headrace.stores.arguments import sample_numbers
+
+if TYPE_CHECKING:
+    from headrace.encoders import ErrorPolicy
 
 __all__ = ["Allocate", "BatchBlocks", "SampleDataset", "collated", "without_rows"]
 
@@ -43,7 +45,7 @@ def collated(samples: Sequence[Any], blocks: BatchBlocks | None = None) -> dict[
     Raises:
         ConfigError: the samples have different fields, or the arrays of a field differ in rank or dtype.
     """
-    rows = [_row(sample) for sample in samples]
+    rows = list(map(fields_of, samples))
     names = list(rows[0]) if rows else []
     for row in rows[1:]:
         if row.keys() != rows[0].keys():
@@ -68,12 +70,6 @@ def without_rows(batch: Mapping[str, Any], num_rows: int = 1) -> dict[str, Any]:
         return value[:0] if len(shape) and shape[0] == num_rows else value
 
     return {name: cut(value) for name, value in batch.items()}
-
-
-def _row(sample: Any) -> Mapping[str, Any]:
-    if isinstance(sample, Mapping):
-        return sample
-    return {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
 
 
 def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]], blocks: BatchBlocks | None) -> Any:
@@ -105,6 +101,8 @@ class SampleDataset(RaggedDataset):
     """
 
     store: SampleStore
+    errors: ErrorPolicy | None = None
+    """What happens when samples cannot be made; None raises."""
 
     def __len__(self) -> int:
         return len(self.store)
@@ -139,6 +137,11 @@ class SampleDataset(RaggedDataset):
     def collated_by(self) -> dict[str, Any]:
         """The same for all media datasets: `collated` makes their batches and checks that fields agree."""
         return {"kind": "media samples"}
+
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """The code of the user that makes samples before any hook runs: cookers and joiners."""
+        return ()
 
     @property
     @abstractmethod

@@ -11,7 +11,7 @@ from headrace.datasets.dataset import SampleWatch
 from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
 from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.media.file_stores import contents_of
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, SampleError
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
 from headrace.samples.media import Sample, SampleDecoder
@@ -84,6 +84,8 @@ class JoinedMediaDataset(SampleDataset):
             raise ConfigError(
                 f"only the columns {', '.join(self._names)} of the join have names; name all of them, or none"
             )
+        if any(part.errors is not None for part in self.parts):
+            raise ConfigError("errors of a column would not be used: pass errors to the EncodedDataset of the join")
         if self._is_type:
             self._check_fields()
 
@@ -101,6 +103,12 @@ class JoinedMediaDataset(SampleDataset):
         """Fields of the sample type that joins; if a function joins, only those that all samples have."""
         kind: Any = self.joiner
         return tuple(field.name for field in dataclasses.fields(kind)) if self._is_type else BASE_FIELDS
+
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """The joiner, unless it is a type, and the cookers of the columns."""
+        joiner = [] if isinstance(self.joiner, type) else [self.joiner]
+        return [*joiner, *(function for part in self.parts for function in part.functions)]
 
     def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read rows; see `SampleDataset.makers`. Errors of a joiner get a note that names the row."""
@@ -126,6 +134,8 @@ class JoinedMediaDataset(SampleDataset):
         joiner: Any = self.joiner.from_joined if self._is_type else self.joiner  # type: ignore[union-attr]
         try:
             joined = joiner(**dict(zip(self._names, samples, strict=True))) if self._names else joiner(*samples)
+            if joined is None:
+                raise SampleError(None, f"{recorded_name(self.joiner)} returned None, and not a sample")
         except Exception as error:
             error.add_note(f"while joining row {index:,} of {self.store.path}")
             raise

@@ -258,6 +258,10 @@ class FramedFeed:
         """See `Feed.reading`."""
         return self._choice.reading
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has no workers and threads yet, and opens the journal itself.
+        return {**self.__dict__, "_workers": None, "_ahead": Ahead(), "_file": None}
+
     def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchPart]:
         # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
         me: FramedFeed = proxy(self)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.loader.choosing import Instead, Obstacle
-from headrace.loader.reading import DESCRIBE_S, Queue, Reading, within
+from headrace.loader.reading import DESCRIBE_S, Queue, Reading, check_process, within
 from headrace.loader.workers.blocks import BlockTable
 from headrace.loader.workers.messages import PlacedRows
 from headrace.loader.workers.processes import (
@@ -42,6 +42,7 @@ from headrace.loader.workers.processes import (
     context_of,
     data_loader,
     disown,
+    forget,
     how_ended,
     is_alive,
     kill,
@@ -224,7 +225,7 @@ class WorkerSet:
             context=context,
         )
         self._batches: Any = None
-        self._owner = os.getpid()
+        self.owner = os.getpid()
         self._lacking = ", ".join(not_in_forks()) if method == "fork" else ""
         self._watch: Watch | None = None
 
@@ -412,7 +413,7 @@ class WorkerSet:
 
     def end(self, *, kill_first: bool) -> None:
         """End all processes within seconds. Unless ``kill_first``, those that are idle may end by themselves."""
-        if self._owner != os.getpid():
+        if self.owner != os.getpid():
             return  # a copy in a forked process
         if self._watch is not None:
             self._watch.stop()
@@ -558,6 +559,7 @@ class WorkerPool(Generic[T]):
         """Return the next message and an empty text; or None, and how workers were lost, in words."""
         if self._worker_set is None:
             raise StateError("the loader was closed while it was iterated: iterate it anew")
+        check_process(self._worker_set.owner)
         try:
             return self._worker_set.next(sent), ""
         except Lost as lost:
@@ -568,6 +570,8 @@ class WorkerPool(Generic[T]):
             raise
 
     def _begin(self, due: _Due[T], *, careful: bool = False) -> deque[Sent]:
+        if self._worker_set is not None:
+            check_process(self._worker_set.owner)
         if self._worker_set is not None and self._reading.persistent_workers:
             with contextlib.suppress(Stale):
                 return self._assign(self._worker_set, due)
@@ -689,6 +693,17 @@ class _Due(Generic[T]):
 
 
 _living: weakref.WeakSet[WorkerPool[Any]] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a fork, forget the workers of its parent, which multiprocessing would end when the fork ends."""
+    for workers in list(_living):
+        if workers._worker_set is not None:
+            forget(workers._worker_set.processes)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @atexit.register

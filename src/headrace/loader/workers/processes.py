@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.process
+import os
 import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from multiprocessing import active_children, connection, get_context, util
 from multiprocessing.context import BaseContext
@@ -133,9 +134,12 @@ def how_ended(process: BaseProcess) -> str:
 
 def disown(processes: list[BaseProcess]) -> None:
     """Keep this process from waiting, at its end, for processes that cannot be killed or were waited for already."""
-    for process in processes:
-        if process.is_alive():
-            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+    forget([process for process in processes if process.is_alive()])
+
+
+def forget(processes: Iterable[BaseProcess]) -> None:
+    """Keep multiprocessing from doing anything about processes when this one ends."""
+    multiprocessing.process._children.difference_update(processes)  # type: ignore[attr-defined]
 
 
 _log = logging.getLogger("headrace")
@@ -217,6 +221,17 @@ class _Loader(DataLoader[Any]):
 
 
 class _Batches(_MultiProcessingDataLoaderIter):
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        # As the interpreter ends, names of modules are None, and an iterator that was left is deleted only then.
+        self._getpid = os.getpid
+        self._owner = os.getpid()
+        super().__init__(loader)
+
+    def _shutdown_workers(self) -> None:
+        """End the workers, but those of its parent only in the parent, whom a fork would keep waiting for them."""
+        if self._owner == self._getpid():
+            super()._shutdown_workers()
+
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Called by torch when all workers have started, just before they are given their first tasks."""
         if first_iter:

@@ -291,7 +291,7 @@ def made(kind: type[Any], fields: Mapping[str, Any], hook: str) -> Any:
     """
     if issubclass(kind, Mapping):  # also a ``UserDict``, such as Hugging Face's BatchFeature
         return kind(fields)  # type: ignore[call-arg]
-    is_needed = _arguments_of(kind)
+    is_needed = arguments_of(kind)
     if is_needed is None:
         raise ConfigError(f"{hook}: {kind.__name__} is neither a dataclass, a named tuple nor a dict")
     if missing := [name for name, needed in is_needed.items() if needed and name not in fields]:
@@ -302,7 +302,7 @@ def made(kind: type[Any], fields: Mapping[str, Any], hook: str) -> Any:
     return kind(**{name: fields[name] for name in is_needed if name in fields})
 
 
-def _arguments_of(kind: type[Any]) -> dict[str, bool] | None:
+def arguments_of(kind: type[Any]) -> dict[str, bool] | None:
     """Return the fields that make a dataclass or a named tuple, and whether each is needed; None for other types."""
     if dataclasses.is_dataclass(kind):
         free = dataclasses.MISSING

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
-from headrace.samples.media.batch import BatchBlocks
+from headrace.samples.media.batch import BatchBlocks, arguments_of
 from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.decoding.decoder import SampleDecoder
 from headrace.samples.media.sample import BASE_FIELDS, CrudeSample, SourceInfo
@@ -338,7 +338,10 @@ class SampleMapper:
         if self._loader is None:
             return crude if self.sample_type is CrudeSample else self.sample_type(crude)
         try:
-            fields = dict(self._loader(crude))
+            found = self._loader(crude)
+            if found is None:
+                raise ValueError("it returned None")
+            fields = dict(found)
         except HeadraceError:
             raise
         except (LookupError, ValueError, TypeError) as error:
@@ -350,7 +353,16 @@ class SampleMapper:
         base = {name: known[name] for name in BASE_FIELDS}
         # As in Energon, a loader may set the key of its samples, but no other base field.
         base["__key__"] = fields.pop("__key__", base["__key__"])
-        return self.sample_type(**{**fields, **base})
+        given, needed = {**fields, **base}, arguments_of(self.sample_type) or {}
+        missing = [name for name, is_needed in needed.items() if is_needed and name not in given]
+        if missing or given.keys() - needed.keys():
+            raise SampleError(
+                None,
+                f"the sample loader returned the fields {', '.join(fields) or 'none'}, and {self.sample_type.__name__}"
+                f" has {', '.join(name for name in needed if name not in BASE_FIELDS)}, of which"
+                f" {', '.join(missing) or 'none'} is missing; fields of other names are not allowed",
+            )
+        return self.sample_type(**given)
 
     def _decode(self, part: str, data: bytes) -> Any:
         try:

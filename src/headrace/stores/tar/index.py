@@ -48,7 +48,7 @@ from headrace.stores.kept_arrays import (
     write_offsets,
 )
 from headrace.stores.tar.members import BLOCK, SUFFIXES, check_uncompressed
-from headrace.stores.tar.scan import TarFault, scan_shard
+from headrace.stores.tar.scan import ScannedShard, TarFault, scan_shard
 
 SUFFIX: Final = ".tar.idx"
 
@@ -314,6 +314,26 @@ def _bytes_at(path: str, offset: int, length: int, using: Reader) -> bytes:
         return os.pread(file.fileno(), length, offset)
 
 
+def _check_together(tar: str, found: ScannedShard) -> None:
+    """Raise InputError if the parts of a sample do not lie next to each other, so that they would be several samples.
+
+    A key that comes again with a part that it had before is another sample; `TarStore.check` reports it.
+    """
+    if len(set(found.keys)) == len(found.keys):
+        return
+    firsts: dict[str, int] = {}
+    parts = [set(found.part_names[low:high]) for low, high in itertools.pairwise(found.part_bounds.tolist())]
+    for number, key in enumerate(found.keys):
+        first = firsts.setdefault(key, number)
+        if parts[first].isdisjoint(parts[number]):
+            raise InputError(
+                f"{tar}: sample {number}: byte {found.offsets[number]}: key {key!r} comes again, with the parts"
+                f" {', '.join(sorted(parts[number]))}; before, as sample {first}, it had"
+                f" {', '.join(sorted(parts[first]))}. The parts of a sample have to lie next to each other: pack the"
+                " files anew, sorted by name, as tar --sort=name does"
+            )
+
+
 def _make(tar: str, where: IndexWhere, using: Reader, *, hidden: bool, skip: bool) -> ShardIndex:
     status = _status(tar, using)
     found = scan_shard(tar, hidden=hidden, on_fault="keep", using=using if is_url(tar) else None)
@@ -324,6 +344,7 @@ def _make(tar: str, where: IndexWhere, using: Reader, *, hidden: bool, skip: boo
             " read. headrace check lists all faults; in Python, headrace.stores.TarStore(..., faulty='skip') opens the"
             " others"
         )
+    _check_together(tar, found)
     count, size = len(found.keys), status.st_size
     if found.faults:
         # Never kept, so that opening the tar without faulty="skip" still raises the error.
