@@ -89,8 +89,8 @@ def state_difference(
         name for name in ("version", "lanes", "balanced_step", "drawn_to") if getattr(old, name) != getattr(new, name)
     )
     known = runs or {}
-    mine = tuple(name for name, run in known.items() if _is_of(run, old))
-    theirs = tuple(name for name, run in known.items() if _is_of(run, new))
+    mine = tuple(name for name, run in known.items() if is_of(run, old))
+    theirs = tuple(name for name, run in known.items() if is_of(run, new))
     relation, message = _related(old, new, differing, fields)
     difference = None
     if common := [name for name in mine if name in theirs]:
@@ -115,7 +115,8 @@ def state_difference(
     )
 
 
-def _is_of(run: Run, cursor: Cursor) -> bool:
+def is_of(run: Run, cursor: Cursor) -> bool:
+    """Return whether a run fed the same before the position of a state as the run of the state."""
     if outside_run(cursor.position, run.length) is not None:
         return False
     recipe = run.past(cursor.position) if cursor.version == PAST_VERSION else run.recipe

@@ -53,7 +53,7 @@ from headrace.plan.recipe import PARTS
 from headrace.plan.slots import draws
 
 if TYPE_CHECKING:
-    from headrace.datasets.editing import Edit
+    from headrace.datasets.editing import Edit, Replace
     from headrace.datasets.exclusions import Exclude
 
 MAGIC = b"HRFRAMES"
@@ -345,6 +345,7 @@ class FramedRun:
         samples: int | None = None,
         epochs: int | None = None,
         reason: str = "",
+        replace: Replace = "no",
     ) -> FramedRun:
         """Return a run that goes on from a saved state with other samples. This run stays as it is.
 
@@ -356,7 +357,7 @@ class FramedRun:
 
         Args:
             at: the state of a loader of this run with all lanes, from ``gather_state_dict()``.
-            weights, add, remove, data, renamed, order, exclude, samples, epochs, reason: see `Run.edit`.
+            weights, add, remove, data, renamed, order, exclude, samples, epochs, reason, replace: see `Run.edit`.
 
         Raises:
             ConfigError: what `Run.edit` refuses; a lane has begun its last frame.
@@ -383,6 +384,7 @@ class FramedRun:
                 samples=samples,
                 epochs=epochs,
                 reason=reason,
+                replace=replace,
             )
         )
 
