@@ -30,7 +30,7 @@ from headrace.datasets.editing import Edit, Then
 from headrace.datasets.exclusions import Exclusion
 from headrace.datasets.mix import node_of
 from headrace.errors import ConfigError, HeadraceError, StateError
-from headrace.io import as_read_back, check_local, write_json_file
+from headrace.io import as_read_back, check_local, holds, read_small, write_json_file
 from headrace.plan import (
     ORDER_FORMAT,
     BatchSchedule,
@@ -243,7 +243,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     """
     check_local(path)
     try:
-        data = Path(path).read_bytes()
+        data = read_small(Path(path))
     except OSError as error:
         raise StateError(f"the saved run cannot be read: {error}") from error
     try:
@@ -283,7 +283,7 @@ def write_run_file(path: str | os.PathLike[str], file: RunFile, *, before: RunFi
         OutputError: it cannot be written.
     """
     with _locked(Path(path)):
-        now = read_run_file(path) if Path(path).exists() else None
+        now = read_run_file(path) if holds(Path(path).exists) else None
         if now != before:
             found = "is gone" if now is None else f"has generation {now.generation:,}"
             expected = "there was none" if before is None else f"generation {before.generation:,} was read"
@@ -364,7 +364,7 @@ def save_run(
     if not isinstance(run, Run | FramedRun):
         raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
     check_local(path)
-    file = read_run_file(path) if Path(path).exists() else None
+    file = read_run_file(path) if holds(Path(path).exists) else None
     runs = () if file is None else file.runs
     if position is None and runs:
         if not _is_same(runs[-1], saved_run(run, 0, 0)):

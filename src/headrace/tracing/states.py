@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.datasets import Run
 from headrace.errors import StateError
+from headrace.io import read_small
 from headrace.plan import Cursor
 from headrace.plan.cursor import PAST_VERSION, outside_run
 from headrace.plan.recipe import PARTS
@@ -50,7 +51,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         StateError: it cannot be read, or is no JSON object.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_small(Path(path)), type=dict[str, Any])
     except OSError as error:
         raise StateError(f"the saved state cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

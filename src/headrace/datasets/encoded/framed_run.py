@@ -33,6 +33,7 @@ from headrace.datasets.mix import Mix
 from headrace.datasets.run import Located, Run, by_source
 from headrace.datasets.run_outline import sources_outline
 from headrace.errors import ConfigError, OutputError, StateError
+from headrace.io import check_kind
 from headrace.plan import BatchSchedule, Cursor, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
     OLDEST,
@@ -137,9 +138,15 @@ def _refused(path: Path, error: OSError) -> OutputError:
 def are_journals_of(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str]) -> bool:
     """Return whether all files can be read and are journals of a run with these hashes."""
     try:
-        return all(Path(path).read_bytes()[:_HEAD_BYTES] == head_of(hashes) for path in paths)
+        return all(_head(path) == head_of(hashes) for path in paths)
     except OSError:
         return False
+
+
+def _head(path: str | os.PathLike[str]) -> bytes:
+    check_kind(path)
+    with Path(path).open("rb") as file:
+        return file.read(_HEAD_BYTES)
 
 
 def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str], lanes: Lanes) -> Journal:
@@ -152,6 +159,7 @@ def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, 
     records = []
     for path in paths:
         try:
+            check_kind(path)
             data = Path(path).read_bytes()
         except OSError as error:
             raise StateError(f"{path}: the journal cannot be read: {error.strerror}") from error
