@@ -469,7 +469,8 @@ class History:
             masked = set(chapter.masked(leaf).tolist())
             for row, pieces in zip(rows, face.origins(face.locate(indices, chapter.keys(leaf, epochs))), strict=True):
                 kept = tuple(piece for piece in pieces if piece.document not in masked)
-                traced[row] = msgspec.structs.replace(traced[row], origins=kept)
+                num_masked = len(pieces) - len(kept)
+                traced[row] = msgspec.structs.replace(traced[row], origins=kept, num_masked=num_masked)
         return traced
 
 
