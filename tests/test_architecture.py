@@ -31,10 +31,10 @@ MAY_IMPORT = {
     "engine": {"io", "errors"},
     "stores": {"io", "config", "errors"},
     "plan": {"config", "errors"},
-    "samples": {"plan", "config", "errors"},
+    "samples": {"plan", "io", "config", "errors"},
     "preparing": {"engine", "stores", "samples", "plan", "io", "config", "errors"},
     "copying": {"engine", "stores", "plan", "io", "config", "errors"},
-    "encoders": {"samples", "plan", "config", "errors"},
+    "encoders": {"samples", "plan", "io", "config", "errors"},
     "datasets": {"cache", "engine", "stores", "samples", "plan", "encoders", "io", "config", "errors"},
     "tracing": {"datasets", "encoders", "stores", "samples", "plan", "io", "config", "errors"},
     "loader": {"cache", "environment", "datasets", "encoders", "plan", "io", "config", "errors"},
@@ -186,7 +186,7 @@ def test_a_run_loads_little() -> None:
     assert [name for name in modules if name.startswith(tuple(f"headrace.{other}" for other in others))] == []
 
 
-BUDGETS = {"headrace.WindowDataset, headrace.Run, headrace.Loader": (100, 14_550)}
+BUDGETS = {"headrace.WindowDataset, headrace.Run, headrace.Loader": (100, 14_750)}
 """The most modules of ours, and the most lines, that the use of some names loads."""
 
 

@@ -228,9 +228,19 @@ def test_edits_at_the_same_step_and_before(sources: dict[str, WindowDataset]) ->
         edited.edit(6, samples=100)
     with pytest.raises(ConfigError, match="allowed are 0 to 10"):
         edited.edit(11, samples=100)
-    with pytest.warns(UserWarning, match=r"drops 1 later ones \(step 6: weights more web\)"):
-        back = edited.edit(4, samples=48)
+    for choice in ("no", "step"):
+        with pytest.raises(ConfigError, match=r"step 3 would drop the later ones \(step 6: weights \(more web\)\)"):
+            edited.edit(3, samples=48, replace=choice)
+    with pytest.raises(ConfigError, match=r"would drop the later ones \(step 6"):
+        edited.skip(range(4, 5))
+    back = edited.edit(4, samples=48, replace="later")
     assert [edit.at_step for edit in back.edits] == [3, 4]
+    with pytest.raises(ConfigError, match="no edit at step 5; the steps of its edits are 3, 6"):
+        edited.skip(range(5, 7), replace="step")
+    replaced = edited.skip(range(6, 8), replace="step")
+    assert replaced.recipe == run.edit(3, weights={"web": 2, "code": 1}).skip(range(6, 8)).recipe
+    with pytest.raises(ConfigError, match="replace"):
+        edited.edit(6, samples=48, replace="all")
     assert back.num_steps == 6
 
 

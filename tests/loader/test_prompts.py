@@ -343,6 +343,10 @@ def test_what_is_refused(data: dict[str, headrace.PromptDataset]) -> None:
             prompts.load_state_dict(state | change)
     with pytest.raises(headrace.StateError, match="no saved state"):
         prompts.load_state_dict([])
+    junk: Any
+    for junk in (None, 5, "x", [None], [5]):
+        with pytest.raises(headrace.StateError, match="not a saved state of Prompts, but"):
+            prompts.load_state_dict(junk)
     other = alone(single(data, seed=2))
     with pytest.raises(headrace.StateError, match=r"order\.seed: 2 here, 1 in the saved recipe"):
         other.load_state_dict(state, recipe=run.recipe)

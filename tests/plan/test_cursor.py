@@ -94,6 +94,14 @@ def test_what_is_no_state_of_this_run_is_refused(change: dict[str, Any], message
         Cursor.from_dict({**cursor().to_dict(), **change}).verified(recipe(), SCHEDULE, 50, saved=None)
 
 
+@pytest.mark.parametrize("junk", [None, 5, "x", b"x", [], [{"kind": "headrace.cursor"}]])
+def test_what_is_no_dict_is_no_state(junk: Any) -> None:
+    with pytest.raises(StateError, match=f"not a saved loader state, but {type(junk).__name__} .*expected the dict"):
+        Cursor.from_dict(junk)
+    with pytest.raises(StateError, match=r"its fields are \['1', 'x'\]"):
+        Cursor.from_dict({1: 2, "x": 3})  # type: ignore[dict-item]
+
+
 def test_a_position_below_0_is_outside_an_endless_run() -> None:
     state = {**cursor().to_dict(), "position": -1}
     with pytest.raises(StateError, match="saved position -1 is outside this endless run, whose positions begin at 0"):

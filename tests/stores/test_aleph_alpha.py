@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -69,6 +70,30 @@ def test_documents_in_any_place(tmp_path: Path) -> None:
     assert store.find_documents(np.arange(6)).tolist() == [0, 0, 0, 1, 1, 2]
 
 
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+def test_a_length_whose_bytes_overflow(tmp_path: Path, reader: Literal["mmap", "pread"]) -> None:
+    """(2**62 + 5) * 4 is 20 in 64 bits, which would fit."""
+    documents = [np.arange(5, dtype="int32")] * 5
+    write_triple(tmp_path / "x", documents, "int32")
+    pairs = np.fromfile(tmp_path / "x.idx", "<i8")
+    pairs[7] = 2**62 + 5
+    pairs.tofile(tmp_path / "x.idx")
+    store = stores.open(tmp_path / "x", reader=reader)
+    for ask in (
+        lambda: store.lengths,
+        lambda: store.document(3),
+        lambda: store.num_tokens,
+        lambda: store.fetch(0, 20),
+    ):
+        with pytest.raises(StoreError, match=r"4611686018427387909 tokens|lies outside|beyond"):
+            ask()
+    problem = next(iter(store.check()))
+    assert (problem.place, "4611686018427387909 tokens" in problem.message) == (
+        "document 3, sequence 3",
+        True,
+    )
+
+
 def test_megatrons_files_beside_such_a_name_stay_megatrons(tmp_path: Path) -> None:
     write_shard(tmp_path / "x", [np.array([1, 2])])
     (tmp_path / "x.meta.json").write_text("{}")
@@ -113,3 +138,10 @@ def test_pointers_that_lie_nowhere(tmp_path: Path, start: int) -> None:
         with pytest.raises(StoreError, match=r"x\.(bin|idx)"):
             read()
     assert list(store.check())
+
+
+def test_a_folder_whose_name_has_255_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 255)
+    folder.mkdir()
+    write_shard(folder / "x", [np.array([1, 2])])
+    assert stores.open(folder).document(0).tolist() == [1, 2]

@@ -202,6 +202,19 @@ def test_documents_that_are_masked(is_mapped: bool) -> None:
         assert not {1, 2} & {piece.document for one in history.step(31) if one.source == "a" for piece in one.origins}
 
 
+def test_samples_that_are_wholly_masked_say_so() -> None:
+    run = run_of(Blend({"a": windows("a"), "bb": windows("bb")}, weights={"a": 1, "bb": 1}), samples=None)
+    (first, *_) = [one for one in history_of(run).step(31) if one.source == "a"]
+    documents = [piece.document for piece in first.origins]
+    run = run.edit(30, exclude={"a": Exclude(documents=documents, pad_id=0)})
+    save_run(run, "run.json", position=0)
+    (masked,) = [one for one in history_of(run).step(31) if one.position == first.position]
+    assert (masked.index, masked.origins, masked.num_masked) == (first.index, (), len(documents))
+    done = CliRunner().invoke(main, ["trace", "step", "31"])
+    lines = [line.split() for line in done.output.splitlines() if line.endswith("  wholly masked")]
+    assert [str(first.position) in line for line in lines] == [True], done.output
+
+
 def test_a_stage_that_ends() -> None:
     stages = [Stage(until=40, weights={"web": 1, "code": 1}), Stage(weights={"web": 1})]
     data = ScheduledBlend({"web": Numbers(33), "code": Numbers(16)}, stages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +176,113 @@ def test_commands() -> None:
         "  batches  8 samples from step 0, 16 samples from step 4",
         "  order    full, seed 7",
     ]
-    assert said.splitlines()[-1] == "the training last began at position 16"
+    assert said.splitlines()[-1] == "the training has come to position 16"
     code, said = command("log", "run.json", "--json")
     assert [edit["at_step"] for edit in json.loads(said)["edits"]] == [4, 6]
-    code, said = command("edit", "run.json", "--at-step", 5, "--samples", 300, "--reason", "shorter")
-    assert "note: the edit at step 5 drops 1 later ones" in said
+    before = Path("run.json").read_bytes()
+    shorter = ("edit", "run.json", "--at-step", 5, "--samples", 300, "--reason", "shorter")
+    for options in ((), ("--replace", "step")):
+        code, said = command(*shorter, *options)
+        assert code == 2, said
+    assert "no edit at step 5; the steps of its edits are 4, 6" in said
+    assert Path("run.json").read_bytes() == before
+    code, said = command(*shorter, "--replace", "later")
+    assert code == 0, said
+    assert re.search("  undone  step 6, .*: spike\n    skips 2 steps", said)
+    assert [edit.at_step for edit in Run.load("run.json").edits] == [4, 5]
+
+
+def test_a_mistaken_edit_is_undone_or_replaced() -> None:
+    run = run_of(blend())
+    save_run(run, "run.json", position=0)
+    assert command("undo", "run.json")[0] == 2, "there is nothing to undo"
+    typo = ("edit", "run.json", "--at-step", 20, "--weights", "a=1,bb=30,ccc=1", "--reason", "typo")
+    right = ("edit", "run.json", "--at-step", 20, "--weights", "a=1,bb=3,ccc=1", "--reason", "right")
+    assert command(*typo)[0] == 0
+    code, said = command(*right)
+    assert (code, "--replace step" in said) == (2, True)
+    before = Path("run.json").read_bytes()
+    assert command("undo", "run.json", "--dry-run")[0] == 0
+    assert Path("run.json").read_bytes() == before
+    code, said = command("undo", "run.json", "--json")
+    told = json.loads(said)
+    assert (code, told["edit"], [one["reason"] for one in told["undone"]]) == (0, None, ["typo"])
+    assert told["after"] == pytest.approx({"a": 0.5, "bb": 0.3, "ccc": 0.2})
+    undone = Run.load("run.json")
+    assert (undone.edits, undone.generation, fed(undone, range(30))) == ((), 3, fed(run, range(30)))
+    assert command(*typo)[0] == 0
+    assert command("skip", "run.json", "25:27", "--reason", "spike")[0] == 0
+    code, said = command(*right, "--replace", "step")
+    assert (code, "would drop the later ones" in said) == (2, True), "the skip does not come back silently"
+    assert command("undo", "run.json")[0] == 0
+    assert command(*right, "--replace", "step")[0] == 0
+    assert fed(Run.load("run.json"), range(30)) == fed(run.edit(20, weights={"a": 1, "bb": 3, "ccc": 1}), range(30))
+
+
+def test_what_is_skipped_is_told() -> None:
+    run = run_of(blend())
+    save_run(run, "run.json", position=0)
+    code, said = command("skip", "run.json", "20:23", "--reason", "spike", "--json")
+    told = json.loads(said)
+    fed_there = [sample.source for step in range(20, 23) for sample in headrace.tracing.trace_step(run, step)]
+    assert (code, told["skipped_positions"]) == (0, [160, 184])
+    assert told["skipped"] == {name: fed_there.count(name) for name in ("a", "bb", "ccc")}
+    said = command("skip", "run.json", "30:33", "--reason", "spike")[1]
+    assert "  skipped 24 samples, positions 240 to 263: a 1" in said, "positions behind the first skip"
+
+
+def test_a_step_of_two_stages_is_counted() -> None:
+    stages = [headrace.datasets.Stage(weights={"a": 1}, until=12), headrace.datasets.Stage(weights={"bb": 1})]
+    data = headrace.ScheduledBlend({"a": windows("a"), "bb": windows("bb")}, stages)
+    save_run(run_of(data, samples=None), "run.json", position=0)
+    code, said = command("skip", "run.json", "1:3", "--reason", "spike", "--json")
+    assert (code, json.loads(said)["skipped"]) == (0, {"a": 4, "bb": 12})
+
+
+def test_states_that_are_given_out_are_noted(recwarn: pytest.WarningsRecorder) -> None:
+    """What is past ends at the last state, from which the training goes on, and not at its last start."""
+    run = begun()
+    loader = headrace.Loader(run, micro_batch_size=4)
+    save_run(run, "run.json", position=loader.position)
+    batches = iter(loader)
+    early = loader.state_dict()
+    for _ in range(21):
+        next(batches)
+    early_bytes = Path("run.json").read_bytes()
+    state = loader.state_dict()
+    assert (read_run_file("run.json").reached, read_run_file("run.json").generation) == (84, 1)
+    assert Path("run.json").read_bytes() != early_bytes
+    code, said = command("skip", "run.json", "10:12", "--reason", "spike")
+    assert (code, "step 10 is past: the last state of the training is at position 84" in said) == (2, True)
+    for name, content in (("early", early), ("state", state), ("other", {**early, "recipe": {}, "position": 8})):
+        Path(f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    skip = ("skip", "run.json", "10:12", "--reason", "spike")
+    assert command(*skip, "--state", "state.json")[0] == 2
+    assert command(*skip, "--state", "other.json")[0] == 5
+    assert command(*skip, "--trained", 11)[0] == 2
+    assert command(*skip, "--trained", 10, "--state", "early.json")[0] == 2
+    assert command(*skip, "--trained", 10, "--dry-run")[0] == 0
+    assert command(*skip, "--state", "early.json")[0] == 0, "the training goes back to that state"
+    next(batches)
+    loader.state_dict()
+    assert (read_run_file("run.json").reached, len(read_run_file("run.json").runs[-1].edits)) == (88, 1)
+    assert not recwarn.list
+    Path("run.json").unlink()
+    with pytest.warns(UserWarning, match="position 88 is not noted"):
+        loader.state_dict()
+
+
+def test_a_file_that_notes_no_states_asks() -> None:
+    save_run(begun(), "run.json", position=16)
+    content = json.loads(Path("run.json").read_bytes())
+    del content["notes_states"]
+    content["digest"] = run_file._digest(content)
+    Path("run.json").write_text(json.dumps(content), encoding="utf-8")
+    skip = ("skip", "run.json", "10:12", "--reason", "spike")
+    code, said = command(*skip)
+    assert (code, "pass --trained N" in said) == (2, True)
+    assert command("show", "run.json")[1].endswith("the training last began at position 16\n")
+    assert command(*skip, "--trained", 2)[0] == 0
 
 
 def test_a_dry_run_shows_both_accounts() -> None:

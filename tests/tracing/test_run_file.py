@@ -148,3 +148,10 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             read_run_file(path)
     with pytest.raises(StateError, match="cannot be read"):
         read_run_file(tmp_path / "missing.json")
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    run = Run(runs_made.Tree(Leaf("a", 30)), global_batch_size=4)
+    for length in (255, 300):
+        with pytest.raises(OutputError, match="File name too long"):
+            save_run(run, tmp_path / ("a" * length), position=0)

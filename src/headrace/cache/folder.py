@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from headrace.errors import ConfigError
-from headrace.io import atomic_write, json_bytes, output_errors
+from headrace.io import atomic_write, json_bytes, output_errors, read_small
 
 FOLDER_NAME: Final = "headrace-cache.json"
 
@@ -30,7 +30,7 @@ def read_folder(folder: Path) -> int | None:
         ConfigError: the folder is none of a cache, or of another version.
     """
     try:
-        data = (folder / FOLDER_NAME).read_bytes()
+        data = read_small(folder / FOLDER_NAME)
     except FileNotFoundError:
         try:
             found = next(folder.iterdir(), None)

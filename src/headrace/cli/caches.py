@@ -131,8 +131,10 @@ def numbers(text: str, data_of: str | None) -> dict[str, int | None]:
 
 
 def _identifiers(path: str) -> dict[str, Any]:
+    from headrace.io import read_small
+
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(read_small(Path(path)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):

@@ -319,9 +319,12 @@ _COLUMNS: dict[str, Callable[[Traced], str]] = {
 
 
 def _pieces(sample: Traced) -> str:
-    named = "; ".join(map(_piece, sample.origins[:MAX_PIECES]))
-    rest = len(sample.origins) - MAX_PIECES
-    return named + (f"; and {count(rest)} more" if rest > 0 else "")
+    named = list(map(_piece, sample.origins[:MAX_PIECES]))
+    if (rest := len(sample.origins) - MAX_PIECES) > 0:
+        named.append(f"and {count(rest)} more")
+    if sample.num_masked:
+        named.append(f"{count(sample.num_masked)} masked" if named else "wholly masked")
+    return "; ".join(named)
 
 
 def _piece(origin: Origin) -> str:

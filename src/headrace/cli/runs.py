@@ -15,7 +15,7 @@ from headrace.cli.command import Command, json_option, print_json, print_report
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.datasets.editing import Then
+    from headrace.datasets.editing import Replace, Then
     from headrace.datasets.exclusions import How
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,12 +34,34 @@ def run() -> None:
 
 def _changing(function: F) -> F:
     options = [
-        click.option("--reason", metavar="TEXT", required=True, help="Why; it is kept in the file."),
+        click.option("--trained", metavar="N", type=int, help="Number of steps of the training so far."),
+        click.option("--state", metavar="FILE", help="State, as JSON, from which the training goes on."),
         click.option("--dry-run", is_flag=True, help="Show what would change, and write nothing."),
     ]
     for option in reversed(options):
         function = option(function)
     return json_option(function)
+
+
+def _making(function: F) -> F:
+    options = [
+        click.option("--reason", metavar="TEXT", required=True, help="Why; it is kept in the file."),
+        click.option(
+            "--replace",
+            type=click.Choice(["no", "step", "later"]),
+            default="no",
+            help="Take the place of the edit at this step, or of this one and all later ones.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return _changing(function)
+
+
+def _trained(trained: int | None, state: str | None) -> tracing.Trained:
+    if trained is not None and state is not None:
+        raise click.UsageError("--trained and --state both say how far the training has come: pass one of them")
+    return trained if state is None else tracing.read_state(state)
 
 
 @run.command(cls=Command, name="show", short_help="The mix, batches, length and edits.")
@@ -79,13 +101,15 @@ def log(path: str, as_json: bool) -> None:
 @click.option("--epochs", metavar="N", type=int, help="Number of passes of the whole run.")
 @click.option("--order", "kind", metavar="KIND", help="Order from the next epochs on: full, blocks, shards, none.")
 @click.option("--seed", metavar="S", type=int, help="Seed of the order from the next epochs on.")
-@_changing
+@_making
 def edit(
     path: str,
     at_step: int,
     weights: str | None,
     exclude: tuple[str, ...],
     drop: bool,
+    trained: int | None,
+    state: str | None,
     dry_run: bool,
     as_json: bool,
     **changes: Any,
@@ -95,15 +119,16 @@ def edit(
     Documents of windows and packs are masked in their samples, unless --drop is given; see Run.edit. Data are opened
     for --exclude only.
 
-    Steps before the place where the training last began cannot be changed. To add sources, use Run.edit and save_run in
-    Python.
+    Steps before the last state of the training, which it notes in FILE, cannot be changed. If it goes on from an
+    earlier one, give --state or --trained. To add sources, use Run.edit and save_run in Python.
     """
     given = None if weights is None else _weights(weights)
     if exclude:
         changes["exclude"] = _exclusions(exclude, "drop" if drop else None)
     elif drop:
         raise click.UsageError("--drop goes with --exclude")
-    found = tracing.edit_run_file(path, at_step, weights=given, dry_run=dry_run, **changes)
+    come = _trained(trained, state)
+    found = tracing.edit_run_file(path, at_step, weights=given, dry_run=dry_run, trained=come, **changes)
     _tell(path, found, dry_run=dry_run, as_json=as_json)
 
 
@@ -111,14 +136,41 @@ def edit(
 @click.argument("path", metavar="FILE")
 @click.argument("steps", metavar="A:B")
 @click.option("--defer", is_flag=True, help="Let the samples come at the end of their epochs.")
-@_changing
-def skip(path: str, steps: str, defer: bool, reason: str, dry_run: bool, as_json: bool) -> None:
+@_making
+def skip(
+    path: str,
+    steps: str,
+    defer: bool,
+    reason: str,
+    replace: Replace,
+    trained: int | None,
+    state: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Skip what the steps A to B - 1 of the last run in FILE would have had; step A gets what step B would have had."""
     first, _, end = steps.partition(":")
     if not (first.isascii() and first.isdigit() and end.isascii() and end.isdigit()):
         raise click.UsageError(f"{steps!r} is no range of steps; expected the form 1200:1250")
     then: Then = "defer" if defer else "drop"
-    found = tracing.skip_in_run_file(path, range(int(first), int(end)), then=then, reason=reason, dry_run=dry_run)
+    found = tracing.skip_in_run_file(
+        path,
+        range(int(first), int(end)),
+        then=then,
+        reason=reason,
+        replace=replace,
+        dry_run=dry_run,
+        trained=_trained(trained, state),
+    )
+    _tell(path, found, dry_run=dry_run, as_json=as_json)
+
+
+@run.command(cls=Command, name="undo", short_help="Take back the last edit.")
+@click.argument("path", metavar="FILE")
+@_changing
+def undo(path: str, trained: int | None, state: str | None, dry_run: bool, as_json: bool) -> None:
+    """Take back the last edit of the last run in FILE, which may be a skip, as if it had not been made."""
+    found = tracing.undo_in_run_file(path, dry_run=dry_run, trained=_trained(trained, state))
     _tell(path, found, dry_run=dry_run, as_json=as_json)
 
 

@@ -29,6 +29,9 @@ from headrace.plan.recipe import contents_hash, differing_parts
 
 Then = Literal["drop", "defer"]
 
+Replace = Literal["no", "step", "later"]
+"""Which edits an edit takes the place of: none, the one at its step, or this one and all at later steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
@@ -427,6 +430,35 @@ def skipped(steps: range, then: str) -> dict[str, Any]:
         raise ConfigError(f"steps={steps!r}; expected a range of steps, such as range(1200, 1250)")
     check_choice("then", then, get_args(Then))
     return {"at_step": steps.start, "skip_steps": len(steps), "then": then}
+
+
+def kept_edits(edits: Sequence[Edit], step: int, replace: Replace) -> Sequence[Edit]:
+    """Return the edits before a step, on which an edit at the step is put.
+
+    Raises:
+        ConfigError: there are edits at the step, or later ones, that ``replace`` does not give up; or none to replace.
+    """
+    check_choice("replace", replace, get_args(Replace))
+    if step < 0:
+        raise ConfigError(f"at_step is at least 0, found {step:,}")
+    kept = [edit for edit in edits if edit.at_step < step]
+    same = [edit for edit in edits if edit.at_step == step]
+    later = edits[len(kept) + len(same) :]
+    if replace == "step" and not same:
+        steps = ", ".join(f"{edit.at_step:,}" for edit in edits) or "none"
+        raise ConfigError(f"replace='step': the run has no edit at step {step:,}; the steps of its edits are {steps}")
+    if later and replace != "later":
+        named = "; ".join(edit.describe() for edit in later)
+        raise ConfigError(
+            f"an edit at step {step:,} would drop the later ones ({named}): undo them first, edit the run at a later "
+            "step, or pass replace='later' (--replace later), and make them again"
+        )
+    if same and replace == "no":
+        raise ConfigError(
+            f"the run is already edited at step {step:,} ({same[0].describe()}): to put another edit in its place, "
+            "which makes both changes, pass replace='step' (--replace step)"
+        )
+    return kept
 
 
 def now() -> str:

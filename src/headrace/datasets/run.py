@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
@@ -52,7 +51,7 @@ from headrace.plan.tree import MAX_POSITIONS, run_length
 from headrace.stores.store import read_ahead_of_fingerprints
 
 if TYPE_CHECKING:
-    from headrace.datasets.editing import Edit, Editing, Then
+    from headrace.datasets.editing import Edit, Editing, Replace, Then
     from headrace.datasets.exclusions import Exclude, Excluded
 
 EDITING: Final = "headrace.datasets.editing"
@@ -111,6 +110,7 @@ class Run:
 
     Attributes:
         generation: how often the file was changed that the run was loaded from; 0 if there was none.
+        file: the file that `headrace.tracing.save_run` wrote the run to; states that are given out are noted there.
 
     Raises:
         ConfigError: both ``epochs`` and ``samples``, ``epochs`` of an endless blend, no samples to feed, ``bucketing``
@@ -145,6 +145,7 @@ class Run:
         self.schedule = BatchSchedule.of(global_batch_size)
         self.edits: tuple[Edit, ...] = ()
         self.generation = 0
+        self.file: str | None = None
         self._first = data, self.order, self.schedule, Length(epochs, samples, drop_last)
         self.plan: AnyPlan = self._begun_plan()
         by_path = named_datasets(data)
@@ -210,12 +211,13 @@ class Run:
         samples: int | None = None,
         epochs: int | None = None,
         reason: str = "",
+        replace: Replace = "no",
     ) -> Run:
         """Return a run that is the same up to a step, and different from there on. This run stays as it is.
 
         Every source goes on where it is: at its epoch and at its rank within the epoch, so that each of its samples
         still comes exactly once in the epoch. States of this run load into the new one, as long as they were saved
-        before the step. Edits add up; one at an earlier step drops the later ones, and warns of it.
+        before the step. Edits add up. An edit at a step that has one, or before others, takes their place on request.
 
         Args:
             at_step: the first step that is different.
@@ -233,6 +235,8 @@ class Run:
             samples: number of samples of the whole run, those that were skipped included.
             epochs: number of passes of the whole run.
             reason: why, for the file of the run and for those who read it.
+            replace: ``"step"`` puts the edit in the place of the one at this step, ``"later"`` in that of all later
+                ones, too.
 
         Raises:
             ConfigError: the edit is not possible; the message says why, and what is allowed.
@@ -247,7 +251,7 @@ class Run:
             [[6, 2], [4, 4]]
         """
         editing = resolve_name(EDITING)
-        before = self._before(at_step)
+        before = self._before(at_step, replace)
         asked = editing.asked_for(
             weights=weights,
             add=add,
@@ -280,12 +284,12 @@ class Run:
             )
         )
 
-    def skip(self, steps: range, *, then: Then = "drop", reason: str = "") -> Run:
+    def skip(self, steps: range, *, then: Then = "drop", reason: str = "", replace: Replace = "no") -> Run:
         """Return a run that does not feed what these steps would have had; the later samples move up.
 
         Step ``steps.start`` gets what step ``steps.stop`` would have had. With ``then="drop"`` the samples in between
         do not come in their epochs. With ``then="defer"`` each comes at the end of its own epoch, or directly after the
-        skip if that epoch ended within it.
+        skip if that epoch ended within it. ``replace`` is that of `edit`.
 
         Raises:
             ConfigError: not a range of steps, or the run does not have them.
@@ -300,7 +304,7 @@ class Run:
         editing = resolve_name(EDITING)
         fields = editing.skipped(steps, then)
         edit = editing.Edit(reason=reason, date=editing.now(), asked=("skip",), **fields)
-        return self._before(steps.start)._with(edit)
+        return self._before(steps.start, replace)._with(edit)
 
     def excluded(self) -> list[Excluded]:
         """Return what each edit excluded, in the order of their steps."""
@@ -310,21 +314,10 @@ class Run:
         found = resolve_name(EXCLUSIONS).exclusions
         return {} if exclude is None else found(exclude, self.data if data is None else data)
 
-    def _before(self, step: int) -> Run:
-        """Return this run without the edits after a step, and warn of those that this drops."""
-        step = index(step)
-        if step < 0:
-            raise ConfigError(f"at_step is at least 0, found {step:,}")
-        if any(edit.at_step == step for edit in self.edits):
-            raise ConfigError(
-                f"the run is already edited at step {step:,}: make both changes in one edit of the run from before"
-            )
-        later = [edit for edit in self.edits if edit.at_step > step]
-        if not later:
-            return self
-        named = "; ".join(f"step {edit.at_step:,}: {', '.join(edit.asked)} {edit.reason}".rstrip() for edit in later)
-        warnings.warn(f"the edit at step {step:,} drops {len(later)} later ones ({named})", stacklevel=3)
-        return self.rebuilt(self.edits[: -len(later)])
+    def _before(self, step: int, replace: Replace) -> Run:
+        """Return this run without the edits from a step on, if ``replace`` gives them up."""
+        kept = resolve_name(EDITING).kept_edits(self.edits, index(step), replace)
+        return self if len(kept) == len(self.edits) else self.rebuilt(kept)
 
     def _with(self, edit: Edit) -> Run:
         if self.bucketing is not None and (within := edit.at_step % self.bucketing.window_steps):
@@ -348,7 +341,7 @@ class Run:
         run = copy(self)
         for name in ("block_samples", "draw", "recipe", "_chaptered"):
             run.__dict__.pop(name, None)
-        run.edits = applied
+        run.edits, run.file = applied, None
         run.data, run.order = editing.data, editing.editor.order
         run.schedule, run.length = editing.editor.schedule, editing.editor.length()
         run._set_datasets(editing.datasets)

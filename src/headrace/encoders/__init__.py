@@ -12,7 +12,7 @@ outputs or packs --batch--> [encode_batch] --> batches          EncoderPipeline.
 The names that users of Energon import with their task encoders are here too: samples, batches, cookers. A pipeline
 knows neither stores nor order; the datasets call it with a key and a position. Nothing here imports torch.
 
-May import: samples, plan, errors.
+May import: samples, plan, io, errors.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, SampleError, SkipSample
+from headrace.io import read_small
 
 PROGRAMMING: Final = (
     SystemError,
@@ -220,7 +221,7 @@ def read_fault_report(paths: Iterable[str | os.PathLike[str]]) -> list[Fault]:
     found: dict[object, Fault] = {}
     for path in paths:
         try:
-            lines = Path(path).read_bytes().split(b"\n")
+            lines = read_small(Path(path)).split(b"\n")
         except OSError as error:
             raise InputError(f"{path}: the report of faults cannot be read: {error.strerror}") from error
         # A last line without an end was cut off.

@@ -30,7 +30,7 @@ from headrace.engine.serving import Done, Failed
 from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import ConfigError, OutputError
-from headrace.io import AnyPath, atomic_write, is_url, output_errors, path_at
+from headrace.io import AnyPath, atomic_write, is_url, output_errors, path_at, read_small
 
 PHASE_PREFIX: Final = "phase-"
 """How the names of the folders of phases begin."""
@@ -277,7 +277,7 @@ def load_plan(work: Path) -> PlanFile:
     """
     path = work / PLAN_NAME
     with output_errors(path, "read the plan"):
-        data = path.read_bytes()
+        data = read_small(path)
     return decoded_plan(data, path)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from headrace.engine.work_folder import PLAN_NAME
-from headrace.io import atomic_write, create_once, output_errors, read_once
+from headrace.io import atomic_write, create_once, output_errors, read_once, read_small
 
 AHEAD: Final = 3
 """Results that are fetched ahead of the one that is used."""
@@ -196,7 +196,7 @@ class SharedFolder(Shared):
         path = self.here / name
         with output_errors(path, "read"):
             try:
-                return path.read_bytes()
+                return read_small(path)
             except FileNotFoundError:
                 return None
 
@@ -220,7 +220,7 @@ class SharedFolder(Shared):
         found = {}
         for path in sorted((self.here / folder).glob("*.json")):
             with contextlib.suppress(OSError):
-                found[path.name] = path.read_bytes()
+                found[path.name] = read_small(path)
         return found
 
     def versions(self, folder: str) -> Mapping[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -21,6 +22,9 @@ from headrace.tracing.run_file import read_run_file
 
 SHOWN_STEPS = 3
 """Number of steps from an edit on whose samples are counted by source."""
+
+
+_COUNTED_AT_ONCE = 1 << 20
 
 
 class ToldEdit(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +63,15 @@ class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToldFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file; ``reached`` is the position of its last run at the last start of the training."""
+    """The whole file; ``reached`` is the position of its last run in the last state, or at the start, of the training.
+
+    ``notes_states`` is false if the training noted no states, so that only the start is known.
+    """
 
     run: str
     generation: int
     reached: int
+    notes_states: bool
     runs: tuple[ToldRun, ...]
 
     def lines(self) -> list[str]:
@@ -79,7 +87,8 @@ class ToldFile(msgspec.Struct, frozen=True, kw_only=True):
             if run.edits:
                 found.append(f"  begun    {', '.join(_shares(run.begun))}")
             found += [f"  {line}" for edit in run.edits for line in edit_lines(edit)]
-        found.append(f"the training last began at position {count(self.reached)}")
+        what = "has come to" if self.notes_states else "last began at"
+        found.append(f"the training {what} position {count(self.reached)}")
         return found
 
 
@@ -112,13 +121,18 @@ class ToldAccount(msgspec.Struct, frozen=True, kw_only=True):
 class ToldChange(msgspec.Struct, frozen=True, kw_only=True):
     """What an edit of a file changes, whether it was written, and the generation of the file after it.
 
+    ``edit`` is None if edits were only undone. ``undone`` are edits that are no longer there. ``skipped`` is the number
+    of samples of each source that the edit skips, from position ``skipped_positions[0]`` up to the other.
     ``accounts`` are those at the step of the edit, and at the end of a run that ends; empty if the edit was written.
     """
 
     run: str
     written: bool
     generation: int
-    edit: ToldEdit
+    edit: ToldEdit | None
+    undone: tuple[ToldEdit, ...]
+    skipped: dict[str, int]
+    skipped_positions: tuple[int, int] | None
     before: dict[str, float]
     after: dict[str, float]
     num_samples_before: int | None
@@ -130,7 +144,16 @@ class ToldChange(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         """Return the report."""
         what = f"generation {count(self.generation)} is written" if self.written else "nothing is written (--dry-run)"
-        found = [f"{self.run}: {what}", *(f"  {line}" for line in edit_lines(self.edit))]
+        found = [f"{self.run}: {what}"]
+        if self.edit is not None:
+            found += [f"  {line}" for line in edit_lines(self.edit)]
+        if self.skipped_positions is not None:
+            first, end = self.skipped_positions
+            skipped = ", ".join(f"{name} {count(number)}" for name, number in self.skipped.items())
+            found.append(f"  skipped {plural(end - first, 'sample')}, positions {first:,} to {end - 1:,}: {skipped}")
+        for one in self.undone:
+            head, *changes = edit_lines(one)
+            found += [f"  undone  {head}", *(f"  {line}" for line in changes)]
         if self.before != self.after:
             found.append(f"  mix     before: {', '.join(_shares(self.before))}")
             found.append(f"          after:  {', '.join(_shares(self.after))}")
@@ -174,32 +197,49 @@ def tell_run_file(path: str | os.PathLike[str]) -> ToldFile:
                 edits=tuple(_told(begun, run.edits, saved.shift)),
             )
         )
-    return ToldFile(run=str(path), generation=file.generation, reached=file.reached, runs=tuple(runs))
+    return ToldFile(
+        run=str(path),
+        generation=file.generation,
+        reached=file.reached,
+        notes_states=file.notes_states,
+        runs=tuple(runs),
+    )
 
 
 def tell_change(path: str | os.PathLike[str], edit: FileEdit, *, written: bool) -> ToldChange:
     """Return what an edit of a file changes, with the first steps from it on."""
-    before, after, made = edit.before, edit.after, edit.after.edits[-1]
+    before, after, made = edit.before, edit.after, edit.made
+    at_step = edit.undone[0].at_step if made is None else made.at_step
     begun = after.rebuilt(())
+    skipped: dict[str, int] = {}
+    positions = None
+    if made is not None and made.skip_steps:
+        run = after.rebuilt(after.edits[:-1])
+        begin, end = (run.schedule.begin(step) for step in (at_step, at_step + made.skip_steps))
+        positions = begin, end if run.length is None else min(end, run.length)
+        skipped = _counts(run, *positions)
     accounts: tuple[ToldAccount, ...] = ()
     notes = edit.notes
     if not written:
         try:
-            accounts = tuple(_accounts(edit, made.at_step))
+            accounts = tuple(_accounts(edit, at_step))
         except ConfigError as error:
             notes = (*notes, f"no account: {error}")
     return ToldChange(
         run=str(path),
         written=written,
         generation=edit.generation,
-        edit=list(_told(begun, after.edits, edit.shift))[-1],
+        edit=None if made is None else list(_told(begun, after.edits, edit.shift))[-1],
+        undone=tuple(_told(begun, before.edits, edit.shift))[len(before.edits) - len(edit.undone) :],
+        skipped=skipped,
+        skipped_positions=positions,
         before=shares(node_of("", before.data)),
         after=shares(node_of("", after.data)),
         num_samples_before=before.length,
         num_samples=after.length,
         steps=tuple(
             ToldStep(step=step + edit.shift, before=source_counts(before, step), after=source_counts(after, step))
-            for step in range(made.at_step, made.at_step + SHOWN_STEPS)
+            for step in range(at_step, at_step + SHOWN_STEPS)
         ),
         accounts=accounts,
         notes=notes,
@@ -238,13 +278,23 @@ def source_counts(run: Run, step: int) -> dict[str, int]:
         positions = run.positions(step)
     except IndexError:
         return {}
-    numbers, counts = np.unique(run.plan.lookup(positions).sources, return_counts=True)
+    return _counts(run, int(positions[0]), int(positions[-1]) + 1)
+
+
+def _counts(run: Run, begin: int, end: int) -> dict[str, int]:
+    plan = run.plan
     found: dict[str, int] = {}
-    for number, many in zip(numbers.tolist(), counts.tolist(), strict=True):
-        path = run.plan.leaves[number].path
-        if isinstance(run.plan, ChapteredPlan):
-            path = run.plan.chapter_at(int(positions[0])).paths[run.plan.source_of[number]]
-        found[path or "."] = found.get(path or ".", 0) + many
+    borders = {*range(begin, end, _COUNTED_AT_ONCE), end}
+    if isinstance(plan, ChapteredPlan):
+        borders |= {chapter.begin for chapter in plan.chapters if begin < chapter.begin < end}
+    for first, last in pairwise(sorted(borders)):
+        sources = plan.lookup(np.arange(first, last, dtype=np.int64)).sources
+        numbers, counts = np.unique(sources, return_counts=True)
+        for number, many in zip(numbers.tolist(), counts.tolist(), strict=True):
+            path = plan.leaves[number].path
+            if isinstance(plan, ChapteredPlan):
+                path = plan.chapter_at(first).paths[plan.source_of[number]]
+            found[path or "."] = found.get(path or ".", 0) + many
     return found
 
 

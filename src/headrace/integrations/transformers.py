@@ -40,6 +40,7 @@ from headrace.integrations.transformers_batches import (
     load_prompts,
     steps_of,
 )
+from headrace.io import read_small
 from headrace.loader import Loader, Prompts, Ranks, Reading
 
 if TYPE_CHECKING:
@@ -326,7 +327,7 @@ def last_checkpoint(folder: str | Path) -> Path | None:
     found = {int(path.name.rpartition("-")[2]): path for path in Path(folder).glob("checkpoint-*[0-9]")}
     for step in sorted(found, reverse=True):
         try:
-            json.loads((found[step] / TRAINER_FILE).read_bytes())
+            json.loads(read_small(found[step] / TRAINER_FILE))
         except (OSError, ValueError):
             warnings.warn(
                 f"{found[step]} is not complete: was it killed while it was saved? It is left out", stacklevel=3

@@ -22,7 +22,7 @@ from headrace.datasets import Run
 from headrace.datasets.accounts import count_step, supervised_tokens
 from headrace.datasets.dataset import CountedDataset
 from headrace.errors import ConfigError, StateError
-from headrace.io import atomic_write
+from headrace.io import atomic_write, read_small
 from headrace.loader import Loader, Prompts
 from headrace.loader.attention import flatten_packed
 from headrace.loader.spans import Batch
@@ -58,8 +58,8 @@ class _Checkpoint(NamedTuple):
     @classmethod
     def read(cls, folder: Path) -> _Checkpoint:
         try:
-            saved = json.loads((folder / STATE_FILE).read_bytes())
-            trainer = json.loads((folder / TRAINER_FILE).read_bytes())
+            saved = json.loads(read_small(folder / STATE_FILE))
+            trainer = json.loads(read_small(folder / TRAINER_FILE))
         except FileNotFoundError as error:
             raise StateError(
                 f"{folder} has no {Path(error.filename).name}: it was saved by a trainer without FromHeadrace, or is"

@@ -6,6 +6,7 @@
                check_storage                     ... and a storage where all paths are local
     objects    ObjectReader, Storage             reads s3://, gs://, az:// and http:// in place; loaded when used
                objects.writer.ObjectWriter       writes objects, whole or not at all
+    small      read_small, check_kind            a file that is read whole; refuses FIFOs, devices and huge files
     caches     cache_folder                      where files are kept that can be made again
                kept.keep_digest, is_as_kept      ... and their digests
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
@@ -42,7 +43,7 @@ from headrace.io.atomic import (
     write_json_file,
 )
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
-from headrace.io.paths import cache_folder, expand_braces, natural_key, safe_relative
+from headrace.io.paths import cache_folder, check_kind, expand_braces, holds, natural_key, read_small, safe_relative
 from headrace.io.places import (
     SCHEMES,
     AnyPath,
@@ -121,6 +122,7 @@ __all__ = [
     "atomic_write",
     "cache_folder",
     "can_list",
+    "check_kind",
     "check_local",
     "check_readable",
     "check_storage",
@@ -133,6 +135,7 @@ __all__ = [
     "file_sum",
     "hash_bytes",
     "hash_file",
+    "holds",
     "is_url",
     "json_bytes",
     "local_file",
@@ -145,6 +148,7 @@ __all__ = [
     "partial_path",
     "path_at",
     "read_once",
+    "read_small",
     "read_whole",
     "reader",
     "reader_at",

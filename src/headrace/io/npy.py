@@ -16,6 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.io.paths import check_kind
+
 _MAGIC: Final = b"\x93NUMPY"
 _MAX_HEADER: Final = 4096
 _HEADER: Final = re.compile(
@@ -33,6 +35,7 @@ def map_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
         OSError: the file cannot be opened.
         ValueError: it is not such a file; the message says what was found and what was expected.
     """
+    check_kind(path)
     with Path(path).open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(12 + _MAX_HEADER)

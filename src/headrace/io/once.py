@@ -22,6 +22,7 @@ from typing import Final
 import xxhash
 
 from headrace.io.atomic import output_errors, sync_folder, write_all
+from headrace.io.paths import read_small
 
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _TRAILER_BYTES: Final = 18
@@ -72,7 +73,7 @@ def read_once(path: Path) -> bytes | None:
         OutputError: the file cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = read_small(path)
     except FileNotFoundError:
         return None
     except OSError as error:

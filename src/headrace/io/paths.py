@@ -2,21 +2,73 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
+import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final, Protocol
 
 from headrace.errors import ConfigError, StoreError
 
 MAX_EXPANDED = 1_000_000
 """A pattern that stands for more names than this is taken for a typing error."""
 
+MAX_SMALL_BYTES: Final = 1 << 30
+"""A file that is read whole, such as YAML, JSON or the file of a run, has at most this size."""
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+}
+
 _DIGITS = re.compile(r"([0-9]+)")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 
 NaturalKey = tuple[tuple[bytes | int, ...], bytes]
+
+
+class HasBytes(Protocol):
+    """A path whose file can be read whole."""
+
+    def read_bytes(self) -> bytes:
+        """Return the content of the file; raises OSError."""
+
+
+def check_kind(path: str | os.PathLike[str]) -> os.stat_result:
+    """Raise OSError for a FIFO, a device or a socket, whose reader may wait or read for ever. It is not opened."""
+    status = Path(path).stat()
+    if (kind := _KINDS.get(stat.S_IFMT(status.st_mode))) is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}; expected a regular file", os.fspath(path))
+    return status
+
+
+def read_small(path: HasBytes) -> bytes:
+    """Return the content of a file that is read whole, such as YAML, JSON or the file of a run.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it is no regular file or has more than `MAX_SMALL_BYTES`, and was not opened; or it cannot be read.
+    """
+    if isinstance(path, Path) and (size := check_kind(path).st_size) > MAX_SMALL_BYTES:
+        message = f"it has {size:,} bytes; a file of this kind has at most {MAX_SMALL_BYTES:,}"
+        raise OSError(errno.EFBIG, message, str(path))
+    return path.read_bytes()
+
+
+def holds(ask: Callable[[], bool]) -> bool:
+    """Return the answer of ``path.exists`` or ``path.is_file``; False if the name is too long for any file."""
+    try:
+        return ask()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def natural_key(name: str) -> NaturalKey:

@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from headrace.errors import ConfigError
+from headrace.io.paths import check_kind
 from headrace.io.readers import Reader
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def read_whole(path: AnyPath) -> bytes:
         OSError, StoreError: it cannot be read.
     """
     if isinstance(path, Path):
+        check_kind(path)
         return path.read_bytes()
     with path.open() as file:
         return file.read()

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, StoreError
+from headrace.io.paths import check_kind
 
 if TYPE_CHECKING:
     from headrace.io.remote import RemotePath
@@ -430,6 +431,7 @@ class Reader(ABC):
         return file
 
     def _opened(self, path: str) -> OpenFile:
+        check_kind(path)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headrace.errors import ConfigError
+from headrace.io.paths import read_small
 
 CLIENT_OPTIONS: Final = frozenset(
     (
@@ -155,7 +156,7 @@ def _of_gcsfs(given: dict[str, Any], client: dict[str, Any]) -> PlainOptions:
 def _kind_of_file(path: Path) -> str:
     """Return obstore's name for a file of credentials: of a service account, or of a user."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        found = msgspec.json.decode(read_small(path), type=dict[str, Any])
     except (OSError, ValueError):
         # The path is not named: it may be an access token, as gcsfs takes them too.
         _refuse("token", "no file of credentials can be read there; an access token is passed as bearer_token")

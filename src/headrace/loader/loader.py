@@ -16,7 +16,7 @@ from msgspec import to_builtins
 from headrace.datasets import Run
 from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
-from headrace.io import atomic_write, check_local
+from headrace.io import atomic_write, check_local, read_small
 from headrace.loader.faults import FaultCounter, FeedLedger, Given, original_errors, report_path
 from headrace.loader.feeds import FeedOptions, check_uneven, feed_of
 from headrace.loader.ranks import Ranks, agree
@@ -489,6 +489,6 @@ def load_recipe(path: str | os.PathLike[str]) -> RunRecipe:
     """
     check_local(path)
     try:
-        return RunRecipe.from_json(Path(path).read_bytes())
+        return RunRecipe.from_json(read_small(Path(path)))
     except OSError as error:
         raise StateError(f"the saved recipe cannot be read: {error}") from error

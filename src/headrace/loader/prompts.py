@@ -38,6 +38,7 @@ from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone
 from headrace.loader.reading import as_tensors
 from headrace.loader.spans import Batch
 from headrace.plan import Cursor, IntArray, RunRecipe
+from headrace.plan.cursor import state_fields
 from headrace.plan.tree import MAX_POSITIONS
 
 if TYPE_CHECKING:
@@ -144,9 +145,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> _State:
-        fields = dict(state)
-        if fields.pop("kind", None) != KIND:
-            raise StateError(f"this is not a saved state of Prompts: its fields are {sorted(state)}")
+        fields = state_fields(state, KIND, "a saved state of Prompts")
         if fields.get("version") != VERSION:
             raise StateError(
                 f"the saved state has version {fields.get('version')!r}; this Headrace reads version {VERSION}: use the"
@@ -486,7 +485,7 @@ class Prompts:
                 does not balance; or the state of a rank is missing.
         """
         saved = recipe if isinstance(recipe, RunRecipe) or recipe is None else load_recipe(recipe)
-        given = [state] if isinstance(state, Mapping) else list(state)
+        given = list(state) if isinstance(state, list | tuple) else [state]
         states = [_State.from_dict(one) for one in given]
         for one in states:
             cursor = verified(self.run, Cursor.from_dict(one.run), saved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,19 @@ def outside_run(position: int, length: int | None) -> str | None:
         return None
     run = "this endless run, whose positions begin at 0" if length is None else f"this run of {length:,} samples"
     return f"position {position:,} is outside {run}"
+
+
+def state_fields(state: object, kind: str, what: str) -> dict[Any, Any]:
+    """Return the fields of a saved state but ``kind``; raise StateError if it is no dict, or of another kind."""
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"this is not {what}, but {type(state).__name__} {reprlib.repr(state)}; expected the dict that "
+            "state_dict() returned"
+        )
+    fields = dict(state)
+    if fields.pop("kind", None) != kind:
+        raise StateError(f"this is not {what}: its fields are {sorted(map(str, state))}")
+    return fields
 
 
 class PastError(StateError):
@@ -112,9 +126,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Cursor:
         """Return the cursor in a saved state; raise StateError if it is damaged or of a version not known here."""
-        fields = dict(state)
-        if fields.pop("kind", None) != "headrace.cursor":
-            raise StateError(f"this is not a saved loader state: its fields are {sorted(state)}")
+        fields = state_fields(state, "headrace.cursor", "a saved loader state")
         if fields.get("version") not in (VERSION, PAST_VERSION):
             raise StateError(
                 f"the saved state has version {fields.get('version')!r}; this Headrace reads versions {VERSION} and "

@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, HeadraceError
-from headrace.io import hash_bytes
+from headrace.io import hash_bytes, read_small
 from headrace.preparing.columns import IntArray
 from headrace.preparing.sources.block import Block
 
@@ -94,7 +94,7 @@ def _content(module_name: str) -> str:
     """The hash of a module's file; for a module without a file, such as a built-in one, its name."""
     file = getattr(sys.modules[module_name], "__file__", None)
     try:
-        return hash_bytes(Path(file).read_bytes()) if file else f"{module_name} of Python {sys.version}"
+        return hash_bytes(read_small(Path(file))) if file else f"{module_name} of Python {sys.version}"
     except OSError:  # inside a zip
         return str(file)
 

@@ -32,7 +32,7 @@ from headrace.engine.serving import Done, Failed
 from headrace.engine.shared import Shared
 from headrace.engine.work_folder import inside
 from headrace.errors import ConfigError, sentence
-from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at
+from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at, read_small
 from headrace.preparing import worker
 from headrace.preparing.committer import ORIGINS_NAME
 from headrace.preparing.exchange.buckets import NUMBERS_NAME
@@ -103,8 +103,8 @@ class TextJob(Job):
         super().__init__(output, shared)
         found = msgspec.json.decode(plan, type=RunPlan)
         with output_errors(self.work, "read the plan in"):
-            data = (self.work / TOKENIZER_NAME).read_bytes()
-            run = json.loads((self.work / RUN_NAME).read_bytes())
+            data = read_small(self.work / TOKENIZER_NAME)
+            run = json.loads(read_small(self.work / RUN_NAME))
             self._mark = mark_of(self.work)
         self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
         self._orders = self._plan.all_orders()

@@ -39,6 +39,7 @@ from headrace.io import (
     hash_bytes,
     is_url,
     output_errors,
+    read_small,
     safe_relative,
     sync_folder,
 )
@@ -101,7 +102,7 @@ def load_state(work: Path, name: str = STATE_NAME) -> RunState | None:
         OutputError: it cannot be read, or is damaged.
     """
     try:
-        data = (work / name).read_bytes()
+        data = read_small(work / name)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -380,7 +381,7 @@ class OutputFolder:
     def _commit(self) -> dict[str, Any]:
         """The moves that were written; OutputError if they are damaged. An earlier version wrote no hash."""
         path = self.work / COMMIT_NAME
-        data, end, digest = path.read_bytes().partition(b"\n")
+        data, end, digest = read_small(path).partition(b"\n")
         try:
             if end and digest != hash_bytes(data).encode() + b"\n":
                 raise ValueError("its hash is not that of its content")
@@ -422,7 +423,7 @@ class OutputFolder:
 
     def _unfinished(self) -> dict[str, Any] | None:
         try:
-            found = json.loads((self.work / RUN_NAME).read_bytes())
+            found = json.loads(read_small(self.work / RUN_NAME))
         except (FileNotFoundError, ValueError, RecursionError):
             return None
         return _with_version(found) if isinstance(found, dict) else None

@@ -13,7 +13,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError
-from headrace.io import AnyPath, Storage, check_readable, hash_bytes, path_at, reader_of
+from headrace.io import AnyPath, Storage, check_readable, hash_bytes, path_at, read_small, reader_of
 
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 
@@ -165,7 +165,7 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
         if not file.is_file():
             raise ConfigError(f"tokenizer {name!r}: the folder holds no {FILE_NAME}")
     try:
-        content = file.read_bytes()
+        content = read_small(file)
     except FileNotFoundError:
         raise ConfigError(
             f"tokenizer {name!r} does not exist: give the path of a {FILE_NAME}, or of a folder that holds one "
@@ -197,7 +197,7 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
 
 def _read_config(place: AnyPath) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_small(place), type=dict[str, Any])
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, RecursionError) as error:

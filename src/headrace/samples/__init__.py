@@ -11,7 +11,7 @@
     from headrace.samples.templates import ChatTemplate
     ChatTemplate.load("chatml").render([{"role": "user", "content": "Hi"}]).text
 
-The room reads no files except those of a tokeniser and does not need torch. May import: errors, plan.
+The room reads no files except those of a tokeniser and does not need torch. May import: errors, plan, io.
 """
 
 from __future__ import annotations

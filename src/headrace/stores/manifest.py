@@ -24,6 +24,7 @@ from headrace.io import (
     hash_bytes,
     json_bytes,
     path_at,
+    read_small,
     safe_relative,
 )
 from headrace.stores.checking import check_file
@@ -443,7 +444,7 @@ def load_manifest(folder: str | os.PathLike[str] | AnyPath) -> Manifest:
     check_readable(folder)
     path = path_at(folder) / MANIFEST_NAME
     try:
-        data = path.read_bytes()
+        data = read_small(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:

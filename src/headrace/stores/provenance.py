@@ -42,6 +42,7 @@ from headrace.io import (
     output_errors,
     partial_path,
     path_at,
+    read_small,
     sync_folder,
     write_all,
     write_json_file,
@@ -378,7 +379,7 @@ class Provenance:
     def _load_info(self) -> ProvenanceInfo:
         path = self.folder / INFO_NAME
         try:
-            info = msgspec.json.decode(path.read_bytes(), type=ProvenanceInfo)
+            info = msgspec.json.decode(read_small(path), type=ProvenanceInfo)
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Reader, json_bytes, remove_file, replace_file
+from headrace.io import AnyPath, Reader, json_bytes, read_small, remove_file, replace_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
@@ -307,7 +307,7 @@ def _identity(bad: BadSample) -> tuple[str, int, str]:
 def _read(folder: AnyPath) -> tuple[BadSample, ...]:
     path = folder / QUARANTINE_NAME
     try:
-        data = path.read_bytes()
+        data = read_small(path)
     except FileNotFoundError:
         return ()
     except OSError as error:

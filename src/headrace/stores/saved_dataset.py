@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, MissingExtraError, StoreError
-from headrace.io import AnyPath, Reader, can_list, is_url, local_file, path_at, reader, reader_at
+from headrace.io import AnyPath, Reader, can_list, is_url, local_file, path_at, read_small, reader, reader_at
 from headrace.stores.arguments import IntArray, read_only
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds
 from headrace.stores.store import MAIN, Problem, Store, TokenArray
@@ -60,7 +60,7 @@ def is_saved_dataset(name: str | AnyPath, using: str | Reader = "mmap") -> bool:
         return True
     # Others write a state.json too.
     is_state = all((folder / file).is_file() for file in (STATE_NAME, INFO_NAME))
-    return is_state and b'"_data_files"' in (folder / STATE_NAME).read_bytes()
+    return is_state and b'"_data_files"' in read_small(folder / STATE_NAME)
 
 
 def splits_of(folder: AnyPath) -> list[str]:
@@ -70,7 +70,7 @@ def splits_of(folder: AnyPath) -> list[str]:
     if can_list(folder):
         return sorted(file.parent.name for file in folder.glob(f"*/{STATE_NAME}"))
     try:
-        return sorted(msgspec.json.decode((folder / DICT_NAME).read_bytes(), type=_Splits).splits)
+        return sorted(msgspec.json.decode(read_small(folder / DICT_NAME), type=_Splits).splits)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{folder / DICT_NAME}: does not name the splits of a saved dataset: {error}") from error
 
@@ -205,7 +205,7 @@ def load_pyarrow(name: str) -> Any:
 def data_files(folder: AnyPath) -> list[str]:
     """Return the names of the data files of a saved dataset, in order; raise StoreError if its state is damaged."""
     try:
-        state = msgspec.json.decode((folder / STATE_NAME).read_bytes(), type=_State)
+        state = msgspec.json.decode(read_small(folder / STATE_NAME), type=_State)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{folder / STATE_NAME}: does not name the data files of a saved dataset: {error}") from error
     names = [file.filename for file in state.data_files]

@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, Reader, natural_key, path_at, reader, walk
+from headrace.io import AnyPath, Reader, holds, natural_key, path_at, reader, walk
 from headrace.stores.arguments import check_name
 from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
@@ -86,7 +86,7 @@ class _Pairs(TokenLayout):
 
     def at(self, name: str, using: str | Reader) -> Place | None:
         prefix = _prefix(name, using)
-        found = [suffix for suffix in SUFFIXES if path_at(prefix + suffix, using).is_file()]
+        found = [suffix for suffix in SUFFIXES if holds(path_at(prefix + suffix, using).is_file)]
         if found == [".idx"] and name.endswith(JSON_SUFFIXES) and path_at(name, using).is_file():
             return None  # x.jsonl.idx is an index of the lines of x.jsonl
         return prefix if found else None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
     from headrace.tracing.curves import MixCurve, MixMark, MixPoint, mix_curve
     from headrace.tracing.differences import RunDifference, first_difference
-    from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file
+    from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file, undo_in_run_file
     from headrace.tracing.framed import FramedHistory, framed_history
     from headrace.tracing.future import PlannedCache, PlannedEpoch, ReadingPlan, reading_plan
     from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
@@ -92,6 +92,7 @@ _HOMES = {
     "trace_step": "headrace.tracing.history",
     "Traced": "headrace.tracing.answers",
     "TracedUnit": "headrace.tracing.answers",
+    "undo_in_run_file": "headrace.tracing.file_edits",
 }
 
 __all__ = [
@@ -139,6 +140,7 @@ __all__ = [
     "step_grid",
     "trace_sample",
     "trace_step",
+    "undo_in_run_file",
 ]
 
 if not TYPE_CHECKING:

@@ -56,7 +56,9 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
         rank: the data-parallel rank that takes it, if a topology is given and the step is known.
         micro_step: the micro-batch of the step on that rank, from 0.
         seen: whether a saved state is past it; None without a state.
-        origins: what it is made of; empty if that is not known or was not asked for.
+        origins: what it is made of, without what exclusions mask; empty if that is not known or was not asked for.
+        num_masked: number of parts, such as documents, that exclusions mask. If there are some and no ``origins``, the
+            whole sample is masked, and nothing of it is trained on.
         unit: in a framed run, number of the unit that holds it; None if that is not known.
         output: in a framed run, number of the output of the sample; None if that is not known.
     """
@@ -72,6 +74,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     micro_step: int | None = None
     seen: bool | None = None
     origins: Origins = ()
+    num_masked: int = 0
     unit: int | None = None
     output: int | None = None
 

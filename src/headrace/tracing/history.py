@@ -30,6 +30,12 @@ SHOWN = 20
 
 _MAX_LOOKS = 1 << 16
 
+_MANY_SAMPLES = 1 << 10
+"""To find each of more samples than these takes longer than to look at positions one after another."""
+
+_WALKED_AT_ONCE = 1 << 14
+_MAX_WALKED = 1 << 22
+
 
 @dataclass(frozen=True)
 class Chapter:
@@ -263,9 +269,9 @@ class History:
             shown += found
             until = max(until, chapter.step_at(end))
             if end < whole:
-                notes.append(
-                    f"counted before step {until:,} only: there are many epochs, which must be searched one by one"
-                )
+                held = sum(map(len, numbers.values()))
+                what = f"{held:,} samples hold the document" if held > _MANY_SAMPLES else "there are many epochs"
+                notes.append(f"counted before step {until:,} only: {what}, which must be searched one by one")
                 break
             if asked and number == len(self.chapters) - 1:
                 notes += chapter.ends(path, asked[-1], numbers)
@@ -345,6 +351,8 @@ class History:
     ) -> tuple[int, list[Found], int]:
         """Return how often samples of leaves come, the first times, and the position up to which they were searched."""
         trace = self.chapters[number].trace
+        if document is not None and sum(map(len, samples.values())) > _MANY_SAMPLES and not trace.is_vague:
+            return self._walked(number, samples, document, span, limit, topology)
         most = limit if document is None else None
         parts = [
             trace.find(leaf, one, begin=span[0], end=span[1], limit=most)
@@ -363,6 +371,36 @@ class History:
         found = _rows(found, slice(limit))
         end = min((part.end for part in parts), default=span[1])
         return count, self._traced(number, positions[:limit], found, topology), end
+
+    def _walked(
+        self,
+        number: int,
+        samples: Mapping[int, Sequence[int]],
+        document: int,
+        span: tuple[int, int],
+        limit: int,
+        topology: Topology | None,
+    ) -> tuple[int, list[Found], int]:
+        """As `_found`, for a document in so many samples that looking at every position costs less than finding each.
+
+        It ends after some seconds, in front of a step.
+        """
+        trace = self.chapters[number].trace
+        count, shown, num_looks, low = 0, list[Found](), 0, span[0]
+        last = min(span[1], low + _MAX_WALKED)
+        while low < last and num_looks < _MAX_LOOKS:
+            step = trace.schedule.step_of(low + _WALKED_AT_ONCE) + 1
+            positions = np.arange(low, min(span[1], trace.schedule.begin(step)), dtype=np.int64)
+            found = trace.lookup(positions)
+            asked = [(found.sources == leaf) & np.isin(found.indices, numbers) for leaf, numbers in samples.items()]
+            rows = np.flatnonzero(np.any(asked, axis=0))
+            held = rows[self._held(number, _rows(found, rows), document)]
+            count += len(held)
+            first = held[: limit - len(shown)]
+            shown += self._traced(number, positions[first], _rows(found, first), topology)
+            num_looks += len(rows)
+            low += len(positions)
+        return count, shown, low
 
     def _held(self, number: int, found: Lookup, document: int) -> IntArray:
         """Return the rows whose samples have tokens of a document; phases and packs differ from epoch to epoch."""
@@ -432,7 +470,8 @@ class History:
             masked = set(chapter.masked(leaf).tolist())
             for row, pieces in zip(rows, face.origins(face.locate(indices, chapter.keys(leaf, epochs))), strict=True):
                 kept = tuple(piece for piece in pieces if piece.document not in masked)
-                traced[row] = msgspec.structs.replace(traced[row], origins=kept)
+                num_masked = len(pieces) - len(kept)
+                traced[row] = msgspec.structs.replace(traced[row], origins=kept, num_masked=num_masked)
         return traced
 
 

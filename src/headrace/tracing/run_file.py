@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -28,8 +29,8 @@ from headrace.datasets import Dataset, FramedRun, Run
 from headrace.datasets.editing import Edit, Then
 from headrace.datasets.exclusions import Exclusion
 from headrace.datasets.mix import node_of
-from headrace.errors import ConfigError, StateError
-from headrace.io import as_read_back, check_local, write_json_file
+from headrace.errors import ConfigError, HeadraceError, StateError
+from headrace.io import as_read_back, check_local, holds, read_small, write_json_file
 from headrace.plan import (
     ORDER_FORMAT,
     BatchSchedule,
@@ -218,8 +219,9 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file. Paths of stores are relative to ``folder``, where the training began.
 
-    ``generation`` is how often the runs were changed. ``reached`` is the position of the last run at the last start of
-    the training. ``digest`` is a hash of all else.
+    ``generation`` is how often the runs were changed. ``reached`` is the position of the last run in the last state
+    that was given out, or else at the last start of the training. If ``notes_states`` is false, as in files of older
+    versions, only the start is known. ``digest`` is a hash of all else.
     """
 
     kind: Literal["headrace.run"] = "headrace.run"
@@ -227,6 +229,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     folder: str
     generation: int = 0
     reached: int = 0
+    notes_states: bool = False
     runs: tuple[SavedRun, ...]
     digest: str = ""
 
@@ -239,7 +242,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     """
     check_local(path)
     try:
-        data = Path(path).read_bytes()
+        data = read_small(Path(path))
     except OSError as error:
         raise StateError(f"the saved run cannot be read: {error}") from error
     try:
@@ -279,7 +282,7 @@ def write_run_file(path: str | os.PathLike[str], file: RunFile, *, before: RunFi
         OutputError: it cannot be written.
     """
     with _locked(Path(path)):
-        now = read_run_file(path) if Path(path).exists() else None
+        now = read_run_file(path) if holds(Path(path).exists) else None
         if now != before:
             found = "is gone" if now is None else f"has generation {now.generation:,}"
             expected = "there was none" if before is None else f"generation {before.generation:,} was read"
@@ -287,8 +290,28 @@ def write_run_file(path: str | os.PathLike[str], file: RunFile, *, before: RunFi
                 f"{path}: another process has changed this file meanwhile: it {found}, and {expected}. Nothing was "
                 "written: look at it with `headrace run show`, and try again"
             )
-        content = as_read_back(msgspec.structs.replace(file, version=VERSION))
-        write_json_file(path, content | {"digest": _digest(content)})
+        _write(path, file)
+
+
+def note_state(path: str | os.PathLike[str], position: int) -> None:
+    """Note in a file that a state of its last run was given out; if this fails, it warns, and the training goes on."""
+    try:
+        with _locked(Path(path)):
+            file = read_run_file(path)
+            noted = msgspec.structs.replace(file, reached=position, notes_states=True)
+            if noted != file:
+                _write(path, noted)
+    except HeadraceError as error:
+        warnings.warn(
+            f"that a state was given out at position {position:,} is not noted in the file of the run, so that "
+            f"`headrace run edit` has to be told with --trained or --state: {error}",
+            stacklevel=2,
+        )
+
+
+def _write(path: str | os.PathLike[str], file: RunFile) -> None:
+    content = as_read_back(msgspec.structs.replace(file, version=VERSION))
+    write_json_file(path, content | {"digest": _digest(content)})
 
 
 def _digest(content: dict[str, Any]) -> str:
@@ -316,10 +339,11 @@ def save_run(
 ) -> None:
     """Write the file of a run: a few KB, without the data. `Run.load` and ``headrace trace`` read it.
 
-    Call it in one process at every start, with ``position=loader.position``. If the run is unchanged, only the position
-    is noted. If it was edited from this position on, or later, its edits are written. If it is another run, that holds
-    from this position on, and what the file says about later steps is dropped, since they were undone. Without a
-    position, the file must be new or of the same run.
+    Call it in one process at every start, with ``position=loader.position``; this process then notes each state that
+    it gives out in the file, so that ``headrace run edit`` knows what is past. If the run is unchanged, only the
+    position is noted. If it was edited from this position on, or later, its edits are written. If it is another run,
+    that holds from this position on, and what the file says about later steps is dropped, since they were undone.
+    Without a position, the file must be new or of the same run.
 
     Which samples a unit of a framed run holds is known only while the run goes on; the journals of the loaders, beside
     this file, record that.
@@ -339,7 +363,7 @@ def save_run(
     if not isinstance(run, Run | FramedRun):
         raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
     check_local(path)
-    file = read_run_file(path) if Path(path).exists() else None
+    file = read_run_file(path) if holds(Path(path).exists) else None
     runs = () if file is None else file.runs
     if position is None and runs:
         if not _is_same(runs[-1], saved_run(run, 0, 0)):
@@ -347,6 +371,7 @@ def save_run(
                 f"{path}: describes another run: pass the position from which this run holds, position=loader.position,"
                 " or give it a file of its own"
             )
+        _note_states_of(run, path)
         return
     position = index(0 if position is None else position)
     if (outside := outside_run(position, run.length)) is not None:
@@ -365,9 +390,16 @@ def save_run(
         new = msgspec.structs.replace(new, first_step=last.first_step, position=last.position)
     runs_now = (*kept, new)
     generation = 1 if file is None else file.generation + (runs_now != runs)
-    written = RunFile(folder=str(Path.cwd()), generation=generation, reached=position, runs=runs_now)
+    written = RunFile(folder=str(Path.cwd()), generation=generation, reached=position, notes_states=True, runs=runs_now)
     if file is None or msgspec.structs.replace(file, digest="") != written:
         write_run_file(path, written, before=file)
+    _note_states_of(run, path)
+
+
+def _note_states_of(run: Run | FramedRun, path: str | os.PathLike[str]) -> None:
+    # The folder may change before a state is given out.
+    if isinstance(run, Run):
+        run.file = str(Path(path).absolute())
 
 
 def saved_run(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
@@ -482,5 +514,6 @@ def _check_edits(path: str | os.PathLike[str], saved: SavedRun, new: SavedRun) -
     )
     raise ConfigError(
         f"{path}: holds edits that this run lacks ({named}): load the run from its file, headrace.Run.load("
-        f"{str(path)!r}), or make the same edits in Python; to give them up, write this run to a file of its own"
+        f"{str(path)!r}), or make the same edits in Python; to give them up, use `headrace run undo`, or write this "
+        "run to a file of its own"
     )

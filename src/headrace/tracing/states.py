@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.datasets import Run
 from headrace.errors import StateError
+from headrace.io import read_small
 from headrace.plan import Cursor
 from headrace.plan.cursor import PAST_VERSION, outside_run
 from headrace.plan.recipe import differing_parts
@@ -50,7 +51,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         StateError: it cannot be read, or is no JSON object.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_small(Path(path)), type=dict[str, Any])
     except OSError as error:
         raise StateError(f"the saved state cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -89,8 +90,8 @@ def state_difference(
         name for name in ("version", "lanes", "balanced_step", "drawn_to") if getattr(old, name) != getattr(new, name)
     )
     known = runs or {}
-    mine = tuple(name for name, run in known.items() if _is_of(run, old))
-    theirs = tuple(name for name, run in known.items() if _is_of(run, new))
+    mine = tuple(name for name, run in known.items() if is_of(run, old))
+    theirs = tuple(name for name, run in known.items() if is_of(run, new))
     relation, message = _related(old, new, differing, fields)
     difference = None
     if common := [name for name in mine if name in theirs]:
@@ -115,7 +116,8 @@ def state_difference(
     )
 
 
-def _is_of(run: Run, cursor: Cursor) -> bool:
+def is_of(run: Run, cursor: Cursor) -> bool:
+    """Return whether a run fed the same before the position of a state as the run of the state."""
     if outside_run(cursor.position, run.length) is not None:
         return False
     recipe = run.past(cursor.position) if cursor.version == PAST_VERSION else run.recipe

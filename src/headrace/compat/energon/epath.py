@@ -12,6 +12,7 @@ from typing import IO, Any, Final
 
 from headrace.datasets.metadataset import Metadataset, load_dataset
 from headrace.errors import ConfigError
+from headrace.io import read_small
 from headrace.stores.energon.config_file import read_config
 
 DEFAULT_PROFILE_NAME: Final = "__filesystem__"
@@ -265,7 +266,7 @@ def load_metadataset(path: str | os.PathLike[str]) -> Metadataset:
         StoreError, ConfigError: as `headrace.datasets.metadataset.load_dataset`.
     """
     file = Path(path)
-    if file.suffix in (".yaml", ".yml") and file.is_file() and b"dss://" in file.read_bytes():
+    if file.suffix in (".yaml", ".yml") and file.is_file() and b"dss://" in read_small(file):
         return load_dataset(_localized(read_config(file)), path=file)
     return load_dataset(path)
 

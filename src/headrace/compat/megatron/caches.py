@@ -31,7 +31,7 @@ from headrace.compat.megatron.blend import GPTBlend
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset, sizes_of_part
 from headrace.datasets.dataset import Dataset
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreAwayError, StoreError
-from headrace.io import AtomicFile, check_local, commit, file_sum, map_npy, output_errors
+from headrace.io import AtomicFile, check_local, commit, file_sum, map_npy, output_errors, read_small
 from headrace.plan.megatron import (
     GPTOrder,
     GPTSampling,
@@ -84,7 +84,7 @@ def read_text(path: Path) -> str:
         StoreError: the file cannot be read, or is not ASCII.
     """
     try:
-        return path.read_bytes().decode("ascii")
+        return read_small(path).decode("ascii")
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -33,6 +33,7 @@ from headrace.datasets.mix import Mix
 from headrace.datasets.run import Located, Run, by_source
 from headrace.datasets.run_outline import sources_outline
 from headrace.errors import ConfigError, OutputError, StateError
+from headrace.io import check_kind
 from headrace.plan import BatchSchedule, Cursor, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
     OLDEST,
@@ -53,7 +54,7 @@ from headrace.plan.recipe import PARTS, differing_parts
 from headrace.plan.slots import draws
 
 if TYPE_CHECKING:
-    from headrace.datasets.editing import Edit
+    from headrace.datasets.editing import Edit, Replace
     from headrace.datasets.exclusions import Exclude
 
 MAGIC = b"HRFRAMES"
@@ -137,9 +138,15 @@ def _refused(path: Path, error: OSError) -> OutputError:
 def are_journals_of(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str]) -> bool:
     """Return whether all files can be read and are journals of a run with these hashes."""
     try:
-        return all(Path(path).read_bytes()[:_HEAD_BYTES] == head_of(hashes) for path in paths)
+        return all(_head(path) == head_of(hashes) for path in paths)
     except OSError:
         return False
+
+
+def _head(path: str | os.PathLike[str]) -> bytes:
+    check_kind(path)
+    with Path(path).open("rb") as file:
+        return file.read(_HEAD_BYTES)
 
 
 def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str], lanes: Lanes) -> Journal:
@@ -152,6 +159,7 @@ def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, 
     records = []
     for path in paths:
         try:
+            check_kind(path)
             data = Path(path).read_bytes()
         except OSError as error:
             raise StateError(f"{path}: the journal cannot be read: {error.strerror}") from error
@@ -345,6 +353,7 @@ class FramedRun:
         samples: int | None = None,
         epochs: int | None = None,
         reason: str = "",
+        replace: Replace = "no",
     ) -> FramedRun:
         """Return a run that goes on from a saved state with other samples. This run stays as it is.
 
@@ -356,7 +365,7 @@ class FramedRun:
 
         Args:
             at: the state of a loader of this run with all lanes, from ``gather_state_dict()``.
-            weights, add, remove, data, renamed, order, exclude, samples, epochs, reason: see `Run.edit`.
+            weights, add, remove, data, renamed, order, exclude, samples, epochs, reason, replace: see `Run.edit`.
 
         Raises:
             ConfigError: what `Run.edit` refuses; a lane has begun its last frame.
@@ -383,6 +392,7 @@ class FramedRun:
                 samples=samples,
                 epochs=epochs,
                 reason=reason,
+                replace=replace,
             )
         )
 

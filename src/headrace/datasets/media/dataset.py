@@ -27,7 +27,7 @@ from headrace.datasets.media.file_stores import (
 from headrace.datasets.media.policed import PolicedSamples
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
-from headrace.io import AnyPath, is_url, reader_at
+from headrace.io import AnyPath, is_url, read_small, reader_at
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
 from headrace.samples.media import (
@@ -75,7 +75,7 @@ class DatasetFunction:
     def _read(self, name: str) -> str:
         path = config_path(self._root, name)
         try:
-            return path.read_text("utf-8")
+            return read_small(path).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}; the dataset.yaml names this file") from error
 

@@ -13,6 +13,7 @@ from headrace.datasets.waits import STAGES, RankWaits, verdict_of
 from headrace.errors import InputError
 from headrace.inspect.answers import Answer
 from headrace.inspect.views.overviews import metrics_files, moment
+from headrace.io import check_kind
 
 TAIL_BYTES: Final = 1 << 20
 """The most bytes that are read of each file, from its end: some hours of reports."""
@@ -176,6 +177,7 @@ def live_report(path: str | os.PathLike[str]) -> LiveReport:
 def _reports(file: str) -> tuple[list[dict[str, Any]], int]:
     """Return the last lines of a file that are reports or verdicts, and how many lines among them are neither."""
     try:
+        check_kind(file)
         with Path(file).open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             begin = stream.seek(max(0, size - TAIL_BYTES))

@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError, StoreAwayError
 from headrace.inspect.answers import Answer, kind_of
 from headrace.inspect.figures import plural
 from headrace.inspect.samples import need_samples
-from headrace.io import check_local
+from headrace.io import check_kind, check_local
 from headrace.plan import Cursor
 from headrace.stores import MANIFEST_NAME, Ledger, Manifest, Store, load_manifest, open_tokens
 from headrace.stores.energon.config_file import META_FOLDER
@@ -243,6 +243,7 @@ _KINDS: Final[dict[EntryKind, tuple[bytes, ...]]] = {
 
 def _head(path: Path) -> bytes:
     try:
+        check_kind(path)
         with path.open("rb") as file:
             data = file.read(_HEAD_BYTES)
             # The kind stands at the beginning or, where the keys are sorted, in the middle of a small file.

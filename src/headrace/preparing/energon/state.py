@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from headrace.errors import StoreAwayError, StoreError
-from headrace.io import AnyPath, FileSum, atomic_write, file_sum, hash_bytes, local_file
+from headrace.io import AnyPath, FileSum, atomic_write, file_sum, hash_bytes, local_file, read_small
 from headrace.preparing.energon.options import MediaFilter
 from headrace.stores import Problem, check_file
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
@@ -124,7 +124,7 @@ def load_state(root: AnyPath) -> DatasetState | None:
     """
     path = root / META_FOLDER / STATE_NAME
     try:
-        data = path.read_bytes()
+        data = read_small(path)
     except OSError:
         return None
     try:

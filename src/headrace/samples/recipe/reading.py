@@ -19,6 +19,7 @@ import yaml
 
 from headrace.config import below, check_choice, convert, nearest
 from headrace.errors import ConfigError, InputError
+from headrace.io import read_small
 from headrace.plan.packing.options import Packing
 from headrace.samples.layouts import LAYOUTS, NUM_RECORDS, Recognised, make_layout, recognise, without_nulls
 from headrace.samples.layouts.known import SAID
@@ -55,7 +56,7 @@ def load_recipe(path: str | PathLike[str]) -> Recipe:
     """
     name = fspath(path)
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        text = read_small(Path(path)).decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"recipe {name!r} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -13,6 +13,7 @@ import xxhash
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError
+from headrace.io import read_small
 from headrace.samples.templates.suite import find, suite_names
 
 MAX_STEPS = 10_000_000
@@ -112,7 +113,7 @@ def read_json(path: ReadablePath) -> dict[str, Any]:
         InputError: If the file cannot be read, or is not a JSON object.
     """
     try:
-        content = path.read_bytes()
+        content = read_small(path)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -130,7 +131,7 @@ def read_text(path: ReadablePath) -> str:
         InputError: If the file cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

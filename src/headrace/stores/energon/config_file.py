@@ -23,7 +23,7 @@ import yaml
 
 from headrace.config import describe, unknown_keys
 from headrace.errors import StoreError
-from headrace.io import AnyPath, atomic_write, local_path, safe_relative
+from headrace.io import AnyPath, atomic_write, local_path, read_small, safe_relative
 
 MAX_DEPTH: Final = 100
 _NULLS: Final = frozenset(("null", "~"))
@@ -39,7 +39,7 @@ def read_config(path: AnyPath) -> Any:
         StoreError: the file cannot be read, is malformed, or has another suffix.
     """
     try:
-        data = path.read_bytes()
+        data = read_small(path)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.io import AnyPath, Reader, path_at, reader, reader_at
+from headrace.io import AnyPath, Reader, path_at, read_small, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.store import EnergonStore
@@ -200,7 +200,7 @@ def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 1
 def _uuid(root: AnyPath) -> bytes:
     path = root / META_FOLDER / UUID_NAME
     try:
-        return path.read_bytes()
+        return read_small(path)
     except OSError as error:
         raise StoreError(
             f"{path}: cannot be read: {error.strerror or error}; a join needs this file: prepare the dataset again"

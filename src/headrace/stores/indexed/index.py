@@ -121,9 +121,12 @@ class IntegerColumn:
         reader: reads the bytes.
         path: the file.
         place: where the array lies in the file.
+        most: the largest number of tokens in a sequence. It is checked where sums of numbers may overflow: for sizes of
+            64 bits, which Megatron's are not.
     """
 
-    def __init__(self, reader: Reader, path: str, place: ArrayPlace) -> None:
+    def __init__(self, reader: Reader, path: str, place: ArrayPlace, *, most: int | None = None) -> None:
+        self._most = most if np.dtype(place.dtype).itemsize == 8 else None
         self._reader = reader
         self._path = path
         self._offset = place.offset
@@ -144,6 +147,7 @@ class IntegerColumn:
         """Return a copy of the entries ``begin`` to ``end``, which lie in the array, as (end - begin,) int64."""
         mapped = self._reader.kept(self._path, self._array_key, self.view)
         found = self._from_file(begin, end) if mapped is None else mapped[begin:end]
+        self._check_most(found)
         return self._scaled(found.astype(np.int64, copy=mapped is not None))
 
     def stored(self, begin: int, end: int) -> NDArray[Any]:
@@ -155,10 +159,13 @@ class IntegerColumn:
         """Return the entries at these positions, which lie in the array, as (n,) int64."""
         mapped = self._reader.kept(self._path, self._array_key, self.view)
         if mapped is not None:
-            return self._scaled(mapped[at].astype(np.int64, copy=False))
-        item = self._dtype.itemsize
-        data = self._reader.read_ranges(self._path, self._offset + at * self._step, np.full(len(at), item, np.int64))
-        return self._scaled(data.view(self._dtype).astype(np.int64, copy=False))
+            found = mapped[at]
+        else:
+            lengths = np.full(len(at), self._dtype.itemsize, np.int64)
+            data = self._reader.read_ranges(self._path, self._offset + at * self._step, lengths)
+            found = data.view(self._dtype)
+        self._check_most(found)
+        return self._scaled(found.astype(np.int64, copy=False))
 
     def array(self) -> NDArray[Any]:
         """Return all (count,) entries as they are in the file, read-only and not scaled; a view if it is mapped."""
@@ -197,6 +204,12 @@ class IntegerColumn:
         size = (count - 1) * self._step + self._dtype.itemsize
         data = self._reader.read(self._path, self._offset + begin * self._step, size)
         return np.ndarray((count,), self._dtype, data, strides=(self._step,))
+
+    def _check_most(self, sizes: NDArray[Any]) -> None:
+        if self._most is not None and len(sizes) and sizes.max() > self._most:
+            raise StoreError(
+                f"{self._path}: a sequence has {sizes.max()} tokens; the .bin has room for at most {self._most}"
+            )
 
     def _scaled(self, entries: IntArray) -> IntArray:
         if self._scale == 1 or not len(entries):
@@ -269,7 +282,7 @@ class Index:
         self.size = reader.size(path)
         self.arrays = arrays
         self.bin_bytes = bin_bytes
-        self.sizes = IntegerColumn(reader, path, arrays.sizes)
+        self.sizes = IntegerColumn(reader, path, arrays.sizes, most=bin_bytes // arrays.dtype.itemsize)
         self.pointers = IntegerColumn(reader, path, arrays.pointers)
         bounds, modes = arrays.bounds, arrays.modes
         self.bounds = OneSequenceEach(len(self.sizes)) if bounds is None else IntegerColumn(reader, path, bounds)
@@ -461,7 +474,9 @@ def _is_contiguous(index: Index) -> bool:
     for begin in range(0, count, CHUNK):
         end = min(begin + CHUNK, count)
         sizes, pointers = index.sizes.stored(begin, end), index.pointers.read(begin, end)
-        # The sizes are int32; multiplied by the size of a token they may exceed it.
+        if sizes.max() > index.bin_bytes // itemsize:  # its product with the size of a token may exceed 64 bits
+            return False
+        # Sizes of 32 bits may exceed these when multiplied by the size of a token.
         steps = np.multiply(sizes[:-1], itemsize, dtype=np.int64)
         if pointers[0] != expected or sizes.min() < 0 or not np.array_equal(pointers[1:] - pointers[:-1], steps):
             return False

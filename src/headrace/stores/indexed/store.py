@@ -116,9 +116,10 @@ def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
     yield from faults.rest()
     faults = Faults(index.path, "sequences")
     for begin in range(0, count, CHUNK):
-        sizes = index.sizes.read(begin, min(begin + CHUNK, count))
+        # Not read(), which refuses sizes that are too large; here they are named.
+        sizes = index.sizes.stored(begin, min(begin + CHUNK, count)).astype(np.int64)
         pointers = index.pointers.read(begin, min(begin + CHUNK, count))
-        wrong = (sizes < 0) | (pointers < 0) | (pointers > bin_bytes - sizes * itemsize)
+        wrong = (sizes < 0) | (pointers < 0) | (sizes > (bin_bytes - pointers) // itemsize)
         for at in faults.to_name(wrong):
             message = f"{sizes[at]} tokens from byte {pointers[at]} on do not lie in the .bin of {bin_bytes} bytes"
             yield Problem(path=index.path, place=_sequence(index, begin + at), message=message)
