@@ -86,29 +86,29 @@ def video(format_: str, codec: str, frames: int = 30, fps: int = 25, sound: str 
 
 
 @functools.cache
-def sound(format_: str, codec: str, channels: int = 1, seconds: float = 2.0) -> bytes:
+def sound(format_: str, codec: str, channels: int = 1, seconds: float = 2.0, rate: int = RATE) -> bytes:
     """A rising tone."""
     stream = io.BytesIO()
     with av.open(stream, "w", format=format_) as container:
-        track = container.add_stream(codec, rate=RATE, layout="mono" if channels == 1 else "stereo")
-        _speak(container, track, seconds, channels)
+        track = container.add_stream(codec, rate=rate, layout="mono" if channels == 1 else "stereo")
+        _speak(container, track, seconds, channels, rate)
     return stream.getvalue()
 
 
-def tone(seconds: float) -> np.ndarray[Any, Any]:
+def tone(seconds: float, rate: int = RATE) -> np.ndarray[Any, Any]:
     """(samples,) int16: what ``sound`` is made of."""
-    at = np.arange(int(seconds * RATE))
-    return (8000 * np.sin(at * 2 * np.pi * 440 / RATE * (1 + at / len(at)))).astype(np.int16)
+    at = np.arange(int(seconds * rate))
+    return (8000 * np.sin(at * 2 * np.pi * 440 / rate * (1 + at / len(at)))).astype(np.int16)
 
 
-def _speak(container: Any, track: Any, seconds: float, channels: int) -> None:
-    samples = tone(seconds)
+def _speak(container: Any, track: Any, seconds: float, channels: int, rate: int = RATE) -> None:
+    samples = tone(seconds, rate)
     for begin in range(0, len(samples), 1000):
         piece = np.repeat(samples[begin : begin + 1000, None], channels, axis=1).reshape(1, -1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             frame = av.AudioFrame.from_ndarray(piece, "s16", "mono" if channels == 1 else "stereo")
-        frame.sample_rate, frame.pts, frame.time_base = RATE, begin, Fraction(1, RATE)
+        frame.sample_rate, frame.pts, frame.time_base = rate, begin, Fraction(1, rate)
         container.mux(track.encode(frame))
     container.mux(track.encode(None))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import energon_made
+import media_made
 import media_stores_made as stores
 import shards_made
 from energon_prepared import prepared as prepare_dataset
@@ -237,8 +238,6 @@ def test_decode_names_shard_key_part_and_byte(run: Any, folder: Path) -> None:
         "samples": 7,
         "faulty_samples": 1,
         "parts": {
-            "bin": 1,
-            "cap": 1,
             "cls": 1,
             "jpg": 3,
             "json": 1,
@@ -247,6 +246,7 @@ def test_decode_names_shard_key_part_and_byte(run: Any, folder: Path) -> None:
             "txt": 2,
             "wav": 1,
         },
+        "kept_parts": {"bin": 1, "cap": 1},
         "faulty_parts": {"jpg": 1, "json": 1, "pkl": 1},
         "bad": [{"shard": "x-000.tar", "index": 6, "key": "b/2", "reason": problems[0].split(f"byte {jpg}: ")[1]}],
     }
@@ -282,6 +282,21 @@ def test_a_broken_video_and_an_empty_sound(run: Any, tmp_path: Path) -> None:
     code, found, _ = checked(run, tmp_path, "--decode", "--workers", 1)
     assert (code, found["decoded"]["parts"]) == (1, {"wav": 1})
     assert found["decoded"]["faulty_parts"] == {"mp4": 1, "wav": 1}
+
+
+def test_decode_says_what_is_kept_as_bytes_and_finds_what_is_cut(run: Any, tmp_path: Path) -> None:
+    mkv = media_made.video("matroska", "libx264")
+    members = [("a.mkv", mkv[: len(mkv) * 2 // 3]), ("b.opus", b"no sound" * 9), ("c.heic", b"?"), ("d.mkv", mkv)]
+    energon_made.write_tar(tmp_path / "x.tar", members)
+    result = run("check", tmp_path / "x.tar", "--decode", "--workers", 1)
+    assert result.exit_code == 1
+    assert "its header says 1.200 s: it is cut short" in result.output
+    assert (
+        "decoded: mkv 1; kept as bytes, since no decoder knows them: heic 1; at fault: mkv 1, opus 1" in result.output
+    )
+    energon_made.write_tar(tmp_path / "y.tar", members[2:])
+    result = run("check", tmp_path / "y.tar", "--decode", "--workers", 1)
+    assert (result.exit_code, "every part decoded that has a decoder" in result.output) == (0, True)
 
 
 def test_any_number_of_workers_finds_the_same(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,7 @@ from headrace.io import AnyPath, PreadReader, is_url, path_at
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.samples.media import AVDecoder, SampleDecoder
-from headrace.samples.media.decoding.av_streams import audio_stream, open_container, video_stream
-from headrace.samples.media.decoding.basic import MAX_PIXELS, reraise
+from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parts_of
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
@@ -61,6 +60,9 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     faulty_samples: int
     parts: dict[str, int]
     """Name of the part -> how many were decoded."""
+
+    kept_parts: dict[str, int]
+    """Those that no decoder knows: a run gets their bytes as they are."""
 
     faulty_parts: dict[str, int]
     bad: tuple[BadSample, ...]
@@ -101,6 +103,7 @@ class DecodedRange(msgspec.Struct, frozen=True):
     faulty_parts: dict[str, int]
     problems: list[Problem]
     bad: list[BadSample]
+    kept_parts: dict[str, int]
 
 
 class RangeDecoder:
@@ -115,7 +118,7 @@ class RangeDecoder:
 
     def run(self, first: int, end: int, on_done: Callable[[int], None]) -> DecodedRange:
         """See `RangeWork`."""
-        result = DecodedRange(0, 0, {}, {}, [], [])
+        result = DecodedRange(0, 0, {}, {}, [], [], {})
         samples = faulty = 0
         step = _READ_SAMPLES if is_url(self.store.path) else 1
         for begin in range(first, end, step):
@@ -153,7 +156,8 @@ class RangeDecoder:
         for name, data in raw.parts.items():
             try:
                 values[name] = self._decode(name, data)
-                result.parts[name] = result.parts.get(name, 0) + 1
+                counts = result.kept_parts if isinstance(values[name], bytes) else result.parts
+                counts[name] = counts.get(name, 0) + 1
             except MissingExtraError:
                 raise
             except HeadraceError as error:
@@ -172,7 +176,7 @@ class RangeDecoder:
         value = self._decoder.decode(name, data)
         if isinstance(value, AVDecoder):
             try:
-                decode_media(value.data)
+                value.verify()
             except Exception as error:
                 reraise(name, error)
         return value
@@ -213,12 +217,14 @@ def decode_all(
     samples = faulty = unnamed = named = 0
     bad: list[BadSample] = []
     parts: collections.Counter[str] = collections.Counter()
+    kept_parts: collections.Counter[str] = collections.Counter()
     faulty_parts: collections.Counter[str] = collections.Counter()
     for result in _results(RangeDecoder(store, exclude), workers, elsewhere):
         samples += result.samples
         faulty += result.faulty_samples
         bad += result.bad
         parts.update(result.parts)
+        kept_parts.update(result.kept_parts)
         faulty_parts.update(result.faulty_parts)
         for problem in result.problems:
             if named < MAX_NAMED:
@@ -234,6 +240,7 @@ def decode_all(
         samples=samples,
         faulty_samples=faulty,
         parts=dict(sorted(parts.items())),
+        kept_parts=dict(sorted(kept_parts.items())),
         faulty_parts=dict(sorted(faulty_parts.items())),
         bad=tuple(bad),
     )
@@ -252,28 +259,6 @@ def _results(decoder: RangeDecoder, workers: int, elsewhere: DecodedElsewhere | 
 def ranges_of(total: int, num_samples: int) -> list[tuple[int, int]]:
     """Return ranges of so many samples that hold all of them."""
     return [(first, min(first + num_samples, total)) for first in range(0, total, num_samples)]
-
-
-def decode_media(data: bytes) -> int:
-    """Decode all of a video or a sound, one frame after another, and return the number of frames.
-
-    Raises:
-        DecodeError: the data cannot be opened, or are too large.
-        ValueError: there are no frames.
-        Exception: whatever the codec raises.
-    """
-    frames = 0
-    container = open_container(data, MAX_PIXELS)
-    try:
-        for stream in (video_stream(container), audio_stream(container)):
-            if stream is not None:
-                container.seek(0)
-                frames += sum(1 for _ in container.decode(stream))
-    finally:
-        container.close()
-    if not frames:
-        raise ValueError("it holds neither a picture nor a sound")
-    return frames
 
 
 def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> None:
@@ -604,16 +589,22 @@ def _manifest(path: str) -> Manifest | None:
     return load_manifest(path) if (path_at(path) / MANIFEST_NAME).is_file() else None
 
 
+def _counts(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count(number)}" for name, number in parts.items())
+
+
 def _lines(verdict: SampleVerdict) -> list[str]:
     lines = [f"note: {note}" for note in verdict.notes]
     if verdict.decoded is not None:
         found = verdict.decoded
-        parts = ", ".join(f"{name} {count(number)}" for name, number in found.parts.items()) or "none"
-        faulty = ", ".join(f"{name} {count(number)}" for name, number in found.faulty_parts.items())
-        lines.append(f"{verdict.path}: decoded: {parts}" + (f"; at fault: {faulty}" if faulty else ""))
+        told = f"{verdict.path}: decoded: {_counts(found.parts) or 'none'}"
+        told += f"; kept as bytes, since no decoder knows them: {_counts(found.kept_parts)}" if found.kept_parts else ""
+        lines.append(told + (f"; at fault: {_counts(found.faulty_parts)}" if found.faulty_parts else ""))
     if verdict.problems:
         return [*lines, f"{verdict.path}: {plural(len(verdict.problems), 'fault')}"]
-    what = "" if verdict.decoded is None else ", every part decoded"
+    what = ""
+    if verdict.decoded is not None:
+        what = ", every part decoded" + (" that has a decoder" if verdict.decoded.kept_parts else "")
     what += ", hashed" if verdict.hashed else " (no headrace.json has hashes of the bytes)"
     numbers = f"{plural(verdict.samples, 'sample')} in {plural(verdict.shards, 'shard')}, {size(verdict.bytes)}"
     return [*lines, f"{verdict.path}: whole: {numbers}, every header read{what}{took(verdict.seconds)}"]

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.figures import as_json
 from headrace.io import Reader, path_at
 from headrace.samples.media import AVDecoder, SampleDecoder
-from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
+from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
 from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS
 from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works
@@ -325,7 +325,7 @@ def _kind_of(name: str) -> Kind | None:
     extension = name.removesuffix(".gz").rpartition(".")[2].lower()
     if extension in IMAGE_EXTENSIONS:
         return "image"
-    return None if extension not in AV_EXTENSIONS else "audio" if extension in ("flac", "mp3", "wav") else "video"
+    return None if extension not in AV_EXTENSIONS else "audio" if extension in AUDIO_EXTENSIONS else "video"
 
 
 def _described(value: Any) -> tuple[Kind, str, dict[str, int | float | str]]:

@@ -214,6 +214,23 @@ def test_the_file_holds_and_arguments_beside_it_are_refused(captions: Path, opti
     assert MediaDataset(EnergonStore(captions), TextSample, {"text": "txt"})[0].text == "cat 0"
 
 
+def test_options_of_pictures_in_the_file_and_the_recipe(make_captions: Make, tmp_path: Path) -> None:
+    def opened(name: str, options: str) -> MediaDataset:
+        typed = "sample_type: {__module__: megatron.energon, __class__: ImageSample}\nfield_map: {image: jpg}\n"
+        named = f"decoder: {{__module__: megatron.energon, __class__: SampleDecoder, image_decode: rgb8{options}}}\n"
+        return MediaDataset.open(make_captions(tmp_path / name, 2, typed + named))
+
+    deep = opened("a", ", image_options: {depth: 16}")
+    assert deep[0].image.dtype == np.uint16
+    assert deep.recipe["decoder"]["image_options"] == {"depth": 16}
+    plain, spelled = opened("b", ""), opened("c", ", image_options: {orientation: keep, alpha: drop}")
+    assert np.array_equal(deep[0].image // 257, plain[0].image)
+    assert "image_options" not in plain.recipe["decoder"]
+    assert spelled.recipe["decoder"] == plain.recipe["decoder"]
+    with pytest.raises(ConfigError, match=r"dataset\.yaml: decoder: image_options.*'apply'"):
+        opened("d", ", image_options: {orientation: aply}")
+
+
 def test_a_decoder_of_the_file(make_captions: Make, tmp_path: Path) -> None:
     named = "decoder: {__module__: megatron.energon, __class__: SampleDecoder, image_decode: rgb8}\n"
     typed = "sample_type: {__module__: m.e, __class__: X}\n".replace("m.e", "megatron.energon").replace(

@@ -135,7 +135,7 @@ def _decoder(config: DatasetConfig) -> SampleDecoder:
         raise ConfigError(f"{config.path}: decoder: only SampleDecoder is known, found {value!r:.200}")
     try:
         return SampleDecoder(**options)
-    except TypeError as error:
+    except (TypeError, ConfigError) as error:
         raise ConfigError(f"{config.path}: decoder: {error}") from error
 
 

@@ -204,6 +204,96 @@ def test_video_with_sound() -> None:
         assert np.array_equal(piece, whole[:, round(begin * 16_000) : round(end * 16_000)])
 
 
+TILED = {
+    **SOUNDS,
+    "opus": ("ogg", "libopus", 1),
+    "mkv": ("matroska", "libmp3lame", 1),
+    "mka": ("matroska", "flac", 2),
+}
+
+
+@pytest.mark.parametrize("rate", [16_000, 22_050, 44_100])
+@pytest.mark.parametrize("name", TILED)
+def test_neighbouring_clips_tile_the_whole(name: str, rate: int) -> None:
+    format_, codec, channels = TILED[name]
+    rate = 48_000 if codec == "libopus" else rate
+    data = media_made.sound(format_, codec, channels, rate=rate)
+    decoder = AVDecoder(data, arrays="numpy")
+    (whole,), ((begin, _),) = decoder.get_audio_clips([(0, INF)])
+    assert begin == 0
+    for step in (7, 40):
+        clips, times = decoder.get_audio_clips([(k / step, (k + 1) / step) for k in range(2 * step + 1)])
+        assert np.array_equal(np.concatenate(clips, axis=1), whole)
+        assert times[step] == pytest.approx((1, 1 + 1 / step))
+
+
+def test_a_tone_in_an_mp3_begins_where_it_was() -> None:
+    decoder = AVDecoder(media_made.sound("mp3", "libmp3lame"), arrays="numpy")
+    (head, rest), times = decoder.get_audio_clips([(0, 1), (1, 1.5)])
+    whole = decoder.get_audio().audio_clips[0]
+    assert head.shape == (1, 16_000)
+    assert np.array_equal(rest, whole[:, 16_000:24_000])
+    assert times == [(0, 1), (1, 1.5)]
+    assert np.abs(whole[0, 2000:30_000] - media_made.tone(2.0)[2000:30_000] / 32768).mean() < 0.02
+
+
+@pytest.mark.parametrize("name", ["flac", "wav", "mp3", "opus", "m4a"])
+def test_sound_that_is_cut_or_damaged_is_an_error(name: str) -> None:
+    format_, codec = {"m4a": ("ipod", "aac"), "opus": ("ogg", "libopus")}.get(name) or SOUNDS[name][:2]
+    data = media_made.sound(format_, codec)
+    broken = {"cut": data[: len(data) * 2 // 3]}
+    if name in ("flac", "opus"):
+        middle = len(data) // 2
+        broken["flipped"] = (
+            data[:middle] + bytes(byte ^ 0x33 for byte in data[middle : middle + 60]) + data[middle + 60 :]
+        )
+        broken["hole"] = data[:middle] + data[middle + 300 :]
+        broken["bit"] = data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
+    assert AVDecoder(data).verify() > 10
+    for kind, bytes_ in broken.items():
+        for ask in (AVDecoder.verify, AVDecoder.get_audio):
+            with pytest.raises(DecodeError):
+                pytest.fail(f"{kind}: {ask(AVDecoder(bytes_, arrays='numpy'))}")
+
+
+@pytest.mark.parametrize("stated", [0, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_wav_from_a_pipe_states_no_size(stated: int) -> None:
+    data = media_made.sound("wav", "pcm_s16le")
+    at = data.index(b"data") + 4
+    piped = data[:at] + stated.to_bytes(4, "little") + data[at + 4 :]
+    assert AVDecoder(piped, arrays="numpy").get_audio().audio_clips[0].shape == (1, 32_000)
+    longer = data[:at] + (64_002).to_bytes(4, "little") + data[at + 4 :]
+    with pytest.raises(DecodeError, match=r"has 64,000 bytes of sound, and its header says 64,002: it is cut short"):
+        AVDecoder(longer).get_audio()
+
+
+@pytest.mark.parametrize("name", ["mkv", "webm", "flv"])
+def test_a_video_that_is_cut_short_is_an_error(name: str) -> None:
+    data = video(name)
+    for ask in (AVDecoder.get_video, AVDecoder.verify, lambda one: one.get_video_clips([(0, 3)], "frames")):
+        with pytest.raises(DecodeError, match="cut short"):
+            ask(AVDecoder(data[: len(data) * 2 // 3], arrays="numpy"))
+
+
+def test_ogg_pages_are_checked() -> None:
+    data = media_made.sound("ogg", "libopus")
+    second = data.index(b"OggS", 4)
+    third = data.index(b"OggS", second + 4)
+    with pytest.raises(DecodeError, match=r"byte [\d,]+: Ogg page 2 follows page 0: pages are missing"):
+        AVDecoder(data[:second] + data[third:]).get_audio()
+    with pytest.raises(DecodeError, match=r"byte [\d,]+: the checksum of the Ogg page differs"):
+        AVDecoder(data[:-1] + bytes([data[-1] ^ 1])).get_audio()
+    with pytest.raises(DecodeError, match="the Ogg page is damaged or cut short"):
+        AVDecoder(data[:-1]).get_audio()
+
+
+@pytest.mark.parametrize("part", ["ogg", "oga", "opus", "m4a", "aac", "OPUS"])
+def test_these_are_sound(part: str) -> None:
+    assert isinstance(SampleDecoder().decode(part, b""), AVDecoder)
+    with pytest.raises(DecodeError, match="cannot be opened as video or sound"):
+        SampleDecoder(av_decode="numpy").decode(part, b"no sound" * 9)
+
+
 def test_forms() -> None:
     data = with_sound()
     lazy = SampleDecoder().decode("MP4", data)

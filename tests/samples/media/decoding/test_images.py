@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps, features
 
 import media_made
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media import SampleDecoder
+from headrace.samples.media.decoding import images
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, IMAGE_FORMS, scale_to_cover
 
 THEIRS = [
@@ -40,8 +41,14 @@ def mode_of(option: str) -> str:
 
 
 def expected(option: str, data: bytes) -> Any:
-    """What webdataset's ``imagehandler`` returns, said with Pillow and NumPy (compared with its live output)."""
-    image = Image.open(io.BytesIO(data)).convert(mode_of(option))
+    """What webdataset's ``imagehandler`` returns, said with Pillow and NumPy (compared with its live output).
+
+    16-bit grey, which is all white there, is the high byte here.
+    """
+    image: Image.Image = Image.open(io.BytesIO(data))
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image = image.convert(mode_of(option))
     if option.startswith("pil"):
         return image
     array = np.asarray(image)
@@ -210,6 +217,133 @@ def test_extensions_cover_what_pillow_reads() -> None:
     assert {"jpg", "jpeg", "png", "webp", "gif", "tif", "bmp", "jp2"} <= IMAGE_EXTENSIONS
     # Ours is webdataset's list, which is older than some of Pillow's formats.
     assert not readable & {"mpg", "mpeg", "h5", "hdf", "bufr", "grib"} & IMAGE_EXTENSIONS
+
+
+DEEP = np.linspace(300, 60_000, 48 * 64).astype(np.uint16).reshape(48, 64)
+
+
+def with_options(option: str, **options: Any) -> SampleDecoder:
+    return SampleDecoder(image_decode=option, image_options=options)
+
+
+def test_sixteen_bits_and_floats_are_scaled() -> None:
+    deep = media_made.encoded(Image.fromarray(DEEP), "PNG")
+    floats = media_made.encoded(Image.fromarray((DEEP / 65535).astype(np.float32)), "TIFF")
+    for part, data in (("png", deep), ("tiff", floats)):
+        assert np.array_equal(with_options("l8").decode(part, data), DEEP >> 8)
+        assert np.array_equal(with_options("l8", depth=16).decode(part, data), DEEP)
+        colour = with_options("chwrgba", depth=16).decode(part, data)
+        assert (colour.dtype, colour.shape) == (np.float32, (4, 48, 64))
+        assert np.array_equal(colour[2], DEEP / np.float32(65535))
+        assert (colour[3] == 1).all()
+        assert torch.equal(with_options("torchl8", depth=16).decode(part, data), torch.from_numpy(DEEP))
+        assert np.array_equal(np.asarray(with_options("pill", depth=16).decode(part, data)), DEEP)
+    plain = media_made.images()["grey.png"]
+    assert np.array_equal(with_options("rgb8", depth=16).decode("png", plain) // 257, expected("rgb8", plain))
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (np.array([[0.0, 2.5]], np.float32), "floats from 0 to 2.5"),
+        (np.array([[-1.0, 0.5]], np.float32), "floats from -1 to 0.5"),
+        (np.array([[np.nan, 0.5]], np.float32), "floats from nan to nan"),
+        (np.array([[1, 70_000]], np.int32), "32-bit integers from 1 to 70000"),
+    ],
+)
+def test_values_of_no_known_range_are_refused(values: np.ndarray[Any, Any], found: str) -> None:
+    data = media_made.encoded(Image.fromarray(values), "TIFF")
+    for option in ("rgb8", "pil", "torchl"):
+        with pytest.raises(DecodeError, match=f"part 'tiff': the image has {found}, and nothing says which of them"):
+            SampleDecoder(image_decode=option).decode("tiff", data)
+
+
+def test_colour_that_may_be_deeper_is_not_widened() -> None:
+    data = media_made.encoded(Image.fromarray(media_made.pixels()), "JPEG2000")
+    with pytest.raises(
+        DecodeError, match="may have more than 8 bits of colour, of which Pillow decodes 8; use depth=8"
+    ):
+        with_options("rgb8", depth=16).decode("jp2", data)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "AVIF"])
+def test_orientation_and_profile(form: str) -> None:
+    if form == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    exif = Image.Exif()
+    exif[0x112] = 6
+    image = Image.fromarray(media_made.pixels())
+    data = media_made.encoded(image, form, exif=exif, icc_profile=b"a profile")
+    for codec in ("auto", "pillow"):
+        kept = SampleDecoder(image_decode="pil", jpeg=codec).decode(form.lower(), data)
+        assert (kept.getexif().get(0x112), kept.info["icc_profile"], kept.size) == (6, b"a profile", (53, 37))
+        assert SampleDecoder(image_decode="rgb8", jpeg=codec).decode(form.lower(), data).shape == (37, 53, 3)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    assert np.array_equal(with_options("rgb8", orientation="apply").decode(form.lower(), data), upright)
+    assert with_options("pil", orientation="apply").decode(form.lower(), data).getexif().get(0x112) is None
+    covering = SampleDecoder(image_decode="rgb8", image_size=(26, 18), image_options={"orientation": "apply"})
+    assert covering.decode(form.lower(), data).shape == ((27, 19, 3) if form == "JPEG" else (53, 37, 3))
+
+
+def test_alpha() -> None:
+    pixels = np.zeros((2, 2, 4), np.uint8)
+    pixels[:, :, 0], pixels[0, :, 3] = 200, 255
+    palette = Image.fromarray(pixels[:, :, :3]).quantize(2)
+    for data in (
+        media_made.encoded(Image.fromarray(pixels), "PNG"),
+        media_made.encoded(palette, "PNG", transparency=0),
+    ):
+        rgba = np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+        assert np.array_equal(with_options("rgb8", alpha="drop").decode("png", data), rgba[:, :, :3])
+        assert np.array_equal(with_options("rgb8", alpha="keep").decode("png", data), rgba)
+        white = np.where(rgba[:, :, 3:] == 0, 255, rgba[:, :, :3])
+        assert np.array_equal(with_options("rgb8", alpha="white").decode("png", data), white)
+        assert np.array_equal(np.asarray(with_options("pil", alpha="white").decode("png", data)), white)
+    opaque = media_made.images()["s0.JPEG"]
+    assert with_options("torchrgb8", alpha="keep").decode("jpg", opaque).shape == (4, 37, 53)
+
+
+@pytest.mark.parametrize("part", ["s2.JPEG", "s0p.JPEG", "colour.bmp", "alpha.png", "colour.tiff"])
+def test_truncated_as_pillow_allows_it(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = media_made.images()[part]
+    data = data[: len(data) * 2 // 3]
+    with pytest.raises(DecodeError):
+        with_options("rgb8", truncated="error").decode(part, data)
+    found = media_made.outcome(with_options("rgb8", truncated="allow").decode, part, data)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    assert np.array_equal(found, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_avif_is_decoded() -> None:
+    if not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    data = media_made.encoded(Image.fromarray(media_made.pixels()), "AVIF")
+    assert np.array_equal(SampleDecoder(image_decode="rgb8").decode("AVIF", data), expected("rgb8", data))
+    assert SampleDecoder(image_decode="rgb8", guess_content=True).decode("blob", data).shape == (37, 53, 3)
+    with pytest.raises(DecodeError, match="part 'avif'"):
+        SampleDecoder().decode("avif", b"no picture")
+
+
+@pytest.mark.parametrize(("name", "begin"), [("AVIF", b"\0\0\0\x20ftypavif"), ("JXL", b"\xff\x0a")])
+def test_a_pillow_without_the_format(name: str, begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_known_formats", ("JPEG", "PNG"))
+    with pytest.raises(MissingExtraError, match=f"the image is {name}, which this Pillow was built without"):
+        SampleDecoder().decode(name.lower(), begin + bytes(20))
+
+
+def test_options_are_kept_where_they_matter() -> None:
+    assert "image_options" not in SampleDecoder(image_options={"depth": 8}).config()
+    decoder = with_options("rgb8", orientation="apply")
+    assert decoder.config()["image_options"] == {"orientation": "apply"}
+    assert SampleDecoder(**decoder.config()).config() == decoder.config()
+    with pytest.raises(ConfigError, match=r"image_options: unknown key 'turn'|image_options.*turn"):
+        with_options("rgb8", turn=True)
+    with pytest.raises(ConfigError, match="orientation"):
+        with_options("rgb8", orientation="aply")
+    with pytest.raises(ConfigError, match="alpha is 'keep', but image_decode 'l8' has one channel"):
+        with_options("l8", alpha="keep")
+    with pytest.raises(ConfigError, match="depth is 16, and Pillow has no 16-bit colour"):
+        with_options("pil", depth=16)
 
 
 def test_unknown_options() -> None:

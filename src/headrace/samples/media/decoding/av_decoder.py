@@ -18,6 +18,7 @@ from headrace.samples.media.decoding.av_streams import (
     Clips,
     FrameReader,
     FrameTimes,
+    SoundReader,
     Times,
     add_audio_facts,
     add_video_facts,
@@ -25,7 +26,7 @@ from headrace.samples.media.decoding.av_streams import (
     frame_range,
     frame_times,
     open_container,
-    read_clip,
+    reported_errors,
     stacked_frames,
     video_stream,
 )
@@ -156,7 +157,7 @@ class AVDecoder:
             if stream is None:
                 raise DecodeError(None, "clips of video are requested, but there is no video")
             if self._times is None:
-                self._times = frame_times(container, stream)
+                self._times = frame_times(container, stream, self.data)
             reader = FrameReader(container, stream, self._times, self.max_pixels)
             from_start = "mp4" in container.format.name.split(",")
             for begin, end in video_clip_ranges:
@@ -187,8 +188,9 @@ class AVDecoder:
             if stream is None:
                 raise DecodeError(None, "clips of sound are requested, but there is no sound")
             unit = stream.sample_rate if audio_unit == "samples" else 1
+            reader = SoundReader(container, stream, self.data, self.max_pixels)
             for begin, end in audio_clip_ranges:
-                found = read_clip(container, stream, begin / unit, end / unit)
+                found = reader.clip(begin / unit, end / unit)
                 if found is not None:
                     clips.append(self._array(found[0]))
                     times.append(found[1])
@@ -228,6 +230,30 @@ class AVDecoder:
             if get_audio:
                 add_audio_facts(container, metadata, duration=get_audio_duration, count=get_audio_num_samples)
             return metadata
+
+    def verify(self) -> int:
+        """Decode all frames and all sound, keep none, and return the number of frames, of sound too.
+
+        This is stricter than reading clips: whatever FFmpeg reports as an error is a fault.
+        """
+        frames = 0
+        with reported_errors() as errors:
+            with self._opened() as container:
+                stream = video_stream(container)
+                if stream is not None:
+                    found = frame_times(container, stream, self.data)
+                    reader = FrameReader(container, stream, found, self.max_pixels)
+                    frames += sum(1 for _ in reader.read(range(len(found.times))))
+            with self._opened() as container:
+                stream = audio_stream(container)
+                if stream is not None:
+                    sound = SoundReader(container, stream, self.data, self.max_pixels)
+                    frames += sum(1 for _ in sound.samples_from(0, float("inf")))
+            if errors:
+                raise DecodeError(None, f"FFmpeg reports in {errors[0][1]}: {errors[0][2].strip()}")
+        if not frames:
+            raise DecodeError(None, "it holds neither a picture nor a sound")
+        return frames
 
     def get_video_fps(self) -> float:
         """Return the average number of frames per second."""
@@ -393,8 +419,11 @@ def get_single_frames_uniform(
 
 __all__ = ["AVData", "AVDecoder", "get_clips_uniform", "get_single_frames_uniform"]
 
-AV_EXTENSIONS = frozenset(("mp4", "m4v", "avi", "mov", "webm", "mkv", "flv", "mpg", "mpeg", "flac", "mp3", "wav"))
-"""The extensions of video and sound, by the last component of a part's name, in any case."""
+AUDIO_EXTENSIONS = frozenset(("aac", "flac", "m4a", "mp3", "oga", "ogg", "opus", "wav"))
+"""The extensions of sound, by the last component of a part's name, in any case."""
+
+AV_EXTENSIONS = AUDIO_EXTENSIONS | {"mp4", "m4v", "avi", "mov", "webm", "mkv", "flv", "mpg", "mpeg"}
+"""The extensions of video and sound."""
 
 
 def av_decoder(form: str, *, with_audio: bool, max_pixels: int) -> Callable[[bytes], Any]:

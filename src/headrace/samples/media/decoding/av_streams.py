@@ -3,6 +3,10 @@
 Frames are read exactly by their time, however good the container's index is. Sound is read by the sample: a clip is
 exactly the slice of the whole between its times. Facts come from the header, else from the packets, else from decoding,
 as far as they are requested.
+
+FFmpeg goes on after damage, and yields less than there was. Here damage that can be seen is an error: packets and
+frames that FFmpeg marks, times that jump in sound, an end before the one that the header states, and wrong checksums
+of FLAC and Ogg.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,6 +46,10 @@ def open_container(data: bytes, max_pixels: int) -> Any:
         import av
     except ImportError as error:
         raise MissingExtraError("decoding video and sound needs PyAV: pip install 'headrace[av]'") from error
+    if data[:4] == b"OggS":
+        _check_ogg(data)
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        _check_wav(data)
     try:
         container = av.open(io.BytesIO(data), "r")
     except (av.FFmpegError, ValueError) as error:
@@ -51,12 +61,112 @@ def open_container(data: bytes, max_pixels: int) -> Any:
             if codec is not None:
                 codec.thread_type = "NONE"
                 codec.thread_count = 1
+                if codec.name == "flac":
+                    # By default FFmpeg does not compare the checksums of FLAC.
+                    codec.options = {"err_detect": "crccheck+explode"}
                 if stream.type == "video":
                     check_pixels(codec.width, codec.height, max_pixels)
     except BaseException:
         container.close()
         raise
     return container
+
+
+_REVERSED = bytes(int(f"{number:08b}"[::-1], 2) for number in range(256))
+"""Each byte with its bits in reverse order."""
+
+
+def _check_ogg(data: bytes) -> None:
+    """Check that the pages of an Ogg file are whole and none is missing: FFmpeg leaves out those that are damaged.
+
+    The format is that of RFC 3533. A checksum is a CRC-32 without reflection, which zlib's is of reversed bits.
+
+    Raises:
+        DecodeError: A page is damaged, cut short or missing.
+    """
+    numbers: dict[bytes, int] = {}
+    at = 0
+    while at < len(data):
+        table_end = at + 27 + (data[at + 26] if at + 26 < len(data) else 0)
+        end = table_end + sum(data[at + 27 : table_end])
+        if data[at : at + 4] != b"OggS" or end > len(data):
+            raise DecodeError(None, f"byte {at:,}: the Ogg page is damaged or cut short, of {len(data):,} bytes in all")
+        page = data[at : at + 22] + bytes(4) + data[at + 26 : end]
+        found = zlib.crc32(page.translate(_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+        if found.to_bytes(4, "big").translate(_REVERSED) != data[at + 22 : at + 26]:
+            raise DecodeError(None, f"byte {at:,}: the checksum of the Ogg page differs")
+        serial, number = data[at + 14 : at + 18], int.from_bytes(data[at + 18 : at + 22], "little")
+        if number != numbers.get(serial, number - 1) + 1:
+            raise DecodeError(
+                None, f"byte {at:,}: Ogg page {number:,} follows page {numbers[serial]:,}: pages are missing"
+            )
+        numbers[serial] = number
+        at = end
+
+
+_UNKNOWN_BYTES = 0x7FFF0000
+"""What a program that writes to a pipe states as the size of a WAV is at least this, or 0."""
+
+
+def _check_wav(data: bytes) -> None:
+    """Check that the samples of a WAV are there.
+
+    Raises:
+        DecodeError: There are fewer than its header says.
+    """
+    at = 12
+    while data[at : at + 4] != b"data" and at < len(data):
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + size + size % 2
+    stated, found = int.from_bytes(data[at + 4 : at + 8], "little"), len(data) - at - 8
+    if found < stated < _UNKNOWN_BYTES:
+        raise DecodeError(
+            None, f"has {max(found, 0):,} bytes of sound, and its header says {stated:,}: it is cut short"
+        )
+
+
+@contextmanager
+def reported_errors() -> Iterator[list[Any]]:
+    """Collect what FFmpeg reports as errors in this thread, as ``ffmpeg -v error`` does; for the strictest reading."""
+    from av import logging
+
+    before = logging.get_level(), logging.get_skip_repeated()
+    logging.set_level(logging.ERROR)
+    logging.set_skip_repeated(False)
+    try:
+        with logging.Capture(local=True) as found:
+            yield found
+    finally:
+        logging.set_level(before[0])
+        logging.set_skip_repeated(before[1])
+
+
+def stated_end(container: Any, stream: Any, data: bytes) -> float | None:
+    """Return the seconds at which the header says that a stream ends; None if it does not, or FFmpeg only estimates it.
+
+    In Matroska and FLV the longest stream ends there.
+    """
+    name: str = container.format.name
+    if name == "avi" and stream.type == "video" and stream.average_rate:
+        return float(stream.frames / stream.average_rate)
+    if (name == "matroska,webm" and b"\x44\x89" in data[:4096]) or name == "flv":
+        return None if container.duration is None else container.duration / 1e6
+    begin = 10 + sum((byte & 127) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
+    head = data[begin : begin + 400] if data[:3] == b"ID3" else data[:400]
+    is_exact = name == "flac" or "mp4" in name or (name == "mp3" and (b"Xing" in head or b"Info" in head))
+    return float(stream.duration * stream.time_base) if is_exact and stream.duration is not None else None
+
+
+def check_end(stated: float | None, found: float, tolerance: float) -> None:
+    """Refuse a medium that ends before the end that its header states.
+
+    Raises:
+        DecodeError: It ends more than ``tolerance`` seconds earlier.
+    """
+    if stated is not None and found < stated - tolerance:
+        raise DecodeError(
+            None, f"ends after {found:.3f} s, and its header says {stated:.3f} s: it is cut short or damaged"
+        )
 
 
 def video_stream(container: Any) -> Any | None:
@@ -85,20 +195,45 @@ class FrameTimes(NamedTuple):
     end: int
 
 
-def frame_times(container: Any, stream: Any) -> FrameTimes:
-    """Read the packets of a video without decoding them; this takes a few microseconds for each frame."""
+def frame_times(container: Any, stream: Any, data: bytes) -> FrameTimes:
+    """Read the packets of a video without decoding them; this takes a few microseconds for each frame.
+
+    Raises:
+        DecodeError: A packet is cut short, or the medium ends before the end that its header states.
+    """
     times, keys = [], []
-    end = 0
-    for packet in container.demux(stream):
+    end, end_s = 0, 0.0
+    sound = audio_stream(container)
+    is_of_longest = container.format.name in ("matroska,webm", "flv")
+    for packet in container.demux([stream] if sound is None else [stream, sound]):
+        check_packet(packet)
         if packet.pts is None:
+            continue
+        packet_end = packet.pts + (packet.duration or 0)
+        is_frame = packet.stream.index == stream.index
+        if is_frame or is_of_longest:
+            end_s = max(end_s, float(packet_end * packet.time_base))
+        if not is_frame:
             continue
         times.append(packet.pts)
         if packet.is_keyframe:
             keys.append(packet.pts)
-        end = max(end, packet.pts + (packet.duration or 0))
+        end = max(end, packet_end)
     times.sort()
     keys.sort()
+    check_end(stated_end(container, stream, data), end_s, 2 / (stream.average_rate or 25))
     return FrameTimes(times, keys, end)
+
+
+def check_packet(packet: Any) -> None:
+    """Refuse a packet that FFmpeg has marked.
+
+    Raises:
+        DecodeError: It is marked.
+    """
+    # The last packet of a WAV may be shorter than FFmpeg expects; `_check_wav` has looked at the sizes.
+    if packet.is_corrupt and not packet.stream.codec_context.name.startswith("pcm_"):
+        raise DecodeError(None, f"a packet of {packet.stream.type} is damaged or cut short: byte {packet.pos or 0:,}")
 
 
 def frame_range(found: FrameTimes, first: float, last: float, unit: str, stream: Any, from_start: bool) -> range:
@@ -210,14 +345,15 @@ class FrameReader:
             check_pixels(frame.width, frame.height, self._max_pixels)
             self._next = bisect_right(times, frame.pts)
             if frame.pts >= begin:
+                if frame.is_corrupt:
+                    raise DecodeError(None, f"frame {self._next - 1:,} is damaged")
                 num_read += 1
                 yield frame
             if frame.pts >= end:
-                break
-        if not num_read:
-            raise DecodeError(
-                None, f"the video has no frame {numbers[0]:,}, though its packets list it; it is cut short"
-            )
+                return
+        raise DecodeError(
+            None, f"the video has no frame {numbers[num_read]:,}, though its packets list it; it is cut short"
+        )
 
     def _from(self, number: int) -> Iterator[Any]:
         """Yield frames, beginning with one that is not after frame ``number``."""
@@ -247,64 +383,139 @@ class FrameReader:
         return (frame for frame in frames if frame.pts is not None)
 
 
-_PREROLL_S = 0.25
-"""Seconds that are decoded and discarded before a clip: packets of lossy codecs overlap, so the first samples after a
-seek are wrong.
+_PREROLL_S = {"opus": 1.0, "libopus": 1.0}
+"""Seconds that are decoded and discarded before a clip, else 0.25: packets of lossy codecs overlap, so the first
+samples after a seek are wrong.
 """
 
 
-def read_clip(container: Any, stream: Any, begin_s: float, end_s: float) -> tuple[Any, tuple[float, float]] | None:
-    """Return the sound between two times.
+class SoundReader:
+    """Reads clips of sound from an open container. Their samples are numbered from time 0.
 
-    Returns:
-        (channels, samples) in the codec's own dtype, and its begin and end in seconds, which lie within the sound; None
-        if there is no sound between the times.
+    Without a video, sample 0 is the first that there is: the delay of the encoder, which FFmpeg leaves out of an MP3,
+    does not count. With a video, time 0 is that of the container.
 
     Raises:
-        DecodeError: If the clip ends before it begins, or begins before 0.
+        DecodeError: If the sound has no samples, or no times.
     """
-    if not 0 <= begin_s <= end_s or math.isinf(begin_s):
-        raise DecodeError(
-            None, f"a clip from {begin_s} to {end_s} seconds: it must begin at 0 or later, and not end before it begins"
-        )
-    rate = stream.sample_rate
-    wanted = round(begin_s * rate)
-    until = math.inf if math.isinf(end_s) else wanted + round((end_s - begin_s) * rate)
-    container.seek(max(int((begin_s - _PREROLL_S) / stream.time_base), 0), stream=stream, backward=True)
-    pieces: list[Any] = []
-    first = last = wanted
-    for begin, samples in _placed_samples(container, stream):
-        end = begin + samples.shape[1]
-        if end <= wanted:
-            continue
-        if begin >= until:
-            break
-        left, right = max(wanted - begin, 0), int(min(end, until)) - begin
-        if right > left:
-            if not pieces:
-                first = begin + left
-            last = begin + right
-            pieces.append(samples[:, left:right])
-        if end >= until:
-            break
-    if not pieces:
-        return None
-    clip = np.concatenate(pieces, axis=1)
-    return clip, (begin_s if first == wanted else first / rate, end_s if last == until else last / rate)
 
-
-def _placed_samples(container: Any, stream: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the samples of each frame, (channels, samples), and the number of the first of them, from time 0 on."""
-    position: int | None = None
-    for frame in container.decode(stream):
-        if position is None:
-            # Later frames follow without gaps; their own times are rounded to the container's unit.
-            if frame.pts is None:
+    def __init__(self, container: Any, stream: Any, data: bytes, max_pixels: int) -> None:
+        self._container = container
+        self._stream = stream
+        self._data = data
+        self._max_pixels = max_pixels
+        self._rate: int = stream.sample_rate
+        self._stated = stated_end(container, stream, data)
+        self._zero = self._grid = 0
+        # Where times are coarser than samples (1 ms in Matroska), samples are counted: from a frame after which all
+        # have one length, or else from the first.
+        self._is_coarse = stream.time_base * self._rate > 1
+        variable = stream.codec_context.name in ("vorbis", "libvorbis")
+        self._frame_samples = 0 if variable else stream.codec_context.frame_size or 0
+        is_alone = self._is_alone = video_stream(container) is None
+        if is_alone or self._is_coarse:
+            # In a container of its own: what a decoder of AAC yields depends on all that it has decoded before.
+            with open_container(data, max_pixels) as other:
+                first = next(other.decode(audio_stream(other)), None)
+            if first is None:
+                raise DecodeError(None, "the sound has no samples")
+            if first.pts is None:
                 raise DecodeError(None, "the sound has no timestamps")
-            position = round(frame.pts * frame.time_base * stream.sample_rate)
-        samples = _samples(frame)
-        yield position, samples
-        position += samples.shape[1]
+            self._zero = self._number(first) if is_alone else 0
+            self._grid = self._number(first) + first.samples
+
+    def _number(self, frame: Any) -> int:
+        number: int = round(frame.pts * frame.time_base * self._rate)
+        return number
+
+    def clip(self, begin_s: float, end_s: float) -> tuple[Any, tuple[float, float]] | None:
+        """Return the sound between two times.
+
+        Returns:
+            (channels, samples) in the codec's own dtype, and its begin and end in seconds, which lie within the sound;
+            None if there is no sound between the times.
+
+        Raises:
+            DecodeError: If the clip ends before it begins, or begins before 0; the sound is damaged or cut short.
+        """
+        if not 0 <= begin_s <= end_s or math.isinf(begin_s):
+            raise DecodeError(
+                None,
+                f"a clip from {begin_s} to {end_s} seconds: it must begin at 0 or later, and not end before it begins",
+            )
+        rate = self._rate
+        wanted = round(begin_s * rate)
+        until = math.inf if math.isinf(end_s) else round(end_s * rate)
+        pieces: list[Any] = []
+        first = last = wanted
+        for begin, samples in self.samples_from(begin_s, until):
+            end = begin + samples.shape[1]
+            left, right = max(wanted - begin, 0), int(min(end, until)) - begin
+            if right > left:
+                if not pieces:
+                    first = begin + left
+                last = begin + right
+                pieces.append(samples[:, left:right])
+        if not pieces:
+            return None
+        clip = np.concatenate(pieces, axis=1)
+        return clip, (begin_s if first == wanted else first / rate, end_s if last == until else last / rate)
+
+    def samples_from(self, begin_s: float, until: float) -> Iterator[tuple[int, Any]]:
+        """Yield the samples of each frame, (channels, samples), and the number of the first of them.
+
+        Args:
+            begin_s: The time from which on they are right; earlier ones may come before.
+            until: The number of the sample to stop at; may be infinite.
+
+        Raises:
+            DecodeError: If the sound is damaged or cut short.
+        """
+        stream, rate = self._stream, self._rate
+        begin = begin_s + self._zero / rate - _PREROLL_S.get(stream.codec_context.name, 0.25)
+        if self._is_coarse and not self._frame_samples:
+            begin = 0
+        target = max(int(begin / stream.time_base), 0)
+        # A film's sound stays equal to that of Energon, which seeks to 0, too: the first frame of AAC is silent then.
+        if target > 0 or not (self._is_alone or self._is_coarse):
+            self._container.seek(target, stream=stream, backward=True)
+            yield from self._decoded(self._container, begin_s, until)
+            return
+        # A seek to 0 may pass over the first packet in Matroska.
+        with open_container(self._data, self._max_pixels) as container:
+            yield from self._decoded(container, begin_s, until)
+
+    def _decoded(self, container: Any, begin_s: float, until: float) -> Iterator[tuple[int, Any]]:
+        stream: Any = audio_stream(container)
+        rate = self._rate
+        position: int | None = None
+        due = 0.0
+        for packet in container.demux(stream):
+            check_packet(packet)
+            for frame in packet.decode():
+                found = None if frame.pts is None else self._number(frame)
+                if position is None:
+                    if found is None:
+                        raise DecodeError(None, "the sound has no timestamps")
+                    position = found - self._zero
+                elif found is not None and abs(found - due) > max(frame.samples // 2, stream.time_base * rate + 1):
+                    raise DecodeError(
+                        None, f"{found - due:,.0f} samples are missing at {due / rate:.3f} s: the sound is damaged"
+                    )
+                # Later frames follow without gaps; their own times are rounded to the container's unit. FFmpeg may have
+                # cut the first one after a seek.
+                if found is not None and self._is_coarse and frame.samples == self._frame_samples:
+                    steps = round((found - self._grid) / frame.samples)
+                    position = self._grid + steps * frame.samples - self._zero
+                due = (due if found is None else found) + frame.samples
+                yield position, _samples(frame)
+                position += frame.samples
+                if position >= until:
+                    return
+        lossless = stream.codec_context.name == "flac"
+        frame_s = (self._frame_samples or 1152) / rate
+        end_s = begin_s if position is None else position / rate
+        check_end(self._stated, end_s + self._zero / rate, 0 if lossless else 2 * frame_s)
 
 
 def _samples(frame: Any) -> Any:

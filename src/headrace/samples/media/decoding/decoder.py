@@ -6,11 +6,20 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
+import msgspec
+
+from headrace.config import convert
 from headrace.errors import ConfigError
 from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
 from headrace.samples.media.decoding.basic import MAX_BYTES, MAX_PIXELS, basic_decoder, gunzip, reraise
-from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, JpegCodec, image_decoder, image_form
+from headrace.samples.media.decoding.images import (
+    IMAGE_EXTENSIONS,
+    ImageOptions,
+    JpegCodec,
+    checked_form,
+    image_decoder,
+)
 
 _BEGINS = (
     (b"\xff\xd8\xff", "jpg"),
@@ -29,9 +38,13 @@ _BEGINS = (
     (b"\xff\xf3", "mp3"),
     (b"\xff\xf2", "mp3"),
     (b"FLV\x01", "flv"),
+    (b"OggS", "ogg"),
+    (b"\xff\x0a", "jxl"),
+    (b"\x00\x00\x00\x0cJXL \r\n\x87\n", "jxl"),
 )
 _RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
-_STILLS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"heim", b"mif1", b"msf1")
+_AVIF = (b"avif", b"avis")
+_STILLS = (b"heic", b"heix", b"hevc", b"heim", b"mif1", b"msf1")
 
 
 def guess_extension(data: bytes) -> str | None:
@@ -43,7 +56,7 @@ def guess_extension(data: bytes) -> str | None:
         return _RIFF.get(data[8:12])
     if data[4:8] == b"ftyp":
         brand = data[8:12]
-        return None if brand in _STILLS else "mov" if brand == b"qt  " else "mp4"
+        return "avif" if brand in _AVIF else None if brand in _STILLS else "mov" if brand == b"qt  " else "mp4"
     if data[:4] == b"\x1a\x45\xdf\xa3":
         return "webm" if b"webm" in data[:64] else "mkv"
     return None
@@ -82,6 +95,7 @@ class SampleDecoder:
         max_bytes: int = MAX_BYTES,
         image_size: tuple[int, int] | None = None,
         jpeg: JpegCodec = "auto",
+        image_options: ImageOptions | Mapping[str, Any] = ImageOptions(),  # noqa: B008 (it is frozen)
     ) -> None:
         """Check the options; nothing is imported before the first part that needs it.
 
@@ -99,11 +113,13 @@ class SampleDecoder:
                 if the result is still at least as large, which is several times as fast. Other formats are decoded at
                 full size.
             jpeg: The codec for JPEG; ``auto`` is simplejpeg if it is installed. The pixels are the same.
+            image_options: What becomes of orientation, alpha, cut files and 16 bits, or a mapping of these.
 
         Raises:
             ConfigError: If an option has an unknown value.
         """
-        image_form(image_decode)
+        self._images = convert(image_options, ImageOptions, "image_options")
+        checked_form(image_decode, self._images)
         for name, value, allowed in (
             ("av_decode", av_decode, ("AVDecoder", "torch", "numpy", "pyav")),
             ("jpeg", jpeg, ("auto", "simplejpeg", "pillow")),
@@ -125,6 +141,8 @@ class SampleDecoder:
             "image_size": image_size,
             "jpeg": jpeg,
         }
+        if self._images != ImageOptions():
+            self._options["image_options"] = msgspec.to_builtins(self._images)
         self._decoders: dict[str, Decode] = {}
         self._blocks: BatchBlocks | None = None
         self._trusts = trust_code
@@ -216,6 +234,7 @@ class SampleDecoder:
             return _Lazily(
                 lambda: image_decoder(
                     options["image_decode"],
+                    options=self._images,
                     size=options["image_size"],
                     max_pixels=options["max_pixels"],
                     codec=options["jpeg"],

@@ -6,8 +6,11 @@
     chwrgb8 ...        chwrgb               NumPy                                 (C, H, W); chwl: (1, H, W)
     pil, pilrgb ...                         PIL.Image.Image of mode RGB, L, RGBA
 
-The names are webdataset's, except for the chw ones, which are ours. The orientation of EXIF is not applied, as in
-webdataset.
+The names are webdataset's, except for the chw ones, which are ours. `ImageOptions` says what becomes of orientation,
+transparency, cut files and 16 bits.
+
+Pillow converts 16-bit grey and floats to white and black. Here 16 bits become 8 by their high byte, as Pillow does with
+16-bit colour, and floats are taken to lie in [0, 1]; pictures of other ranges are refused.
 
 simplejpeg decodes a JPEG if its pixels are equal to Pillow's; Pillow decodes everything else. Both use libjpeg-turbo.
 With the slow DCT and the smooth upsampling (their defaults), colour to RGB and grey to grey or RGB are equal in every
@@ -22,12 +25,32 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.basic import check_pixels
+
+
+class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What becomes of pictures that are not plain 8-bit RGB.
+
+    Attributes:
+        orientation: ``apply`` turns and mirrors a picture as its EXIF says; ``keep`` leaves the pixels as stored.
+        alpha: For forms without alpha. ``drop`` shows the colour that lies below transparent pixels, ``white`` lays the
+            picture on white, and ``keep`` adds alpha as a fourth channel to RGB.
+        truncated: ``error`` refuses a file that is cut short; ``allow`` takes what there is, as Pillow's
+            ``LOAD_TRUNCATED_IMAGES`` does.
+        depth: Bits of a channel before it becomes a float: ``8`` gives uint8, ``16`` gives uint16 instead.
+    """
+
+    orientation: Literal["keep", "apply"] = "keep"
+    alpha: Literal["drop", "white", "keep"] = "drop"
+    truncated: Literal["error", "allow"] = "error"
+    depth: Literal[8, 16] = 8
+
 
 JpegCodec = Literal["auto", "simplejpeg", "pillow"]
 """The codec for JPEG; ``auto`` is simplejpeg if it is installed."""
@@ -143,20 +166,20 @@ IMAGE_FORMS = _forms()
 
 IMAGE_EXTENSIONS = frozenset(
     [
-        "apng", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc", "fli", "ftc", "ftu",
+        "apng", "avif", "avifs", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc",
+        "fli", "ftc", "ftu",
         "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe", "jpeg", "jpf",
-        "jpg", "jpx", "msp", "pbm", "pcd", "pcx", "pgm", "png", "pnm", "ppm", "ps", "psd", "pxr", "ras", "rgb", "rgba",
-        "sgi", "tga", "tif", "tiff", "vda", "webp", "wmf", "xbm", "xpm"
+        "jpg", "jpx", "jxl", "mpo", "msp", "pbm", "pcd", "pcx", "pfm", "pgm", "png", "pnm", "ppm", "ps", "psd", "pxr",
+        "qoi", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff", "vda", "webp", "wmf", "xbm", "xpm"
     ]
 )  # fmt: skip
 """The extensions of images, by the last component of a part's name, in any case. Those of webdataset's list that Pillow
-recognises but cannot read (bufr, grib, h5, hdf) are left out; mpg and mpeg are videos.
+recognises but cannot read (bufr, grib, h5, hdf) are left out, and newer formats are added; mpg and mpeg are videos.
 """
 
 # For EPS, Pillow would run Ghostscript on the data; the others it only recognises.
 _REFUSED_FORMATS = frozenset(("EPS", "BUFR", "GRIB", "HDF5", "WMF", "MPEG"))
 _COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
-_255 = np.float32(255)
 _FLOATS = np.dtype(np.float32)
 
 
@@ -175,6 +198,7 @@ def image_form(option: str) -> ImageForm:
 def image_decoder(
     option: str,
     *,
+    options: ImageOptions,
     size: tuple[int, int] | None,
     max_pixels: int,
     codec: JpegCodec,
@@ -184,64 +208,74 @@ def image_decoder(
 
     Args:
         option: See ``image_form``.
+        options: See ``ImageOptions``.
         size: The (height, width) that a JPEG must have at least; it is decoded at 1/2, 1/4 or 1/8 if that is enough.
         max_pixels: A larger image is refused before it is decoded.
         codec: The codec for JPEG.
         blocks: Memory for the pixels; None decodes each image into memory of its own.
 
     Raises:
-        ConfigError: If the option is unknown.
+        ConfigError: If the option is unknown, or does not go with the others.
         MissingExtraError: If Pillow, torch (for tensors) or the codec is not installed.
     """
-    form = image_form(option)
+    form = checked_form(option, options)
     image_module = _load_pillow()
     simplejpeg = load_simplejpeg(codec)
     finish = _finisher(form)
-
+    is_plain = form.kind != "pil" and options.orientation == "keep" and options.depth == 8
     is_as_decoded = form.kind == "numpy" and not form.is_float and form.mode != "L"
 
     def decode(data: bytes) -> Any:
         place = None if blocks is None else partial(blocks.next, decode)
-        pixels = None
-        if simplejpeg is not None and data[:2] == b"\xff\xd8":
+        if simplejpeg is not None and is_plain and data[:2] == b"\xff\xd8":
             pixels = decode_jpeg(simplejpeg, data, form.mode, size, max_pixels, place if is_as_decoded else None)
+            if pixels is not None and is_as_decoded:
+                if blocks is not None:
+                    blocks.keep(decode, pixels)
+                return pixels
+        else:
+            pixels = None
         if pixels is None:
-            pixels = _through_pillow(image_module, data, form.mode, size, max_pixels, False)
-        elif is_as_decoded:
-            if blocks is not None:
-                blocks.keep(decode, pixels)
+            pixels = _through_pillow(image_module, data, form, options, size, max_pixels)
+        if form.kind == "pil":
             return pixels
         made = finish(to_form(pixels, form, place))
         if blocks is not None:
             blocks.keep(decode, made)
         return made
 
-    return _pil_decoder(image_module, simplejpeg, form.mode, size, max_pixels) if form.kind == "pil" else decode
-
-
-def _pil_decoder(
-    image_module: Any, simplejpeg: Any, mode: str, size: tuple[int, int] | None, max_pixels: int
-) -> Callable[[bytes], Any]:
-    def decode(data: bytes) -> Any:
-        if simplejpeg is not None and data[:2] == b"\xff\xd8":
-            pixels = decode_jpeg(simplejpeg, data, mode, size, max_pixels)
-            if pixels is not None:
-                return image_module.fromarray(pixels)
-        return _through_pillow(image_module, data, mode, size, max_pixels, True)
-
     return decode
 
 
+def checked_form(option: str, options: ImageOptions) -> ImageForm:
+    """Return the form of an option string together with options.
+
+    Raises:
+        ConfigError: If the option string is unknown, or they contradict each other.
+    """
+    form = image_form(option)
+    if options.alpha == "keep" and form.mode == "L":
+        raise ConfigError(
+            f"alpha is 'keep', but image_decode {option!r} has one channel; allowed is alpha 'drop', 'white'"
+        )
+    if options.depth == 16 and form.kind == "pil" and (form.mode, options.alpha) != ("L", "drop"):
+        raise ConfigError(
+            f"depth is 16, and Pillow has no 16-bit colour: image_decode is {option!r}; allowed are 'pill' and arrays,"
+            " such as 'rgb8' or 'torchl'"
+        )
+    return form._replace(mode="RGBA") if options.alpha == "keep" else form
+
+
 def to_form(pixels: Pixels, form: ImageForm, place: Place | None = None) -> Pixels:
-    """Return pixels (H, W) or (H, W, C) uint8 in the layout and dtype of a form, written to ``place`` if passed."""
+    """Return pixels (H, W) or (H, W, C) in the layout and dtype of a form, written to ``place`` if passed."""
     if form.kind != "numpy":
         pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None] if form.kind == "chw" else pixels
-    dtype = _FLOATS if form.is_float else _BYTES
+    dtype = _FLOATS if form.is_float else pixels.dtype
     if place is None and not form.is_float:
         return np.ascontiguousarray(pixels)
     out = np.empty(pixels.shape, dtype) if place is None else place(pixels.shape, dtype)
     if form.is_float:
-        return np.divide(pixels, _255, out=out, dtype=np.float32)
+        return np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=out, dtype=np.float32)
     np.copyto(out, pixels)
     return out
 
@@ -261,19 +295,116 @@ def _finisher(form: ImageForm) -> Callable[[Pixels], Any]:
 
 
 def _through_pillow(
-    image_module: Any, data: bytes, mode: str, size: tuple[int, int] | None, max_pixels: int, as_image: bool
+    image_module: Any,
+    data: bytes,
+    form: ImageForm,
+    options: ImageOptions,
+    size: tuple[int, int] | None,
+    max_pixels: int,
 ) -> Any:
+    """Return pixels (H, W) or (H, W, C), uint8 or uint16, or a Pillow image, as the form asks for."""
     _check_header(data, max_pixels)
-    with image_module.open(io.BytesIO(data), formats=_formats(image_module)) as image:
+    allows = options.truncated == "allow"
+    if allows and data[:2] == b"\xff\xd8":
+        data += b"\xff\xd9"  # libjpeg fills up the rest once it meets the end of the image
+    with _opened(image_module, data) as image:
         check_pixels(image.width, image.height, max_pixels)
-        scale = scale_to_cover(image.width, image.height, size)
+        turns = options.orientation == "apply" and image.getexif().get(_ORIENTATION, 1) >= 5
+        scale = scale_to_cover(image.width, image.height, size[::-1] if size is not None and turns else size)
         if scale > 1 and image.format in ("JPEG", "MPO"):
             image.draft(None, (image.width // scale, image.height // scale))
-        image.load()
+        form_on_disk = image.format
+        has_deep_colour = image.mode not in ("1", "L", "P") and form_on_disk in _DEEP_COLOUR
+        has_deep_colour |= any("16" in tile[0] or ";16" in str(tile[3]) for tile in image.tile)
+        try:
+            image.load()
+        except OSError as error:
+            if not allows or "truncated" not in str(error).lower():
+                raise
+            image.tile = []  # the lines before are decoded; nothing else is loaded
         check_pixels(image.width, image.height, max_pixels)
-        if as_image:
-            return image.convert(mode)
-        return np.array(image if image.mode == mode else image.convert(mode))
+        if options.orientation == "apply":
+            from PIL import ImageOps
+
+            image = ImageOps.exif_transpose(image)
+        deep = _deep_pixels(image, form_on_disk)
+        if deep is not None and (form.mode == "RGBA" or options.alpha == "white") and "transparency" in image.info:
+            raise DecodeError(None, "is 16-bit grey with a transparent value, which is not kept; use alpha='drop'")
+        if deep is None and options.depth == 16 and has_deep_colour:
+            raise DecodeError(
+                None, "may have more than 8 bits of colour, of which Pillow decodes 8; use depth=8, or store an npy"
+            )
+        if deep is None or options.depth == 8:
+            image = image if deep is None else _with_info(image_module.fromarray((deep >> 8).astype(np.uint8)), image)
+            image = _on_white(image_module, image) if options.alpha == "white" else image
+        if options.depth == 16:
+            return _sixteen_bits(image_module, image, deep, form)
+        if form.kind == "pil":
+            return image.convert(form.mode)
+        return np.array(image if image.mode == form.mode else image.convert(form.mode))
+
+
+_ORIENTATION = 0x0112
+_DEEP_COLOUR = ("JPEG2000", "AVIF", "JXL", "PPM", "DDS")
+"""Formats whose colour may have more than 8 bits of which Pillow does not tell."""
+
+
+def _opened(image_module: Any, data: bytes) -> Any:
+    formats = _formats(image_module)
+    for name, begins in (("AVIF", (b"ftypavif", b"ftypavis")), ("JXL", (b"JXL \r\n\x87\n",))):
+        if name not in formats and (data[4:12] in begins or (name == "JXL" and data[:2] == b"\xff\x0a")):
+            raise MissingExtraError(
+                f"the image is {name}, which this Pillow was built without: install one that reads it"
+            )
+    return image_module.open(io.BytesIO(data), formats=formats)
+
+
+def _on_white(image_module: Any, image: Any) -> Any:
+    if not image.has_transparency_data:
+        return image
+    white = image_module.new("RGBA", image.size, "white")
+    white.alpha_composite(image.convert("RGBA"))
+    white.info = {name: value for name, value in image.info.items() if name != "transparency"}
+    return white
+
+
+def _deep_pixels(image: Any, form_on_disk: str | None) -> Pixels | None:
+    """Return the pixels (H, W) uint16 of 16-bit grey or of floats; None for a picture of 8 bits.
+
+    Raises:
+        DecodeError: If nothing says what is black and what is white.
+    """
+    # Pillow scales the integers of a PGM to 16 bits.
+    if image.mode.startswith("I;16") or (image.mode == "I" and form_on_disk == "PPM"):
+        return np.asarray(image).astype(np.uint16)
+    if image.mode not in ("I", "F"):
+        return None
+    values = np.asarray(image)
+    low, high = values.min(), values.max()
+    if image.mode == "F" and low >= 0 and high <= 1:
+        return np.rint(values * np.float32(65535)).astype(np.uint16)
+    kind = "32-bit integers" if image.mode == "I" else "floats"
+    raise DecodeError(
+        None,
+        f"the image has {kind} from {low:g} to {high:g}, and nothing says which of them are black and white; allowed"
+        " are 8 and 16 bits and floats from 0 to 1; store other values as npy",
+    )
+
+
+def _sixteen_bits(image_module: Any, image: Any, deep: Pixels | None, form: ImageForm) -> Any:
+    if deep is None:
+        deep = np.array(image.convert(form.mode)).astype(np.uint16) * np.uint16(257)
+    elif form.mode != "L":
+        deep = np.repeat(deep[:, :, None], _CHANNELS[form.mode], axis=2)
+        deep[:, :, 3:] = 65535
+    if form.kind != "pil":
+        return deep
+    return _with_info(image_module.fromarray(deep), image)
+
+
+def _with_info(image: Any, other: Any) -> Any:
+    image.info = other.info
+    return image
 
 
 def _check_header(data: bytes, max_pixels: int) -> None:
