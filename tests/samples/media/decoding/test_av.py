@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import media_made
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media import AVData, AVDecoder, SampleDecoder, get_clips_uniform, get_single_frames_uniform
-from headrace.samples.media.decoding.av_streams import FrameTimes, frame_range, stacked_frames
+from headrace.samples.media.decoding.av_streams import AVOptions, FrameTimes, frame_range, stacked_frames
+from headrace.samples.media.decoding.resampling import resampled
 
 INF = float("inf")
 VIDEOS = {
@@ -292,6 +293,73 @@ def test_these_are_sound(part: str) -> None:
     assert isinstance(SampleDecoder().decode(part, b""), AVDecoder)
     with pytest.raises(DecodeError, match="cannot be opened as video or sound"):
         SampleDecoder(av_decode="numpy").decode(part, b"no sound" * 9)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 24_000, 44_100])
+@pytest.mark.parametrize("name", ["wav", "flac", "mp3"])
+def test_resampled_clips_tile_the_whole(name: str, rate: int) -> None:
+    format_, codec, channels = SOUNDS[name]
+    options = AVOptions(sample_rate=rate)
+    decoder = AVDecoder(media_made.sound(format_, codec, channels), arrays="numpy", options=options)
+    (whole,), (times,) = decoder.get_audio_clips([(0, INF)])
+    assert (whole.dtype, whole.shape, times) == (np.float32, (channels, 2 * rate), (0, 2))
+    clips, _ = decoder.get_audio_clips([(k / 7, (k + 1) / 7) for k in range(14)])
+    assert np.array_equal(np.concatenate(clips, axis=1), whole)
+    by_number, _ = decoder.get_audio_clips([(1000, 3000)], "samples")
+    assert np.array_equal(by_number[0], whole[:, 1000:3000])
+    assert decoder.get_audio_clips([(9, 10)]) == ([], [])
+    wanted = (
+        8000 / 32768 * np.sin(np.arange(2 * rate) * 2 * np.pi * 440 / rate * (1 + np.arange(2 * rate) / (2 * rate)))
+    )
+    assert np.abs(whole[0, 200:-200] - wanted[200:-200]).max() < (0.02 if name == "mp3" else 1e-3)
+
+
+def test_resampling_is_that_of_torchaudio_by_its_formula() -> None:
+    """Worked out sample by sample: sinc, Hann window of six crossings on each side, cutoff at 0.99 of half the rate."""
+    sound = np.random.default_rng(0).standard_normal((1, 300)).astype(np.float32)
+    for old, new in ((44_100, 16_000), (16_000, 44_100), (3, 2), (48_000, 8_000)):
+        number = 300 * new // old // 2
+        cutoff = 0.99 * min(old, new) / old
+        at = (np.arange(300) - number * old / new) * cutoff
+        weights = np.where(np.abs(at) < 6, np.sinc(at) * np.cos(at * np.pi / 12) ** 2, 0) * cutoff
+        found = resampled(sound, 0, range(number, number + 1), old, new)
+        assert found[0, 0] == pytest.approx(float((sound[0] * weights).sum()), abs=1e-5)
+
+
+def test_mono() -> None:
+    data = media_made.sound("wav", "pcm_s16le", 2)
+    decoder = SampleDecoder(av_decode="numpy", av_options={"channels": "mono"})
+    (clip,) = decoder.decode("wav", data).audio_clips
+    assert (clip.dtype, clip.shape) == (np.float32, (1, 32_000))
+    assert np.array_equal(clip[0], media_made.tone(2.0) / np.float32(32768))
+    both = SampleDecoder(av_options={"channels": "mono", "sample_rate": 8000})
+    assert both.config()["av_options"] == {"channels": "mono", "sample_rate": 8000}
+    assert SampleDecoder(**both.config()).decode("wav", data).get_audio().audio_clips[0].shape == (1, 16_000)
+    with pytest.raises(ConfigError, match="av_options"):
+        SampleDecoder(av_options={"sample_rate": 0})
+    with pytest.raises(ConfigError, match="av_options are given, but av_decode is 'pyav'"):
+        SampleDecoder(av_decode="pyav", av_options={"channels": "mono"})
+
+
+def test_rotation_is_told_and_applied() -> None:
+    data = video("mp4")
+    plain = (0x10000).to_bytes(4, "big") + bytes(12) + (0x10000).to_bytes(4, "big")
+    clockwise = (
+        bytes(4) + (0x10000).to_bytes(4, "big") + bytes(4) + (-0x10000).to_bytes(4, "big", signed=True) + bytes(4)
+    )
+    at = data.index(plain, data.index(b"tkhd"))
+    turned = data[:at] + clockwise + data[at + 20 :]
+    assert AVDecoder(data).get_video_rotation() == 0
+    assert AVDecoder(turned).get_video_rotation() == -90
+    whole = frames_of("mp4")[:3]
+    kept = SampleDecoder(av_decode="numpy").decode("mp4", turned).video_clips[0][:3]
+    assert np.array_equal(kept, whole)
+    upright = AVDecoder(turned, arrays="numpy", options=AVOptions(rotation="apply"))
+    clip = upright.get_video_clips([(0, 2)], "frames")[0][0]
+    assert np.array_equal(clip, np.rot90(whole, -1, axes=(2, 3)))
+    assert upright.get_video_clips([(0, 2)], "frames", (24, 32))[0][0].shape == (3, 3, 32, 24)
+    with pytest.raises(DecodeError, match="the rotation is requested, but there is no video"):
+        AVDecoder(media_made.sound("wav", "pcm_s16le")).get_video_rotation()
 
 
 def test_forms() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media.decoding.av_streams import (
     AVData,
+    AVOptions,
     Clips,
     FrameReader,
     FrameTimes,
@@ -64,6 +65,7 @@ class AVDecoder:
         *,
         arrays: Literal["torch", "numpy"] = "torch",
         max_pixels: int = MAX_PIXELS,
+        options: AVOptions = AVOptions(),  # noqa: B008 (it is frozen)
     ) -> None:
         """Keep the bytes of the medium.
 
@@ -72,6 +74,7 @@ class AVDecoder:
             suppress_warnings: Accepted because Energon has it; there is nothing to warn about here.
             arrays: Whether clips are torch tensors or NumPy arrays.
             max_pixels: A video with larger frames is refused.
+            options: Resampling, mono and rotation.
 
         Raises:
             ConfigError: If the stream is not binary.
@@ -83,6 +86,7 @@ class AVDecoder:
         self.suppress_warnings = suppress_warnings
         self.arrays = arrays
         self.max_pixels = max_pixels
+        self.options = options
         self._times: FrameTimes | None = None
 
     @property
@@ -162,7 +166,7 @@ class AVDecoder:
             from_start = "mp4" in container.format.name.split(",")
             for begin, end in video_clip_ranges:
                 numbers = frame_range(self._times, begin, end, video_unit, stream, from_start)
-                read = stacked_frames(reader.read(numbers), len(numbers), scale)
+                read = stacked_frames(reader.read(numbers), len(numbers), scale, turns=self.options.rotation == "apply")
                 if read is not None:
                     clips.append(self._array(read[0]))
                     times.append(read[1])
@@ -175,7 +179,7 @@ class AVDecoder:
 
         Args:
             audio_clip_ranges: Begin and end of each clip, the end excluded; it may be infinite.
-            audio_unit: The unit of the ranges.
+            audio_unit: The unit of the ranges; samples are those of the result if it is resampled.
 
         Returns:
             Clips (channels, samples), int16 or float32 as the codec has it, and begin and end of each in seconds.
@@ -187,8 +191,8 @@ class AVDecoder:
             stream = audio_stream(container)
             if stream is None:
                 raise DecodeError(None, "clips of sound are requested, but there is no sound")
-            unit = stream.sample_rate if audio_unit == "samples" else 1
-            reader = SoundReader(container, stream, self.data, self.max_pixels)
+            reader = SoundReader(container, stream, self.data, self.max_pixels, self.options)
+            unit = reader.rate if audio_unit == "samples" else 1
             for begin, end in audio_clip_ranges:
                 found = reader.clip(begin / unit, end / unit)
                 if found is not None:
@@ -247,7 +251,7 @@ class AVDecoder:
             with self._opened() as container:
                 stream = audio_stream(container)
                 if stream is not None:
-                    sound = SoundReader(container, stream, self.data, self.max_pixels)
+                    sound = SoundReader(container, stream, self.data, self.max_pixels, self.options)
                     frames += sum(1 for _ in sound.samples_from(0, float("inf")))
             if errors:
                 raise DecodeError(None, f"FFmpeg reports in {errors[0][1]}: {errors[0][2].strip()}")
@@ -261,6 +265,15 @@ class AVDecoder:
         if metadata.video_fps is None:
             raise DecodeError(None, "the frames per second are requested, but there is no video")
         return metadata.video_fps
+
+    def get_video_rotation(self) -> int:
+        """Return by how many degrees, counterclockwise, the container says that frames are turned to be shown."""
+        with self._opened() as container:
+            stream = video_stream(container)
+            if stream is None:
+                raise DecodeError(None, "the rotation is requested, but there is no video")
+            frame = next(iter(container.decode(stream)), None)
+            return 0 if frame is None else int(frame.rotation)
 
     def get_audio_samples_per_second(self) -> int:
         """Return the number of samples of sound per second."""
@@ -426,17 +439,18 @@ AV_EXTENSIONS = AUDIO_EXTENSIONS | {"mp4", "m4v", "avi", "mov", "webm", "mkv", "
 """The extensions of video and sound."""
 
 
-def av_decoder(form: str, *, with_audio: bool, max_pixels: int) -> Callable[[bytes], Any]:
+def av_decoder(form: str, *, with_audio: bool, max_pixels: int, options: AVOptions) -> Callable[[bytes], Any]:
     """Return a function that decodes the bytes of a medium.
 
     Args:
         form: ``AVDecoder``, ``torch``, ``numpy`` or ``pyav``.
         with_audio: Whether ``torch`` and ``numpy`` decode the sound of videos too.
         max_pixels: A video with larger frames is refused.
+        options: Resampling, mono and rotation; not for ``pyav``.
     """
     if form == "pyav":
         return lambda data: open_container(data, max_pixels)
     if form == "AVDecoder":
-        return lambda data: AVDecoder(data, max_pixels=max_pixels)
+        return lambda data: AVDecoder(data, max_pixels=max_pixels, options=options)
     arrays = "numpy" if form == "numpy" else "torch"
-    return lambda data: AVDecoder(data, arrays=arrays, max_pixels=max_pixels).get_frames(with_audio)  # type: ignore[arg-type]
+    return lambda data: AVDecoder(data, arrays=arrays, max_pixels=max_pixels, options=options).get_frames(with_audio)  # type: ignore[arg-type]

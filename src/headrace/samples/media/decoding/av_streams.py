@@ -19,17 +19,33 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 
 from headrace.errors import DecodeError, MissingExtraError
 from headrace.samples.media.decoding.basic import check_pixels
+from headrace.samples.media.decoding.resampling import as_floats, margin, resampled
 from headrace.samples.media.metadata import AVMetadata
 from headrace.samples.media.sample import sample_type
 
 AUDIO_FORMATS = frozenset(("mp3", "flac", "wav", "aac", "ogg", "aiff", "w64"))
 """Containers of sound; a picture in them is a cover, not a video."""
+
+
+class AVOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What becomes of sound and frames beyond their decoding.
+
+    Attributes:
+        sample_rate: Sound is resampled to so many samples a second, as float32 from -1 to 1; None keeps it.
+        channels: ``mono`` averages all channels, as float32 from -1 to 1.
+        rotation: ``apply`` turns frames as their container says; ``keep`` leaves them as they are stored.
+    """
+
+    sample_rate: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    channels: Literal["keep", "mono"] = "keep"
+    rotation: Literal["keep", "apply"] = "keep"
 
 
 def open_container(data: bytes, max_pixels: int) -> Any:
@@ -272,7 +288,7 @@ def frame_range(found: FrameTimes, first: float, last: float, unit: str, stream:
 
 
 def stacked_frames(
-    frames: Iterator[Any], count: int, scale: dict[str, Any]
+    frames: Iterator[Any], count: int, scale: dict[str, Any], *, turns: bool = False
 ) -> tuple[np.ndarray[Any, Any], tuple[float, float]] | None:
     """Return frames as one array. Each is written to its place, so memory holds only one frame more than the clip.
 
@@ -280,6 +296,7 @@ def stacked_frames(
         frames: PyAV's frames.
         count: The most frames that there may be.
         scale: Further arguments of ``reformat``.
+        turns: Whether frames are turned as their container says.
 
     Returns:
         (frames, 3, H, W) uint8, a view of (frames, H, W, 3), and begin of the first and end of the last frame in
@@ -292,14 +309,18 @@ def stacked_frames(
     begin = end = 0.0
     found = 0
     for found, frame in enumerate(itertools.islice(frames, count), 1):
-        pixels = frame.reformat(format="rgb24", **scale).to_ndarray()
+        quarters = round(frame.rotation / 90) % 4 if turns else 0
+        sizes = {"width": scale["height"], "height": scale["width"]} if scale and quarters % 2 else {}
+        pixels = np.rot90(frame.reformat(format="rgb24", **{**scale, **sizes}).to_ndarray(), quarters)
         shown = float(frame.pts * frame.time_base)
         if clip is None:
             clip = _room(count, pixels.shape)
             begin = shown
         if pixels.shape != clip.shape[1:]:
-            sizes = f"{clip.shape[2]} x {clip.shape[1]} to {pixels.shape[1]} x {pixels.shape[0]}"
-            raise DecodeError(None, f"the frames change from {sizes} pixels; set video_out_frame_size=(width, height)")
+            found_sizes = f"{clip.shape[2]} x {clip.shape[1]} to {pixels.shape[1]} x {pixels.shape[0]}"
+            raise DecodeError(
+                None, f"the frames change from {found_sizes} pixels; set video_out_frame_size=(width, height)"
+            )
         clip[found - 1] = pixels
         end = shown + float((frame.duration or 0) * frame.time_base)
     return None if clip is None else (clip[:found].transpose(0, 3, 1, 2), (begin, end))
@@ -399,7 +420,9 @@ class SoundReader:
         DecodeError: If the sound has no samples, or no times.
     """
 
-    def __init__(self, container: Any, stream: Any, data: bytes, max_pixels: int) -> None:
+    def __init__(self, container: Any, stream: Any, data: bytes, max_pixels: int, options: AVOptions) -> None:
+        self.rate: int = options.sample_rate or stream.sample_rate
+        self._options = options
         self._container = container
         self._stream = stream
         self._data = data
@@ -443,23 +466,43 @@ class SoundReader:
                 None,
                 f"a clip from {begin_s} to {end_s} seconds: it must begin at 0 or later, and not end before it begins",
             )
-        rate = self._rate
+        rate = self.rate
         wanted = round(begin_s * rate)
         until = math.inf if math.isinf(end_s) else round(end_s * rate)
+        found = self._slice(wanted, until) if rate == self._rate else self._resampled(wanted, until)
+        if found is None:
+            return None
+        first, clip = found
+        last = first + clip.shape[1]
+        if self._options.channels == "mono":
+            clip = as_floats(clip).mean(axis=0, keepdims=True)
+        return clip, (begin_s if first == wanted else first / rate, end_s if last == until else last / rate)
+
+    def _resampled(self, wanted: int, until: float) -> tuple[int, Any] | None:
+        """Return samples of the result, and the number of the first."""
+        old, new = self._rate, self.rate
+        low = max(wanted * old // new - margin(old, new), 0)
+        high = until if math.isinf(until) else int(until) * old // new + margin(old, new) + 1
+        found = self._slice(low, high)
+        if found is None:
+            return None
+        first, samples = found
+        begin = wanted if first == low else max(wanted, -(-first * new // old))
+        numbers = range(begin, int(min(until, -(-(first + samples.shape[1]) * new // old))))
+        return (begin, resampled(as_floats(samples), first, numbers, old, new)) if numbers else None
+
+    def _slice(self, wanted: int, until: float) -> tuple[int, Any] | None:
+        """Return the samples of a range that there are, and the number of the first; None if there are none."""
         pieces: list[Any] = []
-        first = last = wanted
-        for begin, samples in self.samples_from(begin_s, until):
+        first = wanted
+        for begin, samples in self.samples_from(wanted / self._rate, until):
             end = begin + samples.shape[1]
             left, right = max(wanted - begin, 0), int(min(end, until)) - begin
             if right > left:
                 if not pieces:
                     first = begin + left
-                last = begin + right
                 pieces.append(samples[:, left:right])
-        if not pieces:
-            return None
-        clip = np.concatenate(pieces, axis=1)
-        return clip, (begin_s if first == wanted else first / rate, end_s if last == until else last / rate)
+        return (first, np.concatenate(pieces, axis=1)) if pieces else None
 
     def samples_from(self, begin_s: float, until: float) -> Iterator[tuple[int, Any]]:
         """Yield the samples of each frame, (channels, samples), and the number of the first of them.

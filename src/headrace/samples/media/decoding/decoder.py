@@ -12,6 +12,7 @@ from headrace.config import convert
 from headrace.errors import ConfigError
 from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
+from headrace.samples.media.decoding.av_streams import AVOptions
 from headrace.samples.media.decoding.basic import MAX_BYTES, MAX_PIXELS, basic_decoder, gunzip, reraise
 from headrace.samples.media.decoding.images import (
     IMAGE_EXTENSIONS,
@@ -96,6 +97,7 @@ class SampleDecoder:
         image_size: tuple[int, int] | None = None,
         jpeg: JpegCodec = "auto",
         image_options: ImageOptions | Mapping[str, Any] = ImageOptions(),  # noqa: B008 (it is frozen)
+        av_options: AVOptions | Mapping[str, Any] = AVOptions(),  # noqa: B008
     ) -> None:
         """Check the options; nothing is imported before the first part that needs it.
 
@@ -114,12 +116,16 @@ class SampleDecoder:
                 full size.
             jpeg: The codec for JPEG; ``auto`` is simplejpeg if it is installed. The pixels are the same.
             image_options: What becomes of orientation, alpha, cut files and 16 bits, or a mapping of these.
+            av_options: Resampling, mono and rotation, or a mapping of these.
 
         Raises:
             ConfigError: If an option has an unknown value.
         """
         self._images = convert(image_options, ImageOptions, "image_options")
+        self._av = convert(av_options, AVOptions, "av_options")
         checked_form(image_decode, self._images)
+        if av_decode == "pyav" and self._av != AVOptions():
+            raise ConfigError("av_options are given, but av_decode is 'pyav', which leaves all decoding to you")
         for name, value, allowed in (
             ("av_decode", av_decode, ("AVDecoder", "torch", "numpy", "pyav")),
             ("jpeg", jpeg, ("auto", "simplejpeg", "pillow")),
@@ -141,8 +147,9 @@ class SampleDecoder:
             "image_size": image_size,
             "jpeg": jpeg,
         }
-        if self._images != ImageOptions():
-            self._options["image_options"] = msgspec.to_builtins(self._images)
+        for key, given in (("image_options", self._images), ("av_options", self._av)):
+            if changed := msgspec.to_builtins(given):
+                self._options[key] = changed
         self._decoders: dict[str, Decode] = {}
         self._blocks: BatchBlocks | None = None
         self._trusts = trust_code
@@ -243,7 +250,10 @@ class SampleDecoder:
             )
         if extension in AV_EXTENSIONS:
             return av_decoder(
-                options["av_decode"], with_audio=options["video_decode_audio"], max_pixels=options["max_pixels"]
+                options["av_decode"],
+                with_audio=options["video_decode_audio"],
+                max_pixels=options["max_pixels"],
+                options=self._av,
             )
         return None
 
