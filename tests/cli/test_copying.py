@@ -153,3 +153,11 @@ def test_ended_by_a_signal_leaves_nothing_half(tmp_path: Path, number: signal.Si
     done = subprocess.run([sys.executable, "-m", "headrace", *command[3:]], capture_output=True, check=True)
     assert b"documents  40" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "out"]
+
+
+def test_names_that_are_too_long(run: Any, tmp_path: Path) -> None:
+    store = drawn(tmp_path / "a", 1, 4)
+    result = run("merge", store, "--output", tmp_path / ("a" * 250))
+    assert (result.exit_code, "would have a name of 268 bytes" in result.stderr) == (6, True), result.stderr
+    result = run("info", tmp_path / ("a" * 300))
+    assert (result.exit_code, "is too long for the file system" in result.stderr) == (2, True), result.stderr

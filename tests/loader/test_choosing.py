@@ -37,6 +37,7 @@ from headrace.datasets import Dataset
 from headrace.datasets.dataset import Traits
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, TextSample, stateless
+from headrace.errors import ConfigError
 from headrace.loader import Reading, choosing
 from headrace.loader.choosing import LEAST_SHARED_BYTES, Surroundings, chosen, num_cores, unguarded
 from headrace.loader.workers.pool import WorkerSet
@@ -108,6 +109,17 @@ def test_what_is_chosen() -> None:
     alone = chosen(msgspec.structs.replace(PYTHON, unrestorable="Mine.encode_sample"), THREAD, FREE)
     assert (alone.reading, "Mine.encode_sample is not marked" in alone.why) == (Reading(num_workers=1), True)
     assert chosen(PYTHON, THREAD, FREE, in_order="of frames").reading == Reading(num_workers=1)
+
+
+def test_shared_memory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is mounted read-only, multiprocessing raises an OSError in the middle of things."""
+    monkeypatch.setattr(choosing, "_SHARED", tmp_path)
+    assert Surroundings.of_this_process().shared_bytes
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+    assert Surroundings.of_this_process().shared_bytes == 0
+    with pytest.raises(ConfigError, match=r"workers share memory in .*, which is full or cannot be written"):
+        choosing.ReadingChoice(TWO, THREAD, PYTHON).begin()
+    assert choosing.ReadingChoice(THREAD, THREAD, PYTHON).begin() == THREAD
 
 
 def test_cores_are_shared_by_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:

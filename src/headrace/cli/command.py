@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import signal
@@ -166,8 +167,15 @@ class Command(click.Command):
                 if param.name and _names_paths(param):
                     check = check_readable if param.name in self.urls else check_local
                     check(ctx.params[param.name])
-            with _terminable():
-                return super().invoke(ctx)
+            try:
+                with _terminable():
+                    return super().invoke(ctx)
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                raise ConfigError(
+                    f"{error.filename}: the name is too long for the file system; most allow 255 bytes for a name"
+                ) from error
         except HeadraceError as error:
             message = self.told(error)
             if ctx.params.get("as_json"):

@@ -9,6 +9,7 @@ phase-*/      what they have done
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection
@@ -25,6 +26,9 @@ PLAN_NAME: Final = "plan.json"
 JOB_NAME: Final = "job"
 """The file by which the scratch folder of an output says to which job it belongs; one of no job has none."""
 
+MAX_NAME_BYTES: Final = 255
+"""The longest name of a file that file systems allow."""
+
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -34,11 +38,20 @@ def inside(name: str) -> Callable[[Path], Path]:
 
 
 def beside(ending: str) -> Callable[[Path], Path]:
-    """Return where a kind of work has its work folder that is beside the output: ``.NAME.ENDING``."""
+    """Return where a kind of work has its work folder that is beside the output: ``.NAME.ENDING``.
+
+    The function that is returned raises OutputError if this name is too long.
+    """
 
     def place(output: Path) -> Path:
         output = output.resolve()
-        return output.with_name(f".{output.name}.{ending}")
+        name = f".{output.name}.{ending}"
+        if len(os.fsencode(name)) > MAX_NAME_BYTES:
+            raise OutputError(
+                f"{output}: the name is too long: the work folder beside it, .NAME.{ending}, would have a name of "
+                f"{len(os.fsencode(name))} bytes, and file systems allow {MAX_NAME_BYTES}"
+            )
+        return output.with_name(name)
 
     return place
 

@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from headrace.datasets.dataset import Traits
+from headrace.errors import ConfigError
 from headrace.loader.reading import Reading
 
 NUM_WORKERS: Final = 2
@@ -62,7 +63,7 @@ class Surroundings(NamedTuple):
         return cls(
             num_cores=num_cores(os.environ),
             is_daemon=multiprocessing.current_process().daemon,
-            shared_bytes=shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None,
+            shared_bytes=_free_shared_bytes(),
             unguarded=None if Reading().starts_by == "fork" else unguarded(sys.modules["__main__"]),
         )
 
@@ -211,6 +212,13 @@ class Instead(NamedTuple):
     filled: FilledHere
 
 
+def _free_shared_bytes() -> int | None:
+    """Return how much shared memory is free, 0 if it is read-only; None if it is not known."""
+    if not _SHARED.is_dir():
+        return None
+    return shutil.disk_usage(_SHARED).free if os.access(_SHARED, os.W_OK) else 0
+
+
 class ReadingChoice:
     """How a loader reads: as it was told, or as is decided when it begins its first stream.
 
@@ -242,6 +250,11 @@ class ReadingChoice:
 
     def begin(self) -> Reading:
         """Decide for good. If samples are made here although other processes should, and could, a warning says why."""
+        if self.asked is not None and self.asked.num_workers and _free_shared_bytes() == 0:
+            raise ConfigError(
+                f"num_workers is {self.asked.num_workers}, and workers share memory in {_SHARED}, which is full or "
+                "cannot be written: mount it, or pass reading=Reading(num_workers=0)"
+            )
         if self._found is None:
             self._found = self._now()
             if self._found.advice:
