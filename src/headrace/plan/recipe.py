@@ -87,9 +87,10 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def differing_parts(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the parts whose hashes differ; of the contents of files only if both know them."""
-    is_known = CONTENTS in one and CONTENTS in other
-    return [part for part in (*PARTS, *[CONTENTS] * is_known) if one.get(part) != other.get(part)]
+    """Return the parts whose hashes differ; the contents of files only if both know them, and the layouts are equal."""
+    found = [part for part in PARTS if one.get(part) != other.get(part)]
+    are_others = CONTENTS in one and CONTENTS in other and one[CONTENTS] != other[CONTENTS]
+    return [*found, CONTENTS] if are_others and "dataset" not in found else found
 
 
 def without_contents(recipe: Any) -> Any:
