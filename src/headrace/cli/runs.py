@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,7 +58,7 @@ def _making(function: F) -> F:
     return _changing(function)
 
 
-def _trained(trained: int | None, state: str | None) -> tracing.Trained:
+def _trained(trained: int | None, state: str | None) -> int | Mapping[str, Any] | None:
     if trained is not None and state is not None:
         raise click.UsageError("--trained and --state both say how far the training has come: pass one of them")
     return trained if state is None else tracing.read_state(state)
