@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 
 def tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
     """Return the ids that the post-processor adds before and after a text; None if it does anything else."""
+    if tokenizer.post_processor is None:
+        return [], []  # nothing is encoded: a vocabulary of a few words refuses all others
     text = "a"
     plain = tokenizer.encode(text, add_special_tokens=False).ids
     full = tokenizer.encode(text, add_special_tokens=True).ids
