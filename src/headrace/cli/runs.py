@@ -17,6 +17,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.datasets.editing import Replace, Then
     from headrace.datasets.exclusions import How
+    from headrace.tracing.file_edits import Trained
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,7 +59,7 @@ def _making(function: F) -> F:
     return _changing(function)
 
 
-def _trained(trained: int | None, state: str | None) -> tracing.Trained:
+def _trained(trained: int | None, state: str | None) -> Trained:
     if trained is not None and state is not None:
         raise click.UsageError("--trained and --state both say how far the training has come: pass one of them")
     return trained if state is None else tracing.read_state(state)

@@ -485,7 +485,7 @@ class Prompts:
                 does not balance; or the state of a rank is missing.
         """
         saved = recipe if isinstance(recipe, RunRecipe) or recipe is None else load_recipe(recipe)
-        given = list(state) if isinstance(state, list | tuple) else [state]
+        given: list[Any] = list(state) if isinstance(state, list | tuple) else [state]
         states = [_State.from_dict(one) for one in given]
         for one in states:
             cursor = verified(self.run, Cursor.from_dict(one.run), saved)
