@@ -19,7 +19,7 @@ TOKENS = ("--tokenizer", "model", "--backend", "tokenizers", "--workers", "1")
 PICTURES = ("prepare", "rows/table.jsonl", "--format", "tar", "--key-field", "id", "--workers", "1")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "text": ("prepare", "text", *TOKENS, "--append-eod", "--eod", "<eos>"),
-    "text-shards": ("prepare", "text", *TOKENS, "--shard-tokens", "9000", "--prepend-bos", "--bos", "<bos>"),
+    "text-shards": ("prepare", "text", *TOKENS, "--shard-tokens", "9000", "--bos", "<bos>"),
     "text-shuffled": ("prepare", "text", *TOKENS, "--shuffle", "5", "--shard-tokens", "9000"),
     "text-keyed": ("prepare", "text", *TOKENS, "--format", "keyed", "--field", "text", "--field", "title"),
     "text-ids": ("prepare", "text", *TOKENS, "--id-field", "id", "--deduplicate", "--min-chars", "40"),

@@ -185,8 +185,11 @@ def test_commands(bucket: MemoryBucket, tmp_path: Path) -> None:
 
 
 def test_tars(bucket: MemoryBucket, tmp_path: Path) -> None:
-    """Each takes one more, in which the end of the tar is compared with its index."""
-    found = []
+    """Each takes one more, in which the end of the tar is compared with its index.
+
+    What a tar is known by is read at the same time, in another thread, and may be a trip of its own where a store
+    answers at once, as this one does.
+    """
     for number in (FEW, MANY):
         root = tmp_path / str(number)
         (root / "mix.yaml").parent.mkdir()
@@ -194,8 +197,7 @@ def test_tars(bucket: MemoryBucket, tmp_path: Path) -> None:
         url = bucket.upload(root, f"ds{number}")
         with round_trips() as trips:
             load_dataset(f"{url}/mix.yaml").train(options=SourceOptions(decoder=None))
-        found.append(trips.number - number)
-    assert found == [4, 4]
+        assert number <= trips.number - 4 <= 2 * number
 
 
 def test_bad_samples_of_a_member(bucket: MemoryBucket, tmp_path: Path) -> None:
