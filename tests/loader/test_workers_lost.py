@@ -158,6 +158,21 @@ def test_a_message_cut_in_two(texts: Path) -> None:
     assert [text.rstrip("x") for text in found] == EXPECTED
 
 
+def test_a_worker_that_is_killed_while_it_holds_the_lock_of_the_end(texts: Path) -> None:
+    """It looks between two tasks whether it shall end; nobody else releases the lock."""
+    others = set(active_children())
+    loader = loader_of(media_texts.loaded(texts, media_texts.large), micro_batch_size=1, num_workers=1, prefetch=4)
+    iterator = iter(loader)
+    found = list(next(iterator)["text"])
+    batches = loader._feed._reader._workers._worker_set._batches  # type: ignore[attr-defined]
+    batches._workers_done_event._cond.acquire()
+    for pid in crew(others):
+        os.kill(pid, signal.SIGKILL)
+    found += [text for batch in iterator for text in batch["text"]]
+    loader.close()
+    assert [text.rstrip("x") for text in found] == EXPECTED
+
+
 def test_killed_before_the_first_task(
     texts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,6 +51,7 @@ from headrace.loader.workers.processes import (
     pipe_of,
     shut_down,
     started_by,
+    unlock_end,
 )
 from headrace.loader.workers.user_globals import Globals
 from headrace.loader.workers.watch import Wait, Watch
@@ -267,6 +268,7 @@ class WorkerSet:
             self.processes += started_by(self._batches, before)
         if self._cache is not None:
             self._stop_counting = self._cache.follow(self._table.counts)
+        unlock_end(self._batches)
         names = names_of(self._batches)
         reading = self._reading
         beside = f", beside {self._lacking}, which forks lack" if self._lacking else ""

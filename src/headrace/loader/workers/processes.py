@@ -9,6 +9,7 @@ _next_data, _sampler_iter    a message is received without a note for torch's pr
 _workers                 workers are told apart from those of a loader that starts at the same time
 _worker_result_queue     a message of which a dead worker has written only a part is not waited for
 _index_queues, _workers_done_event, _worker_result_queue    a killed run leaves no names of semaphores behind
+_workers_done_event      a worker that is killed while it holds a lock does not block the program
 _shutdown_workers        workers end by themselves before they are killed
 jax._src.xla_bridge      it is said whether workers are forked beside a JAX that has begun
 """
@@ -275,6 +276,25 @@ def pipe_of(batches: Any) -> int | None:
     """Return the file descriptor of the writing end of the pipe that messages come through, or None."""
     writer = getattr(getattr(batches, "_worker_result_queue", None), "_writer", None)
     return None if writer is None else int(writer.fileno())
+
+
+def unlock_end(batches: Any) -> None:
+    """Let this process say and see that the workers of a DataLoader's iterator shall end without a lock.
+
+    Workers take the lock of this event between two tasks. One that is killed just then never releases it, and this
+    process would wait for it for ever. It alone sets the event, so that the semaphore within is enough.
+    """
+    event = batches._workers_done_event
+    flag = event._flag
+
+    def is_set() -> bool:
+        return bool(flag.acquire(False)) and not flag.release()
+
+    def set_without_lock() -> None:
+        flag.acquire(False)
+        flag.release()
+
+    event.is_set, event.set = is_set, set_without_lock
 
 
 def names_of(batches: Any) -> list[Callable[[], Any]]:
