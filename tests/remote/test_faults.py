@@ -145,7 +145,7 @@ def test_opening_asks_at_once(
     reader = ObjectReader(storage, policy=QUICK)
     store = headrace.open(f"{url}/shard-0", reader=reader)
     assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (3, 2, 2)
-    assert proxy.most_at_once == 6
+    assert proxy.most_at_once in (5, 6), "the ends are asked for by a thread of their own"
     assert isinstance(store, headrace.stores.Store)
     proxy.most_at_once = 0
     reader = ObjectReader(storage, policy=QUICK)
@@ -168,7 +168,7 @@ def test_what_a_shard_is_known_by_comes_with_its_index(
     store = headrace.open(url, reader=reader)
     assert isinstance(store, headrace.stores.Store)
     assert reader.stats.gets == proxy.gets == 6, "an index and two ends of each"
-    assert proxy.most_at_once == 6
+    assert proxy.most_at_once in (5, 6), "the ends are asked for by a thread of their own"
     assert store.fingerprint == local.fingerprint
     assert reader.stats.gets == 6
     assert store.fingerprint == local.fingerprint, "also from what was kept"
@@ -186,7 +186,7 @@ def test_an_energon_dataset_opens_in_two_round_trips(
     store = headrace.open(url, reader=reader, split_part="train")
     # The index, and the ends of the tars, come with the files.
     assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (3, 2, 6)
-    assert proxy.most_at_once == 6
+    assert proxy.most_at_once in (5, 6), "the ends are asked for by a thread of their own"
     assert isinstance(store, EnergonStore)
     assert [sample.parts for sample in store.read(np.arange(2))] == [{"txt": b"zero"}, {"txt": b"one"}]
 
