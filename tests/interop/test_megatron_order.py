@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -240,4 +242,14 @@ def test_the_golden_files_are_what_megatron_makes(recipe: Any, tmp_path: Path) -
     names = sorted(path.name for path in (GOLDEN / "megatron_order").iterdir())
     assert names == sorted(path.name for path in tmp_path.iterdir())
     for name in names:
-        assert (tmp_path / name).read_text() == (GOLDEN / "megatron_order" / name).read_text(), name
+        made, known = ((folder / name).read_text() for folder in (tmp_path, GOLDEN / "megatron_order"))
+        assert made == known or _same(json.loads(made), json.loads(known)), name
+
+
+def _same(made: Any, known: Any) -> bool:
+    """Whether all is equal, but for the last digit of weights that NumPy drew: its powers depend on the processor."""
+    if isinstance(known, dict):
+        return made.keys() == known.keys() and all(_same(made[name], known[name]) for name in known)
+    if isinstance(known, list):
+        return len(made) == len(known) and all(map(_same, made, known))
+    return bool(made == known) or (isinstance(known, float) and math.isclose(made, known, rel_tol=4e-16))
