@@ -4,7 +4,6 @@ every source is fed exactly once but for what the edits pass over."""
 from __future__ import annotations
 
 import random
-import warnings
 from collections import Counter, defaultdict
 from itertools import islice
 from pathlib import Path
@@ -19,6 +18,7 @@ import records_made
 from counts import cases
 from headrace import (
     Blend,
+    ConfigError,
     Loader,
     Order,
     PackedSequenceDataset,
@@ -170,9 +170,10 @@ def test_an_earlier_edit_of_an_edited_run(kinds: dict[str, list[Dataset]]) -> No
     rng = random.Random(1)
     run = Run(blend(rng, datasets), global_batch_size=8)
     later = run.edit(10, data=blend(rng, datasets)).edit(20, global_batch_size=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        earlier = later.edit(5, data=blend(rng, datasets))
+    mix = blend(rng, datasets)
+    with pytest.raises(ConfigError, match=r"would drop the later ones \(step 10: data; step 20: global_batch_size\)"):
+        later.edit(5, data=mix)
+    earlier = later.edit(5, data=mix, replace="later")
     assert [edit.at_step for edit in earlier.edits] == [5]
     loader = Loader(later, micro_batch_size=8, ranks=Ranks(), reading=PLAIN, position=8 * 6)
     with pytest.raises(StateError, match="before its edit at step 5"):
