@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from email.message import Message
 from typing import Any, NamedTuple
 
+from counts import PATIENCE_S
+
 KINDS = ("429", "503", "500", "reset", "cut", "slow")
 """Faults that pass; "etag" pretends that the object changed, and is no such fault."""
 
@@ -191,7 +193,7 @@ def fault_proxy(endpoint: str, seed: int = 0, serve: Serve | None = None) -> Ite
             if served is not None:
                 return served
             if self.upstream is None:
-                self.upstream = http.client.HTTPConnection("127.0.0.1", proxy.upstream, timeout=30)
+                self.upstream = http.client.HTTPConnection("127.0.0.1", proxy.upstream, timeout=PATIENCE_S)
             self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 is_host = serve is not None and name.lower() == "host"

@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl, unquote
 from xml.etree import ElementTree as xml  # noqa: N813
 from xml.sax.saxutils import escape
 
+from counts import PATIENCE_S
 from fault_proxy import Answer
 
 LEAST_PART_BYTES = 5 << 20
@@ -96,7 +97,7 @@ class GcsWrites:
             headers={"Content-Type": f"multipart/related; boundary={end}"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
                 written = json.loads(reply.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -24,6 +24,7 @@ import obstore
 from obstore.store import AzureStore, S3Store
 
 import headrace
+from counts import PATIENCE_S
 from fault_proxy import fault_proxy
 from gcs_writes import GcsWrites
 
@@ -96,7 +97,7 @@ def running(command: Sequence[str], folder: Path, is_up: Callable[[], Any]) -> I
     with log.open("wb") as output:
         process = subprocess.Popen(started, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while True:
             try:
                 is_up()
@@ -210,7 +211,7 @@ def _make_container(endpoint: str) -> None:
     request.add_header("Authorization", f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(digest).decode()}")
     request.add_header("Content-Type", "")
     try:
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=PATIENCE_S).close()
     except urllib.error.HTTPError as error:
         with error:
             if error.code != 409:  # it is there already
@@ -232,7 +233,7 @@ def fake_gcs(folder: Path) -> Iterator[Bucket]:
 
     def post(path: str, data: bytes, kind: str) -> None:
         request = urllib.request.Request(f"{endpoint}{path}", data=data, headers={"Content-Type": kind})
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
     def put(key: str, data: bytes) -> None:
         from urllib.parse import quote

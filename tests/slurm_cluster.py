@@ -16,8 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from counts import PATIENCE_S
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo")
-START_S = 60.0
+START_S = PATIENCE_S
 
 
 def missing() -> list[str]:

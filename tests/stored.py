@@ -8,11 +8,12 @@ from urllib.parse import quote
 from xml.etree import ElementTree as xml  # noqa: N813
 
 import servers
+from counts import PATIENCE_S
 from headrace.io import FetchPolicy
 from headrace.io.objects import abandoned
 from headrace.io.objects.writer import ObjectWriter
 
-QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
+QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=PATIENCE_S)
 
 
 def objects(bucket: servers.Bucket, url: str) -> dict[str, bytes]:
@@ -30,7 +31,7 @@ def open_uploads(bucket: servers.Bucket, url: str) -> int:
     """How many uploads were begun below a URL, and not ended."""
     if bucket.scheme == "gs":
         query = f"uploads&prefix={quote(url.removeprefix(f'{bucket.url}/'))}/"
-        with urllib.request.urlopen(f"{bucket.storage.endpoint}/tests?{query}", timeout=30) as reply:
+        with urllib.request.urlopen(f"{bucket.storage.endpoint}/tests?{query}", timeout=PATIENCE_S) as reply:
             return len(xml.fromstring(reply.read()))
     keys = abandoned._keys(bucket.storage)
     assert keys is not None

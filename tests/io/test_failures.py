@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import headrace
+from counts import PATIENCE_S
 from headrace.engine.uploading import RUN, Upload
 from headrace.errors import ConfigError, OutputError, StoreAwayError
 from headrace.io import FetchPolicy
@@ -132,8 +133,11 @@ def test_a_server_without_ranges() -> None:
 def test_a_connection_that_fails_says_why() -> None:
     with server(lambda method, path: (200, b"")) as (storage, _):
         pass  # nothing listens any more
-    policy = FetchPolicy(deadline_s=0.01)
-    with pytest.raises(StoreAwayError, match="error sending request: Connection refused"):
+    # The wait before the second attempt would end after the deadline, which the first one has for itself.
+    policy = FetchPolicy(
+        deadline_s=PATIENCE_S, attempt_s=PATIENCE_S, first_delay_s=4 * PATIENCE_S, most_delay_s=4 * PATIENCE_S
+    )
+    with pytest.raises(StoreAwayError, match=r"error sending request: Connection refused \(1 attempts"):
         Objects(storage, policy).status("s3://bucket/x")
 
 

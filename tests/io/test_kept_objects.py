@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from counts import PATIENCE_S
 from headrace.io import ObjectReader
 from headrace.io.objects import lookups, reader
 from headrace.io.objects.lookups import ByteRoom, Objects
@@ -40,7 +41,7 @@ class Watched(ByteRoom):
                 self.now += num_bytes
                 self.most = max(self.most, self.now)
                 self.inside.add(threading.get_ident())
-            assert self.all_asked.wait(120)
+            assert self.all_asked.wait(PATIENCE_S)
             yield
             with self.lock:
                 self.now -= num_bytes

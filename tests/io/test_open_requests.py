@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import obstore
 import pytest
 
+from counts import PATIENCE_S
 from headrace.errors import StoreError
 from headrace.io.objects import client
 from headrace.io.objects.client import MAX_IN_FLIGHT, FetchPolicy, FetchRequest, Head, is_full, submit
@@ -19,6 +21,7 @@ from headrace.io.storage import Storage
 from memory_stores import MemoryBucket, memory_bucket
 
 NUM_BYTES = 2 * MAX_IN_FLIGHT
+PATIENT = FetchPolicy(deadline_s=PATIENCE_S, attempt_s=PATIENCE_S)
 
 
 class Gate:
@@ -36,7 +39,7 @@ class Gate:
     def wait_for(self, number: int) -> None:
         """Wait until so many more are held."""
         for _ in range(number):
-            assert self._arrived.acquire(timeout=60)
+            assert self._arrived.acquire(timeout=PATIENCE_S)
 
     def turn(self) -> None:
         """Let the client do all that it can do."""
@@ -45,7 +48,7 @@ class Gate:
             for _ in range(100):
                 await asyncio.sleep(0)
 
-        asyncio.run_coroutine_threadsafe(turns(), self.held[0].get_loop()).result(60)
+        asyncio.run_coroutine_threadsafe(turns(), self.held[0].get_loop()).result(PATIENCE_S)
 
     def let(self, error: Exception | None = None) -> None:
         """Let all through that are held, to an answer or to this error."""
@@ -79,6 +82,8 @@ def gate(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> Gate:
         await gate.passed()
         return await head(*args, **options)
 
+    # Nothing is sent beside what takes long, and nothing again, however long the gate is shut.
+    monkeypatch.setattr(client, "_KNOWN", sys.maxsize)
     monkeypatch.setattr(obstore, "get_async", get_async)
     monkeypatch.setattr(obstore, "head_async", head_async)
     return gate
@@ -87,7 +92,7 @@ def gate(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> Gate:
 @pytest.fixture
 def objects(bucket: MemoryBucket) -> Objects:
     """What has looked the object up already."""
-    found = Objects()
+    found = Objects(policy=PATIENT)
     found.known(f"{bucket.url}/x")
     assert num_open() == 0
     return found
@@ -104,7 +109,7 @@ def test_it_is_full_at_its_bound(objects: Objects, bucket: MemoryBucket, gate: G
     many = objects.begin_ranges(url, ranges)
     gate.wait_for(len(ranges))
     assert (num_open(), is_full()) == (MAX_IN_FLIGHT - 1, False)
-    one = submit(FetchRequest(what=Head(url), storage=Storage(), policy=FetchPolicy()))
+    one = submit(FetchRequest(what=Head(url), storage=Storage(), policy=PATIENT))
     assert (num_open(), is_full()) == (MAX_IN_FLIGHT, True)
     gate.wait_for(1)
     more = objects.begin_ranges(url, [(0, 1), (1, 2)])

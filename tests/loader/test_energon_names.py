@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from counts import PATIENCE_S
 from headrace.compat import energon
 from headrace.compat.energon import (
     BaseWebdatasetFactory,
@@ -541,7 +542,7 @@ def test_files_wait_on_disk_until_they_are_used(tmp_path: Path, crude: Path) -> 
     batches = some(get_savable_loader(dataset, cache_pool=pool))
     assert [batch.__key__ for batch in batches] == [[f"{int(text):04d}" for text in batch.text] for batch in batches]
     waiting = pool.get_lazy(Two(), "a")
-    waiting.entry.send_to_cache_future.result(timeout=60)
+    waiting.entry.send_to_cache_future.result(timeout=PATIENCE_S)
     assert (pool.current_cache_count, waiting.get()) == (1, b"aa")
     assert pool.current_cache_count == 0
     assert not list(pool.cache_dir.iterdir())
@@ -557,22 +558,29 @@ def test_all_names_exist() -> None:
 def test_a_batch_that_takes_long_is_told_without_workers(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = threading.Event()
-    trigger = energon.WatchdogDataset._watchdog_trigger
-    monkeypatch.setattr(energon.WatchdogDataset, "_watchdog_trigger", lambda limit: (trigger(limit), told.set()))
+    timers: list[threading.Timer] = []
+
+    class Timer(threading.Timer):
+        """One whose time is over while the sample is encoded."""
+
+        def start(self) -> None:
+            timers.append(self)
 
     class Waiting(DefaultTaskEncoder):
         @stateless
         def encode_sample(self, sample: TextSample) -> TextSample:
-            told.wait(60)
+            (timer,) = timers
+            timer.function(*timer.args)
             return sample
 
+    monkeypatch.setattr(threading, "Timer", Timer)
     loader = get_loader(
         get_train_dataset(root, worker_config=ALONE, batch_size=1, task_encoder=Waiting()),
-        watchdog_timeout_seconds=0.01,
+        watchdog_timeout_seconds=7.5,
     )
     next(iter(loader))
-    assert told.is_set()
+    assert [timer.interval for timer in timers] == [7.5]
+    assert "takes more than 7.5 s" in caplog.text
     assert "in encode_sample" in caplog.text
 
 

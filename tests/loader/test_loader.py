@@ -24,6 +24,7 @@ import corpora
 import media_texts
 from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, MediaDataset, Metrics, Order, Run, StateError, WindowDataset
+from headrace.io.threads import join_threads
 from headrace.io.waits import waiting
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
@@ -368,7 +369,7 @@ def test_a_thread_is_started_when_all_others_wait(monkeypatch: pytest.MonkeyPatc
             with lock:
                 num_reading -= 1
             with waiting(), waiting():  # until five of them wait, which one thread could not
-                barrier.wait(60)
+                barrier.wait(PATIENCE_S)
             with lock:
                 num_reading += 1
         with lock:
@@ -411,11 +412,11 @@ def test_a_turn_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
     def read(number: int) -> int:
         if number == 1:
             with waiting():
-                assert is_over.wait(60)
+                assert is_over.wait(PATIENCE_S)
             has_gone_on.set()
         elif number == 2:
             is_over.set()
-            assert has_gone_on.wait(60)
+            assert has_gone_on.wait(PATIENCE_S)
         return number
 
     stream = in_threads([read], ((number, number) for number in range(3)), Reading(ahead=1 << 28), str)
@@ -425,20 +426,21 @@ def test_a_turn_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 def test_nothing_is_asked_for_before_the_first_result() -> None:
     """The first batch had better not share the way to the store with those that nobody waits for yet."""
     is_waiting, are_sent = threading.Event(), threading.Event()
+    before = set(threading.enumerate())
     beside: list[str] = []
 
     def read(number: int) -> int:
         if number == 0:
             with waiting():
                 is_waiting.set()
-                assert are_sent.wait(60)
-                beside.extend(one.name for one in threading.enumerate() if one.name == "headrace-read")
+                assert are_sent.wait(PATIENCE_S)
+                beside.extend(one.name for one in {*threading.enumerate()} - before)
         return number
 
     def numbers() -> Iterator[tuple[int, int]]:
         for number in range(4):
             yield number, number
-            assert is_waiting.wait(60)
+            assert is_waiting.wait(PATIENCE_S)
         are_sent.set()
 
     assert list(in_threads([read], numbers(), Reading(ahead=1 << 28), str)) == [(number, number) for number in range(4)]
@@ -463,7 +465,7 @@ def test_nothing_more_is_read_until_the_first_result_is_received(monkeypatch: py
     assert begun == [0]
     assert [reads.receive(number, Reading(), str) for number in range(3)] == [0, 1, 2]
     reads.stop()
-    reads.join()
+    assert not join_threads(reads.threads, PATIENCE_S)
     assert begun == [0, 1, 2]
 
 

@@ -17,6 +17,7 @@ import corpora
 import energon_made
 import headrace
 import servers
+from counts import PATIENCE_S
 from fault_proxy import KINDS, FaultProxy
 from headrace.errors import StoreError
 from headrace.io import FetchPolicy, ObjectReader
@@ -27,7 +28,7 @@ from headrace.stores.energon import EnergonStore
 pytestmark = pytest.mark.remote
 
 CONTENT = np.random.default_rng(3).integers(0, 256, 300_000, dtype=np.uint8)
-QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
+QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=PATIENCE_S)
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_an_object_that_was_removed_is_named_at_once(url: str, storage: headrace
 def test_a_store_that_is_away_for_a_while(
     url: str, storage: headrace.Storage, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = FetchPolicy(deadline_s=30, first_delay_s=0.05, most_delay_s=0.3)
+    policy = FetchPolicy(deadline_s=PATIENCE_S, first_delay_s=0.05, most_delay_s=0.3)
     reader = ObjectReader(storage, policy=policy)
     reader.size(url)
     proxy.is_away = True

@@ -16,7 +16,7 @@ import pytest
 import corpora
 import headrace
 import servers
-from counts import FULL
+from counts import FULL, PATIENCE_S
 from fault_proxy import FaultProxy, fault_proxy
 from headrace.errors import StoreError
 from headrace.io import FetchPolicy, FetchStats, ObjectReader
@@ -24,7 +24,7 @@ from headrace.loader import Reading
 
 pytestmark = pytest.mark.remote
 
-QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
+QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=PATIENCE_S)
 BLOCK = 4096
 SAMPLES = 1600
 
@@ -104,7 +104,7 @@ def test_a_run_goes_on_when_the_store_comes_back(way: str, away: Away) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_store_that_stays_away_ends_in_an_error_and_the_state_is_good(way: str, away: Away) -> None:
     reading, cached = WAYS[way]
-    store, _ = away.open(FetchPolicy(deadline_s=2, first_delay_s=0.1, most_delay_s=0.5), cached=cached)
+    store, _ = away.open(FetchPolicy(deadline_s=5, first_delay_s=0.1, most_delay_s=0.5), cached=cached)
     expected = tokens(loader(away.local, Reading(num_threads=0)))
     ours = loader(store, reading)
     found: list[Any] = []
@@ -122,7 +122,7 @@ def test_a_store_that_stays_away_ends_in_an_error_and_the_state_is_good(way: str
     words = "\n".join([str(raised.value), *raised.value.__notes__])
     assert re.search(
         rf"{away.url}\.bin: bytes [\d,]+ to [\d,]+ of [\d,]+ cannot be read: .*\(\d+ attempts in \d+ s; the deadline is"
-        r" 2 s\)\nwhile reading samples at positions [\d,]+ to [\d,]+ of steps? [\d,]+( to [\d,]+)? on rank 0 of 1",
+        r" 5 s\)\nwhile reading samples at positions [\d,]+ to [\d,]+ of steps? [\d,]+( to [\d,]+)? on rank 0 of 1",
         words,
     ), words
 

@@ -21,7 +21,7 @@ import media_made
 import recipe_runs
 import servers
 import shards_made
-from counts import cases
+from counts import PATIENCE_S, cases
 from fault_proxy import FaultProxy
 from headrace.cli import main
 from headrace.errors import InputError
@@ -33,7 +33,7 @@ from headrace.stores.energon import EnergonStore, FilesystemStore
 
 pytestmark = pytest.mark.remote
 
-QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=60)
+QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=PATIENCE_S)
 NUM_PICTURES = 50
 MEDIA = ShardOptions(
     source=ShardSource(parts=tuple(map(PartSpec.parse, ("image=path:file", "json=row"))), key_field="id"),

@@ -21,6 +21,7 @@ import pytest
 import corpora
 import media_stores_made
 import ui_made
+from counts import PATIENCE_S
 
 pytestmark = pytest.mark.browser
 CHROMIUM = shutil.which("chromium")
@@ -69,7 +70,7 @@ def served(folder: Path, *arguments: str) -> Iterator[str]:
         yield server.stdout.readline().strip()
     finally:
         server.terminate()
-        server.communicate(timeout=60)
+        server.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

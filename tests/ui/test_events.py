@@ -12,6 +12,7 @@ import anyio
 import msgspec
 import pytest
 
+from counts import PATIENCE_S
 from headrace.errors import StoreError
 from headrace.inspect import views
 from headrace.ui import events
@@ -96,7 +97,7 @@ def test_a_check_ends_when_the_page_is_left() -> None:
             while True:
                 reports += 1
                 on_progress("checking", reports, 10**9)
-                may_go_on.wait(60)
+                may_go_on.wait(PATIENCE_S)
         finally:
             ended.set()
 
@@ -108,7 +109,7 @@ def test_a_check_ends_when_the_page_is_left() -> None:
 
     anyio.run(leave)
     may_go_on.set()
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_S)
     assert reports == 2
 
 
@@ -162,4 +163,4 @@ def test_streams_end_with_the_server(tmp_path: Path) -> None:
     assert anyio.run(all_of, events.growing(list, ending)) == ["ready"]
     assert anyio.run(all_of, events.searching(views.search("none", "a"), ending)) == []
     assert anyio.run(all_of, events.checking(endless, ending)) == []
-    assert left.wait(60)
+    assert left.wait(PATIENCE_S)

@@ -16,6 +16,7 @@ import pytest
 
 import corpora
 import ui_made
+from counts import PATIENCE_S
 from headrace.errors import ConfigError, OutputError
 from headrace.ui import Places, serving
 from headrace.ui.app import HEADERS, PAGES
@@ -232,7 +233,7 @@ def test_only_this_machine_and_a_new_token_each_time(demo: Path) -> None:
             serving.serve(Places(["."]), port=taken, on_ready=print)
     finally:
         server.send_signal(signal.SIGINT)
-        said = server.communicate(timeout=60)[1]
+        said = server.communicate(timeout=PATIENCE_S)[1]
     assert said.strip() == "ended"
     assert server.returncode == 0
 

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, Lock, Semaphore, Thread, current_thread
-from time import monotonic
 from typing import Any, Final, TypeVar
 
 from headrace.io.waits import tell_of_waits
-from headrace.loader.reading import GIVES_WAY_S, STOP_S, Reading, Reads
+from headrace.loader.reading import GIVES_WAY_S, Reading, Reads
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -122,14 +121,10 @@ class ReadAhead(Reads[T, M]):
         for _ in self._threads:
             self._sent.put(None)
 
-    def join(self) -> None:
-        """See `Reads.join`."""
-        # While the interpreter ends, other threads no longer run.
-        if self._is_lost or self._is_finalizing():
-            return
-        until = monotonic() + STOP_S
-        for thread in self._threads:
-            thread.join(max(0.0, until - monotonic()))
+    @property
+    def threads(self) -> Sequence[Thread]:
+        """See `Reads.threads`."""
+        return self._threads
 
     def _reader(self) -> Thread | None:
         return self._next_slot.thread
@@ -144,7 +139,7 @@ class ReadAhead(Reads[T, M]):
                 return
             thread = Thread(target=self._work, name="headrace-read", daemon=True)
             self._threads.append(thread)
-        thread.start()
+            thread.start()
 
     @contextlib.contextmanager
     def _wait(self, turn: _Turn, for_more: bool) -> Iterator[None]:

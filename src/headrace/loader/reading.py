@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from headrace.errors import ConfigError, StateError, WorkerError
+from headrace.io.threads import end_threads, join_threads
 from headrace.loader.spans import SPAN_BYTES, Batch
 
 L = TypeVar("L")
@@ -153,8 +154,9 @@ def in_threads(
     finally:
         for thread in threads:
             thread.stop()
-        for thread in threads:
-            thread.join()
+        # While the interpreter ends, other threads no longer run.
+        if not threads[0].is_finalizing():
+            join_threads([one for thread in threads if not thread.is_lost for one in thread.threads], STOP_S)
         sent.clear()
 
 
@@ -163,12 +165,11 @@ _LIVING: Final[WeakSet[Reads[Any, Any]]] = WeakSet()
 
 @atexit.register
 def _end_with_the_program() -> None:
-    """End the threads of loops that were left, since one that makes tensors while the interpreter ends aborts it."""
+    """End the threads of loops that were left."""
     living = list(_LIVING)
     for one in living:
         one.stop()
-    for one in living:
-        one.join()
+    end_threads(thread for one in living for thread in one.threads)
 
 
 class Reads(ABC, Generic[T, M]):
@@ -176,8 +177,10 @@ class Reads(ABC, Generic[T, M]):
 
     def __init__(self) -> None:
         self._done: SimpleQueue[tuple[M | None, BaseException | None]] = SimpleQueue()
-        self._is_lost = False
-        self._is_finalizing = sys.is_finalizing
+        self.is_lost = False
+        """Whether a task took too long, so that a loop does not wait for it once more."""
+        self.is_finalizing = sys.is_finalizing
+        """Kept here, since a loop that was left may end when the names of modules are gone."""
         self._owner = os.getpid()
         _LIVING.add(self)
 
@@ -202,9 +205,10 @@ class Reads(ABC, Generic[T, M]):
     def stop(self) -> None:
         """Make threads end after their current task. One that hangs ends when the task does, or with the process."""
 
+    @property
     @abstractmethod
-    def join(self) -> None:
-        """Wait some seconds at most for the threads to end."""
+    def threads(self) -> Sequence[Thread]:
+        """The threads that read."""
 
     def receive(self, label: Any, reading: Reading, describe: Callable[[Any], str]) -> M:
         """Wait for the next result and return it; raises its error."""
@@ -225,7 +229,7 @@ class Reads(ABC, Generic[T, M]):
             except Empty:
                 waited_s = monotonic() - since
             if waited_s >= reading.timeout_s:
-                self._is_lost = True
+                self.is_lost = True
                 what = within(DESCRIBE_S, lambda: describe(label)) or "samples"
                 raise WorkerError(
                     f"nothing came for {reading.timeout_s:g} s from a thread that reads {what}, in\n{self._where()}\n"
@@ -286,10 +290,9 @@ class _ReadingThread(Reads[T, M]):
                 pass
         self._sent.put(None)
 
-    def join(self) -> None:
-        # While the interpreter ends, other threads no longer run.
-        if not self._is_lost and not self._is_finalizing():
-            self._thread.join(STOP_S)
+    @property
+    def threads(self) -> Sequence[Thread]:
+        return (self._thread,)
 
     def _work(self, read: Callable[[T], M]) -> None:
         while (task := self._sent.get()) is not None:

@@ -6,6 +6,7 @@ get_savable_loader(..., cache_pool=p)   the `LoaderCache` passes everything on t
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import shutil
@@ -17,10 +18,11 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from headrace.datasets.media.file_stores import CachePool, DecodeFileStore, FileStore, Lazy, NoCachePool
 from headrace.errors import ConfigError
+from headrace.io.threads import end_threads
 from headrace.samples.media import SourceInfo
 
 
@@ -150,6 +152,8 @@ class FileStoreCachePool(CachePool):
         self.parent_cache_dir.mkdir(parents=True, exist_ok=True)
         self.cache_dir = Path(tempfile.mkdtemp(prefix=f"cache-{self._pid}-", dir=self.parent_cache_dir))
         self._remove = weakref.finalize(self, _remove, self.cache_dir, self._pid)
+        self._remove.atexit = False
+        _LIVING.add(self)
 
     def _here(self) -> None:
         """Begin anew after a fork: threads and files are those of the parent."""
@@ -237,7 +241,7 @@ class FileStoreCachePool(CachePool):
 
     def release(self, entry: CacheEntry) -> None:
         """One of those that asked for an entry needs it no more."""
-        if self._pid != os.getpid():
+        if self._is_closed or self._pid != os.getpid():
             return
         with self._changed:
             entry.refcount -= 1
@@ -256,14 +260,18 @@ class FileStoreCachePool(CachePool):
 
     def close(self) -> None:
         """End the threads, and remove all files."""
+        for thread in self._stopped():
+            thread.join()
+        self._remove()
+
+    def _stopped(self) -> list[threading.Thread]:
+        """Tell the threads of this process to end, and return them."""
         if self._pid != os.getpid():
-            return
+            return []
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-        self._remove()
+        return self._threads
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("parent_cache_dir", "num_workers", "max_cache_size", "max_cache_count", "method")
@@ -272,6 +280,17 @@ class FileStoreCachePool(CachePool):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+
+_LIVING: Final[weakref.WeakSet[FileStoreCachePool]] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_with_the_program() -> None:
+    living = list(_LIVING)
+    end_threads([thread for pool in living for thread in pool._stopped()])
+    for pool in living:
+        pool._remove()
 
 
 class _Values(FileStore):

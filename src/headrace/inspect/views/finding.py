@@ -132,6 +132,9 @@ def _bounded(
     told = time.monotonic()
     yield SearchProgress(first=first, until=until, total=total, hits=0)
     while until < total and read < max_read and hits < max_hits:
+        if time.monotonic() - told >= _PAUSE_S:
+            yield SearchProgress(first=first, until=until, total=total, hits=hits)
+            told = time.monotonic()
         until, many, found = scan(until)
         read += many
         for hit in found:
@@ -139,9 +142,6 @@ def _bounded(
                 hits += 1
                 yield hit
                 until = hit.number + 1 if hits == max_hits else until
-        if time.monotonic() - told >= _PAUSE_S:
-            yield SearchProgress(first=first, until=until, total=total, hits=hits)
-            told = time.monotonic()
     if hits == max_hits:
         why = f"{hits:,} hit{'s' if hits != 1 else ''}"
     elif until < total:

@@ -269,6 +269,7 @@ class Client:
         self._said, self._num_silent = -_SAY_EVERY_S, 0
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._lock = Lock()
+        self._is_over = False
         self.num_open = 0
         """Requests that were asked for, a GET of each range, and have no answer yet."""
         self._thread = Thread(target=self._loop.run_forever, name=FETCH_THREAD, daemon=True)
@@ -277,6 +278,11 @@ class Client:
 
     def submit(self, request: FetchRequest) -> Future[FetchReply]:
         """Begin a request. Its future always has a reply; a failure is in it."""
+        if self._is_over:
+            refused: Future[FetchReply] = Future()
+            error = StoreError(f"{request.what.url}: cannot be asked for, since the program ends")
+            refused.set_result(FetchReply(stats=FetchStats(), error=error))
+            return refused
         self._count(request, 1)
         return asyncio.run_coroutine_threadsafe(self._answered(request), self._loop)
 
@@ -292,6 +298,7 @@ class Client:
         """
         if os.getpid() != process:
             return  # the loop does not survive a fork
+        self._is_over = True
 
         async def give_up() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
