@@ -130,6 +130,32 @@ def run_json(*args: str) -> Any:
     return json.loads(result.stdout)
 
 
+STRING = {"prompt": "a", "completion": "b"}
+CHAT_PROMPT = {"prompt": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "record", "named"),
+    [
+        ("type: sft\nmask: {train_on_prompt: true, roles: [user]}", STRING, "mask.roles, mask.train_on_prompt"),
+        ("type: sft\nmask: {end_of_turn: mask}", STRING, "mask.end_of_turn"),
+        ("type: sft\nmask: {on_missing_bos: error}", STRING, "mask.on_missing_bos"),
+        ("type: sft\ntemplate: chatml", STRING, "template"),
+        ("type: sft\nheader: train", STRING, "header"),
+        ("type: dpo\nmask: {unstable: drop}", {"prompt": "a", "chosen": "b", "rejected": "c"}, "mask.unstable"),
+        ("type: seq\nmask: {straddle: train}", TALKS[0], "mask.straddle"),
+        ("type: prompt\nmask: {turns: last}\nends: {append_eos: true}", CHAT_PROMPT, "mask.turns, ends.append_eos"),
+    ],
+)
+def test_options_that_change_no_sample_are_refused(folder: Path, recipe: str, record: Any, named: str) -> None:
+    (folder / "data.jsonl").write_text(json.dumps(record) + "\n")
+    (folder / "r.yaml").write_text(f"{recipe}\ninputs: data.jsonl\ntokenizer: model\n")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ConfigError, match=rf"^{named}: no sample would change by this.*leave it out"):
+        prepare_recipe(parse_recipe((folder / "r.yaml").read_text()), "out", options=RecipeOptions(workers=1))
+    assert sorted(folder.rglob("*")) == before
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_and_type(folder: Path, name: str) -> None:
     recipe, records = LAYOUTS[name]

@@ -157,6 +157,11 @@ def test_a_token_across_the_border_of_a_response_is_not_lost() -> None:
     assert trained(make(SFT + "mask: {straddle: train}", [{"prompt": "a us", "completion": "er"}])) == ["user<eos>"]
 
 
+def test_an_answer_whose_only_token_lies_across_the_border() -> None:
+    [bad] = make(SFT + "ends: {append_eos: false}", [{"prompt": "é us", "completion": "er"}]).bad
+    assert "such as 'user'. `mask: {straddle: train}` trains them as a whole" in bad.message
+
+
 def test_template_arguments_of_the_recipe_and_of_the_record() -> None:
     chat = ChatTemplate.from_text("{{ a }}{{ b }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
     recipe = "type: seq\ninputs: a\ntemplate: {kwargs: {a: 1, b: 2}}"
@@ -270,6 +275,42 @@ def test_unstable_templates_split_a_record_into_documents() -> None:
     assert "differently when more messages follow" in refused
     assert make(SFT, [talk], chat=chat).records.tolist() == [0, 0]
     assert made.counts.notes["split_tokens"] == sum(made.arrays["tokens"].lengths[::2])
+
+
+STRIPS = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>{{ m.thinking }}</think>{% endif %}"
+    "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("how", ["drop", "keep_start"])
+def test_a_sample_of_a_split_record_that_is_too_long_drops_no_other(how: str) -> None:
+    chat = ChatTemplate.from_text(STRIPS, special_tokens={"eos_token": "<eos>"})
+    long = USER | {"content": "Hi" * 20}
+    talk = [USER, YES | {"thinking": "a"}, USER, NO | {"thinking": "b"}, long, YES | {"thinking": "c"}]
+    lengths = make(SFT, [{"messages": talk}], chat=chat).arrays["tokens"].lengths.tolist()
+    assert lengths == sorted(set(lengths))
+    made = make(SFT + f"length: {{max_tokens: {lengths[1]}, truncate: {how}}}", [{"messages": talk}], chat=chat)
+    assert trained(made) == ["<think>a</think>Yes<|end|>", "<think>b</think>No<|end|>"]
+    reason = "too_long" if how == "drop" else "supervision_cut"
+    assert made.counts.tokens["tokens"].dropped == {reason: lengths[2]}
+    assert made.counts.notes == {"dropped_samples": 1, "split_records": 1, "split_tokens": lengths[0]}
+    assert (made.counts.kept, made.counts.documents, made.counts.dropped) == (1, 2, {})
+    # If none fits, the record is dropped.
+    made = make(SFT + f"length: {{max_tokens: 3, truncate: {how}}}", [{"messages": talk}], chat=chat)
+    assert made.counts.dropped == {reason: 1}
+    assert made.counts.tokens["tokens"].dropped == {reason: sum(lengths)}
+
+
+@pytest.mark.parametrize("how", ["keep_first_turns", "keep_last_turns"])
+def test_split_tokens_of_a_record_that_is_shortened(how: str) -> None:
+    chat = ChatTemplate.from_text(STRIPS, special_tokens={"eos_token": "<eos>"})
+    talk = [one for text in "abc" for one in (USER, YES | {"thinking": text})]
+    lengths = make(SFT, [{"messages": talk}], chat=chat).arrays["tokens"].lengths.tolist()
+    made = make(SFT + f"length: {{max_tokens: {lengths[1]}, truncate: {how}}}", [{"messages": talk}], chat=chat)
+    assert made.arrays["tokens"].lengths.tolist() == lengths[:2]
+    assert made.counts.notes == {"shortened_records": 1, "split_records": 1, "split_tokens": lengths[0]}
 
 
 def test_a_refused_record_shows_the_options_that_would_take_it() -> None:

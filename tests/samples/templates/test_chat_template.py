@@ -97,7 +97,7 @@ def test_a_block_is_not_left_by_break() -> None:
 
 def test_fields_that_are_none_are_missing_and_reasoning_has_all_its_names() -> None:
     text = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
-    assert render(text, [{"role": "a", "content": None, "x": {"y": None}}]).text == '{"role": "a", "x": {"y": null}}'
+    assert render(text, [{"role": "a", "name": None, "x": {"y": None}}]).text == '{"role": "a", "x": {"y": null}}'
     for name in ("reasoning_content", "thinking", "reasoning"):
         shown = render("{{ messages[0].reasoning_content }} {{ messages[0].thinking }}", [{"role": "a", name: "why"}])
         assert shown.text == "why why"

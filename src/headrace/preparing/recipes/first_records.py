@@ -30,7 +30,7 @@ from headrace.preparing.record_encoder import make_maker
 from headrace.preparing.tokenizer import TextTokenizer
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
-from headrace.samples.maker.noticing import recipes_that_take
+from headrace.samples.maker.noticing import recipes_that_take, unused_options
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe import Recipe, StoreKey
@@ -73,6 +73,7 @@ def make_first(
         recorder = _Recorder(encoder.backend, most_characters(inputs.files))
     maker: SampleMaker | None = None
     counts: Counter[str] = Counter()
+    num_records, has_chats = 0, False
     for number, records in enumerate(inputs.first_records):
         maker = make_maker(making, loaded.json, source=number, encoder=recorder)
         try:
@@ -80,6 +81,8 @@ def make_first(
             found = made_first.counts
         except RenderLimitError as error:
             raise ConfigError(f"inputs[{number}], record {error.record} of the first: {error}") from None
+        num_records += len(records)
+        has_chats = has_chats or maker.has_chats(records)
         for notice in maker.notices(records[:NUM_RECORDS]):
             on_notice(f"inputs[{number}]: {notice}")
         if found.notes.get("split_records"):
@@ -87,8 +90,8 @@ def make_first(
             on_notice(
                 f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split"
                 " into several samples, since the template writes a turn differently when more messages follow: "
-                f"{found.notes['split_tokens']:,} of {tokens:,} tokens are repeated. `mask: {{unstable: last_turn}}` "
-                "trains only the last turn; a template that keeps its turns needs no split"
+                f"{found.notes.get('split_tokens', 0):,} of {tokens:,} tokens are repeated. `mask: {{unstable: "
+                "last_turn}` trains only the last turn; a template that keeps its turns needs no split"
             )
         if made_first.bad:
             bad = made_first.bad[0]
@@ -101,6 +104,12 @@ def make_first(
         counts.update({**found.notes, "eos": found.eos, "bos": found.bos})
     if maker is None:
         raise ConfigError("the recipe has no inputs")
+    if unused := unused_options(maker.recipe, has_chats=has_chats):
+        raise ConfigError(
+            f"{', '.join(unused)}: no sample would change by this, since the recipe is of type {maker.recipe.type}"
+            + ("" if has_chats else f" and none of the first {num_records:,} records is a conversation")
+            + ": leave it out"
+        )
     made = FirstSamples(maker.keys, maker.dtypes, counts)
     if encoder is None or recorder is None:
         return FirstProof(choice, 0, encoder), made

@@ -142,9 +142,90 @@ def check_text(text: str, place: str) -> str:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return the value without null fields, at any depth: structs of Parquet hold every field of every record."""
+    """Return the value without null fields, at any depth; see `NullFields`."""
+    return NullFields(None).without(value)
+
+
+_MAY_BE_NULL = ("default", "const", "content")
+"""Fields in which null says something: of schemas, and a message with calls only."""
+
+
+class NullFields:
+    """Leaves out null fields of one record, at any depth: structs of Parquet hold every field of every record.
+
+    Nulls that say something stay: defaults and constants of schemas, contents of messages, and arguments of calls. An
+    argument goes if the record's tools say that it cannot be null, or do not have it, so that Arrow has filled it in.
+
+    Args:
+        tools: The record's tools.
+
+    Attributes:
+        num_arguments: How many arguments were left out so far.
+    """
+
+    def __init__(self, tools: object) -> None:
+        self.num_arguments = 0
+        self._schemas: dict[str, Any] = {}
+        for tool in tools if isinstance(tools, list | tuple) else ():
+            described = tool.get("function", tool) if isinstance(tool, Mapping) else None
+            if isinstance(described, Mapping) and isinstance(described.get("name"), str):
+                self._schemas[described["name"]] = described.get("parameters")
+
+    def without(self, value: Any, *, named_freely: bool = False) -> Any:
+        """Return the value without them. ``named_freely``: its fields are the properties of a schema."""
+        if isinstance(value, Mapping):
+            kept = {}
+            for name, part in value.items():
+                if name == "arguments" and isinstance(part, Mapping) and not named_freely:
+                    kept[name] = self._arguments(part, self._schemas.get(str(value.get("name"))))
+                elif part is not None:
+                    kept[name] = self.without(part, named_freely=name == "properties")
+                elif name in _MAY_BE_NULL and not named_freely:
+                    kept[name] = None
+            return kept
+        return list(map(self.without, value)) if isinstance(value, list | tuple) else value
+
+    def _arguments(self, arguments: Mapping[str, Any], schema: Any) -> Mapping[str, Any]:
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        if not isinstance(properties, Mapping):
+            return arguments
+        kept = {}
+        for name, part in arguments.items():
+            if part is None and not _may_be_null(properties.get(name)):
+                self.num_arguments += 1
+            else:
+                kept[name] = self._arguments(part, properties.get(name)) if isinstance(part, Mapping) else part
+        return kept
+
+
+def _may_be_null(schema: Any) -> bool:
+    """Return whether a schema allows null, in JSON Schema or in OpenAPI."""
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, values = schema.get("type"), schema.get("enum")
+    return (
+        kinds == "null"
+        or (isinstance(kinds, list | tuple) and "null" in kinds)
+        or (isinstance(values, list | tuple) and None in values)
+        or schema.get("nullable") is True
+        or any(_may_be_null(one) for name in ("anyOf", "oneOf") for one in schema.get(name) or ())
+    )
+
+
+def has_null(value: Any, depth: int = 0) -> bool:
+    """Return whether a field of an object in this value is null."""
     if isinstance(value, Mapping):
-        return {name: without_nulls(part) for name, part in value.items() if part is not None}
+        return any(part is None or has_null(part, depth + 1) for part in value.values()) if depth < 50 else False
     if isinstance(value, list | tuple):
-        return [without_nulls(part) for part in value]
-    return value
+        return any(has_null(part, depth + 1) for part in value) if depth < 50 else False
+    return False
+
+
+def has_null_property(value: Any, depth: int = 0) -> bool:
+    """Return whether a property of a schema is null; elsewhere in a schema, such as in a default, null may be meant."""
+    if isinstance(value, Mapping) and depth < 50:
+        properties = value.get("properties")
+        if isinstance(properties, Mapping) and any(one is None for one in properties.values()):
+            return True
+        return any(has_null_property(part, depth + 1) for part in value.values())
+    return isinstance(value, list | tuple) and depth < 50 and any(has_null_property(part, depth + 1) for part in value)

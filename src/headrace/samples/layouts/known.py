@@ -488,8 +488,11 @@ class GroupLayout(Layout):
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether responses and rewards are lists, and the prompt is a string or a list of messages."""
-        is_prompt = self.is_text_or_messages(record, "prompt")
-        return is_prompt and all(isinstance(self.fields.get(record, field), list) for field in ("responses", "rewards"))
+        try:
+            lists = [self.fields.parsed(record, field, list) for field in ("responses", "rewards")]
+        except InputError:
+            return False
+        return None not in lists and self.is_text_or_messages(record, "prompt")
 
     def convert(self, record: Mapping[str, Any]) -> Group:
         """Convert the record; see `Layout.convert`."""
@@ -517,9 +520,7 @@ class GroupLayout(Layout):
 
     def _listed(self, record: Mapping[str, Any], field: str) -> list[Any]:
         value = self.fields.need(record, field, "a list")
-        if not isinstance(value, list | tuple):
-            raise self.fields.wrong(field, value, "a list")
-        return list(value)
+        return list(value if isinstance(value, tuple) else self.fields.parsed(record, field, list) or ())
 
     def _response(self, value: object, number: int, is_chat: bool) -> Conversation | str:
         place = f"{self.fields.name('responses')}[{number}]"

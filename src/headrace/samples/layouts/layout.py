@@ -78,7 +78,7 @@ class Layout(ABC):
 
     def is_messages(self, record: Mapping[str, Any], *fields: str) -> bool:
         """Return whether all of these fields look like lists of messages."""
-        return all(self.reader.looks_right(self.fields.get(record, field)) for field in fields)
+        return all(self.reader.looks_right(self.reader.unpacked(self.fields.get(record, field))) for field in fields)
 
     def messages(self, record: Mapping[str, Any], field: str) -> Conversation:
         """Read a field that is a list of messages.
@@ -95,7 +95,7 @@ class Layout(ABC):
         Raises:
             InputError: If the field is missing or is neither.
         """
-        value = self.fields.need(record, field, "a string or a list of messages")
+        value = self.reader.unpacked(self.fields.need(record, field, "a string or a list of messages"))
         if isinstance(value, str):
             return self.fields.text(record, field)
         if isinstance(value, list | tuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -95,6 +95,15 @@ def unread_flags(conversation: Conversation) -> list[tuple[int, str]]:
         if len(message) > 2 and (not conversation.train or conversation.train[number] is None):
             found += [(number, name) for name, value in message.items() if is_flag(value)][:1]
     return found
+
+
+def arguments_of(message: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the arguments of each call of a message."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list | tuple) else ():
+        inner = call.get("function", call) if isinstance(call, Mapping) else None
+        if isinstance(inner, Mapping):
+            yield inner.get("arguments")
 
 
 def read_spans(detail: object, content: object, place: str) -> tuple[TrainSpan, ...]:
@@ -284,6 +293,18 @@ class MessageReader:
         self._flags = {flag: trains for flag, trains in FLAGS.items() if flag not in names} | given
         self._detail = names.get("train_detail", "train_detail")
 
+    def unpacked(self, value: object) -> object:
+        """Return the list of messages whose JSON a value is, as Arrow needs it for messages of several forms.
+
+        Any other value is returned as it is.
+        """
+        if isinstance(value, str) and value.lstrip()[:1] == "[":
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                read = msgspec.json.decode(value)
+                if self.looks_right(read):
+                    return read
+        return value
+
     def looks_right(self, value: object) -> bool:
         """Return whether a value looks like a list of messages. Only the first one is read."""
         return isinstance(value, list | tuple) and bool(value) and self.looks_like_message(value[0])
@@ -299,8 +320,9 @@ class MessageReader:
             InputError: If ``value`` is not a list, or one of its entries is not a message; the error says which and
                 why.
         """
+        value = self.unpacked(value)
         if not isinstance(value, list | tuple):
-            raise wrong(place, value, "a list of messages")
+            raise wrong(place, value, "a list of messages, or the JSON of one")
         messages: list[Message] = []
         flags: dict[int, bool] = {}
         spans: dict[int, tuple[TrainSpan, ...]] = {}

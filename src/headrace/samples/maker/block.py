@@ -63,8 +63,8 @@ class MakerCounts(msgspec.Struct, kw_only=True):
     """Records whose texts hold special tokens, also those that are dropped or bad."""
 
     notes: dict[str, int] = {}
-    """Counts that change nothing: ``straddling_tokens``, ``split_records``, ``truncated_records``, what a policy
-    allowed.
+    """Counts of what became of records that are kept: ``straddling_tokens``, ``split_records``, ``truncated_records``,
+    ``dropped_samples`` of split records, what a policy allowed.
     """
 
     def balance(self) -> None:
@@ -156,9 +156,12 @@ class SampleBlock:
         self._rejects.add(record, error, sum(one.num_made for one in made))
         if isinstance(error, DroppedError):
             for one in made:
-                sums = self._sums[one.key]
-                sums.made += one.num_made
-                sums.dropped[error.reason] = sums.dropped.get(error.reason, 0) + one.num_made
+                self._sums[one.key].made += one.num_made
+                self._drop_tokens(one, error.reason)
+
+    def _drop_tokens(self, one: MadeSequence, reason: str) -> None:
+        dropped = self._sums[one.key].dropped
+        dropped[reason] = dropped.get(reason, 0) + one.num_made
 
     def take(
         self,
@@ -187,6 +190,8 @@ class SampleBlock:
         for one in kept:
             if one.num_truncated:
                 self._sums[one.key].truncated += one.num_truncated
+            if one.dropped:
+                self._drop_tokens(one, one.dropped)
 
     def result(
         self, keys: Sequence[StoreKey], dtypes: Mapping[str, np.dtype[Any]], *, with_domains: bool

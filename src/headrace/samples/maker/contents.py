@@ -34,6 +34,7 @@ _STAND_INS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 _STAND_IN = re.compile(f"[{_STAND_INS}]")
 
 _MEDIA = re.compile(r"(input_)?(image|video|audio)s?(_|$)")
+_NO_MEDIA = (None, "", "[]", "null", "{}", [], {}, ())
 _MEDIA_FIELDS = ("image", "images", "video", "videos", "audio", "audios")
 
 _SYSTEM: Message = {"role": "system", "content": "Be 9."}
@@ -55,7 +56,8 @@ def check_media(record: Mapping[str, Any], sample: object, names: Mapping[str, s
     Raises:
         InputError: If there is such a field.
     """
-    found = [field for field in _MEDIA_FIELDS if record.get(names.get(field, field))]
+    # As JSON, as Arrow may need it, a list without entries is a text.
+    found = [field for field in _MEDIA_FIELDS if record.get(names.get(field, field)) not in _NO_MEDIA]
     if found and not isinstance(sample, Text | Prompt):
         raise InputError(
             f"field {found[0]!r} holds pictures, sound or video, which are not supported in conversations yet and "

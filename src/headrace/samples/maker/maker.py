@@ -13,12 +13,12 @@ import numpy as np
 from headrace.config import describe
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
-from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
-from headrace.samples.layouts.fields import check_text
+from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout
+from headrace.samples.layouts.fields import Fields, NullFields, check_text
 from headrace.samples.layouts.turns import unread_of_record
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.contents import Contents, check_media
-from headrace.samples.maker.noticing import notices
+from headrace.samples.maker.noticing import conversations_of, notices
 from headrace.samples.maker.sequences import Asked, EndTokens, MadeSequence, RecordCounts, Sequencer, whole
 from headrace.samples.maker.shapes import (
     GroupShape,
@@ -33,7 +33,7 @@ from headrace.samples.maker.shapes import (
 from headrace.samples.masking.encoding import EncodedText
 from headrace.samples.masking.marking import Marker
 from headrace.samples.masking.options import Template, TextEncoder
-from headrace.samples.masking.results import TOO_LONG, DroppedError, Masked
+from headrace.samples.masking.results import DROPPED_NULL_ARGUMENTS, TOO_LONG, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.masking.truncation import most_exchanges
 from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe, StoreKey, store_keys
@@ -179,7 +179,7 @@ class SampleMaker:
         tallies = [RecordCounts() for _ in records]
         for number, record in enumerate(records):
             try:
-                samples[number] = self._checked(self.sample(record), tallies[number])
+                samples[number] = self._checked(self.sample(record, tallies[number]), tallies[number])
             except InputError as error:
                 block.drop_record(number, error)
         self._shape.render_ahead(samples.values())
@@ -232,7 +232,20 @@ class SampleMaker:
                 ]
         if template is None or self._layout is None:
             return found[:1]
-        return [*found[:1], *notices(samples, template, trains_all=self.recipe.type == "seq")]
+        drops_nulls = self._spec is not None and self._spec.drop_nulls
+        trains_all = self.recipe.type == "seq"
+        return [*found[:1], *notices(samples, template, trains_all=trains_all, drops_nulls=drops_nulls)]
+
+    def has_chats(self, records: Sequence[Any]) -> bool:
+        """Return whether one of these records is a conversation, or has one in a field."""
+        if self._layout is None:
+            sections = [*self.recipe.sections, *(one for key in self.recipe.sources.values() for one in key.sections)]
+            return any(section.template for section in sections)
+        for record in records:
+            with contextlib.suppress(InputError):
+                if next(conversations_of(self.sample(record)), None) is not None:
+                    return True
+        return False
 
     def _unread(self, record: Mapping[str, Any], sample: Any) -> list[str]:
         """Return the fields of a record that seem to say that it is not trained as usual; see `unread_of_record`."""
@@ -240,8 +253,10 @@ class SampleMaker:
             return []
         return unread_of_record(record, is_conversation=isinstance(sample, Conversation))
 
-    def sample(self, record: Any) -> Any:
+    def sample(self, record: Any, tally: RecordCounts | None = None) -> Any:
         """Return the sample that the layout reads in a record; with sections, the record itself.
+
+        ``tally`` counts arguments that are left out.
 
         Raises:
             InputError: If the record is not of the layout.
@@ -249,7 +264,11 @@ class SampleMaker:
         if type(record) is not dict and not isinstance(record, Mapping):
             raise InputError(f"the record is {describe(record)}; it must be an object")
         if self._spec is not None and self._spec.drop_nulls:
-            record = without_nulls(record)
+            tools = Fields("", self._spec.fields).parsed(record, "tools", list) if self._layout is not None else None
+            nulls = NullFields(tools)
+            record = nulls.without(record)
+            if tally is not None:
+                tally.note({DROPPED_NULL_ARGUMENTS: nulls.num_arguments} if nulls.num_arguments else {})
         if self._layout is None:
             return record
         sample: Sample = self._layout.convert(record)
@@ -292,10 +311,11 @@ class SampleMaker:
                 num_tokens = sum(one.num_made for one in made)
                 filters = self.recipe.filters
                 _check_range(num_tokens, filters.min_tokens, filters.max_tokens, "tokens", "tokens")
-            if record.tally.notes.get("split_records"):
-                record.tally.notes["split_tokens"] += sum(sequence.num_made for sequence in made[:-1])
             kept = self._cut(record.sample, made, record.tally)
-            documents = self._shape.documents(record.sample, kept)
+            stored = [one for one in kept if not one.dropped]
+            if record.tally.notes.get("split_records"):
+                record.tally.notes["split_tokens"] += sum(one.num_made for one in stored[:-1])
+            documents = self._shape.documents(record.sample, stored)
             self._check_numbers(documents)
         except (DroppedError, InputError) as error:
             block.drop_record(record.number, error, made)
@@ -311,9 +331,25 @@ class SampleMaker:
         limit = self.recipe.length.max_tokens
         if limit is not None and self._sequencer.by_turns and any(len(one.ids) > limit for one in sequences):
             return self._shortened(sample, sequences, limit, tally)
-        kept = [self._sequencer.cut(one) for one in sequences]
+        if tally.notes.get("split_records"):
+            kept = self._cut_each(sequences, tally)
+        else:
+            kept = [self._sequencer.cut(one) for one in sequences]
         if any(one.num_truncated for one in kept):
             tally.notes["truncated_records"] += 1
+        return kept
+
+    def _cut_each(self, sequences: Sequence[MadeSequence], tally: RecordCounts) -> list[MadeSequence]:
+        """Cut the samples of a record that was split, each by itself: one that is too long drops no other."""
+        kept: list[MadeSequence] = []
+        for one in sequences:
+            try:
+                kept.append(self._sequencer.cut(one))
+            except DroppedError as error:
+                kept.append(msgspec.structs.replace(one, dropped=error.reason))
+                if all(other.dropped for other in kept) and len(kept) == len(sequences):
+                    raise
+        tally.notes["dropped_samples"] += sum(1 for one in kept if one.dropped)
         return kept
 
     def _shortened(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt
 from headrace.samples.layouts import Sample
-from headrace.samples.layouts.turns import unread_flags, untrained
+from headrace.samples.layouts.fields import has_null, has_null_property
+from headrace.samples.layouts.turns import arguments_of, unread_flags, untrained
 from headrace.samples.masking.options import MaskOptions, Template
 from headrace.samples.masking.results import DroppedError
+from headrace.samples.recipe.recipe import Recipe
 
 
-def notices(samples: Sequence[Sample], template: Template, *, trains_all: bool) -> list[str]:
+def notices(samples: Sequence[Sample], template: Template, *, trains_all: bool, drops_nulls: bool) -> list[str]:
     """Return one line for each kind of finding, with the first message that shows it.
 
     ``samples`` are what a layout reads in the first records. Renders at most one conversation.
@@ -23,7 +25,7 @@ def notices(samples: Sequence[Sample], template: Template, *, trains_all: bool) 
     found: dict[str, str] = {}
     is_tried = False
     for number, sample in enumerate(samples):
-        for conversation in _conversations(sample):
+        for conversation in conversations_of(sample):
             if "flags" not in found and conversation is not getattr(sample, "prompt", None):
                 for place, name in [] if trains_all else unread_flags(conversation)[:1]:
                     found["flags"] = (
@@ -40,17 +42,18 @@ def notices(samples: Sequence[Sample], template: Template, *, trains_all: bool) 
                     )
             for place, message in enumerate(conversation.messages):
                 where = f"message {place} of record {number}"
-                if "arguments" not in found and any(isinstance(one, str) for one in _arguments(message)):
+                if "arguments" not in found and any(isinstance(one, str) for one in arguments_of(message)):
                     found["arguments"] = (
                         f"{where} has the `arguments` of a call as a JSON string, which most templates write "
-                        "within quotes: `arguments: parse` turns it into an object"
+                        "within quotes: `arguments: parse` turns it into an object. All that the template writes "
+                        "within quotes are counted as quoted_arguments"
                     )
-                if "nulls" not in found and any(map(_has_null, message.values())):
+                if "nulls" not in found and not drops_nulls and any(map(has_null, message.values())):
                     found["nulls"] = (
                         f"{where} has null fields inside its fields, as Arrow fills structs, and the template sees "
-                        "them: `drop_nulls: true` removes them"
+                        "them: `drop_nulls: true` removes them. All such messages are counted as null_fields"
                     )
-            if "tools" not in found and _has_null_property(conversation.tools):
+            if "tools" not in found and has_null_property(conversation.tools):
                 found["tools"] = (
                     f"the tools of record {number} have properties that are null, as Arrow fills structs, and the "
                     "template sees them: `drop_nulls: true` removes them"
@@ -65,7 +68,8 @@ def notices(samples: Sequence[Sample], template: Template, *, trains_all: bool) 
     return list(found.values())
 
 
-def _conversations(sample: Sample) -> Iterator[Conversation]:
+def conversations_of(sample: Sample) -> Iterator[Conversation]:
+    """Yield the conversations of a sample."""
     if isinstance(sample, Conversation):
         yield sample
     elif isinstance(sample, Completion):
@@ -75,32 +79,6 @@ def _conversations(sample: Sample) -> Iterator[Conversation]:
         yield from (one for one in sides if isinstance(one, Conversation))
     elif isinstance(sample, Prompt | Group) and isinstance(sample.prompt, Conversation):
         yield sample.prompt
-
-
-def _arguments(message: Mapping[str, Any]) -> Iterable[Any]:
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list | tuple) else ():
-        inner = call.get("function", call) if isinstance(call, Mapping) else None
-        if isinstance(inner, Mapping):
-            yield inner.get("arguments")
-
-
-def _has_null(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, Mapping):
-        return any(part is None or _has_null(part, depth + 1) for part in value.values()) if depth < 50 else False
-    if isinstance(value, list | tuple):
-        return any(_has_null(part, depth + 1) for part in value) if depth < 50 else False
-    return False
-
-
-def _has_null_property(value: Any, depth: int = 0) -> bool:
-    """Return whether a property of a schema is null; elsewhere in a schema, such as in a default, null may be meant."""
-    if isinstance(value, Mapping) and depth < 50:
-        properties = value.get("properties")
-        if isinstance(properties, Mapping) and any(one is None for one in properties.values()):
-            return True
-        return any(_has_null_property(part, depth + 1) for part in value.values())
-    return isinstance(value, list | tuple) and depth < 50 and any(_has_null_property(part, depth + 1) for part in value)
 
 
 def _printable(conversation: Conversation) -> list[Any]:
@@ -118,6 +96,30 @@ def _prints_parts(conversation: Conversation, template: Template) -> bool:
     except InputError:  # the record is bad, which is reported when it is made
         return False
     return any(str(content) in text or str(content[0]) in text for content in _printable(conversation))
+
+
+_POLICIES: Final = [name for name in MaskOptions.__struct_fields__ if name.startswith("on_")]
+
+
+def unused_options(recipe: Recipe, *, has_chats: bool) -> list[str]:
+    """Return the options of a recipe that cannot change any sample. ``has_chats``: some records are conversations.
+
+    Policies that allow or drop what does not come are no mistake.
+    """
+    usual = MaskOptions()
+    names = [one for one in MaskOptions.__struct_fields__ if getattr(recipe.mask, one) != getattr(usual, one)]
+    names = [one for one in names if not one.startswith("on_") or getattr(recipe.mask, one) == "error"]
+    has_mask = recipe.type not in ("seq", "prompt")
+    used = {"straddle"} if has_mask else set()
+    if has_chats:
+        used |= set(MaskOptions.__struct_fields__ if has_mask else _POLICIES)
+    elif recipe.ends.bos == "never":
+        used.add("on_missing_bos")
+    unused = [f"mask.{name}" for name in names if name not in used]
+    if not has_chats:
+        unused += ["template"] if recipe.template is not None and recipe.template.path is not None else []
+        unused += ["header"] if recipe.header == "train" else []
+    return unused + (["ends.append_eos"] if recipe.type == "prompt" and recipe.ends.append_eos else [])
 
 
 _ALTERNATIVES: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -199,6 +199,8 @@ class MadeSequence(msgspec.Struct, frozen=True, gc=False):
     """Tokens before any cut, including those added at the ends."""
 
     num_truncated: int = 0
+    dropped: str = ""
+    """Why it is not stored although other samples of its record are."""
 
 
 _counts = functools.partial(defaultdict[str, int], int)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -21,14 +22,14 @@ from headrace.config import describe
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user
-from headrace.samples.layouts.fields import Fields, check_text
-from headrace.samples.layouts.turns import LayoutOptions, MessageReader, unread_flags, untrained
+from headrace.samples.layouts.fields import Fields, check_text, has_null, has_null_property
+from headrace.samples.layouts.turns import LayoutOptions, MessageReader, arguments_of, unread_flags, untrained
 from headrace.samples.maker.contents import Contents
 from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import RendersAhead, Template
 from headrace.samples.masking.pieces import Region, Why
-from headrace.samples.masking.results import PROMPT_MISMATCH, DroppedError
+from headrace.samples.masking.results import NULL_FIELDS, PROMPT_MISMATCH, QUOTED_ARGUMENTS, DroppedError
 from headrace.samples.recipe.recipe import InputSpec, Recipe, Section, Source, lengths_key, mask_key
 
 S = TypeVar("S")
@@ -60,6 +61,7 @@ class Tools:
         is_header = self.recipe.header == "train"
         texts = self.marker.mark(self.with_kwargs(conversation), with_all=tally.with_all or is_header)
         tally.note(self.marker.counts)
+        tally.note(questionable(conversation, [marked.text for marked in texts]))
         return [_with_header(marked) for marked in texts] if is_header else texts
 
     def text(self, conversation: Conversation, tally: RecordCounts, *, is_prompt: bool) -> str:
@@ -81,6 +83,7 @@ class Tools:
             add_generation_prompt=is_prompt,
             **conversation.template_kwargs,
         )
+        tally.note(questionable(conversation, [rendered.text]))
         return rendered.text
 
     def with_kwargs(self, conversation: Conversation) -> Conversation:
@@ -104,6 +107,20 @@ class Tools:
     def chat_ends(self) -> Ends:
         """The end tokens of a text that a template wrote."""
         return self.ends.begin(is_text=False)
+
+
+def questionable(conversation: Conversation, texts: Sequence[str]) -> dict[str, int]:
+    """Count the calls whose arguments the texts show as JSON within JSON, and the messages and tools with nulls."""
+    quoted = nulls = 0
+    for message in conversation.messages:
+        if len(message) > 2:
+            nulls += any(map(has_null, message.values()))
+            for arguments in arguments_of(message):
+                if isinstance(arguments, str):
+                    forms = {json.dumps(arguments), json.dumps(arguments, ensure_ascii=False)}
+                    quoted += any(form in text for text in texts for form in forms)
+    nulls += has_null_property(conversation.tools)
+    return {QUOTED_ARGUMENTS: quoted, NULL_FIELDS: nulls} if quoted or nulls else {}
 
 
 _NO_TEMPLATE = (

@@ -141,6 +141,8 @@ class EncodedText(msgspec.Struct, frozen=True, gc=False):
     is_partly_trained: bool
     """Whether some of its messages must not be trained."""
     evidence: Evidence | None = None
+    straddling: str = ""
+    """The first token with trained and untrained bytes, if no other is trained."""
 
 
 def encode(
@@ -180,9 +182,15 @@ def encode(
         )
         for number, marked in enumerate(batch)
     ]
+    bases = (np.cumsum(found.sizes) - found.sizes).tolist()
+    for number, one in enumerate(result):
+        if one.num_straddling and not one.num_supervised:
+            token = int(straddles[np.searchsorted(straddles, starts[number])])
+            place = slice(int(spanned.begins[token]) - bases[number], int(spanned.ends[token]) - bases[number])
+            word = texts[number].encode("utf-8", "replace")[place].decode("utf-8", "replace")
+            result[number] = replace(one, straddling=word)
     if roles is None:
         return result
-    bases = (np.cumsum(found.sizes) - found.sizes).tolist()
     for number, marked in enumerate(batch):
         rows = slice(starts[number], starts[number + 1])
         own = Spanned(ids[rows], spanned.lengths[number : number + 1], spanned.begins[rows], spanned.ends[rows])

@@ -224,7 +224,7 @@ def check_encoded(row: EncodedText, options: MaskOptions, counts: Counts) -> Non
         if row.num_straddling:
             why = (
                 f"{row.num_straddling:,} lie across a border, as of a prompt and its answer, and have trained and "
-                "untrained bytes. `straddle: train` trains them as a whole"
+                f"untrained bytes, such as {row.straddling!r}. `mask: {{straddle: train}}` trains them as a whole"
             )
         else:
             why = (

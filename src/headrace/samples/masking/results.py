@@ -31,6 +31,9 @@ UNWRITTEN_CONTENT, UNWRITTEN_REASONING, UNWRITTEN_FIELDS = (
 """Counts of what else a template leaves out: texts of messages that it writes otherwise, reasoning, other fields."""
 
 UNREAD_FLAGS = "unread_flags"
+QUOTED_ARGUMENTS = "quoted_arguments"
+NULL_FIELDS = "null_fields"
+DROPPED_NULL_ARGUMENTS = "dropped_null_arguments"
 """The count of messages and records with a field that seems to say whether they are trained, and is not followed."""
 
 Counts = Counter[str] | defaultdict[str, int]

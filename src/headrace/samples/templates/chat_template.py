@@ -162,10 +162,10 @@ class ChatTemplate:
         template = self._default if tools is None or self._tool_use is None else self._tool_use
         variables = _variables(messages, tools, documents, template_kwargs, prompt=add_generation_prompt)
         if not continue_final_message:
-            return template.render(variables)
+            return _rendered(template, variables)
         field = continue_final_message if isinstance(continue_final_message, str) else "content"
         final = mark_final(variables["messages"], field, template.text)
-        text = cut_at_mark(template.render(variables).text, final)
+        text = cut_at_mark(_rendered(template, variables).text, final)
         # Generation spans are left out: a message that is to be continued is not a training example.
         return Rendered(text=text, has_generation=template.has_generation)
 
@@ -243,6 +243,28 @@ def _variables(
     variables["documents"] = plain_dicts(documents, "documents")
     variables["add_generation_prompt"] = prompt
     return variables
+
+
+def _rendered(template: CompiledTemplate | LimitedTemplate, variables: dict[str, Any]) -> Rendered:
+    """Render as transformers does, but for a template that would write the word None for a content that is null.
+
+    Such a template, and one that fails on null, sees no content in its place.
+    """
+    messages = variables["messages"]
+    if all(message.get("content", "") is not None for message in messages):
+        return template.render(variables)
+    present = [{key: value for key, value in one.items() if value is not None} for one in messages]
+    try:
+        rendered = template.render(variables)
+    except InputError:
+        return template.render({**variables, "messages": present})
+    if "None" not in rendered.text:
+        return rendered
+    with contextlib.suppress(InputError):
+        without = template.render({**variables, "messages": present})
+        if without.text.count("None") < rendered.text.count("None"):
+            return without
+    return rendered
 
 
 def _check_names(template_kwargs: Mapping[str, Any]) -> None:

@@ -84,7 +84,8 @@ class _Copy:
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages as new dicts without fields that are None, and with reasoning under each name that is read.
 
-    A field that is None counts as missing, since most templates would print the word.
+    A field that is None counts as missing, since most templates would print the word. A content that is None is left,
+    since templates ask for it.
 
     Raises:
         InputError: If there is no message, or one is not a dict.
@@ -107,7 +108,11 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 def _plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InputError(f"message {number} is a {type(message).__name__}, {message!r:.80}; it must be a dict")
-    fields = {key: value if type(value) is str else plain(value) for key, value in message.items() if value is not None}
+    fields = {
+        key: value if type(value) is str else plain(value)
+        for key, value in message.items()
+        if value is not None or key == "content"
+    }
     for name in REASONING:
         if name in fields:
             reasoning = fields[name]
