@@ -217,6 +217,96 @@ def test_what_is_missing_is_said_before_anything_is_made() -> None:
         SampleMaker(parse_recipe("type: seq\ninputs: {paths: a, layout: text}\nends: {eos: <eod>}"), tokenizer_json())
 
 
+ADDS = ChatTemplate.from_text(
+    "{% for m in messages %}<|start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last and not m.thinking %}<think></think>{% endif %}"
+    "{{ m.content | trim }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
+    special_tokens={"eos_token": "<eos>"},
+)
+OPENS = ChatTemplate.from_text(
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n<think>{% endif %}",
+    special_tokens={"eos_token": "<eos>"},
+)
+
+
+@pytest.mark.parametrize("chat", [ADDS, OPENS])
+@pytest.mark.parametrize("response", ["Yes", " Yes ", "a</think>Yes", "<think></think>Yes", "<think>a</think> No"])
+def test_a_response_is_stored_as_it_was_sampled(chat: ChatTemplate, response: str) -> None:
+    """Whatever the template would make of it: it adds a thought, strips one, or trims the text."""
+    begin = "<|start|>assistant\n" + ("<think>" if chat is OPENS else "")
+    records = [
+        {"prompt": [USER], "responses": [one, "No"], "rewards": [1, 0]}
+        for one in (response, {"role": "assistant", "content": response})
+    ]
+    made = make(GRPO, records, chat=chat)
+    assert not made.bad, made.bad
+    assert texts(made, "prompts") == [f"<|start|>user\nHi<|end|>\n{begin}"] * 2
+    assert texts(made, "responses") == [f"{response}<|end|>No<|end|>"] * 2
+    assert rows(made, "masks") == [[1] * len(row) for row in rows(made, "responses")]
+    # Options of the recipe decide about its parts.
+    masked = make(GRPO + "mask: {end_of_turn: mask}", records[:1], chat=chat)
+    assert trained(masked, "responses", "masks") == [f"{response}|No"]
+
+
+def test_the_template_writes_responses_of_several_messages_or_with_a_flag() -> None:
+    begin = "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
+    flagged = {"prompt": [USER], "responses": [[{**YES, "train": False}]], "rewards": [1]}
+    made = make(GRPO + "mask: {on_no_supervised: allow}", [flagged], chat=ADDS)
+    assert texts(made, "responses")[0].startswith("<think></think>Yes<|end|>")
+    several = {"prompt": [USER], "responses": [[NO, USER, YES]], "rewards": [1]}
+    assert trained(make(GRPO, [several]), "responses", "masks") == ["No<|end|>|Yes<|end|>"]
+    assert texts(make(GRPO, [several]), "responses") == [f"No<|end|>\n{begin}Yes<|end|>"]
+
+
+def test_a_prompt_that_ends_in_a_begun_answer_is_continued() -> None:
+    begun = {"role": "assistant", "content": "It is "}
+    made = make(PROMPT, [{"prompt": [USER, begun]}, {"prompt": [USER]}])
+    assert texts(made, "prompts") == [
+        "<|start|>user\nHi<|end|>\n<|start|>assistant\nIt is ",
+        "<|start|>user\nHi<|end|>\n<|start|>assistant\n",
+    ]
+    assert made.counts.notes == {"continued_prompts": 1}
+    made = make(GRPO, [{"prompt": [USER, begun], "responses": ["so", "not so"], "rewards": [1, 0]}])
+    assert texts(made, "prompts") == ["<|start|>user\nHi<|end|>\n<|start|>assistant\nIt is "]
+    assert texts(made, "responses") == ["so<|end|>not so<|end|>"]
+    assert made.counts.notes == {"continued_prompts": 1}
+
+
+def test_pairs_that_become_the_same_tokens_are_refused() -> None:
+    """Whatever makes them the same: a cut, a thought that is not written, white space that is trimmed."""
+    cut = {"prompt": "p", "chosen": " " + "x" * 30 + "A", "rejected": " " + "x" * 30 + "B"}
+    trimmed = {"prompt": [USER], "chosen": [YES | {"content": "Yes "}], "rejected": [YES]}
+    thought = {"prompt": [USER], "chosen": [YES | {"thinking": "a"}], "rejected": [YES | {"thinking": "b"}]}
+    good = {"prompt": "p", "chosen": "x", "rejected": "y"}
+    limit = "length: {max_tokens: 20, truncate: keep_start}"
+    for record, more, chat in ((cut, limit, None), (trimmed, "", ADDS), (thought, "", None)):
+        made = make(DPO + more, [record] if record is not cut else [cut, good], chat=chat)
+        assert made.bad[0].record == 0
+        assert "chosen and rejected become the same " in made.bad[0].message
+        assert made.counts.kept == (record is cut)
+    sections = ", ".join(f"{name}: {{sections: [{{field: {name}, action: train}}]}}" for name in ("chosen", "rejected"))
+    made = make(
+        f"type: dpo\nsources: {{{sections}}}", [{"chosen": "a", "rejected": "a"}, {"chosen": "a", "rejected": "b"}]
+    )
+    assert [one.record for one in made.bad] == [0]
+
+
+@pytest.mark.parametrize("limit", [3, 9, 12, 20, 30, 60])
+def test_both_sides_of_a_pair_keep_the_same_end_of_their_prompt(limit: int) -> None:
+    record = {"prompt": "abcdefghij" * 4, "chosen": " x", "rejected": " yyyyyy"}
+    made = make(DPO + f"length: {{max_tokens: {limit}, truncate: keep_end}}", [record])
+    whole = record["prompt"]
+    sides = {name: text.removesuffix("<eos>") for name in ("chosen", "rejected") for text in texts(made, name)}
+    prompts = [sides["chosen"].removesuffix(" x"), sides["rejected"].removesuffix(" yyyyyy")]
+    assert max(len(row) for name in sides for row in rows(made, name)) == min(limit, len(whole) + 8)
+    if limit >= 9:
+        assert prompts[0] == prompts[1] == whole[len(whole) - max(0, min(limit - 8, len(whole))) :]
+    made_tokens = made.counts.tokens
+    assert {name: made_tokens[name].made for name in sides} == {"chosen": 43, "rejected": 48}
+    assert made.counts.notes.get("truncated_records", 0) == (limit < 48)
+
+
 BAD: list[tuple[str, Any, str]] = [
     (SFT, {"messages": "Hi"}, "messages is the string"),
     (SFT, 5, "the record is the number 5; it must be an object"),

@@ -19,7 +19,7 @@ from headrace.samples.layouts.turns import unread_of_record
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.contents import Contents, check_media
 from headrace.samples.maker.noticing import conversations_of, notices
-from headrace.samples.maker.sequences import Asked, EndTokens, MadeSequence, RecordCounts, Sequencer, whole
+from headrace.samples.maker.sequences import Asked, EndTokens, MadeSequence, RecordCounts, Sequencer, alike, whole
 from headrace.samples.maker.shapes import (
     GroupShape,
     PairShape,
@@ -317,6 +317,7 @@ class SampleMaker:
                 record.tally.notes["split_tokens"] += sum(one.num_made for one in stored[:-1])
             documents = self._shape.documents(record.sample, stored)
             self._check_numbers(documents)
+            _check_sides(stored)
         except (DroppedError, InputError) as error:
             block.drop_record(record.number, error, made)
         else:
@@ -334,6 +335,8 @@ class SampleMaker:
         if tally.notes.get("split_records"):
             kept = self._cut_each(sequences, tally)
         else:
+            if self.recipe.type == "dpo" and self.recipe.length.truncate == "keep_end" and not self.recipe.by_sections:
+                sequences = alike(sequences, self.recipe.length.max_tokens)
             kept = [self._sequencer.cut(one) for one in sequences]
         if any(one.num_truncated for one in kept):
             tally.notes["truncated_records"] += 1
@@ -420,6 +423,20 @@ class SampleMaker:
                 'printable characters without / \\ : * ? " < > |, with no dot or space at either end'
             )
         return value
+
+
+def _check_sides(sequences: Sequence[MadeSequence]) -> None:
+    """Refuse a pair whose sides became the same tokens: its loss would be log 2, and its gradient 0.
+
+    Raises:
+        InputError: If they are the same.
+    """
+    sides = [one.ids for one in sequences if one.key in ("chosen", "rejected")]
+    if len(sides) == 2 and np.array_equal(*sides):
+        raise InputError(
+            f"chosen and rejected become the same {len(sides[0]):,} tokens, so there is nothing to prefer: what "
+            "differs in the record is cut off, or the template does not write it"
+        )
 
 
 def _check_range(found: int, low: int | None, high: int | None, unit: str, words: str) -> None:

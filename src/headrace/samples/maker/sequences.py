@@ -365,6 +365,20 @@ def whole(key: str, encoded: EncodedText) -> MadeSequence:
     return MadeSequence(key, encoded.ids, encoded.loss_mask, encoded.num_supervised, len(encoded.ids))
 
 
+def alike(sides: Sequenced[MadeSequence], limit: int | None) -> list[MadeSequence]:
+    """Leave out as many first tokens of each side of a pair as the longer one has too many, as far as both share them.
+
+    So both keep the same end of their prompt.
+    """
+    most = max(len(one.ids) for one in sides) - (limit or max(len(one.ids) for one in sides))
+    shortest = min(len(one.ids) for one in sides)
+    first = sides[0].ids[:shortest]
+    is_prompt = np.logical_and.reduce([(one.ids[:shortest] == first) & (one.mask[:shortest] == 0) for one in sides])
+    shared = shortest if is_prompt.all() else int(np.argmin(is_prompt))
+    lost = min(max(most, 0), shared)
+    return [replace(one, ids=one.ids[lost:], mask=one.mask[lost:], num_truncated=lost) for one in sides]
+
+
 def _ended(encoded: EncodedText, ends: Ends, tally: RecordCounts) -> EncodedText:
     ids, mask, num_bos, num_eos = _add_ends(encoded.ids, encoded.loss_mask, ends)
     if not num_bos and not num_eos:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from headrace.config import describe
 from headrace.errors import ConfigError, InputError
-from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
+from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user
 from headrace.samples.layouts.fields import Fields, check_text, has_null, has_null_property
 from headrace.samples.layouts.turns import LayoutOptions, MessageReader, arguments_of, unread_flags, untrained
@@ -67,6 +67,8 @@ class Tools:
     def text(self, conversation: Conversation, tally: RecordCounts, *, is_prompt: bool) -> str:
         """Return the text of a conversation, or of a prompt for an answer, which must hold every message.
 
+        A prompt that ends with the beginning of an answer is continued there, as in TRL.
+
         Raises:
             InputError: If the template refuses the conversation or leaves a message out.
             DroppedError: If a policy drops it.
@@ -77,10 +79,14 @@ class Tools:
             tally.note(self.marker.counts)
         if self.template is None:
             raise ConfigError(_NO_TEMPLATE)
+        continues = is_prompt and any(map(_is_begun, conversation.messages[-1:]))
+        if continues:
+            tally.notes["continued_prompts"] += 1
         rendered = self.template.render(
             conversation.messages,
             tools=conversation.tools,
-            add_generation_prompt=is_prompt,
+            add_generation_prompt=is_prompt and not continues,
+            continue_final_message=continues,
             **conversation.template_kwargs,
         )
         tally.note(questionable(conversation, [rendered.text]))
@@ -107,6 +113,14 @@ class Tools:
     def chat_ends(self) -> Ends:
         """The end tokens of a text that a template wrote."""
         return self.ends.begin(is_text=False)
+
+
+def _is_begun(message: Message) -> bool:
+    """Return whether a message, the last one of a prompt, is the beginning of an answer."""
+    content = message.get("content")
+    return (
+        message["role"] == "assistant" and not message.get("tool_calls") and isinstance(content, str) and content != ""
+    )
 
 
 def questionable(conversation: Conversation, texts: Sequence[str]) -> dict[str, int]:
@@ -384,22 +398,32 @@ class PromptShape(Shape[Prompt]):
 class GroupShape(Shape[Group]):
     """Stores ``prompts``, ``responses`` one after another, their ``masks`` and ``response_lengths``, and ``rewards``.
 
-    Prompt and response are encoded as one text and separated where the response begins.
+    Prompt and response are encoded as one text and separated where the response begins. A response of one message that
+    is only a text is what the model wrote, and follows the prompt as it is. The template renders all others.
     """
 
     def ask(self, sample: Group, tally: RecordCounts) -> list[Asked]:
         """Return the prompt and then each response as a sequence."""
-        prompt = prompt_asked(
-            self.tools, sample.prompt, RecordCounts()
-        )  # each response counts the prompt's notes again
+        # Each response that a template renders counts the prompt's notes again.
+        is_rendered = not all(map(self._is_sampled, sample.responses))
+        prompt = prompt_asked(self.tools, sample.prompt, RecordCounts() if is_rendered else tally)
         return [prompt, *(self._response(sample.prompt, prompt.marked.text, one, tally) for one in sample.responses)]
+
+    def _is_sampled(self, response: Conversation | str) -> bool:
+        """Return whether a response is a text that a model wrote as it stands, which no template may rewrite."""
+        if isinstance(response, str) or response.train or response.train_spans:
+            return isinstance(response, str)
+        [first, *others] = response.messages
+        is_text = not others and len(first) == 2 and first["role"] == "assistant" and isinstance(first["content"], str)
+        return is_text and first["content"].strip() != "" and self.tools.recipe.ends.response_end == "turn"
 
     def conversations(self, sample: Group) -> list[Conversation]:
         """Return the prompt with each response, if they are messages."""
         prompt = sample.prompt
         if isinstance(prompt, str):
             return []
-        return [with_answer(prompt, one) for one in sample.responses if isinstance(one, Conversation)]
+        responses = (one for one in sample.responses if isinstance(one, Conversation) and not self._is_sampled(one))
+        return [with_answer(prompt, one) for one in responses]
 
     def documents(self, sample: Group, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document with the prompt, all responses and their rewards."""
@@ -423,6 +447,11 @@ class GroupShape(Shape[Group]):
             return Asked("responses", text, ends, begin=len(prompt), roles=("prompt", "answer"), may_be_empty=True)
         if isinstance(prompt, str) or isinstance(response, str):
             raise InputError("prompt and responses must all be strings, or all messages")
+        roles = roles_of(prompt, response)
+        if self._is_sampled(response) and self.tools.marker is not None:
+            sampled = self.tools.marker.mark_sampled(before, self.tools.with_kwargs(with_answer(prompt, response)))
+            if sampled is not None:
+                return Asked("responses", sampled, is_checked=True, begin=len(before), roles=roles)
         texts = self.tools.mark(with_answer(prompt, response), tally)
         if len(texts) > 1:
             raise InputError(
@@ -442,7 +471,6 @@ class GroupShape(Shape[Group]):
         end = None
         if self.tools.recipe.ends.response_end == "turn":
             end = _end_of_turn(marked, len(prompt.messages) + len(response.messages) - 1)
-        roles = roles_of(prompt, response)
         return Asked("responses", marked, is_checked=True, begin=len(before), end=end, roles=roles)
 
 

@@ -145,6 +145,28 @@ class Marker:
         self._check_written(renders, trained=marking.trained)
         return marking.texts()
 
+    def mark_sampled(self, prompt: str, conversation: Conversation) -> Marked | None:
+        """Mark the last message after the text of its prompt: its content as it is, and the end of a usual turn.
+
+        No template rewrites it. None if it is not known how the template ends a turn.
+        """
+        renders = Renders(self._template, conversation, self._usuals)
+        how, number = self._comparison(renders), len(conversation.messages) - 1
+        if how.usual_end is None:
+            return None
+        message, decision = conversation.messages[number], decisions(conversation, self._options)[number]
+        text = f"{prompt}{message['content']}{how.usual_end}"
+        turn = Turn(number, len(prompt), len(text), end=(len(text) - len(how.usual_end), len(text)))
+        parts = TrainedParts(
+            reasoning=self._options.reasoning == "train",
+            empty=True,  # the model wrote it
+            end=self._options.end_of_turn != "mask",
+            rest=False,
+        )
+        pieces = cut(lay_out(text, turn, message, how.closers, how.usual_end), number, decision, parts)
+        ends = [turn.end] if turn.end is not None and parts.end and decision.is_trained else []
+        return Marked(text, [TextRange(0, len(prompt), *_UNTRAINED), *pieces], ends, is_partly_trained=True)
+
     def check_written(self, conversation: Conversation) -> None:
         """Look for what the template leaves out of a conversation that needs no mask; see `counts`.
 

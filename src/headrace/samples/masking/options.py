@@ -114,6 +114,7 @@ class Template(Protocol):
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> Rendered:
         """Return the text of the messages.
