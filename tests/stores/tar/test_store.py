@@ -333,6 +333,52 @@ def test_no_samples(tmp_path: Path) -> None:
         store[0]
 
 
+NO_FILES = [
+    (tarfile.LNKTYPE, "is a hard link to another member.*--hard-dereference"),
+    (tarfile.SYMTYPE, "is a symbolic link.*--dereference"),
+    (tarfile.FIFOTYPE, "is a named pipe"),
+    (tarfile.CHRTYPE, "is a device"),
+    (tarfile.BLKTYPE, "is a device"),
+    (b"M", "is the rest of a file.*without -M"),
+    (b"Z", r"is of the unknown type b'Z'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "message"), NO_FILES)
+def test_links_and_devices_that_would_be_parts_are_refused(tmp_path: Path, kind: bytes, message: str) -> None:
+    """GNU tar stores the second of two equal files as a hard link; Energon and webdataset lose its sample silently."""
+    link, _ = member("b.txt", type=kind, linkname="a.txt")
+    path = tmp_path / "0.tar"
+    path.write_bytes(tar_bytes([("a.txt", b"one"), (link, b""), ("c.txt", b"two")]))
+    with pytest.raises(InputError, match=rf"0\.tar: sample 1: byte 1024: 'b\.txt' {message}"):
+        TarStore(path)
+    store = TarStore(path, faulty="skip")
+    assert [sample.parts for sample in store] == [{"txt": b"one"}, {"txt": b"two"}]
+    assert [str(problem) for problem in store.check()] == [
+        f"{path}: byte 1024: sample 1: {store.faults['0.tar'][0].message}"
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.txt"])
+def test_a_sample_with_a_link_is_not_read_in_part(tmp_path: Path, name: str) -> None:
+    """An index by Energon leaves links out."""
+    link, _ = member(name, type=tarfile.LNKTYPE, linkname="z.jpg")
+    path = tmp_path / "0.tar"
+    path.write_bytes(tar_bytes([("a.json", b"{}"), (link, b""), ("c.txt", b"two")]))
+    write_offsets(index_path(path), scan_shard(path, on_fault="keep").offsets)
+    store = TarStore(path)
+    assert store[1].parts == {"txt": b"two"}
+    with pytest.raises(InputError, match=rf"sample 0, key 'a': byte 1024: part '{name[2:]}' is a hard link"):
+        store[0]
+
+
+def test_folders_and_labels_are_no_parts(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    others = [member(name, type=kind)[0] for name, kind in (("v1.2", tarfile.DIRTYPE), ("d.x", b"D"), ("l.x", b"V"))]
+    path.write_bytes(tar_bytes([*((info, b"") for info in others), ("a.txt", b"one")]))
+    assert [sample.key for sample in TarStore(path)] == ["a"]
+
+
 def test_sparse_files_are_refused(tmp_path: Path) -> None:
     info, content = member("a.txt", b"x" * 10)
     info.type = tarfile.GNUTYPE_SPARSE

@@ -126,7 +126,7 @@ class EnergonReport(msgspec.Struct, frozen=True, kw_only=True):
         new: number of shards that the dataset did not have before.
         removed: number of shards that the dataset had before and no longer has.
         empty: tars without samples, which are left out.
-        faults: for each malformed shard its faults; its samples from the fault on are missing.
+        faults: for each malformed shard its faults; samples are missing or cannot be read.
         duplicates: samples whose key an earlier sample has too.
         split: for each part of the split its numbers of shards and samples.
         media: number of media whose metadata are in the index; None if metadata were not asked for.
