@@ -5,13 +5,13 @@ The check looks at some samples, spread evenly over the dataset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 
-from headrace.errors import DecodeError, FieldAccessError
+from headrace.errors import DecodeError, FieldAccessError, HeadraceError
 from headrace.io import AnyPath
 from headrace.preparing.energon.state import ShardFault
 from headrace.samples.media.decoding.basic import read_json
@@ -69,6 +69,20 @@ def find_misfit(root: AnyPath, dataset_config: str, shards: Sequence[str]) -> Mi
         return None
     shard, key, reason = found[0]
     return Misfit(samples=len(found), looked_at=len(numbers), shard=shard, key=key, reason=reason)
+
+
+def tell_misfit(
+    root: AnyPath, dataset_config: str, shards: Sequence[str], on_notice: Callable[[str], None]
+) -> Misfit | None:
+    """Check a dataset as `find_misfit` does; if its field map does not fit, give a notice, no error."""
+    try:
+        misfit = find_misfit(root, dataset_config, shards)
+    except HeadraceError as error:
+        on_notice(f"{dataset_config}: its field map could not be checked: {error}")
+        return None
+    if misfit is not None:
+        on_notice(f"{dataset_config}: {misfit}")
+    return misfit
 
 
 def _reason(store: TarStore, number: int, fields: FieldMap) -> str | None:
