@@ -193,6 +193,24 @@ def test_split_files_by_name(tmp_path: Path) -> None:
             read_splits(tmp_path, name)
 
 
+def test_shards_that_come_twice_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Energon reads such a shard as often as it is listed, without a word."""
+    meta(tmp_path, ".info.json", '{"shard_counts": {"a0.tar": 1, "a1.tar": 1, "b.tar": 1}}')
+    meta(
+        tmp_path,
+        "split.yaml",
+        "split_parts: {train: ['a{0..1}.tar', a1.tar], val: [a1.tar, b.tar], test: [], small: [a0.tar]}",
+    )
+    said = {}
+    for part in ("train", "val", "small"):
+        caplog.clear()
+        split_part(read_splits(tmp_path), part, read_info(tmp_path))
+        said[part] = [record.getMessage().partition("split.yaml: ")[2] for record in caplog.records]
+    shared = "train and val share shards: a1.tar; samples are in both"
+    twice = "part 'train' lists shards several times: a1.tar; their samples come as often in an epoch"
+    assert said == {"train": [twice, shared], "val": [shared], "small": []}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

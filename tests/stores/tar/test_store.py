@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import ConfigError, InputError, StoreError
+import headrace
+from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.stores.kept_arrays import write_offsets
 from headrace.stores.store import SampleStore
 from headrace.stores.tar.index import index_path
@@ -154,6 +155,20 @@ def test_compressed_tars_are_refused(tmp_path: Path, name: str, pack: Any, comma
     for opened in (path, tmp_path, str(path)):
         with pytest.raises(InputError, match=rf"compressed with .*{command} .*{name} > .*x(-plain)?\.tar"):
             TarStore(opened)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("sub/B.TAR", "the ending of 'sub/B.TAR' is not in lower case"), ("b.tgz", "b.tgz: compressed with gzip")],
+)
+def test_no_tar_beside_others_is_left_out(tmp_path: Path, name: str, message: str) -> None:
+    write_tar(tmp_path / "a.tar", [("k.txt", b"1")])
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(gzip.compress(b""))
+    for opened in (TarStore, headrace.open):
+        with pytest.raises(HeadraceError, match=message):
+            opened(tmp_path)
+    assert len(TarStore(tmp_path / "*.tar")) == 1
 
 
 def test_an_index_is_kept_beside_and_used(tmp_path: Path) -> None:

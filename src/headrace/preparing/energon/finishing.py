@@ -31,7 +31,7 @@ from headrace.stores.energon.config_file import (
     write_info,
 )
 from headrace.stores.energon.dataset_yaml import dataset_yaml
-from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_splits
+from headrace.stores.energon.splits import DEFAULT_PART, Splits, repeated, write_splits
 
 Parts = dict[str, list[str]]
 SHUFFLE_SEED = 42
@@ -130,6 +130,8 @@ class Finisher:
         excluded = indexed.excluded() if self._options.duplicates == "drop" else ()
         parts, split_name = self._stage_split(work, splits, names, new, indexed, excluded)
         written += [split_name] if split_name else []
+        for message in dict.fromkeys(said for part in parts for said in repeated(parts, part)):
+            self._on_notice(message)
         written += self._stage_dataset(work)
         remove: list[str] = []
         if indexed.is_new:
