@@ -13,6 +13,7 @@ import functools
 import itertools
 import re
 import types
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -94,6 +95,19 @@ def _choices(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, ...]]]:
         # A choice that may be left unset is a union.
         parts = get_args(hint) if msgspec.UnsetType in get_args(hint) else (hint,)
         found += [(name, get_args(part)) for part in parts if get_origin(part) is Literal]
+    return found
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs, as an ``object_pairs_hook`` of `json.loads`, which keeps the last of two.
+
+    Raises:
+        ValueError: a key occurs twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {twice!r} occurs twice in one object: rename or remove one of them")
     return found
 
 

@@ -97,6 +97,7 @@ def test_check_of_facts_finds_a_flipped_bit_of_the_header(run: Any, flawed: Path
         (["--encoder", "measured_made:Pakced"], "did you mean 'Packed'?"),
         (["--encoder", "measured_made:numbers"], "cannot be made with the arguments"),
         (["--encoder", "measured_made:Packed", "--set", "draw"], "write --set NAME=VALUE"),
+        (["--encoder", "measured_made:Packed", "--set", "draw=1", "--set", "draw=2"], "draw is set twice"),
         (["--encoder", "measured_made:Packed", "--set", "colour=1"], "cannot be made with the arguments {'colour': 1}"),
         (["--encoder", "measured_made:Refusing"], "measured_made:Refusing: cannot be made: ValueError: no tokenizer"),
         (["--encoder", "builtins:dict"], "expected a subclass of headrace.encoders.TaskEncoder"),

@@ -116,6 +116,7 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
         ),
         (("--split-ratio", "1", "--sample-type", "CaptioningSample"), "the field map has no 'image'"),
         (("--split-ratio", "1", "--field-map", "{"), "--field-map"),
+        (("--split-ratio", "1", "--field-map", '{"image": "jpg", "image": "png"}'), "the key 'image' occurs twice"),
         (("--shuffle-tars", "."), "only one folder or file at a time is prepared in place; found 2"),
     ],
 )
@@ -133,7 +134,7 @@ def test_faults_are_listed(run: Any, tars: Path) -> None:
     write_tar(tars / "s3.tar", [("k00.txt", b"again")])
     result = run("prepare", tars, "--split-ratio", "1", "--on-error", "skip", "--on-duplicate", "drop")
     assert result.exit_code == 0
-    assert "malformed: 1 shard; the samples from the fault on are missing\n  s2.tar: sample 1, byte" in result.stdout
+    assert "malformed: 1 shard; samples are missing or cannot be read\n  s2.tar: sample 1, byte" in result.stdout
     assert "duplicate keys: 1 sample\n  'k00': s3.tar, first in s0.tar" in result.stdout
 
 

@@ -128,7 +128,8 @@ def ignored(rng: random.Random, number: int) -> tuple[tarfile.TarInfo, bytes]:
     name = rng.choice(["noext", "d/noext", ".hidden", "__meta__/info.txt", "__skip__", "d.txt"])
     if name == "d.txt":
         kind = rng.choice([tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE])
-        return member(f"d{number}.txt", kind=kind)
+        # A link or a pipe that would be a part is refused, as tests/stores/tar/test_store.py shows.
+        return member(f"d{number}.txt" if kind == tarfile.DIRTYPE else f"d{number}", kind=kind)
     return member(f"{name}{number}" if name.endswith("ext") else name, b"no part")
 
 

@@ -50,6 +50,23 @@ def test_a_folder_in_natural_order(tmp_path: Path) -> None:
     assert store.lengths.tolist() == [1, 2, 3, 10, 11, 12]
 
 
+@pytest.mark.parametrize("name", ["B.BIN", "B.IDX", "b.Idx"])
+def test_a_pair_whose_ending_is_in_upper_case_is_not_left_out(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "a", 1)
+    (tmp_path / name).touch()
+    with pytest.raises(StoreError, match=f"the ending of '{name}' is not in lower case"):
+        stores.open(tmp_path)
+
+
+@pytest.mark.parametrize(("first", "other"), [("a.h5", "sub/B.H5"), ("a.jsonl", "B.JSONL"), ("a.parquet", "b.Parquet")])
+def test_a_file_whose_ending_is_in_upper_case_is_not_left_out(tmp_path: Path, first: str, other: str) -> None:
+    for name in (first, other):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(StoreError, match=f"the ending of '{Path(other).name}' is not in lower case"):
+        stores.open(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -135,6 +135,8 @@ def _arguments(given: tuple[str, ...]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise ConfigError(f"--set {pair}: write --set NAME=VALUE, such as --set max_tokens=512")
+        if name in arguments:
+            raise ConfigError(f"--set {pair}: {name} is set twice: set it once")
         try:
             arguments[name] = msgspec.json.decode(value)
         except msgspec.DecodeError:

@@ -179,7 +179,7 @@ def summary(report: EnergonReport, elapsed_s: float) -> list[str]:
 def _left_out(report: EnergonReport) -> list[str]:
     lines = []
     if report.faults:
-        lines.append(f"malformed: {plural(len(report.faults), 'shard')}; the samples from the fault on are missing")
+        lines.append(f"malformed: {plural(len(report.faults), 'shard')}; samples are missing or cannot be read")
         for name, faults in list(report.faults.items())[:_SHOWN]:
             lines.append(f"  {name}: sample {faults[0].sample}, byte {faults[0].byte:,}: {faults[0].message}")
     if report.duplicates:

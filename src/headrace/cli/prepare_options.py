@@ -206,10 +206,12 @@ def parse_shares(text: str) -> tuple[float, ...]:
 
 def parse_field_map(text: str) -> dict[str, str]:
     """Parse a JSON object that says where each field of a sample type is found; raises ConfigError."""
+    from headrace.config import without_repeats
+
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=without_repeats)
     except ValueError as error:
-        raise ConfigError(f"--field-map {text}: this is not JSON: {error}") from None
+        raise ConfigError(f"--field-map {text}: this cannot be read as JSON: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise ConfigError(
             f'--field-map {text}: write an object whose values are strings, as {{"image": "jpg", "caption": "txt"}}'

@@ -30,14 +30,14 @@ from headrace.engine.serving import Done, Failed
 from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import ConfigError, OutputError
-from headrace.io import AnyPath, atomic_write, is_url, output_errors, path_at, read_small
+from headrace.io import AnyPath, atomic_write, hash_bytes, is_url, output_errors, path_at, read_small
 
 PHASE_PREFIX: Final = "phase-"
 """How the names of the folders of phases begin."""
 
 _OBJECTS: Final = "headrace.engine.shared_objects"  # loaded when the first URL comes
 
-PLAN_VERSION: Final = 2
+PLAN_VERSION: Final = 3
 """Version of the plan and of the receipts; it increases with each change of their format."""
 
 
@@ -54,6 +54,9 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: msgspec.Raw
     """What the kind of work keeps."""
+
+    digest: str = ""
+    """The xxh3_128 of what the kind of work keeps, as JSON without blanks."""
 
     name: str = ""
     """At a URL, a name that no other job has: below it lies what this one shares."""
@@ -259,11 +262,13 @@ def save_plan(work: Path, kind: str, plan: object, software: Mapping[str, str]) 
 
 def encoded_plan(kind: str, plan: object, software: Mapping[str, str], name: str = "") -> bytes:
     """Return the content of ``plan.json``."""
+    content = msgspec.json.encode(plan)
     found = PlanFile(
         kind=kind,
         software={**own_software(), **software},
         folder=os.getcwd(),  # noqa: PTH109
-        plan=msgspec.Raw(msgspec.json.encode(plan)),
+        plan=msgspec.Raw(content),
+        digest=hash_bytes(content),
         name=name,
     )
     return msgspec.json.format(msgspec.json.encode(found), indent=1)
@@ -286,10 +291,18 @@ def decoded_plan(data: bytes, path: os.PathLike[str] | str) -> PlanFile:
     try:
         plan = msgspec.json.decode(data, type=PlanFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise OutputError(f"{path}: the plan is damaged, or of another version of Headrace: {error}") from error
+        raise _damaged(path, error) from error
     if plan.version != PLAN_VERSION:
         raise OutputError(f"{path}: the plan has version {plan.version}; this Headrace reads version {PLAN_VERSION}")
+    if plan.digest != hash_bytes(msgspec.json.format(bytes(plan.plan), indent=-1)):
+        raise _damaged(path, "what it says has another hash than when it was written")
     return plan
+
+
+def _damaged(path: os.PathLike[str] | str, error: object) -> OutputError:
+    return OutputError(
+        f"{path}: the plan is damaged, or of another version of Headrace: {error}; plan again with --restart"
+    )
 
 
 def own_software() -> dict[str, str]:
@@ -423,5 +436,8 @@ def reopened(output: AnyPath, shared: Shared, kind: str, *, checks_software: boo
     if plan.folder not in sys.path:
         sys.path.append(plan.folder)
     module, _, name = kind.partition(":")
-    made: Job = getattr(importlib.import_module(module), name)(output, shared, plan.plan)
+    try:
+        made: Job = getattr(importlib.import_module(module), name)(output, shared, plan.plan)
+    except msgspec.DecodeError as error:
+        raise _damaged(shared.here / PLAN_NAME, error) from error
     return made

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import is_url
+from headrace.io import AnyPath, is_url
 
 IntArray = NDArray[np.int64]
 TokenArray = NDArray[Any]
@@ -139,6 +139,16 @@ def read_only(array: TokenArray) -> TokenArray:
     """Make the array itself read-only and return it."""
     array.flags.writeable = False
     return array
+
+
+def check_case(folder: str | AnyPath, names: Iterable[str], endings: str | tuple[str, ...]) -> None:
+    """Raise StoreError if a file has one of these endings but for its case, as ``A.TAR``: it would be left out."""
+    for name in names:
+        if name.lower().endswith(endings) and not name.endswith(endings) and not name.startswith("."):
+            raise StoreError(
+                f"{folder}: the ending of {name!r} is not in lower case, so that the file would be left out: rename it"
+                " or move it away"
+            )
 
 
 def check_name(path: str | os.PathLike[str]) -> None:

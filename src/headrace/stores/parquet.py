@@ -164,8 +164,3 @@ class ParquetStore(SegmentedStore):
             arrays[f"groups_{number}"] = np.cumsum(np.array(sizes, np.int64))
             dtypes.append(dtype_of(schema.field(key).type).name)
         return arrays, msgspec.json.encode(_Meta(tuple(keys), tuple(dtypes)))
-
-
-def parquet_files(folder: AnyPath) -> list[AnyPath]:
-    """Return the Parquet files in a folder."""
-    return [file for file in folder.iterdir() if file.suffix == PARQUET_SUFFIX and not file.name.startswith(".")]

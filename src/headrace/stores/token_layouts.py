@@ -26,7 +26,7 @@ import msgspec
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import AnyPath, Reader, holds, natural_key, path_at, reader, walk
-from headrace.stores.arguments import check_name
+from headrace.stores.arguments import check_case, check_name
 from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
 from headrace.stores.indexed.layout import IndexedOptions
@@ -35,7 +35,7 @@ from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.json.store import JSON_SUFFIXES, open_json
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
-from headrace.stores.parquet import PARQUET_SUFFIX, ParquetStore, parquet_files
+from headrace.stores.parquet import PARQUET_SUFFIX, ParquetStore
 from headrace.stores.saved_dataset import SavedDatasetStore, is_saved_dataset
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.store import MAIN, READING_AHEAD, Store
@@ -92,7 +92,7 @@ class _Pairs(TokenLayout):
         return prefix if found else None
 
     def find(self, folder: AnyPath) -> list[AnyPath]:
-        files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")]
+        files = _files_in(folder, SUFFIXES)
         return [folder / stem for stem in sorted({file.stem for file in files}, key=natural_key)]
 
     def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
@@ -141,12 +141,11 @@ class _Hdf5(TokenLayout):
         return name if name.endswith(HDF5_SUFFIXES) and path_at(name, using).is_file() else None
 
     def find(self, folder: AnyPath) -> list[AnyPath]:
-        return _in_order(
-            found / file
-            for found, files in _walk(folder)
-            for file in files
-            if file.endswith(HDF5_SUFFIXES) and not file.startswith(".")
-        )
+        places = []
+        for found, files in _walk(folder):
+            check_case(found, files, HDF5_SUFFIXES)
+            places += [found / file for file in files if file.endswith(HDF5_SUFFIXES) and not file.startswith(".")]
+        return _in_order(places)
 
     def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
         return Hdf5Store(where, key=how.key, using=how.reader, order=how.dataset_order, vouched=vouched)
@@ -160,9 +159,8 @@ class _Json(TokenLayout):
         return name if is_own else None
 
     def find(self, folder: AnyPath) -> list[AnyPath]:
-        files = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
         for suffix in JSON_SUFFIXES:
-            if found := [file for file in files if file.suffix == suffix]:
+            if found := [file for file in _files_in(folder, (suffix,)) if file.is_file()]:
                 return _in_order(found)
         return []
 
@@ -269,7 +267,7 @@ def _open_folder(name: str, how: Opening) -> Store:
     layout: TokenLayout = KEYED if keyed else HDF5 if hdf5 else JSON
     if places := keyed or hdf5 or JSON.find(folder):
         return _joined(_series([(str(found), partial(layout.open, found)) for found in places], how), name)
-    if files := _in_order(parquet_files(folder)):
+    if files := _in_order(_files_in(folder, (PARQUET_SUFFIX,))):
         return _joined(_series([(str(file), partial(_open_parquet, file)) for file in files], how), name)
     raise StoreError(
         f"{name}: a folder without shards; expected pairs of .bin and .idx, a {MANIFEST_NAME}, folders with a"
@@ -377,6 +375,13 @@ def _walk(folder: AnyPath) -> Iterator[tuple[AnyPath, list[str]]]:
             seen.add((status.st_dev, status.st_ino))
         folders[:] = [sub for sub in folders if not sub.startswith(".")]
         yield found, files
+
+
+def _files_in(folder: AnyPath, suffixes: tuple[str, ...]) -> list[AnyPath]:
+    """Return the files in a folder that end so and are not hidden."""
+    files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+    check_case(folder, (file.name for file in files), suffixes)
+    return [file for file in files if file.suffix in suffixes]
 
 
 def _in_order(found: Iterable[AnyPath]) -> list[AnyPath]:

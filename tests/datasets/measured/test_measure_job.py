@@ -17,7 +17,7 @@ import killing
 from counts import cases
 from headrace.datasets import MeasuredFacts, measure
 from headrace.engine.executors import LocalExecutor
-from headrace.engine.job import Show
+from headrace.engine.job import Show, save_plan
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.measure_job import MeasureRequest, plan_measure
 from headrace.kinds import finish_job, open_job
@@ -99,8 +99,7 @@ def test_other_code_or_data_are_refused(flawed_numbers: Path, tmp_path: Path) ->
     plan = tmp_path / "facts" / f".{place.name}.measuring" / "plan.json"
     kept = msgspec.json.decode(plan.read_bytes())
     for name, what in (("code", "the code of the encoder"), ("facts", "the dataset, or the encoder,")):
-        other = {**kept, "plan": {**kept["plan"], name: "other"}}
-        plan.write_bytes(msgspec.json.encode(other))
+        save_plan(plan.parent, kept["kind"], {**kept["plan"], name: "other"}, {})
         with pytest.raises(ConfigError, match=f"{what} on host .* is not that of the plan"):
             finished(place)
     plan.write_bytes(msgspec.json.encode(kept))

@@ -122,6 +122,15 @@ def test_the_same_dataset_twice_has_two_orders(write: Any) -> None:
     assert found[:20] != found[20:]
 
 
+@pytest.mark.parametrize("text", ["{path: ./a, weight: 1, path: ./b}", "{path: ./a}\n  train: {path: ./b}"])
+def test_a_key_that_occurs_twice_is_refused(write: Any, text: str) -> None:
+    """The last of the two counted, so that a source was lost."""
+    path = write({"path": "a"})
+    path.write_text(f"splits:\n  train: {text}\n")
+    with pytest.raises(StoreError, match=r"mix\.yaml: line \d: the key '(path|train)' occurs twice"):
+        load_dataset(path)
+
+
 def test_concat_and_limits(write: Any) -> None:
     run = run_of(
         write({"concat": [{"blend": [{"path": "a"}, {"path": "b", "weight": 3}], "limit": 12}, {"path": "c"}]})

@@ -86,6 +86,13 @@ def test_nothing_to_prepare(tmp_path: Path) -> None:
         prepare(tmp_path / "none")
 
 
+def test_a_tar_whose_ending_is_in_upper_case(root: Path) -> None:
+    (root / "Z.TAR").write_bytes((root / "s0.tar").read_bytes())
+    with pytest.raises(StoreError, match=r"the ending of 'Z\.TAR' is not in lower case"):
+        prepare(root)
+    assert prepare(root, exclude="Z")[0].samples == 12
+
+
 def test_compressed_tars(root: Path) -> None:
     (root / "z.tgz").write_bytes(gzip.compress((root / "s0.tar").read_bytes()))
     with pytest.raises(InputError, match=r"z.tgz: compressed with gzip.*gzip -dc"):

@@ -17,6 +17,7 @@ from headrace.stores import load_manifest
 from shards_made import JPG, PNG, image, inline, prepare, read_all, rows, tar_of, write_pictures, write_table
 
 SKIP = ErrorOptions(on_error="skip")
+WAV, MP4 = b"RIFF\x24\0\0\0WAVEfmt ", b"\0\0\0\x18ftypisom"
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow")
 
 
@@ -94,13 +95,67 @@ def test_images_of_hugging_face(tmp_path: Path) -> None:
             ["image=path:file_name", "txt=column:caption", "json=row"],
         ),
         ({"text": "x"}, ["txt=column:text"]),
+        (
+            {"audio_filepath": "a.wav", "duration": 1.0, "text": "x"},
+            ["audio=path:audio_filepath", "txt=column:text", "json=row"],
+        ),
+        (
+            {"audio": "a.wav", "video": "b.mp4", "image": "pictures/001.jpg"},
+            ["image=path:image", "audio=path:audio", "video=path:video"],
+        ),
+        ({"path": "a.wav", "text": "x"}, ["audio=path:path", "txt=column:text"]),
+        ({"my_film": "b.mp4", "text": "x"}, ["video=path:my_film", "txt=column:text"]),
+        ({"my_sound": "none.wav", "text": "x"}, ["txt=column:text", "json=row"]),
     ],
 )
 def test_columns_that_are_known(tmp_path: Path, row: dict[str, Any], wanted: list[str]) -> None:
     write_pictures(tmp_path, 2)
+    write_sounds(tmp_path)
     write_table(tmp_path / "t.jsonl", [row])
     manifest = prepare(tmp_path / "t.jsonl", tmp_path / "out", ShardOptions())
     assert manifest.options["parts"] == [wanted]
+
+
+def write_sounds(folder: Path) -> None:
+    for name, content in {"a.wav": WAV, "b.mp4": MP4, "c.bin": WAV}.items():
+        (folder / name).write_bytes(content)
+
+
+def test_sound_and_video_are_named_as_what_they_are(tmp_path: Path) -> None:
+    """The files of a manifest of speech were left out, and their names kept as text."""
+    write_sounds(tmp_path)
+    write_table(tmp_path / "t.parquet", [{"audio": {"bytes": WAV, "path": "x"}, "video": MP4}])
+    write_table(tmp_path / "t.jsonl", [{"audio_filepath": sound, "text": "x"} for sound in ("a.wav", "c.bin")])
+    prepare([tmp_path / "t.jsonl", tmp_path / "t.parquet"], tmp_path / "out", ShardOptions())
+    assert list(read_all(tmp_path / "out").values()) == [
+        {"wav": WAV, "txt": b"x"},
+        {"wav": WAV, "txt": b"x"},
+        {"wav": WAV, "mp4": MP4},
+    ]
+    write_table(tmp_path / "no.jsonl", [{"audio": "no.bin", "text": "x"}])
+    (tmp_path / "no.bin").write_bytes(b"no sound")
+    with pytest.raises(InputError, match=r"part 'audio' is not a sound or video of a known format; .*b'no sound'"):
+        prepare(tmp_path / "no.jsonl", tmp_path / "o2", ShardOptions())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"image": ["a.jpg", "b.jpg"], "text": "x"}],
+            "column 'image' holds a list of 2, as 'a.jpg', and a part is one",
+        ),
+        ([{"audio": "a.wav", "noise": "b.mp4"}], "column 'noise' names files, 'b.mp4', .*--part audio=path:audio"),
+        ([{"one": "a.wav", "two": "b.mp4", "text": "x"}], "column 'one' names files, 'a.wav', of which no part"),
+        ([{"films": ["b.mp4"], "text": "x"}], r"column 'films' names files, \['b.mp4'\]"),
+        ([{"text": "x"}, {"audio": "a.wav", "text": "x"}], "t.jsonl, line 1: no column 'audio'"),
+    ],
+)
+def test_files_that_would_be_left_out(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
+    write_sounds(tmp_path)
+    write_table(tmp_path / "t.jsonl", rows)
+    with pytest.raises((ConfigError, InputError), match=message):
+        prepare(tmp_path / "t.jsonl", tmp_path / "out", ShardOptions())
 
 
 def test_columns_that_are_not(tmp_path: Path) -> None:

@@ -20,7 +20,12 @@ from headrace.stores.energon.splits import MAX_EXPANDED, collapse, expand, split
 GOLDEN = Path(__file__).parents[2] / "golden/energon"
 
 
-@pytest.mark.parametrize(("text", "wanted"), json.loads((GOLDEN / "yaml.json").read_text()))
+READ_BY_ENERGON = json.loads((GOLDEN / "yaml.json").read_text())
+TWICE = ["a: 1\na: 2\n", {"a": 2}]
+"""Energon keeps the last of two equal keys; here they are refused, see `test_yaml_that_is_malformed`."""
+
+
+@pytest.mark.parametrize(("text", "wanted"), [case for case in READ_BY_ENERGON if case != TWICE])
 def test_yaml_is_read_as_energon_reads_it(text: str, wanted: Any) -> None:
     found = read_yaml(text.encode(), "x.yaml")
     assert found == wanted
@@ -42,6 +47,9 @@ def test_yaml_that_energon_fails_on(text: str, wanted: Any) -> None:
         ("\ta: 1\n", r"x\.yaml: not valid YAML"),
         ("a: 1\n---\nb: 2\n", "several documents"),
         ("? [1]\n: 2\n", "line 1: a key must be"),
+        ("a: 1\nb: {x: 1, y: 2,\n  x: 3}\n", "line 3: the key 'x' occurs twice in one map"),
+        (TWICE[0], "line 2: the key 'a' occurs twice"),
+        ("a: 1\n'a': 2\n", "line 2: the key 'a' occurs twice"),
         ("[" * 200 + "]" * 200, "nested deeper than 100"),
         ("a: \x00", "not valid YAML"),
     ],
@@ -144,6 +152,7 @@ def test_info_of_before_7(tmp_path: Path) -> None:
         ('{"shard_counts": {"/a.tar": 1}}', "may not leave their folder"),
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
+        ('{"shard_counts": {"a.tar": 1, "b.tar": 2, "a.tar": 3}}', "the key 'a.tar' occurs twice in one object"),
     ],
 )
 def test_info_that_is_malformed(tmp_path: Path, text: str, message: str) -> None:
@@ -184,6 +193,24 @@ def test_split_files_by_name(tmp_path: Path) -> None:
             read_splits(tmp_path, name)
 
 
+def test_shards_that_come_twice_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Energon reads such a shard as often as it is listed, without a word."""
+    meta(tmp_path, ".info.json", '{"shard_counts": {"a0.tar": 1, "a1.tar": 1, "b.tar": 1}}')
+    meta(
+        tmp_path,
+        "split.yaml",
+        "split_parts: {train: ['a{0..1}.tar', a1.tar], val: [a1.tar, b.tar], test: [], small: [a0.tar]}",
+    )
+    said = {}
+    for part in ("train", "val", "small"):
+        caplog.clear()
+        split_part(read_splits(tmp_path), part, read_info(tmp_path))
+        said[part] = [record.getMessage().partition("split.yaml: ")[2] for record in caplog.records]
+    shared = "train and val share shards: a1.tar; samples are in both"
+    twice = "part 'train' lists shards several times: a1.tar; their samples come as often in an epoch"
+    assert said == {"train": [twice, shared], "val": [shared], "small": []}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -191,6 +218,7 @@ def test_split_files_by_name(tmp_path: Path) -> None:
         ("exclude: []", "has no split_parts"),
         ("split_parts: {train: a.tar}", "train: expected a list of strings, found the string 'a.tar'"),
         ("split_parts: {train: [1]}", "item 0 must be a string, found the number 1; quote it"),
+        ("split_parts: {train: [a.tar], train: [b.tar]}", "line 1: the key 'train' occurs twice"),
         ("split_parts: {train: ['a{']}", r"train: the braces of 'a\{' do not match"),
         ("a", "expected a map"),
     ],
@@ -288,6 +316,7 @@ def test_datasets(tmp_path: Path) -> None:
             "VQAWebdataset has the sample type VQASample; remove sample_type",
         ),
         ("subflavors: 3", "subflavors: expected a map"),
+        (TYPED + "field_map:\n  image: jpg\n  image: png", "the key 'image' occurs twice"),
         (TYPED + "sample_loader: 3\npart_filter: [a]", "expected file.py:name"),
         ("", "expected a map, found null"),
     ],

@@ -214,7 +214,7 @@ def test_sparse_files() -> None:
     more, last = bytearray(512), bytes(512)
     more[504] = 1
     data = with_checksum(block) + bytes(more) + last + content + bytes(424) + tar_bytes([("b.txt", b"")])
-    assert walk(data)[0] == Member("a.txt", True, True, 0, 2048 - 512, 600, 2560)
+    assert walk(data)[0] == Member("a.txt", True, True, 0, 2048 - 512, 600, 2560, b"S")
     assert [one[0] for one in as_tarfile_does(data)] == ["a.txt", "b.txt"]
     with pytest.raises(HeaderError, match="map of a sparse file does not end"):
         walk(with_checksum(block) + bytes(more))

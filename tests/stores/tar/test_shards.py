@@ -167,7 +167,7 @@ def test_missing_files(tmp_path: Path, using: str) -> None:
 @pytest.mark.parametrize("using", USING)
 def test_members_that_belong_to_no_sample(tmp_path: Path, using: str) -> None:
     folder, _ = member("k0.d", type=tarfile.DIRTYPE)
-    link, _ = member("k0.lnk", type=tarfile.LNKTYPE, linkname="k0.txt")
+    link, _ = member("lnk", type=tarfile.LNKTYPE, linkname="k0.txt")
     path = tmp_path / "x.tar"
     entries = [(folder, b""), ("k0.txt", b"1"), (link, b""), ("noext", b"x"), ("k0.jpg", b"2"), ("k1.txt", b"3")]
     path.write_bytes(tar_bytes([*entries, ("README", b"x")]))

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import ConfigError, InputError, StoreError
+import headrace
+from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.stores.kept_arrays import write_offsets
 from headrace.stores.store import SampleStore
 from headrace.stores.tar.index import index_path
@@ -154,6 +155,20 @@ def test_compressed_tars_are_refused(tmp_path: Path, name: str, pack: Any, comma
     for opened in (path, tmp_path, str(path)):
         with pytest.raises(InputError, match=rf"compressed with .*{command} .*{name} > .*x(-plain)?\.tar"):
             TarStore(opened)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("sub/B.TAR", "the ending of 'sub/B.TAR' is not in lower case"), ("b.tgz", "b.tgz: compressed with gzip")],
+)
+def test_no_tar_beside_others_is_left_out(tmp_path: Path, name: str, message: str) -> None:
+    write_tar(tmp_path / "a.tar", [("k.txt", b"1")])
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(gzip.compress(b""))
+    for opened in (TarStore, headrace.open):
+        with pytest.raises(HeadraceError, match=message):
+            opened(tmp_path)
+    assert len(TarStore(tmp_path / "*.tar")) == 1
 
 
 def test_an_index_is_kept_beside_and_used(tmp_path: Path) -> None:
@@ -331,6 +346,52 @@ def test_no_samples(tmp_path: Path) -> None:
         store.find("x")
     with pytest.raises(IndexError):
         store[0]
+
+
+NO_FILES = [
+    (tarfile.LNKTYPE, "is a hard link to another member.*--hard-dereference"),
+    (tarfile.SYMTYPE, "is a symbolic link.*--dereference"),
+    (tarfile.FIFOTYPE, "is a named pipe"),
+    (tarfile.CHRTYPE, "is a device"),
+    (tarfile.BLKTYPE, "is a device"),
+    (b"M", "is the rest of a file.*without -M"),
+    (b"Z", r"is of the unknown type b'Z'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "message"), NO_FILES)
+def test_links_and_devices_that_would_be_parts_are_refused(tmp_path: Path, kind: bytes, message: str) -> None:
+    """GNU tar stores the second of two equal files as a hard link; Energon and webdataset lose its sample silently."""
+    link, _ = member("b.txt", type=kind, linkname="a.txt")
+    path = tmp_path / "0.tar"
+    path.write_bytes(tar_bytes([("a.txt", b"one"), (link, b""), ("c.txt", b"two")]))
+    with pytest.raises(InputError, match=rf"0\.tar: sample 1: byte 1024: 'b\.txt' {message}"):
+        TarStore(path)
+    store = TarStore(path, faulty="skip")
+    assert [sample.parts for sample in store] == [{"txt": b"one"}, {"txt": b"two"}]
+    assert [str(problem) for problem in store.check()] == [
+        f"{path}: byte 1024: sample 1: {store.faults['0.tar'][0].message}"
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.txt"])
+def test_a_sample_with_a_link_is_not_read_in_part(tmp_path: Path, name: str) -> None:
+    """An index by Energon leaves links out."""
+    link, _ = member(name, type=tarfile.LNKTYPE, linkname="z.jpg")
+    path = tmp_path / "0.tar"
+    path.write_bytes(tar_bytes([("a.json", b"{}"), (link, b""), ("c.txt", b"two")]))
+    write_offsets(index_path(path), scan_shard(path, on_fault="keep").offsets)
+    store = TarStore(path)
+    assert store[1].parts == {"txt": b"two"}
+    with pytest.raises(InputError, match=rf"sample 0, key 'a': byte 1024: part '{name[2:]}' is a hard link"):
+        store[0]
+
+
+def test_folders_and_labels_are_no_parts(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    others = [member(name, type=kind)[0] for name, kind in (("v1.2", tarfile.DIRTYPE), ("d.x", b"D"), ("l.x", b"V"))]
+    path.write_bytes(tar_bytes([*((info, b"") for info in others), ("a.txt", b"one")]))
+    assert [sample.key for sample in TarStore(path)] == ["a"]
 
 
 def test_sparse_files_are_refused(tmp_path: Path) -> None:

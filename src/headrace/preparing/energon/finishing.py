@@ -11,11 +11,11 @@ from pathlib import Path
 
 import yaml
 
-from headrace.errors import HeadraceError, InputError, some
+from headrace.errors import InputError, some
 from headrace.io import AnyPath, atomic_write, file_sum
 from headrace.preparing.energon.committer import Indexed
 from headrace.preparing.energon.options import EnergonOptions, SplitChoice, part_patterns
-from headrace.preparing.energon.report import EnergonReport, Misfit, find_misfit
+from headrace.preparing.energon.report import EnergonReport, Misfit, tell_misfit
 from headrace.preparing.energon.scanning import MAX_PARTS
 from headrace.preparing.energon.state import STATE_NAME, DatasetState, IndexState, encode_state, read_state
 from headrace.preparing.energon.work import WorkFolder
@@ -31,7 +31,7 @@ from headrace.stores.energon.config_file import (
     write_info,
 )
 from headrace.stores.energon.dataset_yaml import dataset_yaml
-from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_splits
+from headrace.stores.energon.splits import DEFAULT_PART, Splits, repeated, write_splits
 
 Parts = dict[str, list[str]]
 SHUFFLE_SEED = 42
@@ -130,6 +130,8 @@ class Finisher:
         excluded = indexed.excluded() if self._options.duplicates == "drop" else ()
         parts, split_name = self._stage_split(work, splits, names, new, indexed, excluded)
         written += [split_name] if split_name else []
+        for message in dict.fromkeys(said for part in parts for said in repeated(parts, part)):
+            self._on_notice(message)
         written += self._stage_dataset(work)
         remove: list[str] = []
         if indexed.is_new:
@@ -241,18 +243,11 @@ class Finisher:
         return [*written, INFO_NAME]
 
     def _misfit(self, names: Sequence[str]) -> Misfit | None:
-        """Check the field map of a new or existing ``dataset.yaml``; if it does not fit, give a notice, no error."""
+        """Check the field map of a new or existing ``dataset.yaml``."""
         name = self._options.dataset.name
         if self._options.index_only or not (self._meta / name).exists():
             return None
-        try:
-            misfit = find_misfit(self._root, name, names)
-        except HeadraceError as error:
-            self._on_notice(f"{name}: its field map could not be checked: {error}")
-            return None
-        if misfit is not None:
-            self._on_notice(f"{name}: {misfit}")
-        return misfit
+        return tell_misfit(self._root, name, names, self._on_notice)
 
     def _old_uuid(self) -> str | None:
         try:

@@ -5,13 +5,13 @@ The check looks at some samples, spread evenly over the dataset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 
-from headrace.errors import DecodeError, FieldAccessError
+from headrace.errors import DecodeError, FieldAccessError, HeadraceError
 from headrace.io import AnyPath
 from headrace.preparing.energon.state import ShardFault
 from headrace.samples.media.decoding.basic import read_json
@@ -71,6 +71,20 @@ def find_misfit(root: AnyPath, dataset_config: str, shards: Sequence[str]) -> Mi
     return Misfit(samples=len(found), looked_at=len(numbers), shard=shard, key=key, reason=reason)
 
 
+def tell_misfit(
+    root: AnyPath, dataset_config: str, shards: Sequence[str], on_notice: Callable[[str], None]
+) -> Misfit | None:
+    """Check a dataset as `find_misfit` does; if its field map does not fit, give a notice, no error."""
+    try:
+        misfit = find_misfit(root, dataset_config, shards)
+    except HeadraceError as error:
+        on_notice(f"{dataset_config}: its field map could not be checked: {error}")
+        return None
+    if misfit is not None:
+        on_notice(f"{dataset_config}: {misfit}")
+    return misfit
+
+
 def _reason(store: TarStore, number: int, fields: FieldMap) -> str | None:
     """Return why a sample does not have all fields; None if it has them."""
     places = store.places(number)
@@ -126,7 +140,7 @@ class EnergonReport(msgspec.Struct, frozen=True, kw_only=True):
         new: number of shards that the dataset did not have before.
         removed: number of shards that the dataset had before and no longer has.
         empty: tars without samples, which are left out.
-        faults: for each malformed shard its faults; its samples from the fault on are missing.
+        faults: for each malformed shard its faults; samples are missing or cannot be read.
         duplicates: samples whose key an earlier sample has too.
         split: for each part of the split its numbers of shards and samples.
         media: number of media whose metadata are in the index; None if metadata were not asked for.

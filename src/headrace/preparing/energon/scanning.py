@@ -22,6 +22,7 @@ from headrace.io import AnyPath, AtomicFile, PreadReader, Reader, etag_of, local
 from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder, walk_files
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
+from headrace.stores.arguments import check_case
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.members import SUFFIXES, check_uncompressed
@@ -62,6 +63,7 @@ def find_shards(
             names.append(name)
         elif name.endswith(SUFFIXES):
             compressed.append(name)
+        check_case(root, [name], (".tar", *SUFFIXES))
     if compressed:
         first = min(compressed, key=_key)
         if refuse_compressed or not names:

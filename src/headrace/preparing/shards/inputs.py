@@ -9,7 +9,7 @@ import base64
 import binascii
 import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,15 @@ from headrace.preparing.shards.listing import (
     GROUPS_A_TASK,
     Listing,
     SampleFiles,
+    av_part,
     group_files,
     image_part,
     list_folder,
     load_captions,
 )
 from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, SurveySetup, TableTask
-from headrace.preparing.shards.options import IMAGE, PartKind, PartSpec, ShardOptions, ShardSource
+from headrace.preparing.shards.options import AUDIO, IMAGE, VIDEO, PartKind, PartSpec, ShardOptions, ShardSource
+from headrace.preparing.shards.survey import IMAGES
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
     SourceFile,
@@ -54,10 +56,16 @@ from headrace.preparing.sources import (
 )
 from headrace.preparing.sources.find import check_fields, file_at, matching_objects
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
+from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
 
 METADATA_STEM = "metadata"
-_IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
+_MEDIA_COLUMNS = {
+    IMAGE: ("image", "img", "jpg", "png", "webp", "image_path", "img_path"),
+    AUDIO: ("audio", "audio_filepath", "audio_path", "audio_file", "wav", "flac", "mp3", "wav_path"),
+    VIDEO: ("video", "video_filepath", "video_path", "video_file", "mp4"),
+}
 _PATH_COLUMNS = ("image_path", "img_path", "file_name", "filename", "filepath", "file_path", "path")
+_NUM_FIRST = 100
 _TEXT_COLUMNS = ("caption", "text", "txt")
 _URL_COLUMNS = ("url", "image_url", "img_url", "URL")
 _ENDINGS_IN_WORDS = ".csv, .tsv, .jsonl (plain, .gz or .zst), .parquet, .arrow"
@@ -150,22 +158,28 @@ def open_table(name: str, using: str | Reader = "mmap", storage: Storage | None 
 
 
 def first_row(file: SourceFile) -> dict[str, Any]:
-    """Return the first record of a table that can be read; an empty one if there is none."""
+    """Return the first value, if there is one, of each column that the first 100 records of a table have."""
     span = Span(0, 0, file.extent if file.format not in ("parquet", "arrow") or not file.unit_bytes else 1)
     for block in open_span(file, span, SPEC).blocks():
-        if block.records:
-            return dict(block.records[0])
+        found: dict[str, Any] = {}
+        for row in (block.records or [])[:_NUM_FIRST]:
+            if isinstance(row, Mapping):
+                found |= {name: value for name, value in row.items() if found.get(name) is None}
+        if found:
+            return found
     return {}
 
 
 def choose_parts(given: MediaInput, source: ShardSource, storage: Storage | None = None) -> tuple[PartSpec, ...]:
     """Choose the parts that the columns of a table become: those that the user named, or by the names of the columns.
 
-    A column ``image`` (bytes, a struct with bytes, base64 or a path), or a column of paths such as ``image_path`` or
-    ``file_name``, becomes the image. ``caption`` or ``text`` becomes part ``txt``, and all other columns part ``json``.
+    A column ``image``, ``audio`` or ``video`` (bytes, a struct with bytes, base64 or a path), or a column of paths such
+    as ``image_path``, ``audio_filepath`` or ``file_name``, becomes this medium. ``caption`` or ``text`` becomes part
+    ``txt``, and all other columns part ``json``.
 
     Raises:
-        ConfigError: no column has a known name, or the images are given as URLs.
+        ConfigError: no column has a known name, the images are given as URLs, a medium is a list, or another column
+            names a file, which would be left out.
     """
     table = given.captions or given.table
     if table is None:
@@ -178,10 +192,14 @@ def choose_parts(given: MediaInput, source: ShardSource, storage: Storage | None
     if source.parts:
         return source.parts
     named = None if given.captions is None else captions_column(row, table.name)
-    specs = [] if named is not None else _image_parts(row, table.name, files_below(given.root, storage))
+    files = files_below(given.root, storage)
+    media = [] if named is not None else _media_parts(row, table.name, files)
     text = _first_of(_TEXT_COLUMNS, row)
-    if text is not None:
-        specs.append(PartSpec(part="txt", kind="column", column=text))
+    taken = {source.key_field, named, text, *(spec.column for spec in media)}
+    others = [name for name in sorted(row.keys() - taken) if _names_medium(row[name], files)]
+    if not media and named is None and len(others) == 1 and isinstance(row[others[0]], str):
+        media.append(_path_part(others.pop(), row))
+    specs = media if text is None else [*media, PartSpec(part="txt", kind="column", column=text)]
     if not specs:
         columns = ", ".join(row) or "none"
         raise ConfigError(
@@ -190,15 +208,41 @@ def choose_parts(given: MediaInput, source: ShardSource, storage: Storage | None
         )
     if row.keys() - {source.key_field, named, *(spec.column for spec in specs)}:
         specs.append(PartSpec(part="json", kind="row"))
+    if others:
+        raise ConfigError(
+            f"{table.name}: column {others[0]!r} names files, {row[others[0]]!r:.80}, of which no part would be made."
+            f" Choose the parts yourself: {' '.join(f'--part {spec}' for spec in specs)}, and --part"
+            f" NAME=path:{others[0]} for a column with one file a row"
+        )
     return tuple(specs)
 
 
-def _image_parts(row: dict[str, Any], where: str, files: FilesBelow) -> list[PartSpec]:
-    """The image that a row holds or names; nothing if no column has a known name."""
-    column = next((name for name in (*_IMAGE_COLUMNS, *_PATH_COLUMNS) if row.get(name)), None)
-    if column is not None:
-        kind = _image_kind(row[column], files) if column in _IMAGE_COLUMNS else "path"
-        return [PartSpec(part=IMAGE, kind=kind, column=column)]
+def _names_medium(value: Any, files: FilesBelow) -> bool:
+    """Whether a value of a row is the name of an existing image, sound or video, or a list that begins with one."""
+    name = value[0] if isinstance(value, list) and value else value
+    return (
+        isinstance(name, str)
+        and name.rpartition(".")[2].lower() in IMAGES | AV_EXTENSIONS
+        and files.holds(name.removeprefix("./"))
+    )
+
+
+def _path_part(column: str, row: dict[str, Any]) -> PartSpec:
+    end = av_part(b"", str(row[column]))
+    part = IMAGE if end is None else AUDIO if end in AUDIO_EXTENSIONS else VIDEO
+    return PartSpec(part=part, kind="path", column=column)
+
+
+def _media_parts(row: dict[str, Any], where: str, files: FilesBelow) -> list[PartSpec]:
+    """The image, sound and video that a row holds or names; nothing if no column has a known name."""
+    specs = []
+    for part, columns in _MEDIA_COLUMNS.items():
+        if column := next((name for name in columns if row.get(name)), None):
+            specs.append(PartSpec(part=part, kind=_media_kind(column, row[column], where, files), column=column))
+    if specs:
+        return specs
+    if column := next((name for name in _PATH_COLUMNS if row.get(name)), None):
+        return [_path_part(column, row)]
     url = _first_of(_URL_COLUMNS, row)
     if url is not None:
         raise ConfigError(
@@ -340,14 +384,20 @@ def _csv_kind(name: str) -> str | None:
     return ending if ending in ("csv", "tsv") else None
 
 
-def _image_kind(value: Any, files: FilesBelow) -> PartKind:
-    """Return ``bytes`` if a column of images holds them, ``path`` if it names their files."""
+def _media_kind(column: str, value: Any, where: str, files: FilesBelow) -> PartKind:
+    """Return ``bytes`` if a column of media holds them, ``path`` if it names their files."""
+    if isinstance(value, list):
+        raise ConfigError(
+            f"{where}: column {column!r} holds a list of {len(value):,}, as {value[0]!r:.80}, and a part is one file:"
+            f" give each of them a column of its own, or keep their names with --part json=column:{column}"
+        )
     if not isinstance(value, str):
         return "bytes"
     if files.holds(value):
         return "path"
     try:
-        return "bytes" if image_part(base64.b64decode(value[:64], validate=True)) else "path"
+        head = base64.b64decode(value[:88], validate=True)
+        return "bytes" if image_part(head) or av_part(head) else "path"
     except (binascii.Error, ValueError):
         return "path"
 

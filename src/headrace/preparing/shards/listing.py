@@ -17,6 +17,8 @@ from headrace.io import Reader, etag_of, is_url, natural_key, path_at, safe_rela
 from headrace.preparing.shards.messages import SPEC
 from headrace.preparing.sources import SourceFile, Span, counted_from, open_span, record_noun
 from headrace.preparing.sources.find import walk
+from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
+from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.tar.members import sample_part
 
 KeyDots = Literal["error", "replace", "part"]
@@ -34,7 +36,7 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (4, b"ftyphei", "heic"),
     (0, b"BM", "bmp"),
 )
-HEAD_BYTES = 16
+HEAD_BYTES = 64
 
 
 class BadNameError(ValueError):
@@ -44,6 +46,12 @@ class BadNameError(ValueError):
 def image_part(head: bytes) -> str | None:
     """Return the extension of an image by its first `HEAD_BYTES` bytes; None if its format is unknown."""
     return next((name for at, magic, name in _MAGIC if head[at : at + len(magic)] == magic), None)
+
+
+def av_part(head: bytes, name: str = "") -> str | None:
+    """Return the extension of sound or video by the name of its file, or else by its first `HEAD_BYTES` bytes."""
+    ends = (name.rpartition(".")[2].lower(), guess_extension(head))
+    return next((end for end in ends if end in AV_EXTENSIONS), None)
 
 
 def numbered(number: int) -> str:

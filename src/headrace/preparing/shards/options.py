@@ -21,8 +21,9 @@ from headrace.stores.tar.members import sample_part
 
 PartKind = Literal["path", "column", "bytes", "row"]
 
-IMAGE = "image"
-"""A part of this name is renamed by its content: ``jpg``, ``png``, ``webp``, ..."""
+IMAGE, AUDIO, VIDEO = "image", "audio", "video"
+"""Parts of these names are renamed: an image by its content (``jpg``, ``png``, ...), sound and video by the ending of
+the file (``wav``, ``mp4``, ...), or else by their content."""
 
 FORMS = "part=path:COLUMN, part=column:COLUMN, part=bytes:COLUMN or part=row"
 
@@ -31,7 +32,8 @@ class PartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One part of every sample of a table: its name, and where its content comes from.
 
     Attributes:
-        part: name of the part in the shard (``jpg``, ``txt``); ``image`` is renamed by its content.
+        part: name of the part in the shard (``jpg``, ``txt``); ``image``, ``audio`` and ``video`` are renamed by their
+            content, or by the ending of a file.
         kind: ``path``, the file that a column names; ``column``, the text of a column, or its JSON if it is not text;
             ``bytes``, the bytes of a binary column, a Hugging Face image or base64; ``row``, JSON of all columns that
             no other part uses.

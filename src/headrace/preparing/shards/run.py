@@ -36,6 +36,7 @@ from headrace.engine.serving import (
 from headrace.engine.shared import FetchedAhead
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError
 from headrace.io import Storage, check_readable, check_storage, output_errors
+from headrace.preparing.energon.report import tell_misfit
 from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.output_folder import OutputFolder, mark_of, output_at
 from headrace.preparing.shards.filling import Filler, done_path
@@ -75,6 +76,7 @@ from headrace.preparing.shards.planning import NothingLeftError, Planned, Planne
 from headrace.preparing.shards.survey import Surveyor
 from headrace.preparing.sources import check_all
 from headrace.stores import ErrorEntry, Manifest
+from headrace.stores.energon.config_file import DATASET_NAME
 
 MAIN = "headrace.preparing.shards.run:main"
 
@@ -168,6 +170,8 @@ class ShardRun:
             names = [shard_name(shard) for shard in range(planned.plan.num_shards)]
             filled = (self._filled(shard) for shard in range(planned.plan.num_shards))
             write_nv_meta(self._work / SHARDS_NAME, names, filled, planned.plan, self._options.output)
+            if self._options.output.field_map:
+                tell_misfit(self._work / SHARDS_NAME, DATASET_NAME, names, self._on_notice)
             manifest = build_manifest(self._work, self._inputs, self._options, self._plan.asked, planned, totals)
         self._folder.keep()
         return manifest, moves(manifest)

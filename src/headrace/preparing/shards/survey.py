@@ -33,7 +33,7 @@ from headrace.engine.serving import decoded, save
 from headrace.errors import HeadraceError, MissingExtraError, StoreError
 from headrace.io import is_url, output_errors, safe_relative, write_all
 from headrace.preparing.shards.files import FilesBelow, NamedFile, ObjectFiles, at, files_below, read_at
-from headrace.preparing.shards.listing import HEAD_BYTES, BadNameError, SampleFiles, checked_key, image_part
+from headrace.preparing.shards.listing import HEAD_BYTES, BadNameError, SampleFiles, av_part, checked_key, image_part
 from headrace.preparing.shards.messages import (
     SPEC,
     FolderTask,
@@ -46,7 +46,7 @@ from headrace.preparing.shards.messages import (
     spool_path,
     survey_path,
 )
-from headrace.preparing.shards.options import IMAGE, PartSpec
+from headrace.preparing.shards.options import AUDIO, IMAGE, VIDEO, PartSpec
 from headrace.preparing.sources import Block, SourceFile, Span, open_span
 from headrace.preparing.sources.json import kind as kind_in_words
 
@@ -369,11 +369,11 @@ _JSON = frozenset(("json", "jsn"))
 
 def needs_look(part: str, *, verify: bool) -> bool:
     """Whether the content of a part of this name must be read, to rename or to verify it."""
-    return part == IMAGE or (verify and _kind(part) in IMAGES | _TEXTS | _JSON)
+    return part in (IMAGE, AUDIO, VIDEO) or (verify and _kind(part) in IMAGES | _TEXTS | _JSON)
 
 
 def look(part: str, content: bytes | NamedFile, *, verify: bool) -> str:
-    """Check the content of a part, and return the name of the part; ``image`` is renamed by its content.
+    """Check the content of a part, and return its name; ``image``, ``audio`` and ``video`` are renamed.
 
     Raises:
         BadPartError: the content is not what the name says.
@@ -381,6 +381,9 @@ def look(part: str, content: bytes | NamedFile, *, verify: bool) -> str:
     """
     try:
         with _opened(content, None if verify else HEAD_BYTES) as file:
+            if part in (IMAGE, AUDIO, VIDEO):
+                part = _renamed(part, file.read(HEAD_BYTES), "" if isinstance(content, bytes) else content.name)
+                file.seek(0)
             return _look(part, file, verify=verify)
     except OSError as error:
         raise BadPartError(f"part {part!r} cannot be read: {error.strerror or error}") from error
@@ -390,14 +393,15 @@ def _opened(content: bytes | NamedFile, num_bytes: int | None) -> BinaryIO:
     return io.BytesIO(content) if isinstance(content, bytes) else content.open(num_bytes=num_bytes)
 
 
+def _renamed(part: str, head: bytes, name: str) -> str:
+    found = image_part(head) if part == IMAGE else av_part(head, name)
+    if found is None:
+        what = "an image" if part == IMAGE else "a sound or video"
+        raise BadPartError(f"part {part!r} is not {what} of a known format; its first bytes are {head[:16]!r}")
+    return found
+
+
 def _look(part: str, file: BinaryIO, *, verify: bool) -> str:
-    if part == IMAGE:
-        head = file.read(HEAD_BYTES)
-        found = image_part(head)
-        if found is None:
-            raise BadPartError(f"part {part!r} is not an image of a known format; its first bytes are {head!r}")
-        part = found
-        file.seek(0)
     if not verify:
         return part
     kind = _kind(part)

@@ -3,7 +3,8 @@
 Energon's YAML has maps, lists and scalars. A plain scalar is null (``null``, ``~``) or a truth value (``true``,
 ``yes``, ``false``, ``no``), each in upper or lower case. If it contains a ``.`` or an ``e``, it is a number if Python's
 ``float`` accepts it; otherwise it is an integer if ``int`` accepts it; and everything else is a string. Quoted scalars,
-blocks and all keys are strings. Anchors and tags are ignored, and an alias is the string ``"*name"``.
+blocks and all keys are strings. Anchors and tags are ignored, and an alias is the string ``"*name"``. A key that occurs
+twice in one map is an error, in JSON too; Energon silently uses the last one.
 
 Headrace reads two things on which Energon fails: a missing value (``key:``) is null, and a file may begin with ``---``.
 
@@ -21,7 +22,7 @@ from typing import Any, Final, Literal
 import msgspec
 import yaml
 
-from headrace.config import describe, unknown_keys
+from headrace.config import describe, unknown_keys, without_repeats
 from headrace.errors import StoreError
 from headrace.io import AnyPath, atomic_write, local_path, read_small, safe_relative
 
@@ -46,8 +47,8 @@ def read_config(path: AnyPath) -> Any:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     if path.suffix == ".json":
         try:
-            return msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return json.loads(data.decode(), object_pairs_hook=without_repeats)
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{path}: not valid JSON: {error}") from error
     if path.suffix != ".yaml":
         raise StoreError(f"{path}: the name of a configuration must end in .yaml or .json; Energon reads no others")
@@ -125,6 +126,12 @@ def _value(event: Any, events: Iterator[Any], where: str, depth: int) -> Any:
             line = event.start_mark.line + 1
             raise StoreError(f"{where}: line {line}: a key must be a plain word or a quoted string")
         key = event.value
+        if key in found:
+            line = event.start_mark.line + 1
+            raise StoreError(
+                f"{where}: line {line}: the key {key!r} occurs twice in one map; only one of the two values could be"
+                " used: rename or remove one of them"
+            )
         found[key] = _value(next(events), events, where, depth + 1)
     return found
 

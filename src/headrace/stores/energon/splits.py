@@ -9,10 +9,12 @@ match are an error.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import string
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
+from itertools import combinations, islice, product
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +22,7 @@ import msgspec
 import yaml
 
 from headrace.config import nearest_or_known
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import ConfigError, StoreError, some
 from headrace.io import AnyPath, replace_file
 from headrace.stores.energon.config_file import (
     JSON_SPLIT_NAME,
@@ -187,6 +189,9 @@ def _items(inside: str) -> Iterator[str]:
 
 
 DEFAULT_PART = "train"
+_APART: Final = ("train", "val", "test")
+"""Parts that should share no sample."""
+_log = logging.getLogger("headrace")
 
 
 class Splits(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,8 +298,23 @@ def split_part(splits: Splits, name: str, info: Info) -> SplitPart:
     if not shards:
         what = "all of its shards are excluded" if listed else "the split file lists none"
         raise StoreError(f"{splits.path}: part {name!r} has no shards: {what}")
+    for message in repeated(splits.parts, name):
+        _log.warning("%s: %s", splits.path, message)
     keys = splits.excluded_keys(set(shards))
     return SplitPart(listed=listed, shards=shards, keys=keys, exclude=splits.exclude)
+
+
+def repeated(parts: Mapping[str, Sequence[str]], name: str) -> list[str]:
+    """Say which shards a part lists several times, and which it shares with ``train``, ``val`` or ``test``."""
+    found = []
+    if twice := [shard for shard, count in Counter(parts[name]).items() if count > 1]:
+        found.append(
+            f"part {name!r} lists shards several times: {some(twice)}; their samples come as often in an epoch"
+        )
+    for pair in combinations(_APART, 2):
+        if name in pair and (both := set(parts.get(pair[0], ())).intersection(parts.get(pair[1], ()))):
+            found.append(f"{' and '.join(pair)} share shards: {some(sorted(both))}; samples are in both")
+    return found
 
 
 def whole(info: Info) -> SplitPart:

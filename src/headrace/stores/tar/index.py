@@ -37,7 +37,7 @@ from headrace.io import (
     walk,
 )
 from headrace.io.kept import is_as_kept, keep_digest
-from headrace.stores.arguments import IntArray
+from headrace.stores.arguments import IntArray, check_case
 from headrace.stores.kept_arrays import (
     ENDS_BYTES,
     ENTRY,
@@ -128,9 +128,10 @@ def _below(folder: str, path: AnyPath | None = None) -> list[str]:
     """Find all tars below a folder, without hidden files and folders."""
     names = list(_names_below(folder, path))
     found = [name for name in names if name.endswith(".tar")]
+    check_case(folder, names, (".tar", *SUFFIXES))
+    if compressed := [name for name in names if name.endswith(SUFFIXES)]:
+        check_uncompressed(f"{folder.rstrip('/')}/{min(compressed, key=natural_key)}")
     if not found:
-        if compressed := [name for name in names if name.endswith(SUFFIXES)]:
-            check_uncompressed(str(Path(folder) / min(compressed, key=natural_key)))
         raise StoreError(f"{folder}: a folder without tars; expected files that end in .tar, in it or below it")
     return [f"{folder.rstrip('/')}/{name}" for name in sorted(found, key=natural_key)]
 

@@ -50,6 +50,7 @@ class Member(NamedTuple):
         name: name as ``tarfile`` decodes it: UTF-8, with surrogates for other bytes.
         regular: whether it is a file; sparse files count as files, links do not.
         sparse: whether it is a sparse file, whose content is stored without the holes.
+        kind: its type, as the header has it; ``b"5"`` for all folders.
         offset: offset of its first header, including extensions.
         data: offset of its content.
         size: number of bytes of its content in the archive.
@@ -63,6 +64,7 @@ class Member(NamedTuple):
     data: int
     size: int
     end: int
+    kind: bytes = b"0"
 
 
 class HeaderError(Exception):
@@ -204,6 +206,7 @@ def _member(fetch: Fetch, header: _Header, at: int, end: int, extensions: _Exten
         data=data,
         size=size,
         end=data if kind in _WITHOUT_DATA else _after(at, data, size, end, "a member"),
+        kind=kind,
     )
 
 
@@ -348,12 +351,27 @@ def check_uncompressed(path: str, head: bytes = b"") -> None:
         )
 
 
-HOLES: Final = "part {!r} is a sparse file without its holes; pack it again without -S"
+HOLES: Final = "is a sparse file without its holes; pack it again without -S"
+_LOST: Final = {
+    b"1": "is a hard link to another member, and has no bytes of its own; pack it again with --hard-dereference",
+    b"2": "is a symbolic link, and has no bytes of its own; pack it again with --dereference",
+    b"3": "is a device, which has no content; leave it out",
+    b"4": "is a device, which has no content; leave it out",
+    b"6": "is a named pipe, which has no content; leave it out",
+    b"M": "is the rest of a file that begins in another volume; pack it again without -M",
+}
+"""What is wrong with members that are no files. Energon and webdataset leave them out without a word."""
+_NO_PARTS: Final = (b"5", b"D", b"V")
+"""Folders, folders of an incremental archive, and the label of an archive."""
 
 
-def named(member: Member) -> tuple[str, int, int, int, int, bool]:
-    """Return name, size, offset, data, end and sparse of a member; no name if it is a link, device or folder."""
-    return member.name if member.regular else "", member.size, member.offset, member.data, member.end, member.sparse
+def named(member: Member) -> tuple[str, int, int, int, int, str]:
+    """Return name, size, offset, data and end of a member, and what is wrong with it; no name if it can be no part."""
+    wrong = HOLES if member.sparse else ""
+    if not member.regular:
+        wrong = _LOST.get(member.kind, f"is of the unknown type {member.kind!r}; pack it again as a file")
+    name = "" if member.kind in _NO_PARTS else member.name
+    return name, member.size, member.offset, member.data, member.end, wrong
 
 
 def same_key(key: str) -> str | tuple[()]:
@@ -412,7 +430,9 @@ def walk_samples(
 
     This takes about 1.5 us a member.
 
-    Members that belong to no sample are skipped. If parts have the same name, the last one counts, as in Energon.
+    Members that belong to no sample are skipped, and so are links that would be parts of another sample: an index by
+    Energon has no such samples, and `scan_shard` finds them. If parts have the same name, the last one counts, as in
+    Energon.
 
     Args:
         spans: for each sample, the offset of its first header and that after its last member.
@@ -423,7 +443,7 @@ def walk_samples(
 
     Raises:
         WalkError: a header is malformed, a member goes past the end, there are two keys or no part, or a part is a
-            sparse file.
+            sparse file, a link or a device.
     """
     samples: list[tuple[str, dict[str, T]]] = []
     try:
@@ -447,16 +467,18 @@ def _walk(
         plain = plain_member(fetch(at, BLOCK)) if end - at >= BLOCK else None
         if plain is not None:
             name, size = plain
-            data, sparse = at + BLOCK, False
+            data, wrong = at + BLOCK, ""
             after = data + (size + 511 & -512)
             if after > end:
                 raise WalkError(at, key, f"a member of {size:,} bytes goes past the end of the sample at byte {end}")
         else:
-            name, size, _, data, after, sparse = named(_member_inside(fetch, at, end, key))
+            name, size, _, data, after, wrong = named(_member_inside(fetch, at, end, key))
         # No name begins with an empty tuple.
         if name.startswith(same) and "/" not in (part := name[len(same) :]):
             pass
-        elif (split := sample_part(name, hidden=hidden)) is None:
+        elif (split := sample_part(name, hidden=hidden)) is None or (
+            wrong and wrong is not HOLES and key not in (None, split[0])
+        ):
             at, skipped = after, skipped + 1
             continue
         else:
@@ -467,8 +489,8 @@ def _walk(
                 message = f"the member {name!r} of another sample comes before this sample's end at byte {end}"
                 raise WalkError(at, key, message)
             part = split[1]
-        if sparse:
-            raise WalkError(at, key, HOLES.format(part))
+        if wrong:
+            raise WalkError(at, key, f"part {part!r} {wrong}")
         if wanted is None or part in wanted:
             parts[part] = take(data, size)
         at = after

@@ -96,7 +96,7 @@ class TarFault(msgspec.Struct, frozen=True, kw_only=True):
         byte: offset of the faulty header.
         sample: the number that the sample has or would have.
         message: what is wrong.
-        ends: whether nothing after the fault could be read. If False, no samples are missing because of it.
+        ends: whether nothing after the fault could be read. If False, at most the named part is missing because of it.
     """
 
     byte: int
@@ -226,7 +226,7 @@ def _collect(window: Window, found: _Collected, *, hidden: bool) -> int:
         plain = plain_member(fetch(at, BLOCK)) if size - at >= BLOCK else None
         if plain is not None:
             name, num_bytes = plain
-            begin, data, sparse = at, at + BLOCK, False
+            begin, data, wrong = at, at + BLOCK, ""
             at = data + (num_bytes + 511 & -512)
             if at > size:
                 there = max(0, min(num_bytes, size - data))
@@ -235,7 +235,12 @@ def _collect(window: Window, found: _Collected, *, hidden: bool) -> int:
             member = next_member(fetch, at, size)
             if member is None:
                 return at
-            name, num_bytes, begin, data, at, sparse = named(member)
+            name, num_bytes, begin, data, at, wrong = named(member)
+        if wrong and wrong is not HOLES:
+            # It is left out of the index, as Energon does, so that samples have the same numbers.
+            if (split := sample_part(name, hidden=hidden)) is not None:
+                found.add_fault(begin, f"{name!r} {wrong}", ends=False)
+            continue
         # No name begins with an empty tuple.
         if name.startswith(same) and "/" not in (part := name[len(same) :]):
             pass
@@ -249,8 +254,8 @@ def _collect(window: Window, found: _Collected, *, hidden: bool) -> int:
                 found.bounds.append(len(found.part_names))
                 found.keys.append(key)
             part = split[1]
-        if sparse:
-            found.add_fault(begin, HOLES.format(part), sample=len(found.keys) - 1, ends=False)
+        if wrong:
+            found.add_fault(begin, f"part {part!r} {wrong}", sample=len(found.keys) - 1, ends=False)
         add_name(part)
         add_offset(data)
         add_size(num_bytes)
