@@ -544,7 +544,7 @@ def _no_documents(plan: RunPlan, tally: Tally) -> str:
     )
 
 
-RUN_FORMAT = 5
+RUN_FORMAT = 6
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 
