@@ -1,8 +1,8 @@
 """Opens the reader of a span, whatever the format of its file; and reads files of lines, of plain text, and of CSV.
 
-A record of plain text is a file, a paragraph or a line. In all three cases the byte order mark of the file is left out,
-all other bytes stay as they are, and a text of white space only is blank. Only ``\\n`` and ``\\r\\n`` end a line, and what
-ends the last line of a record by lines or paragraphs is not part of it. Tables of CSV and TSV, whose first line names the
+A record of plain text is a file, a paragraph or a line. In all three cases the byte order mark of the file is left
+out, all other bytes stay as they are, and a text of white space only is blank. Only ``\\n`` and ``\\r\\n`` end a line;
+what ends the last line of a paragraph or a line is not part of it. Tables of CSV and TSV, whose first line names the
 columns, are for runs that read whole records.
 """
 
