@@ -54,6 +54,7 @@ from headrace.preparing.sources import (
 )
 from headrace.preparing.sources.find import check_fields, file_at, matching_objects
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
+from headrace.stores.foreign import foreign_format
 
 METADATA_STEM = "metadata"
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
@@ -279,6 +280,8 @@ class _Finder:
         return MediaInput(name=name, root=str(root.absolute()), table=table)
 
     def _folder(self, name: str) -> list[MediaInput]:
+        if told := foreign_format(name, self._using):
+            raise ConfigError(f"input {name!r}: {told}")
         listing = list_folder(name, self._using)
         tables = [file.name for file in listing.files if is_table(file.name)]
         files = tuple(file for file in listing.files if not is_table(file.name))

@@ -46,6 +46,7 @@ from headrace.preparing.sources.source_file import (
     sniff,
 )
 from headrace.preparing.sources.streams import load_zstandard
+from headrace.stores.foreign import foreign_format
 from headrace.stores.saved_dataset import STATE_NAME, data_files, is_saved_dataset, splits_of
 
 STDIN = "-"
@@ -193,6 +194,8 @@ def _search(folder: str, using: str | Reader) -> list[str]:
         elif is_unread_data(relative):
             others.append(relative)
     found = texts or data
+    if (others or not found) and (told := foreign_format(folder, using)):
+        raise ConfigError(f"input {folder!r}: {told}")
     if others:
         raise _unread(folder, others, is_alone=not found)
     if texts and data:
