@@ -24,6 +24,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from headrace.config import nearest_path, unknown_name
 from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, holds, natural_key, path_at, reader, walk
 from headrace.stores.arguments import check_name
@@ -235,7 +236,10 @@ def _open_shard(name: str, how: Opening) -> Store:
             " folder of them"
         )
     prefix = _prefix(name, how.reader)
-    raise StoreError(f"{name}: nothing is there; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs")
+    near = nearest_path(name)
+    raise StoreError(
+        f"{name}: nothing is there{near}; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs"
+    )
 
 
 def _is_folder(name: str, how: Opening) -> bool:
@@ -309,7 +313,7 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
         check_only_key(str(folder), how.key, *keys)
     elif how.key is not None:
         if how.key not in keys:
-            raise ConfigError(f"{folder}: no key {how.key!r}; its keys are {', '.join(map(repr, keys))}")
+            raise unknown_name(folder, "key", how.key, keys)
         keys = (how.key,)
     wanted = [entry for entry in manifest.outputs if not entry.keys.keys().isdisjoint(keys)]
     for entry in wanted:
