@@ -55,6 +55,10 @@ def nothing_left(folder: Path, tokenizer: Path) -> dict[str, Callable[[Path], ob
         "sft.yaml": f"type: sft\ntokenizer: {tokenizer}\ninputs: [{{paths: {folder}/in/bad.jsonl}}]\n",
     }.items():
         (folder / "in" / name).write_text(text)
+    (folder / "tars").mkdir()
+    (folder / "tars/0.tar").touch()
+    (folder / "u16.jsonl").write_text('{"text": "a"}\n', encoding="utf-16")
+    (folder / "u16.yaml").write_text(f"type: sft\ntokenizer: {tokenizer}\ninputs: [{{paths: {folder}/u16.jsonl}}]\n")
     (folder / "dots").mkdir()
     (folder / "dots/a.b.jpg").write_bytes(b"no picture")
     none = TextOptions(filters=FilterSpec(min_chars=9), errors=SKIP)
@@ -71,6 +75,12 @@ def nothing_left(folder: Path, tokenizer: Path) -> dict[str, Callable[[Path], ob
         r"bad\.jsonl, line 1: field 'text' is not a string.*Nothing was written; correct": text("bad.jsonl"),
         r"'.*nowhere\.jsonl' does not exist": text("nowhere.jsonl"),
         r"'.*missing\.jsonl' does not exist": text("missing.jsonl", run=plan_text),
+        r"u16\.jsonl, line 1: not UTF-8.* Nothing was written\.": (
+            lambda output: prepare_recipe(read_recipe(folder / "u16.yaml"), output)
+        ),
+        r"is a folder of tar shards, which headrace prepare energon indexes in place": (
+            lambda output: prepare_shards([folder / "tars"], output)
+        ),
         r"record 0 fits no layout": lambda output: prepare_recipe(read_recipe(folder / "in/sft.yaml"), output),
         r"none of 1 samples is left: bad 1; the first bad one: .*/dots, sample 1: a\.b: .* Nothing was written\.": (
             lambda output: prepare_shards([folder / "dots"], output, options=skipped)
@@ -78,7 +88,7 @@ def nothing_left(folder: Path, tokenizer: Path) -> dict[str, Callable[[Path], ob
     }
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(11))
 def test_a_run_without_output_leaves_nothing(kit: Any, tmp_path: Path, number: int) -> None:
     message, run = list(nothing_left(tmp_path, kit.tokenizer).items())[number]
     before = everything(tmp_path)

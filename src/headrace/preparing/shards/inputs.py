@@ -286,6 +286,10 @@ class _Finder:
         tables = [file.name for file in listing.files if is_table(file.name)]
         files = tuple(file for file in listing.files if not is_table(file.name))
         others = [file.name for file in files if file.name not in DESCRIPTIONS]
+        if others and all(other.endswith(".tar") for other in others):
+            raise ConfigError(
+                f"input {name!r} is a folder of tar shards, which headrace prepare energon indexes in place"
+            )
         if tables and not others:
             return [self._table(os.path.join(name, table)) for table in tables]  # noqa: PTH118 - keeps "./" as given
         if self._source.root is not None:
