@@ -105,9 +105,9 @@ def below(where: str, key: object) -> str:
     return f"{where}.{key}" if where and not where.endswith(" ") else f"{where}{key}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return ``; did you mean 'x'?`` if one of the known names is similar, else an empty string."""
-    close = closest(name, known)
+    close = closest(name, known, cutoff)
     return "" if close is None else f"; did you mean {close!r}?"
 
 
@@ -137,7 +137,7 @@ def unknown_name(where: object, noun: str, name: str, known: Iterable[str]) -> C
     """Return the error for the name of a ``noun`` that ``where`` does not have: the nearest name, and all of them."""
     names = list(known)
     shown = ", ".join(map(repr, names)) or "none"
-    return ConfigError(f"{where}: no {noun} {name!r}{nearest(name, names)}; its {noun}s are {shown}")
+    return ConfigError(f"{where}: has no {noun} {name!r}{nearest(name, names, 0.6)}; its {noun}s are {shown}")
 
 
 def nearest_or_known(name: str, known: Iterable[str]) -> str:

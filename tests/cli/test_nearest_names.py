@@ -47,7 +47,6 @@ prepare recipe recipes.yaml -o out
 prepare energon shard
 run show rum.json
 account rum.json
-ui storf
 """
 
 

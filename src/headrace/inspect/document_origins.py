@@ -332,7 +332,8 @@ def _find_store(path: str) -> tuple[AnyPath, Manifest, OutputShard | None]:
             if shard is not None:
                 return folder, manifest, shard
     if not place.exists():
-        raise StoreError(f"{path}: does not exist{nearest_path(path)}; expected what headrace prepare wrote")
+        expected = "expected a folder that headrace prepare wrote, or a shard in one"
+        raise StoreError(f"{path}: does not exist{nearest_path(path)}; {expected}")
     raise StoreError(f"{path}: no {MANIFEST_NAME} lists it; origins are known only for what headrace prepare wrote")
 
 

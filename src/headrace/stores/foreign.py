@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.errors import StoreError
 from headrace.io import AnyPath, Reader, path_at, read_small
 
 _MOST: Final = 1000
@@ -31,10 +32,10 @@ def foreign_format(path: AnyPath | str, using: str | Reader = "mmap") -> str:
         if not place.is_dir():
             prefix = place.with_name(f"{place.name}.bin")
             return _of_file(prefix if prefix.is_file() else place)
-        inside = list(itertools.islice(place.iterdir(), _MOST))
+        inside: list[AnyPath] = list(itertools.islice(place.iterdir(), _MOST))
         below = (one / name for one in inside for name in (_INDEX_NAME, "train.bin") if one.is_dir())
         return next(filter(None, map(_of_file, [place / _INDEX_NAME, *inside, *below])), "")
-    except OSError:
+    except (OSError, StoreError):  # a web server lists no folder
         return ""
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from headrace.config import nearest_path
 from headrace.errors import ConfigError
 from headrace.inspect import views
 from headrace.inspect.views.overviews import EntryKind, Overview, OverviewEntry
@@ -43,7 +42,7 @@ class Places:
             is_to_come = path in self._live and Path(path).absolute().parent.is_dir()
             names = [*views.metrics_files(path), *(path + suffix for suffix in PAIR)]
             if not is_to_come and not any(Path(name).exists() for name in names):
-                raise ConfigError(f"{path}: there is no such file or folder{nearest_path(path)}")
+                raise ConfigError(f"{path}: there is no such file or folder")
         self._roots = tuple(Path(path).resolve() for path in self.paths)
         self._lock = Lock()
         self._listed: tuple[float, dict[str, EntryKind], list[str]] = (0.0, {}, [])
