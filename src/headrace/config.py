@@ -11,10 +11,12 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import os
 import re
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -35,6 +37,7 @@ _WORDS = {
 
 _SHOWN_NAMES = 20
 _SHOWN_FIELDS = 8
+_MOST_NAMES = 10_000
 _SHOWN_CHARS = 60
 
 
@@ -116,15 +119,39 @@ def below(where: str, key: object) -> str:
     return f"{where}.{key}" if where and not where.endswith(" ") else f"{where}{key}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return ``; did you mean 'x'?`` if one of the known names is similar, else an empty string."""
-    close = closest(name, known)
+    close = closest(name, known, cutoff)
     return "" if close is None else f"; did you mean {close!r}?"
+
+
+def nearest_path(path: str | os.PathLike[str]) -> str:
+    """Return ``; did you mean 'x'?`` if something with a similar name is where a local path ends, else an empty string.
+
+    Of the pairs of ``.bin`` and ``.idx`` the prefixes count, which name them, too.
+    """
+    wanted = Path(path)
+    try:
+        while not wanted.parent.is_dir() and wanted.parent != wanted:
+            wanted = wanted.parent
+        names = [entry.name for entry in itertools.islice(os.scandir(wanted.parent), _MOST_NAMES)]
+    except (OSError, ValueError):
+        return ""
+    names += [name.removesuffix(".idx") for name in names if name.endswith(".idx")]
+    close = closest(wanted.name, sorted(set(names) - {wanted.name}), cutoff=0.7)
+    return "" if close is None else f"; did you mean {str(wanted.with_name(close))!r}?"
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the known name that is most similar, by `difflib`, or None if none is similar enough."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def unknown_name(where: object, noun: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for the name of a ``noun`` that ``where`` does not have: the nearest name, and all of them."""
+    names = list(known)
+    shown = ", ".join(map(repr, names)) or "none"
+    return ConfigError(f"{where}: has no {noun} {name!r}{nearest(name, names, 0.6)}; its {noun}s are {shown}")
 
 
 def nearest_or_known(name: str, known: Iterable[str]) -> str:

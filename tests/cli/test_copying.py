@@ -96,7 +96,11 @@ def test_errors_and_exit_codes(run: Any, tmp_path: Path) -> None:
             "or KEY=NAME for each",
         ),
         (("convert", source, out, "--format", "keyed", "--dtype", "int8", "--dtype", "int8"), 2, "for the same key"),
-        (("convert", source, out, "--format", "keyed", "--dialect", "mega"), 2, "dialect='mega' is unknown"),
+        (
+            ("convert", source, out, "--format", "keyed", "--dialect", "mega"),
+            2,
+            "dialect is 'mega'; did you mean 'megatron'?",
+        ),
         (("split", source, out), 2, "give either --split"),
         (("split", source, out, "--split", "1,1", "--parts", "2"), 2, "give either --split"),
         (("split", source, out, "--parts", "2", "--names", "a"), 2, "1 names are given for 2 parts"),

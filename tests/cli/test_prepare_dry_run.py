@@ -62,7 +62,7 @@ def test_a_small_input_is_no_estimate(run: Any, corpus: Path, tokenizer: Path, t
     assert "  sample     all of it" in lines
     assert "  documents  100" in lines
     assert f"  tokens     {made['tokens']:,} (uint16)" in lines
-    assert lines[-1].startswith(f"  errors     1 bad record in the sample: {tmp_path / 'in.jsonl'}: no field 'text'")
+    assert lines[-1].startswith(f"  errors     1 bad record in the sample: {tmp_path / 'in.jsonl'}, line 101: no field")
 
 
 def test_the_library_that_encodes_is_another(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +78,33 @@ def test_the_library_that_encodes_is_another(run: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr("headrace.preparing.estimate_text", lambda *inputs, **options: estimate)
     lines = run("prepare", "in.jsonl", "--tokenizer", "t", "--dry-run").stdout.splitlines()
     assert lines[-1] == "  backend    tokenizers, since gigatoken differs"
+
+
+def test_what_stands_in_the_way_is_said(run: Any, tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "w1"}\n{"text": 5}\n')
+    arguments = ["prepare", "text", tmp_path / "in.jsonl", "--tokenizer", tokenizer, "-o", tmp_path / "out"]
+    before = sorted(tmp_path.rglob("*"))
+    result = run(*arguments, "--dry-run")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-2] == "  errors     1 bad record in the sample"
+    assert result.stdout.splitlines()[-1].startswith(
+        f"  stops      {tmp_path / 'in.jsonl'}, line 2: field 'text' is not"
+    )
+    assert json.loads(run(*arguments, "--dry-run", "--json").stdout)["stops"]
+    assert sorted(tmp_path.rglob("*")) == before
+    assert run(*arguments, "--on-error", "skip").exit_code == 0
+    result = run(*arguments, "--on-error", "skip", "--dry-run")
+    assert (result.exit_code, result.stderr[:6]) == (0, "note: ")
+    assert "holds the output of an earlier run" in result.stderr
+    result = run(*arguments[:-1], tmp_path, "--dry-run")
+    assert result.exit_code == 6
+    assert "the output folder is not empty: it holds 'in.jsonl'" in result.stderr
+
+
+def test_what_stands_in_the_way_of_media_is_said(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.b.jpg").write_bytes(b"no picture")
+    result = run("prepare", "media", tmp_path / "in", "-o", tmp_path / "out", "--dry-run")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].startswith(f"  stops    {tmp_path / 'in'}, sample 1: a.b: the key 'a.b' has")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "in"]

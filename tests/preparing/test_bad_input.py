@@ -57,7 +57,7 @@ def opens(folder: Path) -> bool:
     [
         (b'{"text": "a"\n', "malformed JSON: Expecting ',' delimiter"),
         (b"[1]\n", "not a JSON object but an array; found '[1]'"),
-        (b'{"txt": "a"}\n', "no field 'text'; its fields are: 'txt'"),
+        (b'{"txt": "a"}\n', "no field 'text'; did you mean 'txt'?; its fields are: 'txt'"),
         (b'{"text": 7}\n', "field 'text' is not a string but a number"),
         (b'{"text": "caf\xe9"}\n', "not UTF-8: byte 0xe9 at byte 13 of the line"),
         (b'{"text": "a", "other": "\xe9"}\n', "not UTF-8: byte 0xe9 at byte 24 of the line"),

@@ -187,7 +187,7 @@ def test_bad_records_are_counted(kit: Any, tmp_path: Path) -> None:
     assert (estimate.documents, estimate.bad_records) == (1, 2)
     assert (
         estimate.first_error
-        == f"{tmp_path / 'in.jsonl'}: no field 'text'; its fields are: none (choose with --text-field)"
+        == f"{tmp_path / 'in.jsonl'}, line 2: no field 'text'; its fields are: none (choose with --text-field)."
     )
 
 

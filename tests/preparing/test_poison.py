@@ -210,14 +210,16 @@ def test_the_run_stops_at_the_first(kit: Any, tmp_path: Path, workers: int) -> N
         )
         assert isinstance(local, WorkerError)
         assert str(local) == (
-            f"{inputs}/a.jsonl, line 21: {MESSAGE}. Nothing was written; what is done so far is kept: run the same"
-            " command again, with fewer --workers or more memory, or leave such records out with --on-error skip."
+            f"{inputs}/a.jsonl, line 21: {MESSAGE}. Nothing was written; run the same command again, with fewer "
+            "--workers or more memory, or leave such records out with --on-error skip."
         )
+        assert not (tmp_path / "out").exists()
         plan_text([inputs], tmp_path / "job", tokenizer=kit.tokenizer, options=options)
         told = faults.error_of(lambda: do_some(tmp_path / "job", seed=2, most=1 << 30))
         assert isinstance(told, InputError)
         finish = lambda: finish_job(tmp_path / "job", LocalExecutor(workers=workers), Show())  # noqa: E731
-        assert str(faults.error_of(finish)) == str(local)
+        kept = f"What is done so far is kept in {tmp_path}/job/.headrace"
+        assert str(faults.error_of(finish)) == str(local).replace("Nothing was written", kept)
         skips = msgspec.structs.replace(options, errors=SKIP)
         prepare_text([inputs], tmp_path / "out", tokenizer=kit.tokenizer, options=skips)
     assert len(load_manifest(tmp_path / "out").errors) == 4 + 3

@@ -149,7 +149,7 @@ def test_datasets_by_number_or_as_astrai_read_them(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(by_name)).fetch(4, 5).tolist() == [10]
     assert by_name.fingerprint != store.fingerprint
     assert stores.open(tmp_path, dataset_order="name").fetch(4, 5).tolist() == [10]
-    with pytest.raises(ConfigError, match=r"order='size' is unknown; the orders of datasets are 'number', 'name'"):
+    with pytest.raises(ConfigError, match=r"order is 'size'; allowed are 'number', 'name'"):
         stores.open(path, dataset_order="size")  # type: ignore[arg-type]
 
 

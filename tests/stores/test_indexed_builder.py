@@ -262,7 +262,7 @@ def test_dtypes_that_megatron_does_not_read(tmp_path: Path, dtype: str) -> None:
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fairseq's layout has no modes"):
         new(tmp_path, multimodal=True, dialect="fairseq")
-    with pytest.raises(ConfigError, match="dialect='nemo' is unknown"):
+    with pytest.raises(ConfigError, match="dialect is 'nemo'"):
         new(tmp_path, dialect="nemo")
     with pytest.raises(ConfigError, match="float32 is unknown to readers of the deepspeed dialect"):
         new(tmp_path, np.float32, dialect="deepspeed")

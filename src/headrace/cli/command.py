@@ -15,35 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import headrace
-from headrace.errors import (
-    ConfigError,
-    HeadraceError,
-    InputError,
-    MissingExtraError,
-    OutputError,
-    StateError,
-    StoreAwayError,
-    StoreError,
-    WorkerError,
-)
+from headrace.errors import ConfigError, HeadraceError, StoreAwayError
 from headrace.inspect.figures import Heading, NamedValue, writable
 
 if TYPE_CHECKING:
     from headrace.plan.packing import Packing
 
-TO_DO: dict[type[HeadraceError], str] = {
-    ConfigError: "`{command} --help` says what the command takes",
-    InputError: "correct or replace the input that is named, and run the command again",
-    StoreAwayError: "run the command again when the object store answers, or correct how it is reached; no file is at"
-    " fault",
-    StoreError: "give another path, or make what is damaged again; `headrace check PATH` names every fault of a store",
-    StateError: "give a file that this run has saved; `headrace run show FILE` shows the runs in a run.json",
-    OutputError: "free or choose a place for the output, and run the command again",
-    WorkerError: "run the command again; what is done already is not done twice",
-    MissingExtraError: "install it with the command above, and run this one again",
-    HeadraceError: "`{command} --help` says what the command takes",
-}
-"""How each error of a command ends: with what to do. The first class that an error belongs to counts."""
+AWAY = "run the command again when the object store answers, or correct how it is reached; no file is at fault"
+"""How an error ends for which nothing in the command or in the data is to blame; other messages say what to do."""
 
 FAULTY = 1
 """The exit code of a check that finds faults."""
@@ -180,7 +159,8 @@ class Command(click.Command):
             message = self.told(error)
             if ctx.params.get("as_json"):
                 _print_error(type(error).__name__, message, error.exit_code)
-            click.echo(f"error: {message}\nto do: {to_do(error, ctx.command_path)}", err=True)
+            advice = f"\nto do: {AWAY}" if isinstance(error, StoreAwayError) else ""
+            click.echo(f"error: {message}{advice}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -188,11 +168,6 @@ class Command(click.Command):
         except _Terminated:
             click.echo("terminated", err=True)
             ctx.exit(TERMINATED)
-
-
-def to_do(error: HeadraceError, command: str) -> str:
-    """Return what to do about an error of a command, for the last line; the message itself may say it more closely."""
-    return next(advice for kind, advice in TO_DO.items() if isinstance(error, kind)).format(command=command)
 
 
 @contextlib.contextmanager

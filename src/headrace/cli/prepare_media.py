@@ -11,6 +11,7 @@ from click import Option
 
 from headrace.cli import prepare_options as common
 from headrace.cli.job import hand_over, is_planned_only
+from headrace.cli.prepare_text import show_estimate
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -86,8 +87,10 @@ def command(
     bar = ProgressBar(quiet=quiet)
     note = common.notes(bar, quiet=quiet)
     if dry_run:
-        estimate = estimate_shards(inputs, options=options, on_notice=note)
-        common.show(estimate, estimate_lines(estimate), as_json=as_json)
+        show_estimate(
+            lambda: estimate_shards(inputs, options=options, on_notice=note), estimate_lines, output,
+            overwrite=options.overwrite, restart=options.restart, as_json=as_json,
+        )  # fmt: skip
         return
     folder = common.output_folder(output)
     if is_planned_only():
@@ -161,7 +164,10 @@ def estimate_lines(estimate: ShardEstimate) -> list[str]:
         ("parts", ", ".join(f"{name} {size(number)}" for name, number in estimate.parts.items()) or "none"),
     ]
     if estimate.bad:
-        pairs.append(("errors", f"{plural(estimate.bad, 'bad sample')}: {estimate.first_error}"))
+        first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
+        pairs.append(("errors", f"{plural(estimate.bad, 'bad sample')}{first}"))
+    if estimate.stops:
+        pairs.append(("stops", estimate.stops))
     return ["dry run: nothing was written", *listing(pairs)]
 
 

@@ -95,7 +95,7 @@ def command(
         plan=lambda output, show, note: preparing.plan_recipe(
             recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
         ),
-        workers=options.workers,
+        options=options,
         dry_run=dry_run,
         quiet=quiet,
         as_json=as_json,

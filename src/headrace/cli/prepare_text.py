@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click import Option
 
 from headrace import preparing
 from headrace.cli import prepare_options as common
+from headrace.cli.command import FAULTY
 from headrace.cli.job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -19,7 +21,11 @@ from headrace.inspect.figures import count, duration, listing, noted, plural, sh
 
 if TYPE_CHECKING:
     from headrace.preparing import Estimate, TextOptions, TextProgress
+    from headrace.preparing.options import RunOptions
+    from headrace.preparing.shards import ShardEstimate
     from headrace.stores import Manifest, SampleLedger
+
+AnyEstimate = TypeVar("AnyEstimate", "Estimate", "ShardEstimate")
 
 _MAX_FILES = 4
 
@@ -171,8 +177,26 @@ def estimate_lines(estimate: Estimate) -> list[str]:
     if estimate.dropped:
         pairs.append(("filters", f"of the sample{common.dropped(estimate.dropped)}"))
     if estimate.bad_records:
-        pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample: {estimate.first_error}"))
+        first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
+        pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample{first}"))
+    if estimate.stops:
+        pairs.append(("stops", estimate.stops))
     return ["dry run: nothing was written", *listing(pairs)]
+
+
+def show_estimate(
+    estimate: Callable[[], AnyEstimate], lines: Callable[[AnyEstimate], list[str]], output: str | None,
+    *, overwrite: bool, restart: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the report of ``--dry-run``; the exit code is `FAULTY` if the run would end without output."""
+    from headrace.preparing.output_folder import look_at_output
+
+    if output is not None and (note := look_at_output(output, overwrite=overwrite, restart=restart)):
+        click.echo(f"note: {note}", err=True)
+    found = estimate()
+    common.show(found, lines(found), as_json=as_json)
+    if found.stops:
+        click.get_current_context().exit(FAULTY)
 
 
 FORMS = (
@@ -191,7 +215,7 @@ def run(
     estimate: Callable[[], Estimate],
     prepare: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest],
     plan: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest | None],
-    workers: int | None,
+    options: RunOptions,
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -203,14 +227,15 @@ def run(
         estimate: what estimates the run.
         prepare: what does the run; it gets the folder of the output, and what to call with progress and notices.
         plan: what plans it for an executor that was chosen, with the same arguments.
-        workers: the value of ``--workers``.
+        options: what the command line says about the run.
         dry_run: whether the run is only estimated.
         quiet: whether progress, notices and report are left out.
         as_json: whether the report is JSON.
     """
     if dry_run:
-        found = estimate()
-        common.show(found, estimate_lines(found), as_json=as_json)
+        show_estimate(
+            estimate, estimate_lines, output, overwrite=options.overwrite, restart=options.restart, as_json=as_json
+        )
         return
     folder = common.output_folder(output)
     is_whole = True
@@ -226,7 +251,7 @@ def run(
         manifest = step(folder, partial(show, bar), notice)
         elapsed_s = bar.elapsed_s
     if manifest is None:
-        hand_over(folder, workers=workers, quiet=quiet, as_json=as_json)
+        hand_over(folder, workers=options.workers, quiet=quiet, as_json=as_json)
         return
     report = summary(manifest, folder, elapsed_s, is_whole=is_whole)
     common.show(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
@@ -332,7 +357,7 @@ def command(
         plan=lambda output, show, note: preparing.plan_text(
             inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
         ),
-        workers=options.workers,
+        options=options,
         dry_run=dry_run,
         quiet=quiet,
         as_json=as_json,
@@ -372,6 +397,8 @@ def _token(given: str | None) -> str | int | None:
 
 def _missing_tokenizer(inputs: tuple[str, ...]) -> str:
     for given in inputs:
+        if told := resolve_name("headrace.stores.foreign:foreign_format")(given):
+            return f"{given!r}: {told}"
         if given.endswith(".tar") or any(Path(given).glob("*.tar")):
             return f"{given!r} holds .tar shards. {FORMS}"
     return f"--tokenizer is missing. {FORMS}"

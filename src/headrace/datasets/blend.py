@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from headrace.config import check_choice
+from headrace.config import check_choice, nearest
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of
 from headrace.errors import ConfigError
@@ -178,7 +178,9 @@ def _numbers_by_name(
     if numbers is None or (weights is not None and repeats is not None):
         raise ConfigError("a blend needs either weights or repeats, and not both")
     if not children or children.keys() != numbers.keys():
-        raise ConfigError(f"a blend needs a number for each name: names {sorted(children)}, numbers {sorted(numbers)}")
+        near = "".join(nearest(str(name), children) for name in numbers if name not in children)
+        found = f"names {sorted(children)}, numbers {sorted(numbers)}"
+        raise ConfigError(f"a blend needs a number for each name: {found}{near}")
     for name in children:
         check_positive(f"source {name!r} has weight or repeat", numbers[name])
     return {name: numbers[name] for name in children}
@@ -298,7 +300,8 @@ class ScheduledBlend(Mix):
 
     def _check_weights(self, weights: Mapping[str, float]) -> None:
         if unknown := sorted(weights.keys() - self.children.keys()):
-            raise ConfigError(f"the schedule has weights of {unknown}; the sources are {sorted(self.children)}")
+            near = nearest(unknown[0], self.children)
+            raise ConfigError(f"the schedule has weights of {unknown}{near}; the sources are {sorted(self.children)}")
         if not all(0 <= weight < float("inf") for weight in weights.values()) or not any(weights.values()):
             raise ConfigError(
                 f"the weights of a stage must be finite and not below 0, and at least one above 0; found {weights}"

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from headrace.config import check_choice, nearest_or_known
+from headrace.config import check_choice, nearest, nearest_or_known
 from headrace.datasets.blend import Blend, ScheduledBlend
 from headrace.datasets.dataset import Dataset, FixedDataset, RaggedDataset, shown_fields
 from headrace.datasets.excluded import range_numbers, ranges_text
@@ -413,7 +413,7 @@ def reweighted(
         weights = {name: data.numbers[name] for name in children}
     if weights.keys() != children.keys():
         unknown, missing = sorted(weights.keys() - children.keys()), sorted(children.keys() - weights.keys())
-        names = f"no source {unknown}" if unknown else f"no weight for {missing}"
+        names = f"no source {unknown}{nearest(unknown[0], missing)}" if unknown else f"no weight for {missing}"
         raise ConfigError(
             f"weights={dict(weights)!r:.120}: there is {names}; pass one for each source from this step on, which are "
             f"{sorted(children)}. A source that comes no more is named in remove="

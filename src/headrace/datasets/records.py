@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.config import unknown_name
 from headrace.datasets.dataset import (
     CountedDataset,
     Counts,
@@ -183,7 +184,7 @@ class RecordKey:
 
     def __init__(self, store: Store, key: str) -> None:
         if key not in store.keys:
-            raise ConfigError(f"{store.path}: no key {key!r}; its keys are {', '.join(map(repr, store.keys))}")
+            raise unknown_name(store.path, "key", key, store.keys)
         self.store = store
         self.key = key
         self._own = _own_store(store, key)

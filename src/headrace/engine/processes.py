@@ -289,8 +289,7 @@ def _given_up(task: AnyTask, ended: Ended | None, why: str = "") -> WorkerError:
     """The error after several workers have ended in a task."""
     return WorkerError(
         f"{ended or 'a worker ended'}. It was the {MAX_DEATHS}rd worker that ended in the same task ({task.label})."
-        f"{why} Nothing was written; what is done so far is kept: run the same command again, with fewer --workers or"
-        " more memory."
+        f"{why} To go on, run the same command again, with fewer --workers or more memory."
     )
 
 

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import unknown_name
 from headrace.datasets.loss_masks import mask_name, supervised_share
 from headrace.datasets.records import TOKEN_KEYS
-from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer, OnProgress
 from headrace.inspect.figures import count, listing, plural, size, table
 from headrace.plan import IntArray
@@ -345,7 +345,7 @@ def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, 
         if other != name:
             store.close()
     if name not in stores:
-        raise ConfigError(f"{path}: no key {name!r}; its keys are {', '.join(map(repr, stores))}")
+        raise unknown_name(path, "key", name, stores)
     return name, stores[name]
 
 

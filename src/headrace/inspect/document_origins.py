@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from headrace.config import nearest_path
 from headrace.copying import copied_documents
 from headrace.copying.plan import SourceEntry, is_copy
 from headrace.errors import ConfigError, HeadraceError, StoreError
@@ -331,7 +332,8 @@ def _find_store(path: str) -> tuple[AnyPath, Manifest, OutputShard | None]:
             if shard is not None:
                 return folder, manifest, shard
     if not place.exists():
-        raise StoreError(f"{path}: does not exist; expected a folder that headrace prepare wrote, or a shard in one")
+        expected = "expected a folder that headrace prepare wrote, or a shard in one"
+        raise StoreError(f"{path}: does not exist{nearest_path(path)}; {expected}")
     raise StoreError(f"{path}: no {MANIFEST_NAME} lists it; origins are known only for what headrace prepare wrote")
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.config import unknown_name
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.media.file_stores import FILESYSTEM
@@ -286,7 +287,7 @@ def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixV
     metadataset = load_dataset(path)
     wanted = check.dataset.split_part
     if wanted is not None and wanted not in metadataset.splits:
-        raise ConfigError(f"{path}: has no split {wanted!r}; its splits are {', '.join(metadataset.splits)}")
+        raise unknown_name(path, "split", wanted, metadataset.splits)
     splits = metadataset.splits if wanted is None else (wanted,)
     mix = _Mix(metadataset)
     for split in splits:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import unknown_name
 from headrace.copying.plan import is_copy
 from headrace.datasets.loss_masks import SupervisedShare, mask_name
 from headrace.datasets.packed_sequences import StoreLengths, make_plan
@@ -64,7 +65,7 @@ class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
         """
         names = set(store.keys)
         if key is not None and key not in names:
-            raise ConfigError(f"{store.path}: no key {key!r}; its keys are {', '.join(map(repr, store.keys))}")
+            raise unknown_name(store.path, "key", key, store.keys)
         if key is None and names >= {"chosen", "rejected"}:
             return cls(
                 kind="dpo", masks={side: mask_name(side, names, is_main=False) for side in ("chosen", "rejected")}

@@ -23,11 +23,14 @@ from numpy.typing import NDArray
 from headrace.errors import InputError
 from headrace.plan.keys import derive, source_key
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder
+from headrace.preparing.ledger import ADVICE, check_left, check_tolerance, described
 from headrace.preparing.run_plan import RunPlan
-from headrace.preparing.sources import Block, SourceFile, Span, open_span
+from headrace.preparing.sources import Block, SourceFile, Span, counted_from, open_span, record_noun
+from headrace.preparing.sources.block import BadRecord
 from headrace.preparing.sources.reader import LineSpanReader
-from headrace.preparing.tally import BAD
+from headrace.preparing.tally import BAD, Tally
 from headrace.preparing.worker import load_encoder
+from headrace.stores import ErrorEntry
 
 NUM_PLACES = 64
 PLACE_BYTES = 128 << 10
@@ -70,6 +73,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Why ``tokenizers`` encodes although a faster library passed its first proof; else empty."""
     dropped: dict[str, int]
     """Documents of the sample that filters drop, for each reason. Only a run finds duplicates."""
+    stops: str = ""
+    """Why a run would end without output, as far as the sample shows; else empty."""
 
 
 def estimate_plan(plan: RunPlan) -> Estimate:
@@ -91,16 +96,29 @@ def estimate_plan(plan: RunPlan) -> Estimate:
         sampled_bytes=sample.num_bytes,
         sampled_documents=sample.num_documents,
         is_exact=sample.is_whole,
-        bad_records=sample.num_bad,
-        first_error=sample.first_error,
+        bad_records=len(sample.errors),
+        first_error=described(sample.errors[0]) if sample.errors else "",
         documents=documents,
         tokens=tokens,
         dtype=np.dtype(plan.columns[0].dtype).name,
         output_bytes=_output_bytes(plan, documents, value_bytes),
         backend=backend,
         fallback=fallback,
-        dropped={name: number for name, number in sorted(sample.dropped.items()) if name != BAD},
+        dropped={name: number for name, number in sorted(sample.tally.documents.dropped.items()) if name != BAD},
+        stops=_stops(plan, sample),
     )
+
+
+def _stops(plan: RunPlan, sample: _Sample) -> str:
+    """Return what a run would end with, if it would have no output."""
+    try:
+        num_read = sample.num_records if sample.is_whole else None
+        check_tolerance(sample.errors, plan.options.errors, noun="records", advice=ADVICE, num_read=num_read)
+        if sample.is_whole:
+            check_left(plan, sample.tally, sample.errors)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _output_bytes(plan: RunPlan, documents: int, value_bytes: int) -> int:
@@ -176,9 +194,9 @@ class _Sample:
     """
 
     def __init__(self, plan: RunPlan, backend: str) -> None:
-        self.num_bytes = self.num_records = self.num_documents = self.num_bad = 0
-        self.first_error = ""
-        self.dropped: Counter[str] = Counter()
+        self.num_bytes = self.num_records = self.num_documents = 0
+        self.errors: list[ErrorEntry] = []
+        self.tally = Tally()
         self.sums: NDArray[np.float64] = np.zeros(4)
         """Bytes of the inputs, documents, tokens, and bytes of values, weighted by the weights of the places."""
         self._plan = plan
@@ -210,7 +228,7 @@ class _Sample:
             read += num_characters
             if number % stride == 0:
                 encoded += num_characters
-                found += self._encode(block, place.span.file)
+                found += self._encode(block, place)
         if place.from_begin and isinstance(reader, LineSpanReader) and reader.compressed_bytes:
             read_bytes = reader.compressed_bytes
         size = read_bytes * encoded / max(read, 1)
@@ -221,16 +239,23 @@ class _Sample:
         if extent:
             self.sums += place.weight / extent * np.array([size, *found])
 
-    def _encode(self, block: Block, file: int) -> tuple[int, int, int]:
+    def _entry(self, span: Span, bad: BadRecord) -> ErrorEntry:
+        """Return the error entry of a bad record; where lines before it were not counted, by its first byte."""
+        file = self._plan.files[span.file]
+        unit = record_noun(file.format, self._plan.options.records.sample_by)
+        line = bad.line + counted_from(unit)
+        if span.begin:
+            unit, line = "row" if unit == "row" else "byte", bad.place
+        return ErrorEntry(file=file.name, unit=unit, line=line, message=bad.message)
+
+    def _encode(self, block: Block, place: SampledRange) -> tuple[int, int, int]:
         """The number of documents of a block, of their tokens, and of the bytes that are stored of them, without
         indices."""
-        made = self._encoder.encode(block, file)
+        made = self._encoder.encode(block, place.span.file)
         self.num_records += block.num_lines - block.num_blank
         self.num_documents += len(made.lines)
-        self.num_bad += len(made.bad)
-        if made.bad and not self.first_error:
-            self.first_error = f"{self._plan.files[file].name}: {made.bad[0].message}"
-        self.dropped.update(made.tally.documents.dropped)
+        self.errors += [self._entry(place.span, bad) for bad in made.bad]
+        self.tally += made.tally
         columns = list(zip(self._plan.columns, made.tokens, strict=True))
         tokens = sum(len(values) for column, values in columns if column.kind == "ids")
         value_bytes = sum(values.nbytes for column, values in columns if column.kind != "domain")

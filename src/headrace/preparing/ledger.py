@@ -9,9 +9,15 @@ import msgspec
 from headrace.errors import HeadraceError, InputError, sentence
 from headrace.preparing.options import ErrorOptions
 from headrace.preparing.piece import PieceInfo, SpanResult
+from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import SampleBy, SourceFile, counted_from, record_noun
 from headrace.preparing.tally import BAD, ENDED_WORKER, Tally
 from headrace.stores import ErrorEntry, Ledger, SampleLedger, TokenLedger
+
+ADVICE = (
+    "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
+    "--on-error skip."
+)
 
 
 class LedgerState(msgspec.Struct, kw_only=True):
@@ -45,7 +51,7 @@ def check_tolerance(
     allowed = options.max_errors
     if errors and options.on_error == "stop":
         # The run skipped it before it was interrupted, and was continued with on_error="stop".
-        raise InputError(f"{_described(errors[0])} {advice}")
+        raise InputError(f"{described(errors[0])} {advice}")
     if isinstance(allowed, int) and len(errors) > allowed:
         found, most, last = f"{len(errors):,} bad {noun}", f"{allowed:,}", errors[allowed]
     elif isinstance(allowed, float) and num_read is not None and len(errors) > allowed * num_read:
@@ -53,10 +59,39 @@ def check_tolerance(
         most, last = f"{allowed:.2%}", errors[-1]
     else:
         return
-    raise InputError(f"{found}, but --max-errors allows {most}; the last one: {_described(last)} Nothing was written.")
+    raise InputError(f"{found}, but --max-errors allows {most}; the last one: {described(last)} Nothing was written.")
 
 
-def _described(error: ErrorEntry) -> str:
+class NothingLeftError(InputError):
+    """Nothing of the inputs is left to store. Reading them again cannot help, so the work is not kept."""
+
+
+def reasons_in_words(dropped: Mapping[str, int], errors: Sequence[ErrorEntry]) -> str:
+    """Return how many were left out for each reason, and the first that was bad, as the end of a sentence."""
+    reasons = ", ".join(f"{name} {count:,}" for name, count in dropped.items() if count)
+    return f"{reasons}; the first bad one: {described(errors[0])}" if errors else f"{reasons}."
+
+
+def check_left(plan: RunPlan, tally: Tally, errors: Sequence[ErrorEntry]) -> None:
+    """Refuse a run that would store nothing.
+
+    Raises:
+        NothingLeftError: no document is left, or no token.
+    """
+    documents = tally.documents
+    if not documents.read:
+        blank = f" with {documents.blank_lines:,} lines, all of them blank" if documents.blank_lines else ", all empty"
+        raise NothingLeftError(f"no documents: {len(plan.files):,} files{blank}. Nothing was written.")
+    if not documents.kept:
+        why = reasons_in_words(documents.dropped, errors)
+        raise NothingLeftError(f"no documents are left of {documents.read:,} records: {why} Nothing was written.")
+    if not tally.tokens.kept and any(column.kind == "ids" for column in plan.columns):
+        fields = f" (field {', '.join(map(repr, plan.options.records.fields))})" if plan.recipe is None else ""
+        raise NothingLeftError(f"no tokens: all {documents.kept:,} documents are empty{fields}. Nothing was written.")
+
+
+def described(error: ErrorEntry) -> str:
+    """Return what was bad, with its place."""
     return f"{error.file}, {error.unit} {error.line:,}: {sentence(error.message)}"
 
 

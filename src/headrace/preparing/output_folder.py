@@ -209,6 +209,28 @@ class OutputFolder:
             raise
         return self
 
+    def look(self) -> str:
+        """Return what a user should know of the folder before a run, and write nothing.
+
+        Raises:
+            OutputError: the folder holds something else, is no folder, or may not be written to.
+        """
+        above = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            what = "may not be written to" if above.is_dir() else "is not a folder"
+            raise OutputError(f"{self.name}: no output can be made there: {above} {what}; choose another place")
+        if above != self.path:
+            return ""
+        if not self._restart and self._unfinished() is not None:
+            return f"{self.name} holds an unfinished run: its own command continues it, and --restart discards it"
+        if not self._overwrite and self._whole_output() is not None:
+            return (
+                f"{self.name} holds the output of an earlier run: if the same inputs and options made it, there is "
+                "nothing to do; otherwise --overwrite replaces it"
+            )
+        self._check_content()
+        return ""
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -350,10 +372,13 @@ class OutputFolder:
         try:
             yield
         except BaseException as error:
-            if is_worth_keeping(error):
-                self.keep()
-                if not isinstance(error, HeadraceError):
-                    on_notice("what is done so far is kept: the same command goes on from there")
+            is_worth = is_worth_keeping(error)
+            self._keep = self._keep or is_worth
+            if is_worth and not isinstance(error, HeadraceError):
+                on_notice("what is done so far is kept: the same command goes on from there")
+            elif self._keep and error.args:
+                kept = f"What is done so far is kept in {self.work}"
+                error.args = (str(error.args[0]).replace("Nothing was written", kept), *error.args[1:])
             raise
 
     def commit(self, moves: Mapping[str, str]) -> None:
@@ -496,6 +521,11 @@ class OutputFolder:
                 shutil.rmtree(self.work, ignore_errors=True)
 
         self._claimed.leave(end)
+
+
+def look_at_output(output: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> str:
+    """Return what a user should know of the output of a run, see `OutputFolder.look`; of a URL nothing is known."""
+    return "" if is_url(output) else OutputFolder(output, overwrite=overwrite, restart=restart).look()
 
 
 def output_at(

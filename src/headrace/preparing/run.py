@@ -31,7 +31,7 @@ from headrace.preparing.exchange.buckets import bucket_path
 from headrace.preparing.exchange.duplicates import FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest, described_options, finished_outputs, name_outputs
-from headrace.preparing.ledger import LedgerState, check_tolerance
+from headrace.preparing.ledger import ADVICE, LedgerState, NothingLeftError, check_left, check_tolerance
 from headrace.preparing.messages import Exchange, Order, Setup, SortTask, TextTask
 from headrace.preparing.output_folder import (
     STATE_NAME,
@@ -50,19 +50,10 @@ from headrace.preparing.tally import Tally
 from headrace.stores import Manifest
 
 REFERENCE = "tokenizers"
-_ADVICE = (
-    "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
-    "--on-error skip."
-)
-
 _ADVICE_OF_WORKERS = (
-    "Nothing was written; what is done so far is kept: run the same command again, with fewer --workers or more "
-    "memory, or leave such records out with --on-error skip."
+    "Nothing was written; run the same command again, with fewer --workers or more memory, or leave such records out "
+    "with --on-error skip."
 )
-
-
-class _NoOutputError(InputError):
-    """The inputs hold nothing to store, so that running the same command again would not help."""
 
 
 class _FallBackError(Exception):
@@ -270,7 +261,7 @@ class TextRun:
 
     def _is_worth_keeping(self, error: BaseException) -> bool:
         """Whether the same command could continue: not after a defect, nor if the inputs have changed or are empty."""
-        if isinstance(error, _NoOutputError) or type(error) is HeadraceError:
+        if isinstance(error, NothingLeftError) or type(error) is HeadraceError:
             return False
         if not (self._work / STATE_NAME).exists() and not self._state.task_index:
             return False
@@ -474,7 +465,7 @@ class TextRun:
         if failed.kind not in (worker.BAD_LINE, worker.ENDED_WORKER):
             return failed.error()
         place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
-        advice = _ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
+        advice = ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
         told = f"{self._plan.files[failed.file].name}, {place}: {sentence(failed.message)}"
         if failed.kind == worker.ENDED_WORKER:
             return WorkerError(f"{told} {_ADVICE_OF_WORKERS}")
@@ -482,22 +473,15 @@ class TextRun:
 
     def _check_errors(self, num_read: int | None = None) -> None:
         errors = self._ledger.state.errors
-        check_tolerance(errors, self._plan.options.errors, noun="records", advice=_ADVICE, num_read=num_read)
+        check_tolerance(errors, self._plan.options.errors, noun="records", advice=ADVICE, num_read=num_read)
 
     def _check_unchanged(self) -> None:
         check_all(self._plan.files)
 
     def _check_inputs(self) -> None:
         self._check_unchanged()
-        tally, kept = self._tally, self._tally.documents.kept
-        self._check_errors(tally.lines - tally.documents.blank_lines)
-        if kept == 0:
-            raise _NoOutputError(_no_documents(self._plan, tally))
-        if tally.tokens.kept == 0 and any(column.kind == "ids" for column in self._plan.columns):
-            if self._plan.recipe is not None:
-                raise _NoOutputError(f"no tokens: all {kept:,} documents are empty. Nothing was written.")
-            fields = ", ".join(map(repr, self._plan.options.records.fields))
-            raise _NoOutputError(f"no tokens: all {kept:,} documents are empty (field {fields}). Nothing was written.")
+        self._check_errors(self._tally.lines - self._tally.documents.blank_lines)
+        check_left(self._plan, self._tally, self._ledger.state.errors)
 
     def _report(self, progress: Progress | None) -> None:
         tally = self._tally
@@ -533,18 +517,7 @@ def _continued(state: RunState) -> str:
     return f"continuing the unfinished run in this folder: {where}"
 
 
-def _no_documents(plan: RunPlan, tally: Tally) -> str:
-    documents = tally.documents
-    if documents.read:
-        reasons = ", ".join(f"{name} {count:,}" for name, count in documents.dropped.items())
-        return f"no documents are left of {documents.read:,} records: {reasons}. Nothing was written."
-    return (
-        f"no documents: {len(plan.files):,} files with {documents.blank_lines:,} lines, all of them blank. "
-        "Nothing was written."
-    )
-
-
-RUN_FORMAT = 5
+RUN_FORMAT = 6
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 

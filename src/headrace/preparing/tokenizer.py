@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from headrace.config import nearest_path
 from headrace.errors import ConfigError
 from headrace.io import AnyPath, Storage, check_readable, hash_bytes, path_at, read_small, reader_of
 
@@ -168,8 +169,8 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
         content = read_small(file)
     except FileNotFoundError:
         raise ConfigError(
-            f"tokenizer {name!r} does not exist: give the path of a {FILE_NAME}, or of a folder that holds one "
-            "(names of models are not looked up, nothing is downloaded)"
+            f"tokenizer {name!r} does not exist{nearest_path(name)}: give the path of a {FILE_NAME}, or of a folder "
+            "that holds one (names of models are not looked up, nothing is downloaded)"
         ) from None
     except OSError as error:
         raise ConfigError(f"tokenizer {name!r} cannot be read: {error.strerror or error}") from error

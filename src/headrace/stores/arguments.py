@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from headrace.config import nearest
 from headrace.errors import ConfigError, StoreError
 from headrace.io import AnyPath, is_url
 
@@ -124,7 +125,8 @@ def known_key(key: str, known: tuple[str, ...]) -> str:
     if key == MAIN:
         return known[0]
     also = "" if MAIN in known else f" (or {MAIN!r} for the first)"
-    raise ConfigError(f"the store has no key {key!r}; its keys are {', '.join(map(repr, known))}{also}")
+    near = nearest(key, known)
+    raise ConfigError(f"the store has no key {key!r}{near}; its keys are {', '.join(map(repr, known))}{also}")
 
 
 def not_parallel(path: str, key: str, difference: str) -> ConfigError:

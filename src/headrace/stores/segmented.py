@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.config import unknown_name
 from headrace.errors import ConfigError
 from headrace.io import Reader
 from headrace.stores.arguments import (
@@ -190,7 +191,7 @@ class SegmentedStore(Store):
         if key is None:
             key = next((name for name in self._main_names if name in self._dtypes), next(iter(self._dtypes)))
         if key not in self._dtypes:
-            raise ConfigError(f"{self.path}: no key {key!r}; its keys are {', '.join(map(repr, self._dtypes))}")
+            raise unknown_name(self.path, "key", key, self._dtypes)
         self._keys = (key, *(name for name in self._dtypes if name != key))
         self._parallel = {key}
 

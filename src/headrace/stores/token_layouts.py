@@ -24,7 +24,8 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from headrace.errors import ConfigError, StoreError
+from headrace.config import nearest_path, unknown_name
+from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, holds, natural_key, path_at, reader, walk
 from headrace.stores.arguments import check_case, check_name
 from headrace.stores.combined import CombinedStore, ShardedStore
@@ -40,6 +41,9 @@ from headrace.stores.saved_dataset import SavedDatasetStore, is_saved_dataset
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.store import MAIN, READING_AHEAD, Store
 from headrace.stores.written import META_NAME, Format, OutputShard
+
+FOREIGN: Final = "headrace.stores.foreign:foreign_format"
+"""What names the data of other programs; it is loaded when something cannot be opened."""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,10 +190,15 @@ def token_store(name: str, how: Opening) -> Store:
     """
     check_name(name)
     store: Store
-    if is_saved_dataset(name, how.reader):
-        store = SavedDatasetStore(name, key=how.key, using=how.reader)
-    else:
-        store = _open_folder(name, how) if _is_folder(name, how) else _open_shard(name, how)
+    try:
+        if is_saved_dataset(name, how.reader):
+            store = SavedDatasetStore(name, key=how.key, using=how.reader)
+        else:
+            store = _open_folder(name, how) if _is_folder(name, how) else _open_shard(name, how)
+    except StoreError as error:
+        if not isinstance(error, StoreAwayError) and (found := resolve_name(FOREIGN)(name, how.reader)):
+            raise StoreError(f"{name}: {found}") from error
+        raise
     if isinstance(store, SegmentedStore) and how.options != IndexedOptions():
         raise ConfigError(
             f"{name}: dialect and documents are for pairs of .bin and .idx; this is the {store.format} format"
@@ -225,7 +234,10 @@ def _open_shard(name: str, how: Opening) -> Store:
             " folder of them"
         )
     prefix = _prefix(name, how.reader)
-    raise StoreError(f"{name}: nothing is there; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs")
+    near = nearest_path(name)
+    raise StoreError(
+        f"{name}: nothing is there{near}; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs"
+    )
 
 
 def _is_folder(name: str, how: Opening) -> bool:
@@ -299,7 +311,7 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
         check_only_key(str(folder), how.key, *keys)
     elif how.key is not None:
         if how.key not in keys:
-            raise ConfigError(f"{folder}: no key {how.key!r}; its keys are {', '.join(map(repr, keys))}")
+            raise unknown_name(folder, "key", how.key, keys)
         keys = (how.key,)
     wanted = [entry for entry in manifest.outputs if not entry.keys.keys().isdisjoint(keys)]
     for entry in wanted:

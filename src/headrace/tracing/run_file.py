@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.config import convert
+from headrace.config import convert, nearest_path
 from headrace.datasets import Dataset, FramedRun, Run
 from headrace.datasets.editing import Edit, Then
 from headrace.datasets.exclusions import Exclusion
@@ -244,7 +244,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     try:
         data = read_small(Path(path))
     except OSError as error:
-        raise StateError(f"the saved run cannot be read: {error}") from error
+        raise StateError(f"the saved run cannot be read: {error}{nearest_path(path)}") from error
     try:
         content = msgspec.json.decode(data)
         if not isinstance(content, dict) or content.get("kind") != "headrace.run":

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.config import nearest_path
 from headrace.datasets import Run
 from headrace.errors import StateError
 from headrace.io import read_small
@@ -53,7 +54,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         return msgspec.json.decode(read_small(Path(path)), type=dict[str, Any])
     except OSError as error:
-        raise StateError(f"the saved state cannot be read: {error}") from error
+        raise StateError(f"the saved state cannot be read: {error}{nearest_path(path)}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StateError(f"{path}: this is not the state_dict() of a loader as JSON: {error}") from error
 

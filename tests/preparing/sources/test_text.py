@@ -66,14 +66,15 @@ def test_paragraphs(tmp_path_factory: pytest.TempPathFactory, content: str, bloc
     is_open = False
     for number, (line, place) in enumerate(lines):
         text = line.removeprefix("\ufeff") if number == 0 else line
-        text = text.removesuffix("\r") if number + 1 < len(lines) else text
+        text += "\n" if number + 1 < len(lines) else ""
         if not text.strip():
             is_open = False
         elif is_open:
-            wanted[-1] = (f"{wanted[-1][0]}\n{text}", wanted[-1][1])
+            wanted[-1] = (wanted[-1][0] + text, wanted[-1][1])
         else:
             wanted.append((text, place))
             is_open = True
+    wanted = [(re.sub(r"\r?\n\Z", "", text), place) for text, place in wanted]
     found = spans.read(path, spec("paragraph"), task_bytes=1, block_bytes=block_bytes)
     assert list(zip(found.texts[0], found.places, strict=True)) == wanted
     assert found.lines == list(range(len(wanted)))
@@ -84,7 +85,7 @@ def test_paragraphs(tmp_path_factory: pytest.TempPathFactory, content: str, bloc
 def test_documents(tmp_path_factory: pytest.TempPathFactory, content: str, block_bytes: int) -> None:
     path = write(tmp_path_factory, content)
     found = spans.read(path, spec("document"), task_bytes=1, block_bytes=block_bytes)
-    text = content.removeprefix("\ufeff").replace("\r\n", "\n")
+    text = content.removeprefix("\ufeff")
     assert found.texts == [[text] if text.strip() else []]
     assert found.places == found.lines == [0] * len(found.texts[0])
     assert found.blank == ([0] if content and not text.strip() else [])
@@ -180,9 +181,32 @@ def test_a_large_file_by_paragraphs_is_read_in_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample_by", "texts"), [("document", ["a\nb\r"]), ("paragraph", ["a\nb\r"]), ("line", ["a", "b\r"])]
+    ("sample_by", "texts"), [("document", ["a\r\nb\r"]), ("paragraph", ["a\r\nb\r"]), ("line", ["a", "b\r"])]
 )
-def test_only_before_a_newline_a_return_is_left_out(tmp_path: Path, sample_by: SampleBy, texts: list[str]) -> None:
+def test_only_before_a_newline_a_return_ends_a_line(tmp_path: Path, sample_by: SampleBy, texts: list[str]) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"a\r\nb\r")
     assert spans.read(path, spec(sample_by)).texts == [texts]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 1 << 20])
+@pytest.mark.parametrize(
+    ("sample_by", "texts"),
+    [
+        ("document", ["one\r\nmore\r\n\r\ntwo\r\n\r\n \r\nthree\0nul"]),
+        ("paragraph", ["one\r\nmore", "two", "three\0nul"]),
+        ("line", ["one", "more", "two", "three\0nul"]),
+    ],
+)
+def test_crlf_stays_what_it_is(tmp_path: Path, sample_by: SampleBy, texts: list[str], block_bytes: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\nmore\r\n\r\ntwo\r\n\r\n \r\nthree\0nul")
+    assert spans.read(path, spec(sample_by), block_bytes=block_bytes).texts == [texts]
+
+
+@pytest.mark.parametrize("sample_by", ["document", "paragraph", "line"])
+def test_what_ends_lines_elsewhere_is_text(tmp_path: Path, sample_by: SampleBy) -> None:
+    text = "a\rb\fc\vd\x1ce\x85f\u2028g\u2029h\r"
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode())
+    assert spans.read(path, spec(sample_by)).texts == [[text]]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from headrace.config import nearest_or_known
+from headrace.config import nearest_or_known, nearest_path
 from headrace.datasets.blend import Blend, ScheduledBlend, Stage
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.lengths import Concat, Limit, Subset
@@ -141,7 +141,7 @@ def read_file(path: AnyPath) -> Splits:
     try:
         return read_splits(read_config(path), str(path))
     except FileNotFoundError:
-        raise StoreError(f"{path}: there is no such file") from None
+        raise StoreError(f"{path}: there is no such file{nearest_path(str(path))}") from None
 
 
 def resolve(splits: Splits, split_part: str, origin: MetadatasetPlace) -> Tree:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.config import check_keys, convert
+from headrace.config import check_keys, convert, nearest_path
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
@@ -86,7 +86,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         layout = sample_layout(source.path, self.reader)
         if layout is None:
             if not any(path_at(source.path + suffix, self.reader).exists() for suffix in ("", ".bin", ".idx")):
-                raise StoreError(f"{source.path}: nothing is there")
+                raise StoreError(f"{source.path}: nothing is there{nearest_path(source.path)}")
             raise ConfigError(
                 f"{source.path}: holds no samples; for tokens, say how they are cut: windows: {{window_tokens: 4096}} "
                 "or packs: {max_seq_len: 4096}"

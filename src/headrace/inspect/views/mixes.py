@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.config import unknown_name
 from headrace.datasets.metadataset import JoinedSource, load_dataset, sources
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer
@@ -85,7 +86,7 @@ def tried_mix(
         [('web', 300, 3.0), ('code', 100, 1.0)]
     """
     if split not in found.splits:
-        raise ConfigError(f"{found.path}: no split {split!r}; its splits are {', '.join(found.splits)}")
+        raise unknown_name(found.path, "split", split, found.splits)
     root = found.splits[split]
     given = dict(weights or {})
     if any(not 0 <= weight < float("inf") for weight in given.values()):

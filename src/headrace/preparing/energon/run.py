@@ -14,6 +14,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
+from headrace.config import nearest_path
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Storage, check_readable, check_storage, is_url, local_path
@@ -485,7 +486,7 @@ def _is_single(path: Path) -> bool:
     if path.is_file() and path.suffix in (".jsonl", ".yaml"):
         return True
     if not path.is_dir():
-        raise InputError(f"{path}: expected a folder of tars, a .jsonl, or the .yaml of a metadataset")
+        raise InputError(f"{path}: expected a folder of tars, a .jsonl, or a metadataset .yaml{nearest_path(path)}")
     return False
 
 

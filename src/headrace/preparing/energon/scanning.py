@@ -24,6 +24,7 @@ from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
 from headrace.stores.arguments import check_case
 from headrace.stores.energon.sqlite_index import MediaRow
+from headrace.stores.foreign import foreign_format
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.members import SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import ScannedShard, scan_shard
@@ -70,6 +71,8 @@ def find_shards(
             check_uncompressed(str(root / first))
         on_notice(f"{len(compressed):,} compressed tars are left out, the first is {first}: only plain tars are shards")
     if not names:
+        if told := foreign_format(root):
+            raise InputError(f"{root}: {told}")
         left = " that is not excluded" if pattern is not None else ""
         raise InputError(f"{root}: the folder holds no .tar{left}, at any depth: a dataset is made of tars")
     return [_status(root, name) for name in sorted(names, key=_key)]

@@ -9,10 +9,18 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import ConfigError, InputError
+from headrace.errors import ConfigError, InputError, sentence
 from headrace.io import Storage, check_readable, is_url, path_at, reader_of
 from headrace.preparing.backends.first_documents import MAX_TEXT_BYTES
-from headrace.preparing.sources import RecordSpec, SourceFile, Span, find_inputs, open_span
+from headrace.preparing.sources import (
+    RecordSpec,
+    SourceFile,
+    Span,
+    counted_from,
+    find_inputs,
+    open_span,
+    record_noun,
+)
 from headrace.preparing.sources.find import Wanted, check_fields
 from headrace.samples.layouts import LAYOUTS
 from headrace.samples.recipe import Recipe, load_recipe, parse_recipe, resolve_layout
@@ -178,7 +186,9 @@ def _first_records(
             records += (block.records or [])[: num_records - len(records)]
             num_bytes += block.input_bytes
             if block.bad and not bad:
-                bad = f"{file.name}, {block.bad[0].line + 1:,}: {block.bad[0].message}"
+                noun = record_noun(file.format, spec.sample_by)
+                line = block.bad[0].line + counted_from(noun)
+                bad = f"{file.name}, {noun} {line:,}: {sentence(block.bad[0].message)} Nothing was written."
             if len(records) >= num_records or num_bytes >= MAX_TEXT_BYTES:
                 return records, bad
     return records, bad

@@ -11,10 +11,11 @@ import msgspec
 
 from headrace.errors import InputError
 from headrace.io import Storage, check_storage
+from headrace.preparing.ledger import check_tolerance, described
 from headrace.preparing.shards.inputs import choose_parts, find_media, plan_survey, survey_setup
 from headrace.preparing.shards.options import ShardOptions
-from headrace.preparing.shards.planning import GOOD, Sums
-from headrace.preparing.shards.run import check_ready
+from headrace.preparing.shards.planning import DUPLICATE, GOOD, Sums
+from headrace.preparing.shards.run import ADVICE, check_ready
 from headrace.preparing.shards.survey import Surveyor
 
 MAX_TASKS = 16
@@ -46,6 +47,8 @@ class ShardEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Number of bad samples in the sample, not scaled up."""
     first_error: str
     """The first bad sample with its place; empty if there is none."""
+    stops: str = ""
+    """Why a run would end without output, as far as the sample shows; else empty."""
 
 
 def estimate_shards(
@@ -112,12 +115,26 @@ def estimate_shards(
         shards=max(by_count, by_bytes, 1),
         parts=dict(sorted(part_bytes.items())),
         bad=len(sums.errors),
-        first_error=_first(sums),
+        first_error=described(sums.errors[0]) if sums.errors else "",
+        stops=_stops(sums, options, is_whole=count == len(orders)),
     )
 
 
-def _first(sums: Sums) -> str:
-    if not sums.errors:
-        return ""
-    error = sums.errors[0]
-    return f"{error.file}, {error.unit} {error.line:,}: {error.message}"
+def _stops(sums: Sums, options: ShardOptions, *, is_whole: bool) -> str:
+    """Return what a run would end with, if it would have no output."""
+    fates = sums.gathered.fates()[0]
+    num_twice = int((fates == DUPLICATE).sum())
+    try:
+        check_tolerance(
+            sums.errors, options.errors, noun="samples", advice=ADVICE, num_read=len(fates) if is_whole else None
+        )
+        if num_twice and options.source.duplicates == "error":
+            raise InputError(
+                f"{num_twice:,} samples have a key that came before: choose another --key-field, or keep the first of "
+                "each with --duplicates drop. Nothing was written."
+            )
+        if is_whole:
+            sums.check_left(fates)
+    except InputError as error:
+        return str(error)
+    return ""

@@ -57,6 +57,7 @@ from headrace.preparing.sources import (
 from headrace.preparing.sources.find import check_fields, file_at, matching_objects
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
+from headrace.stores.foreign import foreign_format
 
 METADATA_STEM = "metadata"
 _MEDIA_COLUMNS = {
@@ -323,10 +324,16 @@ class _Finder:
         return MediaInput(name=name, root=str(root.absolute()), table=table)
 
     def _folder(self, name: str) -> list[MediaInput]:
+        if told := foreign_format(name, self._using):
+            raise ConfigError(f"input {name!r}: {told}")
         listing = list_folder(name, self._using)
         tables = [file.name for file in listing.files if is_table(file.name)]
         files = tuple(file for file in listing.files if not is_table(file.name))
         others = [file.name for file in files if file.name not in DESCRIPTIONS]
+        if others and all(other.endswith(".tar") for other in others):
+            raise ConfigError(
+                f"input {name!r} is a folder of tar shards, which headrace prepare energon indexes in place"
+            )
         if tables and not others:
             return [self._table(os.path.join(name, table)) for table in tables]  # noqa: PTH118 - keeps "./" as given
         if self._source.root is not None:

@@ -28,6 +28,7 @@ from headrace.errors import HeadraceError, InputError
 from headrace.io import FileSum, output_errors, write_all
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
+from headrace.preparing.ledger import NothingLeftError, reasons_in_words
 from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.shards.filling import list_name, pack_listed
 from headrace.preparing.shards.inputs import MediaInput
@@ -254,11 +255,22 @@ class Sums:
         message = f"{sample.name or sample.key}: {sample.bad}" if table is None else sample.bad
         return ErrorEntry(file=self._inputs[given].name, unit=unit, line=line + counted_from(unit), message=message)
 
+    def check_left(self, fates: IntArray) -> None:
+        """Raise NothingLeftError if no sample is good, given the `Gathered.fates` of all."""
+        if not (fates == GOOD).any():
+            why = reasons_in_words(dropped_by(fates), self.errors) if len(fates) else "the inputs are empty."
+            raise NothingLeftError(f"none of {len(fates):,} samples is left: {why} Nothing was written.")
+
     def check_whole(self) -> None:
         """Raise HeadraceError if an input was not read to its end."""
         for given, reached in zip(self._inputs, self._reached, strict=True):
             if given.table is not None:
                 _equal(f"{given.name}: its extent, and what was read", given.table.extent, reached)
+
+
+def dropped_by(fates: IntArray) -> dict[str, int]:
+    """Return how many samples are left out, for each reason."""
+    return {name: int((fates == fate).sum()) for fate, name in _REASONS.items() if (fates == fate).any()}
 
 
 class Planner:
@@ -298,10 +310,8 @@ class Planner:
             self._refuse(fates, firsts)
         kept = np.flatnonzero(fates == GOOD)
         contents = sums.gathered.content_bytes
-        dropped = {name: int((fates == fate).sum()) for fate, name in _REASONS.items() if (fates == fate).any()}
-        if not len(kept):
-            why = ", ".join(f"{name} {count:,}" for name, count in dropped.items()) or "the inputs are empty"
-            raise NothingLeftError(f"none of {len(fates):,} samples is left: {why}. Nothing was written.")
+        dropped = dropped_by(fates)
+        sums.check_left(fates)
         order = output_order(kept, self._options.output.shuffle)
         plan = cut_shards(sums.gathered.tar_bytes[order], self._options.output)
         self._write_lists(lists, plan, order, len(fates))
@@ -414,10 +424,6 @@ class Planner:
             f"the key {key!r} comes twice: {first}, and {second} ({count:,} such samples in all). A key must name one "
             "sample: choose another --key-field, or keep the first of each with --duplicates drop. Nothing was written."
         )
-
-
-class NothingLeftError(InputError):
-    """No sample is left of the inputs. Reading them again cannot help, so the work is not kept."""
 
 
 def _flush(lists: Path, pending: dict[int, bytearray]) -> None:

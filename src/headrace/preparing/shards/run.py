@@ -37,7 +37,7 @@ from headrace.engine.shared import FetchedAhead
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError
 from headrace.io import Storage, check_readable, check_storage, output_errors
 from headrace.preparing.energon.report import tell_misfit
-from headrace.preparing.ledger import check_tolerance
+from headrace.preparing.ledger import NothingLeftError, check_tolerance
 from headrace.preparing.output_folder import OutputFolder, mark_of, output_at
 from headrace.preparing.shards.filling import Filler, done_path
 from headrace.preparing.shards.finishing import (
@@ -72,7 +72,7 @@ from headrace.preparing.shards.messages import (
     survey_path,
 )
 from headrace.preparing.shards.options import PartSpec, ShardOptions, check_options
-from headrace.preparing.shards.planning import NothingLeftError, Planned, Planner, Sums
+from headrace.preparing.shards.planning import Planned, Planner, Sums
 from headrace.preparing.shards.survey import Surveyor
 from headrace.preparing.sources import check_all
 from headrace.stores import ErrorEntry, Manifest
@@ -116,7 +116,7 @@ def main(descriptor: int) -> None:
 KIND = "shards"
 SURVEYS_NAME, LISTINGS_NAME, LISTS_NAME = "surveys", "listings", "lists"
 PLANNED_NAME, HASHES_NAME = "planned", "hashes"
-_ADVICE = (
+ADVICE = (
     "Nothing was written; correct or remove it and run again with --restart, or skip bad samples with --on-error skip."
 )
 
@@ -376,7 +376,7 @@ class ShardRun:
             yield result
 
     def _check_errors(self, errors: Sequence[ErrorEntry], num_read: int | None = None) -> None:
-        check_tolerance(errors, self._options.errors, noun="samples", advice=_ADVICE, num_read=num_read)
+        check_tolerance(errors, self._options.errors, noun="samples", advice=ADVICE, num_read=num_read)
 
     def _check_unchanged(self) -> None:
         check_all([file for given in self._inputs for file in (given.table, given.captions) if file is not None])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import nearest
 from headrace.errors import ConfigError, InputError, MissingExtraError
 from headrace.io import is_url
 from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
@@ -59,8 +60,10 @@ def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:
     for field in spec.named:
         indices = schema.get_all_field_indices(field)
         if not indices:
+            near = nearest(field, schema.names)
             raise ConfigError(
-                f"{name}: no column {field!r}; its columns are: {_columns_in_words(schema)} ({spec.option(field)})"
+                f"{name}: no column {field!r}{near}; its columns are: {_columns_in_words(schema)}"
+                f" ({spec.option(field)})"
             )
         if len(indices) > 1:
             raise ConfigError(f"{name}: {len(indices)} columns are called {field!r}: rename all but one")

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from headrace.config import nearest, nearest_path
 from headrace.errors import ConfigError, InputError, StoreError, some
 from headrace.io import (
     AtomicFile,
@@ -46,6 +47,7 @@ from headrace.preparing.sources.source_file import (
     sniff,
 )
 from headrace.preparing.sources.streams import load_zstandard
+from headrace.stores.foreign import foreign_format
 from headrace.stores.saved_dataset import STATE_NAME, data_files, is_saved_dataset, splits_of
 
 STDIN = "-"
@@ -134,7 +136,7 @@ def _expand(argument: str, using: str | Reader) -> list[str]:
         elif glob.has_magic(name):
             names += _glob(name, origin, using)
         else:
-            raise ConfigError(f"input {name!r}{origin} does not exist")
+            raise ConfigError(f"input {name!r}{origin} does not exist{nearest_path(name)}")
     return names
 
 
@@ -193,6 +195,8 @@ def _search(folder: str, using: str | Reader) -> list[str]:
         elif is_unread_data(relative):
             others.append(relative)
     found = texts or data
+    if (others or not found) and (told := foreign_format(folder, using)):
+        raise ConfigError(f"input {folder!r}: {told}")
     if others:
         raise _unread(folder, others, is_alone=not found)
     if texts and data:
@@ -371,7 +375,8 @@ def check_fields(files: Sequence[SourceFile], spec: RecordSpec, more: Sequence[W
         if missing and num_records:
             (fields, advice), found = missing[0], some(list(map(repr, names)), 12) or "none"
             raise ConfigError(
-                f"{file.name}: none of its first {num_records} records has the field {' or '.join(map(repr, fields))}; "
+                f"{file.name}: none of its first {num_records} records has the field {' or '.join(map(repr, fields))}"
+                f"{nearest(fields[0], names)}; "
                 f"their fields are: {found} ({advice})"
             )
 

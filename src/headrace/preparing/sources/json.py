@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from headrace.config import nearest
 from headrace.errors import InputError
 from headrace.preparing.sources.block import (
     BadRecord,
@@ -128,7 +129,8 @@ class RecordReader:
     def _get(self, value: dict[str, Any], field: str) -> Any:
         if field not in value:
             names = ", ".join(repr(name) for name in list(value)[:8]) or "none"
-            raise BadRecordError(f"no field {field!r}; its fields are: {names} ({self._spec.option(field)})")
+            near = nearest(field, value)
+            raise BadRecordError(f"no field {field!r}{near}; its fields are: {names} ({self._spec.option(field)})")
         return value[field]
 
 

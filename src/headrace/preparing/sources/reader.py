@@ -1,8 +1,9 @@
 """Opens the reader of a span, whatever the format of its file; and reads files of lines, of plain text, and of CSV.
 
-A record of plain text is a file, a paragraph or a line. In all three cases the byte order mark of the file is left out,
-``\\r\\n`` becomes ``\\n`` as in Python's own text files (a ``\\r`` elsewhere stays), and a text of white space only is
-blank. Tables of CSV and TSV, whose first line names the columns, are for runs that read whole records.
+A record of plain text is a file, a paragraph or a line. In all three cases the byte order mark of the file is left
+out, all other bytes stay as they are, and a text of white space only is blank. Only ``\\n`` and ``\\r\\n`` end a line;
+what ends the last line of a paragraph or a line is not part of it. Tables of CSV and TSV, whose first line names the
+columns, are for runs that read whole records.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from headrace.preparing.sources.streams import (
     BOM,
     HEAD_OF_LINE_BYTES,
     MAX_LINE_BYTES,
+    NEWLINE,
     CountedFile,
     CutStream,
     DamagedStreamError,
@@ -273,18 +275,21 @@ class _ParagraphParser(_Parser):
         self._open: list[bytes] = []
         self._begin = 0
         self._size = 0
+        is_ended = False
         for lines in blocks:
+            is_ended = lines.data.endswith(NEWLINE)
             if lines.is_too_long:
                 self._continue(lines.data, lines.size, lines.offset)
                 continue
-            for line, place in _split(lines):
+            split, begins = split_lines(lines)
+            for line, place in zip(split, begins.tolist(), strict=True):
                 if not line or line.isspace():
                     self._close()
                 else:
                     self._continue(line, len(line) + 1, place)
             if self._good or self._bad:
                 yield self._block()
-        self._close()
+        self._close(is_ended=is_ended)
         if self._good or self._bad:
             yield self._block()
 
@@ -296,10 +301,12 @@ class _ParagraphParser(_Parser):
         if self._size <= self._max_record_bytes or not self._open:
             self._open.append(line)
 
-    def _close(self) -> None:
+    def _close(self, *, is_ended: bool = True) -> None:
         if not self._size:
             return
-        data = b"\n".join(self._open)
+        data = NEWLINE.join(self._open)
+        if is_ended:  # its last newline is left out already
+            data = data.removesuffix(b"\r")
         if self._size > self._max_record_bytes:
             self._refuse(data[:HEAD_OF_LINE_BYTES], self._size, self._begin)
         else:
@@ -324,7 +331,7 @@ class _DocumentParser(_Parser):
         if size > self._max_record_bytes:
             self._refuse(pieces[0][:HEAD_OF_LINE_BYTES], size, 0)
         else:
-            self._add(b"".join(pieces).removeprefix(BOM).replace(b"\r\n", b"\n"), 0)
+            self._add(b"".join(pieces).removeprefix(BOM), 0)
         yield self._block()
 
 

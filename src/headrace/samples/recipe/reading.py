@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import yaml
 
-from headrace.config import below, check_choice, convert, nearest
+from headrace.config import below, check_choice, convert, nearest, nearest_path
 from headrace.errors import ConfigError, InputError
 from headrace.io import read_small
 from headrace.plan.packing.options import Packing
@@ -58,7 +58,7 @@ def load_recipe(path: str | PathLike[str]) -> Recipe:
     try:
         text = read_small(Path(path)).decode("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"recipe {name!r} does not exist") from None
+        raise ConfigError(f"recipe {name!r} does not exist{nearest_path(name)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {name!r} cannot be read: {error}") from error
     return parse_recipe(text, name=name)

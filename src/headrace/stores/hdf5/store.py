@@ -24,7 +24,8 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from headrace.errors import ConfigError, InputError, MissingExtraError, StoreError
+from headrace.config import check_choice
+from headrace.errors import InputError, MissingExtraError, StoreError
 from headrace.io import (
     AnyPath,
     FileSum,
@@ -88,9 +89,7 @@ def load_h5py(path: str) -> Any:
 
 def check_order(order: str) -> None:
     """Raise ConfigError if there is no such order of datasets."""
-    if order not in get_args(DatasetOrder):
-        allowed = ", ".join(map(repr, get_args(DatasetOrder)))
-        raise ConfigError(f"order={order!r} is unknown; the orders of datasets are {allowed}")
+    check_choice("order", order, get_args(DatasetOrder))
 
 
 def read_layout(path: str, using: Reader, order: DatasetOrder) -> dict[str, Segments]:

@@ -37,6 +37,7 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike
 
+from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader
 from headrace.stores.arguments import as_dtype
@@ -79,11 +80,9 @@ class IndexedOptions(msgspec.Struct, frozen=True, kw_only=True):
     documents: Documents = "indices"
 
     def __post_init__(self) -> None:
-        if self.dialect is not None and self.dialect not in DIALECTS:
-            raise ConfigError(f"dialect={self.dialect!r} is unknown; the dialects are {', '.join(map(repr, DIALECTS))}")
-        if self.documents not in get_args(Documents):
-            allowed = " and ".join(map(repr, get_args(Documents)))
-            raise ConfigError(f"documents={self.documents!r} is unknown; allowed are {allowed}")
+        if self.dialect is not None:
+            check_choice("dialect", self.dialect, DIALECTS)
+        check_choice("documents", self.documents, get_args(Documents))
 
 
 AS_FOUND: Final = IndexedOptions()

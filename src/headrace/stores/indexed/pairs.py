@@ -40,6 +40,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from headrace.config import nearest_path
 from headrace.errors import StoreError
 from headrace.io import AnyPath, Reader, path_at, reader, reader_at
 from headrace.stores.indexed.index import CHUNK, ArrayPlace, Arrays, Index, IntegerColumn
@@ -248,7 +249,7 @@ def open_pair(
     using = reader(reader_at(prefix, using))
     found = [suffix for suffix in SUFFIXES if path_at(f"{prefix}{suffix}", using).is_file()]
     if not found:
-        raise StoreError(f"{prefix}: nothing is there; expected {prefix}.bin and {prefix}.idx")
+        raise StoreError(f"{prefix}: nothing is there{nearest_path(prefix)}; expected {prefix}.bin and {prefix}.idx")
     for suffix in SUFFIXES:
         if suffix not in found:
             raise StoreError(

@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.config import nearest_path
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import (
     AnyPath,
@@ -372,7 +373,7 @@ def _status(tar: str, using: Reader) -> Any:
     try:
         return using.path_at(tar).stat()
     except OSError as error:
-        raise StoreError(f"{tar}: cannot be opened: {error.strerror}; expected a tar") from error
+        raise StoreError(f"{tar}: cannot be opened: {error.strerror}{nearest_path(tar)}; expected a tar") from error
 
 
 def _name(tar: str, status: Any, hidden: bool) -> str:
