@@ -31,10 +31,10 @@ from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.plan.arithmetic import apportion, exact_weights, rounded
-    from headrace.plan.balance import Assignment, StepPart, balanced, costs_of, step_order, unbalanced
+    from headrace.plan.balance import Assignment, balanced, costs_of, step_order, unbalanced
     from headrace.plan.blend import BlendTree, counts_until, linear_ramp, quantised
     from headrace.plan.bucketing import Bucketing, bucketed
-    from headrace.plan.cursor import BalancedStep, Cursor
+    from headrace.plan.cursor import BalancedStep, Cursor, StepPart
     from headrace.plan.keys import IntArray, KeyArray, derive_array
     from headrace.plan.nodes import (
         Branch,
@@ -62,10 +62,10 @@ if TYPE_CHECKING:
 _HOMES = homes(
     {
         "headrace.plan.arithmetic": "apportion exact_weights rounded",
-        "headrace.plan.balance": "Assignment StepPart balanced costs_of step_order unbalanced",
+        "headrace.plan.balance": "Assignment balanced costs_of step_order unbalanced",
         "headrace.plan.blend": "BlendTree counts_until linear_ramp quantised",
         "headrace.plan.bucketing": "Bucketing bucketed",
-        "headrace.plan.cursor": "BalancedStep Cursor",
+        "headrace.plan.cursor": "BalancedStep Cursor StepPart",
         "headrace.plan.keys": "IntArray KeyArray derive_array",
         "headrace.plan.nodes": "Branch ConcatNode Declared Inner Leaf LimitNode "
         "Node RepeatNode Schedule leaf_counts leaves node_recipe",

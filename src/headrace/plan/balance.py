@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
+from headrace.plan.cursor import StepPart
 from headrace.plan.keys import IntArray
 from headrace.plan.slots import uneven_bounds
 
@@ -276,25 +277,6 @@ def _exchange(members: IntArray, costs: IntArray, levels: IntArray, among: int) 
 def _over_mean(values: NDArray[np.float64]) -> float:
     mean = float(values.mean()) if values.size else 0.0
     return float(values.max()) / mean if mean else 1.0
-
-
-class StepPart(NamedTuple):
-    """A part of a step that was taken under one assignment: the first ``num_taken`` slots of the samples then left.
-
-    ``num_samples`` is the number of samples in the step at that time; a run that is made longer may add some to its
-    last step. ``per_node`` is the number of ranks of a node if samples were dealt to nodes (see `headrace.Dealing`),
-    else 0.
-    """
-
-    num_samples: int
-    world_size: int
-    micro_batch_size: int
-    num_taken: int
-    per_node: int = 0
-
-    def is_assigned_by(self, num_samples: int, world_size: int, micro_batch_size: int, per_node: int = 0) -> bool:
-        """Return whether a step of this size, with these ranks and micro-batches, continues this assignment."""
-        return (*self[:3], self.per_node) == (num_samples, world_size, micro_batch_size, per_node)
 
 
 def step_order(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.config import convert
 from headrace.errors import ConfigError, StateError
-from headrace.plan.balance import StepPart
 from headrace.plan.recipe import CONTENTS, PARTS, RunRecipe, differing_parts, undrawn
 from headrace.plan.schedule import BatchSchedule
 
@@ -69,6 +68,25 @@ class PastError(StateError):
             f" {', '.join(parts)} differ{detail}\nRestore what differs, or start a new run from position 0; to change"
             f" the mix from here on: run.edit({first_step}, ...)"
         )
+
+
+class StepPart(NamedTuple):
+    """A part of a step that was taken under one assignment: the first ``num_taken`` slots of the samples then left.
+
+    ``num_samples`` is the number of samples in the step at that time; a run that is made longer may add some to its
+    last step. ``per_node`` is the number of ranks of a node if samples were dealt to nodes (see `headrace.Dealing`),
+    else 0.
+    """
+
+    num_samples: int
+    world_size: int
+    micro_batch_size: int
+    num_taken: int
+    per_node: int = 0
+
+    def is_assigned_by(self, num_samples: int, world_size: int, micro_batch_size: int, per_node: int = 0) -> bool:
+        """Return whether a step of this size, with these ranks and micro-batches, continues this assignment."""
+        return (*self[:3], self.per_node) == (num_samples, world_size, micro_batch_size, per_node)
 
 
 class BalancedStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.plan.balance import StepPart, balanced, continued_order
+from headrace.plan.balance import balanced, continued_order
+from headrace.plan.cursor import StepPart
 from headrace.plan.keys import IntArray
 
 
