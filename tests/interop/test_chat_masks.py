@@ -28,6 +28,7 @@ from counts import cases
 from headrace.errors import InputError
 from headrace.samples import Conversation
 from headrace.samples.masking import Masker, MaskOptions
+from headrace.samples.masking.marking import Marker
 from headrace.samples.masking.token_spans import byte_places
 from headrace.samples.templates import ChatTemplate, suite_names
 from headrace.samples.templates.suite import FAMILIES
@@ -168,3 +169,66 @@ def test_ids_are_those_of_transformers(hf: Any) -> None:
 
 def _named(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"conversation": arguments["messages"], "tools": arguments.get("tools")}
+
+
+WORD = re.compile(r"w[a-z]\d+[a-z]w")
+KINDS: dict[str, talks.Talk] = {
+    "plain": [talks.user("wu0aw"), talks.assistant("wa1aw wa1bw"), talks.user("wu2aw"), talks.assistant("wa3aw")],
+    "thinking": [
+        talks.user("wu0aw"),
+        talks.assistant("wa1aw", reasoning_content="wa1rw wa1sw"),
+        talks.user("wu2aw"),
+        talks.assistant("wa3aw"),
+        talks.user("wu4aw"),
+        talks.assistant("wa5aw", reasoning_content="wa5rw"),
+    ],
+    "tools": [
+        talks.user("wu0aw"),
+        talks.assistant("", tool_calls=[talks.call("weather", {"place": "wa1cw"})]),
+        talks.result("wu2aw"),
+        talks.assistant("wa3aw"),
+        talks.user("wu4aw"),
+        talks.assistant("wa5aw"),
+    ],
+}
+"""Every word of an assistant begins with ``wa`` and is its own; all others must not be trained."""
+ALL = sorted(
+    path.name.removesuffix(".jinja")
+    for path in ((resources.files("trl") / "chat_templates").iterdir() if find_spec("trl") else ())
+    if path.name.endswith(".jinja") and not re.search("idefics|smolvlm", path.name)  # these want contents in parts
+)
+ENDS = {"<|observation|>": ("<|endoftext|>", "<|user|>", "<|observation|>"), "<turn|>": ("<turn|>", "<|tool_response>")}
+"""What ``generation_config.json`` of GLM and Gemma 4 declares, by a token of their templates."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ALL)
+def test_the_defaults_take_templates_of_trl(name: str, kind: str) -> None:
+    """Each word of an assistant is trained once, after a text that the template gives a model to go on from."""
+    text = (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    template = ChatTemplate.from_text(text, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}, now=talks.NOW)
+    special = sorted({*re.findall(r"<\|[a-zA-Z_]+\|?>|<[a-z_]+\|>|<｜[^｜]+｜>|<end_of_turn>", text), "</s>"})  # noqa: RUF001
+    ends = next((ends for token, ends in ENDS.items() if token in text), ())
+    marker = Marker(
+        template, MaskOptions(on_unwritten_tool_calls="allow", on_unwritten_tools="allow"), special, (), ends
+    )
+    tools = talks.TOOLS[:1] if kind == "tools" else None
+    try:
+        whole = template.render(KINDS[kind], tools=tools).text
+    except InputError:
+        pytest.skip("the template refuses such conversations")
+    last = {word for message in KINDS[kind][-2:] for word in WORD.findall(str(message))}
+    if not last <= set(WORD.findall(whole)) or (kind == "tools" and "wa1cw" not in whole):
+        pytest.skip("the template does not write them")
+    [texts] = marker.mark([Conversation(messages=KINDS[kind], tools=tools)], with_all=False)
+    trained = [
+        word
+        for marked in texts
+        for piece in marked.pieces
+        if piece.is_trained
+        for word in WORD.findall(marked.text[piece.begin : piece.end])
+    ]
+    assert all(word.startswith("wa") for word in trained)
+    assert len(trained) == len(set(trained))
+    assert {word for word in WORD.findall(str(KINDS[kind])) if word.startswith("wa")} == set(trained)
+    assert all(marked.text[begin:end].strip() in special for marked in texts for begin, end in marked.ends)

@@ -320,3 +320,28 @@ def test_ends_that_only_the_generation_config_declares(folder: Path, number: Any
     documents, _, _ = prepare(runs.SFT, TALKS)
     masks = runs.documents(Path("out"), "loss_mask")
     assert all(mask[document.index(EOS, -3)] == 1 for document, mask in zip(documents, masks, strict=True))
+
+
+def test_what_is_chosen_for_records_is_noted_and_said(folder: Path) -> None:
+    """An argument of the template, ends that it does not write, and thoughts that its prompt opens."""
+    recipe = "type: sft\ntokenizer: model\ntemplate: {path: chat.jinja}\ninputs: {paths: data}"
+    chosen = recipes_made.TEMPLATE.replace("assistant\n{%", "assistant\n{{ 'deep' if deep is not defined or deep }}{%")
+    Path("chat.jinja").write_text(chosen)
+    _, notes, notices = prepare(recipe, TALKS)
+    assert notes == {"template argument deep=false": 12}
+    assert "12 of the first 12 records are rendered with deep=false" in notices[0]
+    assert "`template: {kwargs: {deep: false}}` renders all records so" in notices[0]
+    _, notes, notices = prepare(recipe.replace("jinja}", "jinja, kwargs: {deep: false}}"), TALKS)
+    assert (notes, notices) == ({}, [])
+    Path("chat.jinja").write_text(recipes_made.TEMPLATE.replace("<|end|>", ""))
+    Path("model/generation_config.json").write_text(json.dumps({"eos_token_id": [EOS]}))
+    documents, notes, notices = prepare(recipe, TALKS)
+    assert notes == {"appended_ends": 12}
+    assert all(document[-1] == EOS for document in documents)
+    assert "get a token that ends them, of generation_config.json" in notices[0]
+    Path("chat.jinja").write_text(recipes_made.TEMPLATE.replace("assistant\n{%", "assistant\n<think>{%"))
+    _, notes, notices = prepare(recipe, TALKS)
+    assert notes == {"opened_thought": 12}
+    assert "begin where the template's generation prompt opens a thought" in notices[0]
+    with pytest.raises(InputError, match=r"mask: \{on_prompt_mismatch: allow\}"):
+        prepare(recipe + "\nmask: {on_opened_thought: error}", TALKS)

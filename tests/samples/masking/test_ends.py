@@ -322,7 +322,7 @@ def test_the_last_declared_end_before_the_next_header_ends_a_turn(ends: tuple[st
         return
     declared = ((), ends) if is_generation else (ends, ())
     marker = Marker(ChatTemplate.from_text(KIMI), MaskOptions(), SPECIAL, *declared)
-    [marked] = marker.mark(Conversation(messages=TWO), with_all=False)
+    [[marked]] = marker.mark([Conversation(messages=TWO)], with_all=False)
     trained = [marked.text[one.begin : one.end] for one in marked.pieces if one.is_trained]
     written = "<|start|>text<|mid|>{}<|close|>text<|mid|><|close|>message<|mid|>"
     assert trained == [written.format("Yes"), "<|eot|>", written.format("No"), "<|eot|>"]

@@ -162,10 +162,12 @@ def test_a_turn_that_closes_otherwise_is_unstable() -> None:
 def test_prompts_that_are_no_beginnings() -> None:
     text = BARE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>{% endif %}")
     messages = [user("a"), assistant("<b")]
+    assert short(masks_made.masks(text, messages)) == ["u:a.a:⟦<b.⟧"]
+    strict = {"on_opened_thought": "error"}
     with pytest.raises(InputError, match=r"generation prompt is not how it writes message 1.*on_prompt_mismatch"):
-        masks_made.masks(text, messages)
+        masks_made.masks(text, messages, **strict)
     with pytest.raises(DroppedError) as dropped:
-        masks_made.masks(text, messages, on_prompt_mismatch="drop")
+        masks_made.masks(text, messages, on_prompt_mismatch="drop", **strict)
     assert dropped.value.reason == "prompt_mismatch"
     # The content begins as the prompt goes on, and is trained all the same.
     assert short(masks_made.masks(text, messages, on_prompt_mismatch="allow")) == ["u:a.a:⟦<b.⟧"]

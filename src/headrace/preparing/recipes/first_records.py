@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,6 +32,7 @@ from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
 from headrace.samples.maker.noticing import recipes_that_take, unused_options
 from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.results import APPENDED_END, OPENED_THOUGHT, SWITCHED
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe import Recipe, StoreKey
 
@@ -93,6 +94,8 @@ def make_first(
                 f"{found.notes.get('split_tokens', 0):,} of {tokens:,} tokens are repeated. `mask: {{unstable: "
                 "last_turn}` trains only the last turn; a template that keeps its turns needs no split"
             )
+        for notice in _about_templates(found.notes, len(records)):
+            on_notice(f"inputs[{number}]: {notice}")
         if made_first.bad:
             bad = made_first.bad[0]
             for line in recipes_that_take(
@@ -114,6 +117,30 @@ def make_first(
     if encoder is None or recorder is None:
         return FirstProof(choice, 0, encoder), made
     return prove_texts(choice, recorder.texts, encoder, on_compared), made
+
+
+def _about_templates(notes: Mapping[str, int], num_records: int) -> Iterator[str]:
+    """Notices about what was chosen for single records, from the notes of the first ones; see `Marker.mark`."""
+    for note, number in notes.items():
+        argument = note.removeprefix(SWITCHED)
+        if argument != note:
+            name, _, value = argument.partition("=")
+            yield (
+                f"{number:,} of the first {num_records:,} records are rendered with {argument}, since the template's "
+                "generation prompt, or the end of a turn, is otherwise not how it writes them. "
+                f"`template: {{kwargs: {{{name}: {value}}}}}` renders all records so; a value in the recipe or in a "
+                "record is never changed"
+            )
+    if notes.get(APPENDED_END):
+        yield (
+            f"{notes[APPENDED_END]:,} last turns of samples get a token that ends them, of generation_config.json, "
+            "since the template writes no end there; `mask: {on_untrained_end: allow}` leaves it out"
+        )
+    if notes.get(OPENED_THOUGHT):
+        yield (
+            f"{notes[OPENED_THOUGHT]:,} turns begin where the template's generation prompt opens a thought, and have "
+            "none: ask the trained model without that thought, or set `mask: {on_opened_thought: error}`"
+        )
 
 
 def _with_mask(making: RecipeSetup, mask: MaskOptions) -> RecipeSetup:

@@ -23,7 +23,7 @@ from headrace.samples.conversation import Conversation, Message, Prompt, Text
 from headrace.samples.maker.sequences import Asked, RecordCounts
 from headrace.samples.masking.endings import Closers
 from headrace.samples.masking.options import Template
-from headrace.samples.masking.renders import PROBE, REASONING_TAGS, Renders
+from headrace.samples.masking.renders import CALLS, PROBE, REASONING_TAGS, RESULT, Renders
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe.recipe import Recipe
 
@@ -38,14 +38,6 @@ _NO_MEDIA = (None, "", "[]", "null", "{}", [], {}, ())
 _MEDIA_FIELDS = ("image", "images", "video", "videos", "audio", "audios")
 
 _SYSTEM: Message = {"role": "system", "content": "Be 9."}
-_CALL = {"id": "call12345", "type": "function", "function": {"name": "ask", "arguments": {"what": "Now 6"}}}
-_RESULT = "Then 5"
-_CALLS: list[Message] = [
-    PROBE[0],
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "tool_call_id": "call12345", "name": "ask", "content": _RESULT},
-    PROBE[1],
-]
 
 
 def check_media(record: Mapping[str, Any], sample: object, names: Mapping[str, str]) -> None:
@@ -183,10 +175,10 @@ class Contents:
             except InputError:
                 return ""
 
-        called, answered = text(*_CALLS[:2]), text(*_CALLS)
+        called, answered = text(*CALLS[:2]), text(*CALLS)
         # Of the tokens of a call, only the last one ends the turn.
         last = [piece.of(called) for piece in self._closers.trailing(called, 0, len(called)) if piece.is_special][-1:]
-        after = answered[len(called) :] if answered.startswith(called) else answered.rpartition(_RESULT)[2]
+        after = answered[len(called) :] if answered.startswith(called) else answered.rpartition(RESULT)[2]
         texts = (text(*PROBE[:2]), text(*PROBE, prompt=True), text(_SYSTEM, *PROBE, prompt=True), after, *last)
         found = {closer.of(one) for one in texts for closer in self._closers.inside(one)}
         return frozenset(found.difference(*REASONING_TAGS))

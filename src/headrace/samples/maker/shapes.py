@@ -48,8 +48,8 @@ class Tools:
     marker: Marker | None
     contents: Contents
 
-    def mark(self, conversation: Conversation, tally: RecordCounts) -> list[Marked]:
-        """Return the marked texts of a conversation; see `Marker.mark`.
+    def mark(self, conversations: Sequence[Conversation], tally: RecordCounts) -> list[list[Marked]]:
+        """Return the marked texts of each conversation of a record; see `Marker.mark`.
 
         Raises:
             InputError: If the template or a policy refuses the conversation.
@@ -57,12 +57,13 @@ class Tools:
         """
         if self.marker is None:
             raise ConfigError(_NO_TEMPLATE)
-        tally.note_unread(len(unread_flags(conversation)))
+        tally.note_unread(sum(len(unread_flags(one)) for one in conversations))
         is_header = self.recipe.header == "train"
-        texts = self.marker.mark(self.with_kwargs(conversation), with_all=tally.with_all or is_header)
+        found = self.marker.mark(list(map(self.with_kwargs, conversations)), with_all=tally.with_all or is_header)
         tally.note(self.marker.counts)
-        tally.note(questionable(conversation, [marked.text for marked in texts]))
-        return [_with_header(marked) for marked in texts] if is_header else texts
+        for conversation, texts in zip(conversations, found, strict=True):
+            tally.note(questionable(conversation, [marked.text for marked in texts]))
+        return [list(map(_with_header, texts)) for texts in found] if is_header else found
 
     def text(self, conversation: Conversation, tally: RecordCounts, *, is_prompt: bool) -> str:
         """Return the text of a conversation, or of a prompt for an answer, which must hold every message.
@@ -204,7 +205,7 @@ def _with_header(marked: Marked) -> Marked:
         else piece
         for piece in marked.pieces
     ]
-    return Marked(marked.text, pieces, marked.ends, marked.is_partly_trained)
+    return msgspec.structs.replace(marked, pieces=pieces)
 
 
 def unflagged(conversation: Conversation) -> Conversation:
@@ -296,9 +297,8 @@ class SingleShape(Shape[Single]):
             return [Asked("tokens", plain((text, True)), self.tools.chat_ends)]
         roles = roles_of(conversation) if tally.with_all else ()
         ends = self.tools.chat_ends
-        return [
-            Asked("tokens", marked, ends, is_checked, roles=roles) for marked in self.tools.mark(conversation, tally)
-        ]
+        [texts] = self.tools.mark([conversation], tally)
+        return [Asked("tokens", marked, ends, is_checked, roles=roles) for marked in texts]
 
     def documents(self, sample: Single, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document for each sequence."""
@@ -343,22 +343,23 @@ class PairShape(Shape[Preference]):
 
     def ask(self, sample: Preference, tally: RecordCounts) -> list[Asked]:
         """Return two sequences: the prompt with the chosen answer, and with the rejected one."""
-        asked = []
+        asked: list[Asked] = []
+        sides: dict[str, Conversation] = {}
+        prompt = sample.prompt or ""
         for key, answer in (("chosen", sample.chosen), ("rejected", sample.rejected)):
-            prompt = sample.prompt or ""
             if isinstance(prompt, str) and isinstance(answer, str):
                 asked.append(pair_text(self.tools, key, prompt, answer))
-                continue
-            if isinstance(prompt, str) or isinstance(answer, str):
+            elif isinstance(prompt, str) or isinstance(answer, str):
                 raise InputError(f"prompt and {key} must both be strings, or both messages")
-            texts = self.tools.mark(with_answer(prompt, answer), tally)
+            else:
+                sides[key] = with_answer(prompt, answer)
+        for key, texts in zip(sides, self.tools.mark(list(sides.values()), tally) if sides else [], strict=True):
             if len(texts) > 1:
                 raise InputError(
                     f"{key} has several turns that the template writes differently when more follow, and a pair cannot "
                     "be split: move all but the last one to the prompt, or choose `mask: {unstable: drop}`"
                 )
-            roles = roles_of(prompt, answer)
-            asked.append(Asked(key, texts[0], self.tools.chat_ends, is_checked=True, roles=roles))
+            asked.append(Asked(key, texts[0], self.tools.chat_ends, is_checked=True, roles=roles_of(sides[key])))
         return asked
 
     def documents(self, sample: Preference, found: Sequence[MadeSequence]) -> list[Document]:
@@ -404,10 +405,28 @@ class GroupShape(Shape[Group]):
 
     def ask(self, sample: Group, tally: RecordCounts) -> list[Asked]:
         """Return the prompt and then each response as a sequence."""
+        prompt = sample.prompt
+        if isinstance(prompt, str):
+            asked = prompt_asked(self.tools, prompt, tally)
+            return [asked, *(self._text(prompt, one) for one in sample.responses)]
+        responses = [one for one in sample.responses if not isinstance(one, str)]
+        if len(responses) < len(sample.responses):
+            raise InputError(_MIXED)
+        found = self.tools.mark([with_answer(prompt, one) for one in responses if not self._is_sampled(one)], tally)
+        kwargs = prompt.template_kwargs | dict(found[0][0].switch if found else ())
+        prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs)
         # Each response that a template renders counts the prompt's notes again.
-        is_rendered = not all(map(self._is_sampled, sample.responses))
-        prompt = prompt_asked(self.tools, sample.prompt, RecordCounts() if is_rendered else tally)
-        return [prompt, *(self._response(sample.prompt, prompt.marked.text, one, tally) for one in sample.responses)]
+        asked = prompt_asked(self.tools, prompt, RecordCounts() if found else tally)
+        before, rendered = asked.marked.text, iter(found)
+        return [
+            asked,
+            *(
+                self._sampled(with_answer(prompt, one), before, tally)
+                if self._is_sampled(one)
+                else self._response(with_answer(prompt, one), next(rendered), before, tally)
+                for one in responses
+            ),
+        ]
 
     def _is_sampled(self, response: Conversation | str) -> bool:
         """Return whether a response is a text that a model wrote as it stands, which no template may rewrite."""
@@ -438,21 +457,21 @@ class GroupShape(Shape[Group]):
             }
         ]
 
-    def _response(
-        self, prompt: Conversation | str, before: str, response: Conversation | str, tally: RecordCounts
-    ) -> Asked:
-        if isinstance(prompt, str) and isinstance(response, str):
-            ends = Ends(after=self.tools.answer_ends.after, is_trained=True)
-            text = plain((prompt, False), (response, True))
-            return Asked("responses", text, ends, begin=len(prompt), roles=("prompt", "answer"), may_be_empty=True)
-        if isinstance(prompt, str) or isinstance(response, str):
-            raise InputError("prompt and responses must all be strings, or all messages")
-        roles = roles_of(prompt, response)
-        if self._is_sampled(response) and self.tools.marker is not None:
-            sampled = self.tools.marker.mark_sampled(before, self.tools.with_kwargs(with_answer(prompt, response)))
-            if sampled is not None:
-                return Asked("responses", sampled, is_checked=True, begin=len(before), roles=roles)
-        texts = self.tools.mark(with_answer(prompt, response), tally)
+    def _text(self, prompt: str, response: Conversation | str) -> Asked:
+        if not isinstance(response, str):
+            raise InputError(_MIXED)
+        ends = Ends(after=self.tools.answer_ends.after, is_trained=True)
+        text = plain((prompt, False), (response, True))
+        return Asked("responses", text, ends, begin=len(prompt), roles=("prompt", "answer"), may_be_empty=True)
+
+    def _sampled(self, whole: Conversation, before: str, tally: RecordCounts) -> Asked:
+        marker = self.tools.marker
+        marked = None if marker is None else marker.mark_sampled(before, self.tools.with_kwargs(whole))
+        if marked is None:  # nobody knows how the template ends a turn
+            return self._response(whole, self.tools.mark([whole], tally)[0], before, tally)
+        return Asked("responses", marked, is_checked=True, begin=len(before), roles=roles_of(whole))
+
+    def _response(self, whole: Conversation, texts: list[Marked], before: str, tally: RecordCounts) -> Asked:
         if len(texts) > 1:
             raise InputError(
                 "a response has several turns that the template writes differently when more follow, and a response "
@@ -470,8 +489,11 @@ class GroupShape(Shape[Group]):
             )
         end = None
         if self.tools.recipe.ends.response_end == "turn":
-            end = _end_of_turn(marked, len(prompt.messages) + len(response.messages) - 1)
-        return Asked("responses", marked, is_checked=True, begin=len(before), end=end, roles=roles)
+            end = _end_of_turn(marked, len(whole.messages) - 1)
+        return Asked("responses", marked, is_checked=True, begin=len(before), end=end, roles=roles_of(whole))
+
+
+_MIXED = "prompt and responses must all be strings, or all messages"
 
 
 def prompt_asked(tools: Tools, prompt: Conversation | str, tally: RecordCounts) -> Asked:
@@ -584,7 +606,8 @@ class SectionsShape(Shape[Record]):
             return []
         if section.action != "mask":
             tally.note_unread(len(unread_flags(conversation)))
-        return self.tools.mark(self._flagged(self.tools.contents.take(conversation, tally), section), tally)
+        [texts] = self.tools.mark([self._flagged(self.tools.contents.take(conversation, tally), section)], tally)
+        return texts
 
     def _flagged(self, conversation: Conversation, section: Section) -> Conversation:
         """Return the conversation with a flag for each message; a message's own flag takes precedence."""

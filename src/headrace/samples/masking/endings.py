@@ -15,7 +15,12 @@ token ends the turn only if all of this holds:
 A declared token that follows the answer in both cases is the end whatever stands before it, and the last one if there
 are several: Kimi-K3 closes its tags with tokens that open messages before it ends a turn.
 
-If no token is proved, none is known, and the options of masking decide what happens.
+If no token is proved, a token that ends generated texts (``generation_config.json``) ends the turn:
+
+* one with which the next message begins: GLM's models stop where they open it. The last turn of a text gets it too;
+* if the template writes none at all (Falcon), each turn is the last one of a text of its own, and gets it there.
+
+Otherwise no end is known, and the options of masking decide what happens.
 """
 
 from __future__ import annotations
@@ -23,11 +28,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from headrace.errors import InputError
-from headrace.samples.masking.renders import ANSWER, NEXT_QUESTION, QUESTION, Renders
+from headrace.samples.conversation import Message
+from headrace.samples.masking.renders import ANSWER, CALLS, NEXT_QUESTION, PROBE, QUESTION, Renders
 
 
 class Closer(NamedTuple):
@@ -134,6 +140,10 @@ class Ending(NamedTuple):
     """Special tokens that open a message."""
     asked: str = ""
     """What a model sees before it answers; none of its tokens ends a turn unless that is proved in another way."""
+    behind: tuple[str, str] = ("", "")
+    """What ends an answer, or a call of a tool, that is the last message; empty if ``token`` does, or if unknown."""
+    stops: frozenset[str] = frozenset()
+    """Tokens with which a message begins and that end the turn before it; empty if the template writes none there."""
 
 
 class _Probe(NamedTuple):
@@ -181,8 +191,14 @@ def _probed(renders: Renders, closers: Closers) -> _Probe | None:
     )
 
 
-def find_ending(renders: Renders, closers: Closers, declared: Collection[str]) -> Ending:
-    """Find the ending from renderings of `PROBE`. ``declared`` are tokens that are declared to end a turn."""
+def find_ending(
+    renders: Renders, closers: Closers, declared: Collection[str], generation_ends: Sequence[str] = ()
+) -> Ending:
+    """Find the ending from renderings of `PROBE`.
+
+    ``declared`` are tokens that are declared to end a turn; ``generation_ends`` end a generated text, the usual one
+    first.
+    """
     probe = _probed(renders, closers)
     if probe is None:
         return Ending()
@@ -207,7 +223,26 @@ def find_ending(renders: Renders, closers: Closers, declared: Collection[str]) -
         is_proved = is_opened or token in declared or token not in seen
         if is_proved or (staying and opens_inside(probe.joiner[piece.end :])):
             return _ending(closers, token, tail[piece.end :], openers, probe.asked)
-    return _ending(closers, None, tail, openers, probe.asked)
+    ending = _ending(closers, None, tail, openers, probe.asked)
+    stops = frozenset((*declared, *generation_ends))
+
+    def behind(messages: list[Message]) -> str:
+        """Return the text up to a stop that the last message adds right after those before it; empty if none."""
+        with contextlib.suppress(InputError):
+            text, whole = renders.render(messages[:-1]).text, renders.render(messages).text
+            added = whole[len(text) :] if whole.startswith(text) else ""
+            stop = closers.at(added.lstrip(), 0)
+            if stop is not None and stop.of(added.lstrip()) in stops:
+                return added[: len(added) - len(added.lstrip()) + stop.end]
+        return ""
+
+    if tail.strip() or not generation_ends:
+        return ending
+    with_next = behind(PROBE), behind(CALLS[:3])
+    if any(with_next):
+        return ending._replace(behind=with_next, stops=stops)
+    never_written = next((token for token in generation_ends if token not in probe.asked), "")
+    return ending._replace(behind=(never_written, never_written))
 
 
 def _ending(closers: Closers, token: str | None, after: str, openers: frozenset[str], asked: str) -> Ending:

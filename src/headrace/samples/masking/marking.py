@@ -6,7 +6,9 @@ finds the turns, applies the policies, and checks that no trained turn holds tex
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -31,11 +33,14 @@ from headrace.samples.masking.pieces import (
     overlay,
     spans_of,
 )
-from headrace.samples.masking.renders import PROBE, Renders, Usual, content_of, thought_of
+from headrace.samples.masking.renders import ANSWER, PROBE, Renders, Usual, content_of, thought_of
 from headrace.samples.masking.results import (
+    APPENDED_END,
     EMPTY_TURN,
+    OPENED_THOUGHT,
     PROMPT_MISMATCH,
     REWRITTEN_HISTORY,
+    SWITCHED,
     UNSTABLE,
     UNTRAINED_END,
     UNWRITTEN_MESSAGE,
@@ -45,6 +50,7 @@ from headrace.samples.masking.results import (
     UNWRITTEN_TOOLS,
     Counts,
     DroppedError,
+    FindingError,
 )
 from headrace.samples.masking.turns import (
     ASSISTANT,
@@ -76,14 +82,16 @@ class Marked(msgspec.Struct, frozen=True, gc=False):
     """Whether some of its messages must not be trained."""
     literal: tuple[int, ...] = ()
     """Where special tokens begin that are ordinary text here."""
+    switch: tuple[tuple[str, Any], ...] = ()
+    """The argument of the template that was chosen for the record, if it needs one; see `Marker.mark`."""
 
 
 class Marker:
     """Renders conversations and says which characters are trained, for one template and one set of options.
 
     ``special`` are the special tokens of the tokeniser; ``ends`` are tokens known to end a text, in addition to the
-    template's. ``generation_ends`` end a generated text, and may do so because they open the next message (Phi-3): then
-    they do not end a turn.
+    template's. ``generation_ends`` end a generated text, and may do so because they open the next message (Phi-3, GLM):
+    then they end a turn only if the template has no other end.
     """
 
     def __init__(
@@ -98,10 +106,12 @@ class Marker:
         self._options = options
         declared = [template.end_of_turn, template.special_tokens.get("eos_token"), *ends]
         self._declared = frozenset(token for token in declared if token and token.strip())
-        self._generation_ends = frozenset(generation_ends)
+        # The token that is also declared otherwise comes first.
+        self._generation_ends = sorted(generation_ends, key=lambda token: token not in self._declared)
         self._closers = Closers([*special, *template.special_tokens.values(), *self._declared])
         self._usuals: dict[tuple[str | None, str], Usual] = {}
         self._comparisons: dict[str, Comparison] = {}
+        self._switches: dict[str, list[tuple[str, Any]]] = {}
         self._prefixes: Prefixes = {}
         self._on_unwritten = {
             UNWRITTEN_MESSAGE: options.on_unwritten_message,
@@ -124,18 +134,101 @@ class Marker:
         """What the last call of `mark` or `check_written` counted: splits, and findings that a policy allowed."""
         return self._counts
 
-    def mark(self, conversation: Conversation, *, with_all: bool) -> list[Marked]:
-        """Return the texts that a conversation becomes: one, or several if an unstable template splits it.
+    def mark(self, conversations: Sequence[Conversation], *, with_all: bool) -> list[list[Marked]]:
+        """Return the texts that each conversation of a record becomes: several if an unstable template splits it.
+
+        If the generation prompt is not how the template writes a turn, or a turn has no end, the record is marked with
+        the first argument of the template (such as ``enable_thinking``) with which everything is proved; `counts` names
+        it. All conversations of a record are rendered with the same arguments, and their own are not changed. If there
+        is no such argument, a turn may begin where the prompt opens a thought (``on_opened_thought``).
 
         ``with_all`` locates the turns of untrained messages too, as far as possible, for the evidence.
 
         Raises:
-            InputError: If the template or a policy refuses the conversation.
+            InputError: If the template or a policy refuses a conversation.
             DroppedError: If a policy drops it.
         """
+        try:
+            return self._all_marked(conversations, with_all=with_all)
+        except (DroppedError, FindingError) as error:
+            if error.reason not in (PROMPT_MISMATCH, UNTRAINED_END):
+                raise
+            refused: DroppedError | FindingError = error
+        found: list[list[Marked]] = []
+        advice = ""
+        fewest, counts = self._num_unwritten_thoughts(conversations) + 1, Counter[str]()
+        for name, value in self._switches_for(conversations[0]):
+            if not fewest:
+                break
+            switched = [replace(one, template_kwargs={**one.template_kwargs, name: value}) for one in conversations]
+            with contextlib.suppress(DroppedError, InputError):
+                marked = self._all_marked(switched, with_all=with_all)
+                if any(name in one.template_kwargs for one in conversations):
+                    advice = f". `template: {{kwargs: {{{name}: {json.dumps(value)}}}}}` takes this record"
+                elif (lost := self._num_unwritten_thoughts(switched)) < fewest:
+                    fewest = lost
+                    counts = self._counts + Counter([f"{SWITCHED}{name}={json.dumps(value)}"])
+                    found = [[replace(text, switch=((name, value),)) for text in texts] for texts in marked]
+        if found:
+            self._counts = counts
+            return found
+        if refused.reason == PROMPT_MISMATCH:
+            with contextlib.suppress(FindingError):
+                return self._all_marked(conversations, with_all=with_all, without_thought=True)
+        turns = _by_turns(conversations, self._options)
+        refused = type(refused)(refused.reason, str(refused) + advice)
+        if len(turns) < 2:
+            raise refused
+        # One turn has a thought and another has none, so each may need an argument of its own.
+        counts = Counter(split_records=1)
+        samples: list[Marked] = []
+        for turn in turns:
+            try:
+                [texts] = self.mark([turn], with_all=with_all)
+            except (DroppedError, InputError):
+                raise refused from None
+            samples += texts
+            counts += self._counts
+        self._counts = counts
+        return [samples]
+
+    def _num_unwritten_thoughts(self, conversations: Sequence[Conversation]) -> int:
+        """Return how many thoughts the template does not write, even where their turns are the last ones."""
+        num = 0
+        for renders in [Renders(self._template, one) for one in conversations]:
+            for number, message in enumerate(renders.conversation.messages):
+                thought = thought_of(message)
+                with contextlib.suppress(InputError):
+                    num += bool(thought) and thought not in renders.text(number + 1)
+        return num
+
+    def _all_marked(
+        self, conversations: Sequence[Conversation], *, with_all: bool, without_thought: bool = False
+    ) -> list[list[Marked]]:
         self._counts.clear()
+        return [self._marked(one, with_all=with_all, without_thought=without_thought) for one in conversations]
+
+    def _switches_for(self, conversation: Conversation) -> list[tuple[str, Any]]:
+        """Return the arguments of the template that change its generation prompt, or what it writes after an answer."""
+
+        def shown(more: dict[str, Any]) -> tuple[str, str]:
+            kwargs = {**conversation.template_kwargs, **more}
+            probe = Renders(self._template, Conversation(messages=PROBE, template_kwargs=kwargs))
+            try:
+                return probe.usual(None).prompt, probe.text(2).rpartition(ANSWER)[2]
+            except InputError:
+                return usual
+
+        key = Renders(self._template, conversation).arguments
+        if key not in self._switches:
+            usual = "", ""
+            usual = shown({})
+            self._switches[key] = [one for one in self._template.arguments if shown(dict([one])) != usual]
+        return self._switches[key]
+
+    def _marked(self, conversation: Conversation, *, with_all: bool, without_thought: bool) -> list[Marked]:
         renders = Renders(self._template, conversation, self._usuals)
-        how = self._comparison(renders)._replace(thorough=with_all)
+        how = self._comparison(renders)._replace(thorough=with_all, without_thought=without_thought)
         if self._is_usual and not with_all and not conversation.train and not conversation.train_spans:
             plain = self._plain(renders, how)
             if plain is not None:
@@ -197,9 +290,10 @@ class Marker:
             probe = Renders(self._template, Conversation(messages=PROBE, template_kwargs=kwargs))
             prompt = renders.usual(None).prompt
             declared = self._declared | {token for token in self._generation_ends if token not in prompt}
+            is_allowed = self._options.on_untrained_end == "allow"
             self._comparisons[key] = Comparison(
                 self._closers,
-                find_ending(probe, self._closers, declared),
+                find_ending(probe, self._closers, declared, [] if is_allowed else self._generation_ends),
                 declared,
                 lenient=self._options.on_prompt_mismatch == "allow",
                 ends=self._options.end_of_turn == "train",
@@ -242,6 +336,24 @@ class Marker:
         if at < len(text):
             pieces.append(TextRange(at, len(text), *_UNTRAINED))
         return Marked(text, pieces, ends, len(ends) < len(begins)) if pieces else None
+
+
+def _by_turns(conversations: Sequence[Conversation], options: MaskOptions) -> list[Conversation]:
+    """Return one conversation for each trained turn, which ends with that turn and trains no other.
+
+    Empty if the record must not be split, or something other than assistants' turns is trained.
+    """
+    if len(conversations) > 1 or options.unstable != "split" or options.train_on_prompt:
+        return []
+    [one] = conversations
+    found = []
+    for number, decision in enumerate(decisions(one, options)):
+        if decision.has_trained:
+            own = one.train[number] if one.train else None
+            train = (*(False,) * number, True if own is None and not decision.spans else own)
+            spans = one.train_spans[: number + 1]
+            found.append(replace(one, messages=one.messages[: number + 1], train=train, train_spans=spans))
+    return found
 
 
 class _Marking:
@@ -309,6 +421,8 @@ class _Marking:
             return own
         if not own and self._decisions[message].has_trained:
             raise InputError(_about_no_block(self._renders, message))
+        if len(own) > 1 and checked.start < 0:
+            raise InputError(_about_blocks(self._renders, message, len(own)))
         return [within(block, checked) for block in own]
 
     def _tagged(self, count: int) -> dict[int, list[Turn]]:
@@ -364,7 +478,15 @@ class _Marking:
             over += pieces
             is_last_block = number + 1 == len(turns) or turns[number + 1].message != turn.message
             if end is not None and is_last_block:
-                if end[0] == end[1]:
+                appended = self._end_behind(turn) if end[0] == end[1] and turn.message == count - 1 else ""
+                if appended:
+                    begin = turn.end[0] if turn.end is not None and not self._how.ending.stops else end[0]
+                    text = text[:begin] + appended
+                    end_piece = TextRange(begin, len(text), _END_OF_TURN, turn.message, True, _BY_ROLE)
+                    over = [*(piece for piece in over if piece.end <= begin), end_piece]
+                    ends.append((begin, len(text)))
+                    self._counts[APPENDED_END] += 1
+                elif end[0] == end[1]:
                     self._decide(
                         self._options.on_untrained_end, UNTRAINED_END, _about_untrained_end(renders, turn, text)
                     )
@@ -409,6 +531,10 @@ class _Marking:
     def _judge_turn(self, turn: Turn, text: str, layout: TurnBorders) -> None:
         """Apply the policies to what was found in a trained turn, and count what changes nothing."""
         message = self._renders.conversation.messages[turn.message]
+        if turn.skips_thought:
+            policy = self._options.on_opened_thought
+            allowed: Policy = "allow" if policy is msgspec.UNSET else policy
+            self._decide(allowed, OPENED_THOUGHT, _about_opened_thought(self._renders, turn.message))
         if turn.mismatches:
             self._decide("allow", PROMPT_MISMATCH, "")
         if turn.is_rewritten:
@@ -420,6 +546,11 @@ class _Marking:
         begin = layout.reasoning_end if layout.is_empty_reasoning else layout.start
         if not has_content or not text[begin : layout.content_end].strip():
             self._decide(self._options.on_empty_turn, EMPTY_TURN, _about_empty_turn(self._renders, turn.message))
+
+    def _end_behind(self, turn: Turn) -> str:
+        """Return what a model writes to end the last turn of a text, if the template does not; see `Ending.behind`."""
+        called = bool(self._renders.conversation.messages[turn.message].get("tool_calls"))
+        return self._how.ending.behind[called] if turn.end is not None else ""
 
     def _tagged_end(self, text: str, turn: Turn) -> tuple[int, int] | None:
         if not turn.exact:
@@ -507,7 +638,7 @@ def decide(policy: Policy, reason: str, message: str, counts: Counts) -> None:
         DroppedError: If the policy is ``drop``.
     """
     if policy == "error":
-        raise InputError(message)
+        raise FindingError(reason, message)
     if policy == "drop":
         raise DroppedError(reason, message)
     counts[reason] += 1
@@ -549,7 +680,15 @@ def _about_prompt(renders: Renders, fault: MisplacedTurn) -> str:
     return (
         f"the template's generation prompt is not how it writes {_named(renders, fault.message)}: {fault.text}. A "
         "model would be asked to continue a text that it was not trained on. Set template arguments that suit the "
-        "reasoning of the records, or choose on_prompt_mismatch: allow or drop"
+        "reasoning of the records, or add `mask: {on_prompt_mismatch: allow}` to the recipe (`drop` leaves them out)"
+    )
+
+
+def _about_opened_thought(renders: Renders, message: int) -> str:
+    """The message for a turn without the thought that the generation prompt opens."""
+    return (
+        f"the template's generation prompt opens a thought, and it writes none in {_named(renders, message)}: use a "
+        "template that writes an empty thought, give the record reasoning, or choose on_opened_thought: allow or drop"
     )
 
 
@@ -559,7 +698,8 @@ def _about_untrained_end(renders: Renders, turn: Turn, text: str) -> str:
     return (
         f"{_named(renders, turn.message)} ends without a special token ({found!r}), or with one that is not proved to "
         "end the turn, so a model would never learn to stop: use a template or tokeniser that has such a token, name "
-        "it (eos_token of the tokeniser, `ends: {eos: TOKEN}` of a recipe), or choose on_untrained_end: allow or drop"
+        "it (eos_token of the tokeniser, eos_token_id of generation_config.json, `ends: {eos: TOKEN}` of a recipe), or "
+        "add `mask: {on_untrained_end: allow}` to the recipe (`drop` leaves them out)"
     )
 
 
@@ -594,6 +734,14 @@ def _about_no_block(renders: Renders, message: int) -> str:
     return (
         f"the template has generation blocks, but rendered none for {_named(renders, message)}, which should be "
         "trained: choose generation_tags: ignore, or trusted, which leaves such messages untrained"
+    )
+
+
+def _about_blocks(renders: Renders, message: int, num: int) -> str:
+    """The message for several blocks of one turn, of which nothing shows where it begins."""
+    return (
+        f"the template rendered {num} generation blocks for {_named(renders, message)}, and no generation prompt shows "
+        "which of them is its turn: add `mask: {generation_tags: ignore}` to the recipe"
     )
 
 

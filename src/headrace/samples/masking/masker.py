@@ -100,7 +100,7 @@ class Masker:
         owners: list[int] = []
         for number, conversation in enumerate(conversations):
             try:
-                texts = self._marker.mark(conversation, with_all=evidence)
+                [texts] = self._marker.mark([conversation], with_all=evidence)
             except (DroppedError, InputError) as error:
                 work.rejects.add(number, error, 0)
                 continue
@@ -124,7 +124,7 @@ class Masker:
 
     def _exactly(self, conversation: Conversation, *, evidence: bool) -> list[EncodedText]:
         """Encode the texts of one conversation by themselves."""
-        marked = self._marker.mark(conversation, with_all=evidence)
+        [marked] = self._marker.mark([conversation], with_all=evidence)
         return self._encode([conversation], marked, [0] * len(marked), evidence=evidence)
 
 

@@ -48,6 +48,9 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             turn as it was written. It is exact, since every turn is trained once, but repeats the beginnings of
             conversations; recipes count these tokens as ``split_tokens``.
         on_prompt_mismatch: The template's generation prompt is not how its assistant turns begin.
+        on_opened_thought: The generation prompt opens a thought, or writes an empty one, and the template writes none
+            in a turn without reasoning, whatever its arguments (DeepSeek-R1, MiniMax-M2). If it is allowed, the turn
+            begins where the thought would. Only counted by default; manifests name it only if it is set.
         on_no_supervised: Nothing is trained.
         on_all_supervised: Everything is trained, though some of the messages should not be.
         on_doubled_bos: The text begins with two BOS.
@@ -84,6 +87,7 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_untrained_end: Policy = "error"
     on_empty_turn: Policy = "error"
     on_unwritten_message: Policy = "error"
+    on_opened_thought: Policy | msgspec.UnsetType = msgspec.UNSET
     on_unwritten_tool_calls: Policy | msgspec.UnsetType = msgspec.UNSET
     on_unwritten_tools: Policy | msgspec.UnsetType = msgspec.UNSET
     on_unwritten_parts: Policy | msgspec.UnsetType = msgspec.UNSET
@@ -106,6 +110,10 @@ class Template(Protocol):
     @property
     def end_of_turn(self) -> str | None:
         """The text that ends an assistant's turn, if it is known."""
+
+    @property
+    def arguments(self) -> Sequence[tuple[str, Any]]:
+        """Names and values of further arguments that may change the text."""
 
     def render(
         self,

@@ -29,6 +29,20 @@ PROBE: list[Message] = [
     {"role": "user", "content": NEXT_QUESTION},
 ]
 """One question, its answer, and another question, on which templates are tried."""
+RESULT = "Then 5"
+CALLS: list[Message] = [
+    PROBE[0],
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call12345", "type": "function", "function": {"name": "ask", "arguments": {"what": "Now 6"}}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call12345", "name": "ask", "content": RESULT},
+    PROBE[1],
+]
+"""A question, a call of a tool, its result, and the answer."""
 
 _OPENERS = tuple(opener for opener, _ in REASONING_TAGS)
 _FIELDS_BESIDE_CONTENT = frozenset((*REASONING, "tool_calls"))

@@ -17,8 +17,15 @@ UNSTABLE, PROMPT_MISMATCH = "unstable_template", "prompt_mismatch"
 NO_SUPERVISED, ALL_SUPERVISED = "no_supervised", "all_supervised"
 DOUBLED_BOS, MISSING_BOS, UNTRAINED_END, EMPTY_TURN = "doubled_bos", "missing_bos", "untrained_end", "empty_turn"
 TOO_LONG, SUPERVISION_CUT, UNWRITTEN_MESSAGE = "too_long", "supervision_cut", "unwritten_message"
+OPENED_THOUGHT = "opened_thought"
 UNWRITTEN_TOOLS, UNWRITTEN_TOOL_CALLS, UNWRITTEN_PARTS = "unwritten_tools", "unwritten_tool_calls", "unwritten_parts"
 """The reasons for which a record is dropped: these names and those above."""
+
+SWITCHED = "template argument "
+"""The beginning of the counts of records that are rendered with an argument of the template which they did not set."""
+
+APPENDED_END = "appended_ends"
+"""The count of last turns that get a token which ends them, since the template writes none there."""
 
 REWRITTEN_HISTORY = "rewritten_histories"
 """The count of trained turns whose history differs from that of their prompt."""
@@ -46,6 +53,17 @@ class DroppedError(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class FindingError(InputError):
+    """A policy refuses the record; ``reason`` is one of the names above."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[FindingError], tuple[str, str]]:
+        return FindingError, (self.reason, str(self))
 
 
 class Dropped(NamedTuple):

@@ -26,9 +26,10 @@ from typing import NamedTuple
 from headrace.errors import InputError
 from headrace.samples.conversation import Message
 from headrace.samples.masking.endings import Closer, Closers, Ending, same_until
-from headrace.samples.masking.renders import Renders, content_of, opens, thought_of
+from headrace.samples.masking.renders import REASONING_TAGS, Renders, content_of, opens, thought_of
 
 ASSISTANT = "assistant"
+_TAGS = tuple(tag for pair in REASONING_TAGS for tag in pair)
 
 
 class Turn(NamedTuple):
@@ -46,11 +47,15 @@ class Turn(NamedTuple):
     unknown.
     """
     end: tuple[int, int] | None = None
-    """The token that ends the turn, empty if none is proved; None if this was not examined."""
+    """The token that ends the turn, and what comes before it, if that belongs to the end; empty if none is proved; None
+    if this was not examined.
+    """
     mismatches: bool = False
     """Whether the turn begins where it differs from the generation prompt, as ``on_prompt_mismatch: allow`` asks."""
     is_rewritten: bool = False
     """Whether what was said before is written differently from the turn's prompt."""
+    skips_thought: bool = False
+    """Whether the turn begins where the generation prompt opens a thought, which the turn does not have."""
 
 
 class MisplacedTurn(NamedTuple):
@@ -80,6 +85,8 @@ class Comparison(NamedTuple):
     """Whether every turn is compared with the text of the messages up to it, and not only those that need it."""
     by_itself: bool = False
     """Whether the last turn may follow a history that the template writes differently in its prompt."""
+    without_thought: bool = False
+    """Whether a turn without a thought may begin where the generation prompt opens one."""
 
     @property
     def usual_end(self) -> str | None:
@@ -112,6 +119,15 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
         return turn
     whole, alone = renders.text(count), renders.text(message + 1)
     begin, stop, limit = turn_end(renders, how, message, turn.start)
+    if begin == stop and how.ending.stops and begin >= turn.start and whole.startswith(alone):
+        # The next message may begin with the token that ends this one.
+        behind = whole[len(alone) :].lstrip()
+        closer = how.closers.at(behind, 0)
+        if closer is not None and closer.of(behind) in how.ending.stops:
+            stop = len(whole) - len(behind) + closer.end
+            return turn._replace(stop=stop, end=(begin, stop))
+    elif begin == stop and how.ends and any(how.ending.behind) and not how.ending.stops and message < count - 1:
+        return MisplacedTurn(message, "history", "the template writes no end of a turn, which only the last one gets")
     if not whole.startswith(alone[: stop if how.ends else begin]) or begin < turn.start:
         return MisplacedTurn(message, "history", _difference(whole, alone))
     stop = stop if whole.startswith(alone[:stop]) else begin
@@ -250,6 +266,10 @@ def _parted(renders: Renders, how: Comparison, message: int, count: int, prompt:
     whole = renders.text(count)
     header = _prompt_header(renders, how, message, prompt)
     history = MisplacedTurn(message, "history", _difference(whole, prompt))
+    if how.without_thought and not thought_of(renders.conversation.messages[message]):
+        begin = len(prompt) - len(header) + len(_without_tags(header))
+        if begin < len(prompt) and whole.startswith(prompt[:begin]) and not whole.startswith(_TAGS, begin):
+            return Turn(message, begin, 0, skips_thought=True)
     if header and whole.startswith(prompt[: len(prompt) - len(header)]):
         start = _parting(renders, message, count, prompt) if how.lenient else None
         if start is not None and start >= len(prompt) - len(header):
@@ -288,6 +308,16 @@ def _behind_previous(
     if start < place + len(wanted) - len(header):
         return None
     return Turn(message, start, 0, mismatches=True, is_rewritten=True)
+
+
+def _without_tags(header: str) -> str:
+    """Return a header without the tags at its end that open a thought, or write an empty one."""
+    while True:
+        bare = header.rstrip()
+        tag = next((tag for tag in _TAGS if bare.endswith(tag)), None)
+        if tag is None:
+            return header
+        header = bare.removesuffix(tag)
 
 
 def _prompt_header(renders: Renders, how: Comparison, message: int, prompt: str) -> str:
@@ -390,7 +420,8 @@ def tagged_turns(renders: Renders, count: int, *, exact: bool, header: str) -> l
     owners = assistants if len(blocks) == len(assistants) else _owners(renders, assistants, count, len(blocks))
     turns = []
     for owner, (begin, end) in zip(owners, blocks, strict=True):
-        start = begin if exact else begin + _header_inside(whole, begin, header)
+        inside = _header_inside(whole, begin, header) or _header_inside(whole, begin, _without_tags(header))
+        start = begin if exact else begin + inside
         turns.append(Turn(owner, min(start, end), end, exact))
     return turns
 

@@ -125,6 +125,12 @@ class ChatTemplate:
         """Whether the template has ``{% generation %}`` blocks (the default one, if there are two)."""
         return self._default.has_generation
 
+    @property
+    def arguments(self) -> tuple[tuple[str, Any], ...]:
+        """Names and values of further arguments that may change the text, as the sources show them."""
+        both = [*self._default.arguments, *(self._tool_use.arguments if self._tool_use is not None else ())]
+        return tuple(one for one in both if one[0] not in self.special_tokens and one[0] not in _RESERVED)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

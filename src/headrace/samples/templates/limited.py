@@ -67,7 +67,8 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
     begins: list[int] = []
     has_generation: bool = False
     except_roles: tuple[str, ...] | None = None
-    """For a compiled template; see `CompiledTemplate.except_roles`."""
+    arguments: tuple[tuple[str, Any], ...] = ()
+    """For a compiled template; see `CompiledTemplate`."""
 
 
 class LimitedTemplate:
@@ -87,6 +88,7 @@ class LimitedTemplate:
         compiled = self._raised(self._compile())
         self.has_generation = compiled.has_generation
         self.except_roles = compiled.except_roles
+        self.arguments = compiled.arguments
 
     def render(self, variables: dict[str, Any]) -> Rendered:
         """Return the text for these variables; see `CompiledTemplate.render`.
@@ -345,7 +347,12 @@ def _compiled(
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         template = CompiledTemplate(msgspec.json.decode(setup, type=TemplateSetup), text, name)
-        reply = _Reply("text", has_generation=template.has_generation, except_roles=template.except_roles)
+        reply = _Reply(
+            "text",
+            has_generation=template.has_generation,
+            except_roles=template.except_roles,
+            arguments=template.arguments,
+        )
         templates[key] = template
     except ConfigError as error:
         reply = _Reply("config", _encoded(str(error)))

@@ -68,6 +68,25 @@ _FOREIGN = (
 )
 
 
+def arguments_of(tree: nodes.Template) -> tuple[tuple[str, Any], ...]:
+    """Return the names on which a text may depend beside the conversation, each with values that may change the text.
+
+    They are the texts with which the source compares the name, or else false and true. Variables that the template sets
+    itself are among them, and have no effect.
+    """
+    values: dict[str, dict[Any, None]] = {}
+    for name in tree.find_all(nodes.Name):
+        if name.ctx == "load" and name.name != "loop":
+            values.setdefault(name.name, {})
+    for compared in tree.find_all(nodes.Compare):
+        if isinstance(compared.expr, nodes.Name) and compared.expr.name in values:
+            for operand in compared.ops:
+                constants = operand.expr.items if isinstance(operand.expr, nodes.List | nodes.Tuple) else [operand.expr]
+                texts = [one.value for one in constants if isinstance(one, nodes.Const) and isinstance(one.value, str)]
+                values[compared.expr.name] |= dict.fromkeys(texts)
+    return tuple((name, value) for name, known in values.items() for value in known or (False, True))
+
+
 class OneByOne(NamedTuple):
     """The loop that writes the messages, and the roles that a conversation must not have for the analysis to hold."""
 
@@ -321,6 +340,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.fault: tuple[int, str] | None = None
         self.has_generation = False
         self.one_by_one: OneByOne | None = None
+        self.arguments: tuple[tuple[str, Any], ...] = ()
         self.filters["tojson"] = _to_json
         self.filters["random"] = _random
         self.filters[_STEP] = self._step
@@ -360,6 +380,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         self.one_by_one = one_by_one(tree)
+        self.arguments = arguments_of(tree)
         if self.one_by_one is not None:
             loop = self.one_by_one.loop
             loop.body.insert(0, _mark(_BEGIN, loop.lineno))
@@ -480,6 +501,7 @@ class CompiledTemplate:
     Attributes:
         except_roles: The roles that a conversation must not have for `Rendered.message_begins` to be known; None if the
             template may look ahead, so that it is never known.
+        arguments: See `arguments_of`.
 
     Raises:
         ConfigError: If the source is not a template, or the place of a generation block in the text cannot be known.
@@ -508,6 +530,7 @@ class CompiledTemplate:
                 "prefixes"
             )
         self.has_generation = environment.has_generation
+        self.arguments = environment.arguments
         one_by_one = environment.one_by_one
         self.except_roles: tuple[str, ...] | None = None if one_by_one is None else one_by_one.except_roles
         self._known = {**self._template.globals, **setup.special_tokens}
