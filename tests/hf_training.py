@@ -31,6 +31,8 @@ DTYPES = {
     "chat": {"tokens": "uint16", "loss_mask": "uint8"},
     "prompts": {"prompts": "uint16", "columns": "uint8"},
     "pairs": {"chosen": "uint16", "chosen_mask": "uint8", "rejected": "uint16", "rejected_mask": "uint8"},
+    "answers": {"tokens": "uint16", "loss_mask": "uint8", "label": "uint8"},
+    "questions": {"prompts": "uint16", "columns": "uint8"},
 }
 
 
@@ -46,19 +48,27 @@ def make_stores(folder: Path) -> None:
                     ids = draw.integers(2, VOCABULARY, size)
                     document[key] = (np.arange(size) >= size // 2) if key.endswith("mask") else ids
                 if "columns" in dtypes:
-                    document["columns"] = np.frombuffer(json.dumps({"number": number}).encode(), np.uint8)
+                    columns = {"number": number} | ({"prompt": question(number)} if name == "questions" else {})
+                    document["columns"] = np.frombuffer(json.dumps(columns).encode(), np.uint8)
+                if "label" in dtypes:
+                    document["label"] = draw.integers(0, 2, 1)
                 values = {key: value.astype(dtypes[key]) for key, value in document.items()}
                 writer.add_documents(values, {key: np.array([len(value)]) for key, value in values.items()})
             writer.finish()
 
 
+def question(number: int) -> list[dict[str, str]]:
+    """The messages of a prompt."""
+    return [{"role": "system", "content": "Answer."}, {"role": "user", "content": f"What is {number}?"}]
+
+
 def dataset_of(kind: str, folder: Path) -> headrace.datasets.Dataset:
-    if kind == "records":
-        return headrace.SFTDataset(headrace.open(folder / "chat"), labels="same")
+    if kind in ("records", "answers"):
+        return headrace.SFTDataset(headrace.open(folder / {"records": "chat"}.get(kind, kind)), labels="same")
     if kind == "pairs":
         return headrace.PreferenceDataset(headrace.open(folder / "pairs"), layout="stacked")
-    if kind == "prompts":
-        return headrace.PromptDataset(headrace.open(folder / "prompts"))
+    if kind in ("prompts", "questions"):
+        return headrace.PromptDataset(headrace.open(folder / kind))
     if kind == "packs":
         packing = headrace.Packing(seq_len=24)
         return headrace.PackedSequenceDataset(headrace.open(folder / "text"), packing, labels="same")
@@ -66,27 +76,29 @@ def dataset_of(kind: str, folder: Path) -> headrace.datasets.Dataset:
 
 
 def run_of(kind: str, folder: Path) -> headrace.Run:
-    """Seven steps, the last of which is short. Pairs have no labels that could say that nothing is trained on."""
+    """Seven steps, the last of which is short, but for pairs and answers, over which a loss is a mean."""
     if kind == "blend":
         sources = {"words": dataset_of("windows", folder), "more": dataset_of("windows", folder)}
         data: Any = headrace.Blend(sources, weights={"words": 2, "more": 1})
     else:
         data = dataset_of(kind, folder)
     order = headrace.Order(seed=3)
-    if kind == "prompts":
+    if kind in ("prompts", "questions"):
         return headrace.Run(data, global_batch_size=PROMPTS, order=order, samples=PROMPTS * GENERATIONS)
-    last = STEP if kind == "pairs" else LAST
+    last = STEP if kind in ("pairs", "answers") else LAST
     return headrace.Run(data, global_batch_size=STEP, order=order, samples=STEP * (STEPS - 1) + last)
 
 
 def eval_runs_of(kind: str, folder: Path) -> dict[str, headrace.Run]:
-    """Evaluation on all conversations, whose last batches are uneven."""
-    if kind in ("pairs", "prompts"):
+    """Evaluation on all conversations, whose last batches are uneven; on pairs and answers without a rest."""
+    if kind in ("prompts", "questions"):
         return {}
+    if kind in ("pairs", "answers"):
+        return {"chats": headrace.Run.validation(dataset_of(kind, folder), global_batch_size=6)}
     return {"chats": headrace.Run.validation(dataset_of("records", folder), global_batch_size=7)}
 
 
-def model_of() -> Any:
+def model_of(name: str = "Trainer") -> Any:
     import torch
     import transformers
 
@@ -95,6 +107,9 @@ def model_of() -> Any:
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
     # Large weights: or the losses of all steps would be much the same.
     config = transformers.LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.5, **ids, **sizes)
+    if name == "RewardTrainer":
+        config.num_labels = 1
+        return transformers.LlamaForSequenceClassification(config)
     return transformers.LlamaForCausalLM(config)
 
 
@@ -113,6 +128,13 @@ def lengths(prompts: list[str], completions: list[str], number: list[int], **oth
     assert all(isinstance(prompt, str) for prompt in prompts)
     assert len(number) == len(completions)
     return [float(len(completion) % 7) for completion in completions]
+
+
+def politeness(prompts: Any, completions: Any, number: list[int], **others: Any) -> list[float]:
+    """A conversational reward, as TRL calls those that get messages."""
+    assert prompts == list(map(question, number))
+    assert all([message["role"] for message in completion] == ["assistant"] for completion in completions)
+    return [float(len(completion[0]["content"]) % 7) for completion in completions]
 
 
 def trainer_of(
@@ -144,7 +166,8 @@ def trainer_of(
                 for number, row in enumerate(inputs["input_ids"])
                 if "labels" not in inputs or bool((inputs["labels"][number] != -100).any())
             ]
-            self.say(rows=[row.tolist() for row in rows])
+            labels = [[int(label)] for label in inputs.get("label", [])] or [[]] * len(rows)
+            self.say(rows=[[*label, *row.tolist()] for label, row in zip(labels, rows, strict=True)])
             return super().training_step(model, inputs, *args, **kwargs)
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -157,10 +180,10 @@ def trainer_of(
             super().log(logs, *args, **kwargs)
 
     more: dict[str, Any] = {} if name == "Trainer" else {"processing_class": tokenizer_of()}
-    if name == "DPOTrainer":
-        more["ref_model"] = model_of()
+    if name in ("DPOTrainer", "KTOTrainer"):
+        more["ref_model"] = model_of(name)
     if name == "GRPOTrainer":
-        more["reward_funcs"] = [lengths]
+        more["reward_funcs"] = [lengths if kind == "prompts" else politeness]
         sizes |= {"num_generations": 2, "max_completion_length": 4, "beta": 0.0}
         sizes["steps_per_generation"] = 2 * sizes["gradient_accumulation_steps"]
     arguments = arguments_of(
@@ -168,7 +191,7 @@ def trainer_of(
         learning_rate=1e-2, dataloader_pin_memory=False, per_device_eval_batch_size=3, **sizes,
     )  # fmt: skip
     more |= {"run": run_of(kind, folder), "eval_runs": eval_runs_of(kind, folder)}
-    return Trainer(model=model_of(), args=arguments, **more)
+    return Trainer(model=model_of(name), args=arguments, **more)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ DTYPES = {
     "tokens": "uint16",
     "loss_mask": "uint8",
     "num_supervised": "int32",
+    "label": "uint8",
     "chosen": "int32",
     "chosen_mask": "uint8",
     "rejected": "int32",

@@ -16,12 +16,14 @@ from headrace import ConfigError, InputError, PackedSequenceDataset, Packing, SF
 from headrace.datasets import Collation, Run, count_step
 
 RECORDS = records_made.sft(0, 60)
+LABELLED = [{**record, "label": [number % 3 % 2]} for number, record in enumerate(RECORDS)]
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("sft")
-    return {layout: records_made.store(folder / layout, RECORDS, layout) for layout in ("combined", "keyed")}
+    found = {layout: records_made.store(folder / layout, RECORDS, layout) for layout in ("combined", "keyed")}
+    return {**found, "labelled": records_made.store(folder / "labelled", LABELLED)}
 
 
 def plain(record: records_made.Record, collation: Collation, labels: str) -> tuple[list[int], list[int]]:
@@ -34,7 +36,7 @@ def plain(record: records_made.Record, collation: Collation, labels: str) -> tup
 
 @settings(max_examples=cases(24, 600), deadline=None)
 @given(
-    st.sampled_from(["combined", "keyed"]),
+    st.sampled_from(["combined", "keyed", "labelled"]),
     st.sampled_from(["next", "same"]),
     st.sampled_from([None, "truncate_right", "truncate_left"]),
     st.sampled_from(["right", "left", None]),
@@ -63,9 +65,12 @@ def test_batches_are_the_records_padded(
         assert set(batch["input_ids"][row, outside].tolist()) <= {7}
         assert set(batch["labels"][row, outside].tolist()) <= {-100}
         assert (batch["attention_mask"][row] == ~outside).all()
-    assert {name: values.shape for name, values in batch.items() if name in dataset.fields} == dict.fromkeys(
-        dataset.fields, (len(chosen), width)
-    )
+    assert {name: values.shape for name, values in batch.items() if name in dataset.fields} == {
+        name: (len(chosen), width) if shape else (len(chosen),) for name, (shape, _) in dataset.fields.items()
+    }
+    assert ("label" in batch) == (layout == "labelled")
+    if "label" in batch:
+        assert batch["label"].tolist() == [LABELLED[i]["label"] == [1] for i in chosen]
     assert {name: values.dtype for name, values in batch.items() if name in dataset.fields} == {
         name: dtype for name, (_, dtype) in dataset.fields.items()
     }
@@ -80,7 +85,7 @@ def test_batches_are_the_records_padded(
 
 @settings(max_examples=cases(24, 600), deadline=None)
 @given(
-    st.sampled_from(["combined", "keyed"]),
+    st.sampled_from(["combined", "keyed", "labelled"]),
     st.sampled_from(["next", "same"]),
     st.sampled_from(["loss_mask", None]),
     st.builds(
@@ -104,7 +109,7 @@ def test_batches_made_in_one_pass_are_the_same(
     for some, shapes, others in zip(chosen, flat.shapes, flat.others, strict=True):
         wanted = dataset.collate(dataset.samples(np.array(some, dtype=np.int64)))
         for name, shape in shapes.items():
-            begin, begins[name] = begins[name], begins[name] + shape[0] * shape[1]
+            begin, begins[name] = begins[name], begins[name] + int(np.prod(shape))
             found = flat.columns[name][begin : begins[name]].reshape(shape)
             assert found.dtype == wanted[name].dtype
             assert found.tolist() == wanted[name].tolist(), name
@@ -245,3 +250,23 @@ def test_the_same_records_packed(stores: dict[str, Any], layout: str) -> None:
     assert found == {i: plain(record, Collation(), "next")[1] for i, record in enumerate(RECORDS)}
     counted = SFTDataset(stores[layout]).count(np.arange(len(RECORDS))).supervised_tokens.sum()
     assert counted == sum(count_step(run, step)["supervised_tokens"] for step in range(run.num_steps or 0))
+
+
+def test_labels_of_answers(stores: dict[str, Any], tmp_path: Path) -> None:
+    """A store of the layout kto has them. They are a part of the samples, unless they are left out."""
+    dataset = SFTDataset(stores["labelled"])
+    assert [bool(dataset[i]["label"]) for i in range(4)] == [False, True, False, False]
+    assert dataset.fields["label"] == ((), np.dtype(bool))
+    assert "with a label for each" in dataset.describe()
+    without = SFTDataset(stores["labelled"], label_key=None)
+    assert without.fields == SFTDataset(stores["keyed"]).fields
+    assert "label" not in without.recipe["keys"]
+    assert "label" in dataset.recipe["keys"]
+    with pytest.raises(ConfigError, match="no key for the label of each answer; looked for 'wanted'"):
+        SFTDataset(stores["labelled"], label_key="wanted")
+    for name, wrong in (("none", []), ("many", [1, 0]), ("other", [2])):
+        records = [LABELLED[0], {**LABELLED[1], "label": wrong}]
+        found = SFTDataset(records_made.store(tmp_path / name, records))
+        assert not found[0]["label"]
+        with pytest.raises(InputError, match=r"record 1 has \[.*\] under 'label'; a label is one value, 0 or 1"):
+            found.read(np.array([0, 1]))

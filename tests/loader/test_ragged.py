@@ -36,7 +36,7 @@ from headrace.plan import Bucketing
 
 COUNT = 37
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3), Reading(num_workers=2)]
-KINDS = ["sft", "dpo", "stacked", "grpo", "prompts"]
+KINDS = ["sft", "kto", "dpo", "stacked", "grpo", "prompts"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,9 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordDatase
     folder = tmp_path_factory.mktemp("ragged")
     collation = Collation(multiple_of=2, padding_idx=1)
     pairs = records_made.store(folder / "dpo", records_made.preferences(2, COUNT))
+    labelled = [{**record, "label": [number % 3 % 2]} for number, record in enumerate(records_made.sft(6, COUNT))]
     return {
+        "kto": SFTDataset(records_made.store(folder / "kto", labelled, "keyed"), collation),
         "sft": SFTDataset(records_made.store(folder / "sft", records_made.sft(1, COUNT), "keyed"), collation),
         "dpo": PreferenceDataset(pairs, collation),
         "stacked": PreferenceDataset(pairs, collation, layout="stacked"),

@@ -438,6 +438,7 @@ def supervised_labels(ids: IntArray, marks: Any, lengths: IntArray, *, shifted: 
 
 
 TOKEN_KEYS = ("tokens", "sequence", "text")
+_BOOL = np.dtype(np.bool_)
 _INT64 = np.dtype(np.int64)
 _UINT8 = np.dtype(np.uint8)
 _ALIGNED_BYTES = 64
@@ -454,14 +455,15 @@ def _fill_positions(out: NDArray[Any], lengths: IntArray, widths: IntArray, side
         begin += width
 
 
-def _columns_in(allocate: Callable[[int], NDArray[np.uint8]], num_places: int, fields: Fields) -> Sample:
+def _columns_in(allocate: Callable[[int], NDArray[np.uint8]], places: Mapping[str, int], fields: Fields) -> Sample:
     """Return uninitialised (places,) arrays of the fields, which lie in one piece of memory."""
-    sizes = [-(-num_places * dtype.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES for _, dtype in fields.values()]
-    memory = allocate(sum(sizes))
+    sizes = {name: places[name] * dtype.itemsize for name, (_, dtype) in fields.items()}
+    aligned = [-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes.values()]
+    memory = allocate(sum(aligned))
     found, begin = {}, 0
-    for (name, (_, dtype)), size in zip(fields.items(), sizes, strict=True):
-        found[name] = memory[begin : begin + num_places * dtype.itemsize].view(dtype)
-        begin += size
+    for (name, size), taken in zip(sizes.items(), aligned, strict=True):
+        found[name] = memory[begin : begin + size].view(fields[name][1])
+        begin += taken
     return found
 
 
@@ -477,7 +479,9 @@ class SFTDataset(RecordDataset, CountedDataset):
       label;
     - ``attention_mask`` int64, 1 at tokens;
     - ``position_ids`` int64, from 0 on, and from 0 again over the pads;
-    - ``loss_mask`` bool, where the label is not -100.
+    - ``loss_mask`` bool, where the label is not -100;
+    - ``label`` (B,) bool, a single one in an item: whether the answer is wanted. Only stores that have such a key have
+      it, as the layout ``kto`` makes them.
 
     A batch also has ``num_supervised_tokens``, an int: the number of labels that are not -100.
 
@@ -490,10 +494,12 @@ class SFTDataset(RecordDataset, CountedDataset):
         labels: ``"next"`` or ``"same"``, see above.
         tokens_key: the key of the tokens, if it is another one.
         loss_mask_key: the key that is 1 at tokens to train on; None trains on all tokens.
+        label_key: the key of ``label``, which samples have if the store has the key; None leaves it out.
 
     Raises:
         ConfigError: as `RecordDataset`; an unknown value of ``labels``.
-        InputError: while reading, if a mask has another length than the tokens, or other values than 0 and 1.
+        InputError: while reading, if a mask has another length than the tokens, or other values than 0 and 1, or a
+            record has not exactly one ``label``, 0 or 1.
 
     Example:
         >>> dataset = headrace.SFTDataset(headrace.open("stores/chats"), labels="same")
@@ -512,6 +518,7 @@ class SFTDataset(RecordDataset, CountedDataset):
         labels: Literal["next", "same"] = "next",
         tokens_key: str | None = None,
         loss_mask_key: str | None = "loss_mask",
+        label_key: str | None = "label",
     ) -> None:
         check_store(store)
         check_labels(labels)
@@ -521,6 +528,8 @@ class SFTDataset(RecordDataset, CountedDataset):
             keys["loss_mask"] = found_key(
                 store, loss_mask_key, (), "the loss mask (loss_mask_key=None trains on all tokens)"
             )
+        if label_key is not None and (label_key in store.keys or label_key != "label"):
+            keys["label"] = found_key(store, label_key, (), "the label of each answer")
         super().__init__(store, Collation() if collation is None else collation, keys)
         self.labels = labels
         self._counted = RecordKey(store, "num_supervised") if "num_supervised" in store.keys else None
@@ -529,7 +538,8 @@ class SFTDataset(RecordDataset, CountedDataset):
     def fields(self) -> Fields:
         """Name -> (shape, dtype); -1 is the width of the batch."""
         names = dict.fromkeys(("input_ids", "labels", "attention_mask", "position_ids"), _INT64)
-        return {name: ((-1,), dtype) for name, dtype in {**names, "loss_mask": np.dtype(np.bool_)}.items()}
+        found: Fields = {name: ((-1,), dtype) for name, dtype in {**names, "loss_mask": _BOOL}.items()}
+        return {**found, "label": ((), _BOOL)} if "label" in self._keys else found
 
     @property
     def traits(self) -> Traits:
@@ -554,7 +564,11 @@ class SFTDataset(RecordDataset, CountedDataset):
             "loss_mask": labels != IGNORED_LABEL,
         }
         spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
-        return [{name: values[begin:end] for name, values in columns.items()} for begin, end in spans]
+        found = [{name: values[begin:end] for name, values in columns.items()} for begin, end in spans]
+        if "label" in self._keys:
+            for sample, label in zip(found, self._wanted(addresses), strict=True):
+                sample["label"] = label
+        return found
 
     def flat_batches(
         self, addresses: IntArray, sizes: Sequence[int], allocate: Callable[[int], NDArray[np.uint8]]
@@ -571,7 +585,8 @@ class SFTDataset(RecordDataset, CountedDataset):
         cuts = np.cumsum([0, *(size * width for size, width in zip(sizes, widths, strict=True))]).tolist()
         side = self._padding_side()
         layout = RowPieces(lengths, row_widths, side)
-        columns = _columns_in(allocate, cuts[-1], self.fields)
+        places = {name: cuts[-1] if shape else rows[-1] for name, (shape, _) in self.fields.items()}
+        columns = _columns_in(allocate, places, self.fields)
         ids, labels, mask = columns["input_ids"], columns["labels"], columns["loss_mask"]
         ids[:] = layout.joined(pieces, self.collation.padding_idx, self._keys["tokens"].dtype)
         ones = np.ones(max(longest, default=0), np.uint8).data
@@ -585,8 +600,11 @@ class SFTDataset(RecordDataset, CountedDataset):
         shift = int(self.labels == "next")
         np.copyto(labels[: len(labels) - shift], ids[shift:], where=wanted[shift:])
         np.not_equal(labels, IGNORED_LABEL, out=mask)
+        if "label" in columns:
+            columns["label"][:] = self._wanted(addresses)
         shapes: list[dict[str, tuple[int, ...]]] = [
-            dict.fromkeys(columns, (size, width)) for size, width in zip(sizes, widths, strict=True)
+            {name: (size, width) if shape else (size,) for name, (shape, _) in self.fields.items()}
+            for size, width in zip(sizes, widths, strict=True)
         ]
         counts = [int(np.count_nonzero(mask[first:last])) for first, last in pairwise(cuts)]
         return FlatBatches(columns, shapes, [{"num_supervised_tokens": count} for count in counts])
@@ -627,6 +645,21 @@ class SFTDataset(RecordDataset, CountedDataset):
         check_parallel(self.store, records, whole, marks, repr(self._keys["loss_mask"].key))
         return pieces, np.concatenate([np.empty(0, np.uint8), *map(self.collation.cut, marks)])
 
+    def _wanted(self, records: IntArray) -> NDArray[np.bool_]:
+        """(n,) bool: the label of each record."""
+        key = self._keys["label"]
+        is_one = key.lengths(records) == 1
+        values = key.first_values(records) if is_one.all() else np.zeros(len(records))
+        is_good = is_one & np.isin(values, (0, 1))
+        if not is_good.all():
+            record = int(records[np.argmin(is_good)])
+            found = self.store.document(record, key.key).tolist()
+            raise InputError(
+                f"{self.store.path}: record {record} has {found!r:.80} under {key.key!r}; a label is one value, 0 or 1,"
+                " that says whether the answer is wanted. If the key holds something else, pass label_key=None"
+            )
+        return values.astype(bool)
+
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
         """Return samples, each with ``input_ids`` and ``labels``, as one batch."""
         grid = self._grid([len(sample["input_ids"]) for sample in samples])
@@ -638,6 +671,8 @@ class SFTDataset(RecordDataset, CountedDataset):
             "position_ids": grid.positions(),
             "loss_mask": labels != IGNORED_LABEL,
         }
+        if "label" in self._keys:
+            batch["label"] = np.array([sample["label"] for sample in samples], dtype=np.bool_)
         batch["num_supervised_tokens"] = int(np.count_nonzero(batch["loss_mask"]))
         return batch
 
@@ -649,7 +684,8 @@ class SFTDataset(RecordDataset, CountedDataset):
         """Describe store, longest length, labels and mask in one line."""
         mask = self._keys["loss_mask"].key if "loss_mask" in self._keys else None
         labels = ", labels not shifted" if self.labels == "same" else ""
-        return f"{super().describe()}{labels}{shown_mask(self.store, mask)}"
+        wanted = ", with a label for each" if "label" in self._keys else ""
+        return f"{super().describe()}{labels}{shown_mask(self.store, mask)}{wanted}"
 
     def count(self, addresses: IntArray) -> Counts:
         """Count tokens and labels of each record. Pads belong to batches and are not counted here."""

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from headrace.datasets import PreferenceDataset, PromptDataset, Run
+from headrace.datasets import PreferenceDataset, PromptDataset, RecordDataset, Run, SFTDataset
 from headrace.errors import ConfigError
 from headrace.integrations.transformers_batches import (
     SHIFTED_TWICE,
@@ -32,12 +32,15 @@ from headrace.integrations.transformers_batches import (
     GenerationLayout,
     ModelArguments,
     PromptBatches,
+    PromptMessages,
     PromptText,
     RunDataLoader,
     TrainBatches,
+    answer_arguments,
     is_counted,
     load_checkpoint,
     load_prompts,
+    pair_arguments,
     steps_of,
 )
 from headrace.io import read_small
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
         def get_tp_size(self) -> int: ...
         def get_cp_size(self) -> int: ...
         def get_sp_size(self) -> int: ...
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any: ...
         def _tokenize_prompts(self, prompts: list[Any]) -> Any: ...
         def _get_output_dir(self, trial: Any) -> str: ...
         def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
@@ -78,8 +82,8 @@ else:
 class FromHeadrace(_Trainer):
     """Mix this in before a trainer of Hugging Face, and give that a ``run`` in place of a dataset.
 
-    Works with transformers' ``Trainer``, and with TRL's ``SFTTrainer``, ``DPOTrainer`` and ``GRPOTrainer``. It needs no
-    ``train_dataset``, ``eval_dataset`` or ``data_collator``.
+    Works with transformers' ``Trainer``, and with TRL's ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer``,
+    ``RewardTrainer`` and ``GRPOTrainer``. It needs no ``train_dataset``, ``eval_dataset`` or ``data_collator``.
 
     - **Batches** are those of a `Loader` over the run, with only the fields that the model takes. Nothing shards,
       shuffles or tokenises them again. Packs become one row without pads for flash attention, with ``cu_seq_lens``;
@@ -112,8 +116,10 @@ class FromHeadrace(_Trainer):
     def __init__(self, *args: Any, run: Run, eval_runs: Mapping[str, Run] | None = None, **kwargs: Any) -> None:
         self._eval_runs = dict(eval_runs or {})
         runs = [("run", run), *((f"eval_runs[{name!r}]", one) for name, one in self._eval_runs.items())]
+        trl = {one.__name__ for one in type(self).__mro__ if one.__module__.startswith("trl.")}
+        self._kind = next((name for name in _NEEDED if name in trl), "")
         for name, one in runs:
-            _check_run(name, one)
+            _check_run(name, one, self._kind)
         self._run = run
         self._train_batches: TrainBatches | PromptBatches | None = None
         self._eval_loaders: dict[str, RunDataLoader] = {}
@@ -122,20 +128,25 @@ class FromHeadrace(_Trainer):
         _prepare_arguments(next((one for one in (*args, kwargs.get("args")) if hasattr(one, "output_dir")), None))
         if self._eval_runs:
             kwargs["eval_dataset"] = dict(self._eval_runs)
-        if any(one.__module__.startswith("trl.") for one in type(self).__mro__):
-            # TRL looks at the columns of its datasets, and prepares them. It sees a single row, and trains on none.
-            kwargs["train_dataset"] = _stand_in()
+        if trl:
+            # TRL looks at the columns of its datasets. It sees a single row, and trains on none.
+            self._stand_in = kwargs["train_dataset"] = _stand_in()
             if self._eval_runs:
-                kwargs["eval_dataset"] = dict.fromkeys(self._eval_runs, kwargs["train_dataset"])
+                kwargs["eval_dataset"] = dict.fromkeys(self._eval_runs, self._stand_in)
         super().__init__(*args, **kwargs)
         if self._eval_runs:
             self.eval_dataset = dict(self._eval_runs)
         # Nothing has to be skipped here, and with this option the trainer would lose count of micro-batches.
         self.args.ignore_data_skip = False
-        if self._shifts_labels():
-            for name, one in runs:
-                _check_unshifted(name, one)
+        for name, one in runs:
+            self._check_rows(name, one)
         self._set_max_steps()
+
+    def _check_rows(self, name: str, run: Run) -> None:
+        if self._shifts_labels():
+            _check_unshifted(name, run)
+        if self._kind == "RewardTrainer":
+            _check_pads(name, run, self.processing_class.pad_token_id)
 
     def _set_max_steps(self) -> None:
         num_steps = self._run.num_steps
@@ -209,9 +220,35 @@ class FromHeadrace(_Trainer):
         return RunDataLoader(self._train_batches, None if num_steps is None else num_steps * layout.micro_steps)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        if all(isinstance(prompt, PromptText) for prompt in prompts):
+        # The tools of a trainer are no part of the stored tokens: TRL writes the messages with them.
+        has_tools = getattr(self, "tools", None) or getattr(self, "environment_factories", None)
+        kinds = PromptText if has_tools else PromptText | PromptMessages
+        if all(isinstance(prompt, kinds) for prompt in prompts):
             return [list(prompt.ids) for prompt in prompts], None, {}
         return super()._tokenize_prompts(prompts)
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        # TRL would tokenise a run, or the row that stands for it.
+        if isinstance(dataset, Run) or dataset is self._stand_in:
+            return dataset
+        return super()._prepare_dataset(dataset, *args, **kwargs)
+
+    def _shape(self, run: Run) -> Callable[[Any], Any]:
+        """Return what makes of a micro-batch the arguments of the trainer or its model."""
+        if self._kind == "RewardTrainer":
+            return pair_arguments
+        if self._kind == "KTOTrainer":
+            limits = [one.collation.max_length or 0 for one in run.datasets if isinstance(one, RecordDataset)]
+            longest = max(limits) if all(limits) and limits else None
+            return partial(answer_arguments, with_kl=getattr(self, "calculate_KL", True), max_length=longest)
+        return ModelArguments(self.model, run, shifts=self._shifts_labels())
+
+    def _has_token_loss(self, run: Run) -> bool:
+        """Return whether the loss is a mean over labels; KTO's is one over answers."""
+        return "labels" in run.fields and self._kind != "KTOTrainer"
+
+    def _counts_labels(self) -> bool:
+        return self._has_token_loss(self._run) and is_counted(self._run)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process, from the checkpoint on that is resumed."""
@@ -225,11 +262,10 @@ class FromHeadrace(_Trainer):
         first = steps_of(loader)
         together = self._train_batch_size * ranks.world_size
         _check_sizes(self._run, range(first, self.args.max_steps), self._train_batch_size, accumulation, together)
-        shape = ModelArguments(self.model, self._run, shifts=self._shifts_labels())
         self._train_batches = TrainBatches(
-            loader, self._run, shape, first * accumulation, lambda: self.state.global_step
+            loader, self._run, self._shape(self._run), first * accumulation, lambda: self.state.global_step
         )
-        if is_counted(self._run) and not (self.model_accepts_loss_kwargs or self.compute_loss_func):
+        if self._counts_labels() and not (self.model_accepts_loss_kwargs or self.compute_loss_func):
             warnings.warn(
                 f"{type(self.model).__name__} takes no num_items_in_batch: the Trainer averages each micro-batch, and"
                 " then these. Where they hold different numbers of labels, the loss depends on how a step is divided",
@@ -252,7 +288,7 @@ class FromHeadrace(_Trainer):
             ranks=ranks,
             reading=reading,
             # A micro-batch without samples can be made up only where labels say that nothing is trained on.
-            uneven="allow" if "labels" in run.fields else "refuse",
+            uneven="allow" if self._has_token_loss(run) else "refuse",
             restart=restart,
         )
 
@@ -271,7 +307,7 @@ class FromHeadrace(_Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """Return the micro-batches of a step, and the labels of the whole global batch, without communication."""
-        if not isinstance(self._train_batches, TrainBatches) or not is_counted(self._run):
+        if not isinstance(self._train_batches, TrainBatches) or not self._counts_labels():
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         batches = list(islice(epoch_iterator, num_batches))
         if not batches:
@@ -290,16 +326,13 @@ class FromHeadrace(_Trainer):
             return super().get_eval_dataloader(eval_dataset)
         name = eval_dataset if isinstance(eval_dataset, str) else run.recipe.digest().hex()
         if name not in self._eval_loaders:
-            _check_run("the evaluation", run)
-            if self._shifts_labels():
-                _check_unshifted("the evaluation", run)
+            _check_run("the evaluation", run, self._kind)
+            self._check_rows("the evaluation", run)
             if run.num_steps is None:
                 raise ConfigError("an evaluation ends: use Run.validation, or pass samples= or epochs=")
             loader = self._loader(run, self.args.eval_batch_size, self._ranks(), restart=True)
-            shape = ModelArguments(self.model, run, shifts=self._shifts_labels())
-            self._eval_loaders[name] = RunDataLoader(
-                EvalBatches(loader, run, shape, self._set_eval_labels), len(loader)
-            )
+            batches = EvalBatches(loader, run, self._shape(run), self._set_eval_labels)
+            self._eval_loaders[name] = RunDataLoader(batches, len(loader))
         return self._eval_loaders[name]
 
     def _set_eval_labels(self, mean: float | None) -> None:
@@ -343,25 +376,53 @@ def _prepare_arguments(arguments: Any) -> None:
             "precompute_ref_log_probs computes over a dataset before training, and there is none here: leave it out,"
             " and the reference model is run in each step"
         )
-    if hasattr(arguments, "dataset_kwargs"):
-        arguments.dataset_kwargs = {**(arguments.dataset_kwargs or {}), "skip_prepare_dataset": True}
 
 
 def _stand_in() -> Any:
     from datasets import Dataset
 
-    texts = {"prompt": [" "], "chosen": [" "], "rejected": [" "]}
-    return Dataset.from_dict({"input_ids": [[0]], "labels": [[0]], **texts})
+    return Dataset.from_dict({"prompt": [" "]})
 
 
-def _check_run(name: str, run: Run) -> None:
+_PAIRS = "PreferenceDataset(store, layout='stacked')"
+_NEEDED: Final = {
+    "DPOTrainer": ("completion_mask", _PAIRS),
+    "RewardTrainer": ("completion_mask", _PAIRS),
+    "KTOTrainer": ("label", "SFTDataset(store, labels='same') of a store with labels, which the layout kto makes"),
+}
+"""Trainers of TRL, the field that they need, and the dataset that has it."""
+
+
+def _check_run(name: str, run: Run, kind: str) -> None:
     if not isinstance(run, Run):
         raise ConfigError(f"{name} is {run!r:.80}; expected a Run. A FramedRun has a state on each rank: not done here")
     for dataset in run.datasets:
         if isinstance(dataset, PromptDataset) and name != "run":
             raise ConfigError(f"{name}: an evaluation on prompts is not done here: leave it out of eval_runs")
         if isinstance(dataset, PreferenceDataset) and dataset.layout != "stacked":
-            raise ConfigError(f"{name}: TRL's DPOTrainer takes pairs one below the other: pass layout='stacked'")
+            raise ConfigError(f"{name}: TRL's trainers take pairs one below the other: pass layout='stacked'")
+        if isinstance(dataset, SFTDataset) and "label" in dataset.fields and kind != "KTOTrainer":
+            raise ConfigError(
+                f"{name}: the answers of {dataset.store.path} have labels that say whether they are wanted, and this"
+                " trainer would train on all of them alike: use TRL's KTOTrainer, or pass label_key=None to the dataset"
+            )
+    field, dataset_of = _NEEDED.get(kind, ("", ""))
+    if field and field not in run.fields:
+        raise ConfigError(
+            f"{name}: TRL's {kind} needs {field!r}, and the samples of this run have {', '.join(run.fields)}: use"
+            f" {dataset_of}"
+        )
+
+
+def _check_pads(name: str, run: Run, pad: int) -> None:
+    """Raise ConfigError unless rows are padded with the token by which a reward model finds the end of a row."""
+    for dataset in run.datasets:
+        if isinstance(dataset, RecordDataset) and dataset.collation.padding_idx != pad:
+            raise ConfigError(
+                f"{name}: rows are padded with the token {dataset.collation.padding_idx}, and the model takes the score"
+                f" of a row at its last token other than {pad}, which would be a pad: pass Collation(padding_idx={pad})"
+                " to the dataset"
+            )
 
 
 def _check_unshifted(name: str, run: Run) -> None:

@@ -1,27 +1,30 @@
 """What trainers of Hugging Face iterate over, and what they save of it: see `FromHeadrace`.
 
-`TrainBatches` and `EvalBatches` yield micro-batches in the model's names, and `PromptBatches` the rows of prompts that
-TRL's GRPOTrainer takes. The first and the last keep the state of the data after each step, for the checkpoint of it.
+`TrainBatches` and `EvalBatches` yield micro-batches in the names of the model, or of TRL's trainer, and `PromptBatches`
+the rows of prompts that TRL's GRPOTrainer takes. The first and the last keep the state of the data after each step, for
+the checkpoint of it.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.datasets import Run
 from headrace.datasets.accounts import count_step, supervised_tokens
 from headrace.datasets.dataset import CountedDataset
-from headrace.errors import ConfigError, StateError
+from headrace.errors import ConfigError, InputError, StateError
 from headrace.io import atomic_write, read_small
 from headrace.loader import Loader, Prompts
 from headrace.loader.attention import flatten_packed
@@ -148,6 +151,39 @@ class ModelArguments:
         return {name: value for name, value in batch.items() if name in self._taken - dropped}
 
 
+def pair_arguments(batch: Batch) -> Batch:
+    """Return what TRL's RewardTrainer hands to its model: stacked pairs, whose scores need no mask of answers."""
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def answer_arguments(batch: Batch, *, with_kl: bool, max_length: int | None) -> Batch:
+    """Return what TRL's KTOTrainer takes for answers, each with the label that says whether it is wanted.
+
+    For its estimate of the KL term, each prompt also comes with the answer of the row before it in the micro-batch, cut
+    to ``max_length`` as TRL's collator does:
+
+        rows  p p a b    q c    r d e     KL rows  p p d e    q a b    r c
+    """
+    mask = (batch["labels"] != IGNORED_LABEL).to(torch.int64)
+    made = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "completion_mask": mask}
+    if with_kl:
+        prompts, answers, marks = [], [], []
+        for ids, is_token, row in zip(batch["input_ids"], batch["attention_mask"] != 0, mask, strict=True):
+            ids, trained = ids[is_token], row[is_token]
+            begin = int(trained.argmax()) if trained.any() else len(ids)
+            prompts.append(ids[:begin])
+            answers.append(ids[begin:])
+            marks.append(trained[begin:])
+        pairs = [torch.cat([prompt, answers[row - 1]])[:max_length] for row, prompt in enumerate(prompts)]
+        masks = [
+            torch.cat([torch.zeros_like(prompt), marks[row - 1]])[:max_length] for row, prompt in enumerate(prompts)
+        ]
+        made["KL_input_ids"] = pad_sequence(pairs, batch_first=True)
+        made["KL_attention_mask"] = pad_sequence(list(map(torch.ones_like, pairs)), batch_first=True)
+        made["KL_completion_mask"] = pad_sequence(masks, batch_first=True)
+    return {**made, "label": batch["label"]}
+
+
 def _check_labels(batch: Batch) -> None:
     """Raise ConfigError if labels are the next tokens, whatever made them."""
     ids, labels = batch.get("input_ids"), batch.get("labels")
@@ -254,6 +290,14 @@ class PromptText(str):
         return str(self), self.ids
 
 
+class PromptMessages(list[dict[str, Any]]):
+    """The messages of a prompt, for rewards and logs, and ``ids``, the tokens that the store has of them."""
+
+    def __init__(self, messages: Sequence[dict[str, Any]], ids: list[int]) -> None:
+        super().__init__(messages)
+        self.ids = ids
+
+
 class GenerationLayout(NamedTuple):
     """How TRL's GRPOTrainer takes the prompts of a generation: each ``num_generations`` times, as rows for all ranks.
 
@@ -288,13 +332,36 @@ class GenerationLayout(NamedTuple):
             raise ConfigError("the last generation would have too few prompts: pass drop_last=True to the run")
 
     def rows_of(self, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the rows of this rank."""
+        """Return the rows of this rank. Prompts are messages if the columns have them, else texts.
+
+        Raises:
+            InputError: some of the prompts of the generation are messages, and some are texts.
+        """
+        has_messages = [_is_messages(columns.get("prompt")) for columns in batch["columns"]]
+        if len(set(has_messages)) > 1:
+            raise InputError(
+                f"{sum(has_messages):,} of the {len(has_messages):,} prompts of a generation are messages, the others"
+                " are texts, and TRL asks only the first one which of the two they are. Train on one kind, or prepare"
+                " texts with `strings: chat`"
+            )
         rows = []
         for row in range(self.rank * self.rows, (self.rank + 1) * self.rows):
-            prompt = row // self.num_generations
-            ids = batch["input_ids"][prompt][batch["attention_mask"][prompt] == 1].tolist()
-            rows.append({**batch["columns"][prompt], "prompt": PromptText(self.decode(ids), ids)})
+            number = row // self.num_generations
+            ids = batch["input_ids"][number][batch["attention_mask"][number] == 1].tolist()
+            columns = batch["columns"][number]
+            prompt = PromptMessages(columns["prompt"], ids) if has_messages[0] else PromptText(self.decode(ids), ids)
+            if "prompt" in columns and not has_messages[0]:
+                warnings.warn(
+                    "the records have a column 'prompt' beside their prompt. TRL's rows have one field of this name:"
+                    " rewards get the prompt as a text, and not the column. Rename it to have both",
+                    stacklevel=2,
+                )
+            rows.append({**columns, "prompt": prompt})
         return rows
+
+
+def _is_messages(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
 
 
 class _InHand(NamedTuple):

@@ -70,7 +70,10 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt without an answer; ``columns`` holds the record's other fields unchanged."""
+    """A prompt without an answer.
+
+    ``columns`` holds the record's other fields unchanged, and under ``prompt`` the messages of a conversation.
+    """
 
     prompt: Conversation | str
     columns: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -105,6 +105,8 @@ CASES: list[tuple[str, dict[str, Any], Any]] = [
     ("completion", {"prompt": [USER], "completion": "Yo"}, Completion(prompt=chat(USER), completion=chat(ASSISTANT))),
     ("response", {"prompt": "a", "response": "b"}, Completion(prompt="a", completion="b")),
     ("kto", {"prompt": "a", "completion": "b", "label": False}, Completion(prompt="a", completion="b", label=False)),
+    ("kto", {"prompt": "a", "completion": "b", "label": 0}, Completion(prompt="a", completion="b", label=False)),
+    ("kto", {"prompt": "a", "completion": "b", "label": 1.0}, Completion(prompt="a", completion="b", label=True)),
     ("alpaca", {"instruction": "Hi", "input": "", "output": "Yo"}, chat(USER, ASSISTANT)),
     (
         "alpaca",
@@ -159,7 +161,12 @@ CASES: list[tuple[str, dict[str, Any], Any]] = [
         "prompt",
         {"prompt": [USER], "data_source": "gsm8k", "reward_model": {"style": "rule", "ground_truth": "3"}},
         Prompt(
-            prompt=chat(USER), columns={"data_source": "gsm8k", "reward_model": {"style": "rule", "ground_truth": "3"}}
+            prompt=chat(USER),
+            columns={
+                "prompt": [USER],
+                "data_source": "gsm8k",
+                "reward_model": {"style": "rule", "ground_truth": "3"},
+            },
         ),
     ),
     ("prompt", {"prompt": "Hi"}, Prompt(prompt="Hi")),
@@ -241,7 +248,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("completion", {"prompt": [], "completion": [ASSISTANT]}, "'prompt' is an empty list"),
     ("completion", {"prompt": "a", "completion": "b", "tools": [TOOL]}, "'tools' is for conversations"),
-    ("kto", {"prompt": "a", "completion": "b", "label": 1}, "label is the number 1; allowed is true or false"),
+    (
+        "kto",
+        {"prompt": "a", "completion": "b", "label": 2},
+        "label is the number 2; allowed is true or false, or 1 or 0",
+    ),
     ("alpaca", {"instruction": "a", "output": "b", "history": [["x"]]}, r"history\[0\] is a list of 1; allowed is"),
     ("preference", {"chosen": "a", "rejected": "a"}, "the same text"),
     ("preference", {"prompt": "p", "chosen": "a", "rejected": "a"}, "are the same: there is nothing"),

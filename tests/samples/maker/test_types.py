@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -122,13 +123,30 @@ def test_preferences() -> None:
     assert trained(make(DPO, [{"chosen": "abc", "rejected": "abd"}]), "chosen", "chosen_mask") == ["c<eos>"]
 
 
+def columns(made: Any) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(bytes(row)) for row in rows(made, "columns")]
+
+
 def test_prompts_keep_their_columns() -> None:
     extra = {"data_source": "gsm8k", "reward_model": {"style": "rule", "ground_truth": "7"}, "extra_info": {"index": 3}}
     made = make(PROMPT, [{"prompt": [USER], **extra}, {"prompt": [USER]}])
     assert texts(made, "prompts") == [ASKED, ASKED]
-    assert [msgspec.json.decode(bytes(row)) for row in rows(made, "columns")] == [extra, {}]
-    assert texts(make(PROMPT, [{"prompt": "2+2="}]), "prompts") == ["2+2="]
-    assert texts(make(PROMPT + "strings: chat", [{"prompt": "Hi"}]), "prompts") == [ASKED]
+    assert columns(made) == [{"prompt": [USER], **extra}, {"prompt": [USER]}]
+    made = make(PROMPT, [{"prompt": "2+2=", **extra}])
+    assert (texts(made, "prompts"), columns(made)) == (["2+2="], [extra])
+
+
+def test_prompts_keep_their_messages() -> None:
+    """As a template gets them: for rewards that judge conversations."""
+    system = {"role": "system", "content": "Answer."}
+    shares = [{"from": "human", "value": "Hi"}]
+    made = make(PROMPT, [{"prompt": shares, "system": "Answer."}, {"prompt": json.dumps([USER])}])
+    assert columns(made) == [{"prompt": [system, USER], "system": "Answer."}, {"prompt": [USER]}]
+    made = make(PROMPT + "strings: chat", [{"prompt": "Hi"}])
+    assert (texts(made, "prompts"), columns(made)) == ([ASKED], [{"prompt": [USER]}])
+    renamed = PROMPT.replace("inputs: a", "inputs: {paths: a, layout: prompt, fields: {prompt: asked}}")
+    made = make(renamed, [{"asked": [USER]}, {"asked": [USER], "prompt": "mine"}])
+    assert columns(made) == [{"prompt": [USER]}, {"prompt": "mine"}]
 
 
 def test_groups() -> None:

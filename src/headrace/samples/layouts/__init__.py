@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from headrace.samples.layouts.fields import without_nulls
 from headrace.samples.layouts.known import LAYOUTS, make_layout
-from headrace.samples.layouts.layout import Layout, Sample, assistant, cut, join, user
+from headrace.samples.layouts.layout import Layout, Sample, assistant, cut, join, user, with_messages
 from headrace.samples.layouts.recognise import NUM_RECORDS, EachLayout, Recognised, recognise
 from headrace.samples.layouts.turns import ALIASES, LayoutOptions
 
@@ -31,5 +31,6 @@ __all__ = [
     "make_layout",
     "recognise",
     "user",
+    "with_messages",
     "without_nulls",
 ]

@@ -18,8 +18,8 @@ from headrace.config import describe, nearest
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text
 from headrace.samples.layouts.fields import check_text
-from headrace.samples.layouts.layout import BESIDE, Layout, assistant, cut, join, user
-from headrace.samples.layouts.turns import LayoutOptions
+from headrace.samples.layouts.layout import BESIDE, Layout, assistant, cut, join, user, with_messages
+from headrace.samples.layouts.turns import LayoutOptions, is_flag
 
 
 class MessagesLayout(Layout):
@@ -149,22 +149,25 @@ class ResponseLayout(CompletionLayout):
 
 
 class KtoLayout(CompletionLayout):
-    """``{"prompt": ..., "completion": ..., "label": true}``, as in TRL's KTO; the label is true for a wanted answer."""
+    """``{"prompt": ..., "completion": ..., "label": true}``, as in TRL's KTO; the label is true for a wanted answer.
+
+    1 and 0 are read as true and false.
+    """
 
     name = "kto"
     says = "prompt, completion, label: an answer, and whether it is wanted"
     required = ("prompt", "completion", "label")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Return whether the fields look right for `CompletionLayout`, and the label is true or false."""
-        return super().looks_right(record) and isinstance(self.fields.get(record, "label"), bool)
+        """Return whether the fields look right for `CompletionLayout`, and the label is true or false, or 1 or 0."""
+        return super().looks_right(record) and is_flag(self.fields.get(record, "label"))
 
     def convert(self, record: Mapping[str, Any]) -> Completion:
         """Convert the record; see `Layout.convert`."""
         label = self.fields.need(record, "label", "true or false")
-        if not isinstance(label, bool):
-            raise self.fields.wrong("label", label, "true or false")
-        return msgspec.structs.replace(super().convert(record), label=label)
+        if not is_flag(label):
+            raise self.fields.wrong("label", label, "true or false, or 1 or 0")
+        return msgspec.structs.replace(super().convert(record), label=bool(label))
 
 
 class TextLayout(Layout):
@@ -445,7 +448,8 @@ ANSWERS = ("completion", "response", "responses", "chosen", "rejected", "output"
 class PromptLayout(Layout):
     """``{"prompt": ...}``, a string or a list of messages; all other fields are kept unchanged, as in verl and TRL.
 
-    verl's rows have ``data_source``, ``ability``, ``reward_model`` and ``extra_info``.
+    Messages are kept, too, see `with_messages`. verl's rows have ``data_source``, ``ability``, ``reward_model`` and
+    ``extra_info``.
     """
 
     name = "prompt"
@@ -465,12 +469,14 @@ class PromptLayout(Layout):
     def convert(self, record: Mapping[str, Any]) -> Prompt:
         """Convert the record; see `Layout.convert`."""
         prompt = self.text_or_messages(record, "prompt")
+        name = self.fields.name("prompt")
+        columns = {field: value for field, value in record.items() if field != name}
         if isinstance(prompt, Conversation):
             if not prompt.messages:
-                raise InputError(f"field {self.fields.name('prompt')!r} is an empty list: messages were expected")
+                raise InputError(f"field {name!r} is an empty list: messages were expected")
             prompt = self.complete(record, prompt)
-        name = self.fields.name("prompt")
-        return Prompt(prompt=prompt, columns={field: value for field, value in record.items() if field != name})
+            columns = with_messages(columns, prompt)
+        return Prompt(prompt=prompt, columns=columns)
 
 
 class GroupLayout(Layout):

@@ -197,6 +197,14 @@ def cut(conversation: Conversation, begin: int, end: int | None = None) -> Conve
     )
 
 
+def with_messages(columns: Mapping[str, Any], prompt: Conversation) -> dict[str, Any]:
+    """Return the columns and, under ``prompt``, the messages of the prompt; a column of this name takes precedence.
+
+    TRL hands them to reward functions, and verl has them as the raw prompt.
+    """
+    return {"prompt": prompt.messages, **columns}
+
+
 def user(text: str) -> Conversation:
     """Return a conversation of one user message."""
     return Conversation(messages=[_message("user", text)])

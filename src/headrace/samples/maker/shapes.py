@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from headrace.config import describe
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text
-from headrace.samples.layouts import Sample, assistant, join, user
+from headrace.samples.layouts import Sample, assistant, join, user, with_messages
 from headrace.samples.layouts.fields import Fields, check_text, has_null, has_null_property
 from headrace.samples.layouts.turns import LayoutOptions, MessageReader, arguments_of, unread_flags, untrained
 from headrace.samples.maker.contents import Contents
@@ -226,7 +226,8 @@ def as_chat(sample: Sample) -> Sample:
         prompt = None if sample.prompt is None else _asked(sample.prompt)
         return Preference(prompt=prompt, chosen=_answered(sample.chosen), rejected=_answered(sample.rejected))
     if isinstance(sample, Prompt):
-        return Prompt(prompt=_asked(sample.prompt), columns=sample.columns)
+        prompt = _asked(sample.prompt)
+        return Prompt(prompt=prompt, columns=with_messages(sample.columns, prompt))
     if isinstance(sample, Group):
         responses: list[Conversation | str] = [_answered(response) for response in sample.responses]
         return Group(prompt=_asked(sample.prompt), responses=responses, rewards=sample.rewards)
