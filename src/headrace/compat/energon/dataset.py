@@ -18,12 +18,14 @@ import msgspec
 from headrace.compat.energon.batches import (
     ADDED,
     FORM,
+    LEFT_OUT_BY,
     MadeDataset,
     MadeFramed,
     Unbatched,
     Unpacked,
     as_made,
     typed,
+    where_skipped,
     without_form,
 )
 from headrace.compat.energon.caching import LoaderCache
@@ -272,6 +274,9 @@ def in_own_order(
     )
 
 
+_UNLESS_OWN: Final = " (and leave out order='energon', which needs one output)"
+
+
 class Batching:
     """How samples become batches, according to the arguments of `get_train_dataset`.
 
@@ -301,6 +306,7 @@ class Batching:
         self.packing_buffer_size = packing_buffer_size
         self.errors = errors
         self.num_lanes = num_lanes
+        self.own_order = own_order
         self._asked = framed or packing_buffer_size is not None
         self.cache = LoaderCache()
         given = {"task_encoder": task_encoder, "packing_buffer_size": packing_buffer_size, "errors": errors}
@@ -370,6 +376,7 @@ class Batching:
                     f"num_lanes is {self.num_lanes}, but only framed sources have lanes, and here every sample has one"
                     " output; leave it out"
                 )
+            self._check_skips(data)
             return None
         form = self._form(EncoderPipeline(self.encoder))
         return MadeFramed(
@@ -381,6 +388,18 @@ class Batching:
             seed=self.seed,
             errors=self.errors,
         )
+
+    def _check_skips(self, data: Dataset | Mix) -> None:
+        """Raise ConfigError if the encoder may raise `SkipSample`, and no other sample may stand in."""
+        policies = [getattr(dataset, "errors", None) for dataset in named_datasets(data).values()]
+        if self.encoder is None or all(policy and policy.on_error == "substitute" for policy in policies):
+            return
+        if place := where_skipped(self.encoder):
+            raise ConfigError(
+                f"{place} raises SkipSample, but here each sample has one output, whose place is fixed:"
+                f" {LEFT_OUT_BY}{_UNLESS_OWN if self.own_order else ''}; or pass"
+                " errors=ErrorPolicy(on_error='substitute'), by which another sample stands in"
+            )
 
     def _form(self, pipeline: EncoderPipeline) -> FramedForm | None:
         if self.packing_buffer_size is None:
