@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stream: the samples, one after another. A state must agree with the recipe of the stream, whose steps are single
             samples, so that it does not depend on ranks and batches.
-        worker_config: rank and workers.
+        worker_config: rank and workers, as they were when the dataset was made.
         batch_size: samples of a batch on this rank.
         training: whether one pass follows another. In validation each iteration is the first pass again.
         pass_samples: samples of one pass; None if it has no end.
@@ -78,6 +79,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
             consist of units.
         sample_type: the type of all samples, if no task encoder makes the batches: batches are of this type.
         cache: the cache of cookers, which the loader may replace.
+        given_config: the user's own ``worker_config``, which may be changed later.
     """
 
     stream: Run
@@ -93,9 +95,14 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
     sample_type: type[Any] | None = None
     cache: LoaderCache | None = None
+    given_config: WorkerConfig | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for sizes out of range or an unknown tail."""
+        if self.given_config is None:
+            self.worker_config.check()
+            msgspec.structs.force_setattr(self, "given_config", self.worker_config)
+            msgspec.structs.force_setattr(self, "worker_config", copy.copy(self.worker_config))
         if self.batch_size < 1 or self.virtual_epoch_length < 0:
             raise ConfigError(
                 f"batch_size is at least 1 and virtual_epoch_length at least 0, found {self.batch_size} and "
@@ -220,6 +227,17 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches in this process, without workers; a loader reads ahead and has a state."""
         return iter(self.loader())
+
+    def check_unchanged(self) -> None:
+        """Raise ConfigError if the ``worker_config`` was changed since the dataset was made with it."""
+        own, given = (
+            msgspec.structs.asdict(one) for one in (self.worker_config, self.given_config or self.worker_config)
+        )
+        if changed := [f"{name} is {given[name]!r}, was {own[name]!r}" for name in own if given[name] != own[name]]:
+            raise ConfigError(
+                f"the worker_config was changed after the dataset was made with it ({'; '.join(changed)}): change it"
+                " before, or make a WorkerConfig for each dataset"
+            )
 
     def loader(self) -> Any:
         """A loader that reads in this process, without workers."""

@@ -582,7 +582,12 @@ def loader_of(
     *,
     as_columns: bool = False,
 ) -> EnergonLoader:
-    """Make the loader of a dataset. Raises ConfigError for a journal of a dataset that is not framed."""
+    """Make the loader of a dataset.
+
+    Raises:
+        ConfigError: a journal of a dataset that is not framed, or a ``worker_config`` that was changed.
+    """
+    dataset.check_unchanged()
     if journal is not None and dataset.framed is None:
         raise ConfigError(
             "a journal records the frames of a framed source, but here every sample has one output; leave journal out"
