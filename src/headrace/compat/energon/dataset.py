@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
@@ -228,17 +228,6 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         """Iterate over the batches in this process, without workers; a loader reads ahead and has a state."""
         return iter(self.loader())
 
-    def check_unchanged(self) -> None:
-        """Raise ConfigError if the ``worker_config`` was changed since the dataset was made with it."""
-        own, given = (
-            msgspec.structs.asdict(one) for one in (self.worker_config, self.given_config or self.worker_config)
-        )
-        if changed := [f"{name} is {given[name]!r}, was {own[name]!r}" for name in own if given[name] != own[name]]:
-            raise ConfigError(
-                f"the worker_config was changed after the dataset was made with it ({'; '.join(changed)}): change it"
-                " before, or make a WorkerConfig for each dataset"
-            )
-
     def loader(self) -> Any:
         """A loader that reads in this process, without workers."""
         make: Callable[[EnergonDataset], Any] = resolve_name("headrace.compat.energon.loader:loader_here")
@@ -292,9 +281,6 @@ def in_own_order(
     )
 
 
-_UNLESS_OWN: Final = " (and leave out order='energon', which needs one output)"
-
-
 class Batching:
     """How samples become batches, according to the arguments of `get_train_dataset`.
 
@@ -324,7 +310,6 @@ class Batching:
         self.packing_buffer_size = packing_buffer_size
         self.errors = errors
         self.num_lanes = num_lanes
-        self.own_order = own_order
         self._asked = framed or packing_buffer_size is not None
         self.cache = LoaderCache()
         given = {"task_encoder": task_encoder, "packing_buffer_size": packing_buffer_size, "errors": errors}
@@ -415,7 +400,7 @@ class Batching:
         if place := where_skipped(self.encoder):
             raise ConfigError(
                 f"{place} raises SkipSample, but here each sample has one output, whose place is fixed:"
-                f" {LEFT_OUT_BY}{_UNLESS_OWN if self.own_order else ''}; or pass"
+                f" {LEFT_OUT_BY}; or pass"
                 " errors=ErrorPolicy(on_error='substitute'), by which another sample stands in"
             )
 
@@ -468,7 +453,7 @@ def over(data: Framed, part: Dataset | Mix) -> Framed:
     )
 
 
-PathOrData = str | os.PathLike[str] | Dataset | Mix | Framed
+PathOrData = str | os.PathLike[str] | Mapping[str, Any] | Dataset | Mix | Framed
 
 
 class OpenedUnits(NamedTuple):
@@ -605,7 +590,7 @@ def energon_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _data(
-    given: str | os.PathLike[str] | Dataset | Mix,
+    given: str | os.PathLike[str] | Mapping[str, Any] | Dataset | Mix,
     split_part: str,
     batching: Batching,
     *,
@@ -619,8 +604,9 @@ def _data(
                 f"{', '.join(options)}: says how to open a path, but the data are open already; leave it out"
             )
         return batching.around(given)
-    sample_type = options.pop("sample_type", None) if _says_types(given, options.get("dataset_config")) else None
-    if Path(given).suffix in (".yaml", ".yml"):
+    says_types = isinstance(given, Mapping) or _says_types(given, options.get("dataset_config"))
+    sample_type = options.pop("sample_type", None) if says_types else None
+    if isinstance(given, Mapping) or Path(given).suffix in (".yaml", ".yml"):
         known = SourceOptions.__struct_fields__
         if unknown := [name for name in options if name not in known]:
             raise ConfigError(

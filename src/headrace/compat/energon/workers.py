@@ -182,6 +182,15 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True):
         return msgspec.structs.replace(policy, on_fault=HandledFault(handler))
 
 
+def check_worker_config(own: WorkerConfig, given: WorkerConfig | None) -> None:
+    """Raise ConfigError if a dataset's own configuration is another than what is given, or has become of the user's."""
+    if given is not None and given != own:
+        raise ConfigError(
+            f"worker_config is {given!r}, but the dataset was made with {own!r}, which decides: leave worker_config out"
+            " for a loader, and change it only before a dataset is made with it"
+        )
+
+
 class HandledFault:
     """Calls an error handler of Energon's for a fault. It pickles if the handler does."""
 
