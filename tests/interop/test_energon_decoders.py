@@ -67,6 +67,12 @@ def npz() -> bytes:
     return stream.getvalue()
 
 
+def pth() -> bytes:
+    stream = io.BytesIO()
+    torch.save({"w": torch.arange(6.0).reshape(2, 3), "n": [1, "a", None]}, stream)
+    return stream.getvalue()
+
+
 RECORD = {"a": [1, -2.5, None, True, "ä"], "b": {"c": []}}
 BASIC = {
     "txt": "häß\n".encode(),
@@ -87,6 +93,7 @@ BASIC = {
     "npy": npy(np.arange(12, dtype=">i2").reshape(3, 4)),
     "npz": npz(),
     "ten": ten(np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(3)),
+    "pth": pth(),
     "tb": ten(np.ones((2, 2), np.uint8)),
     "json.gz": gzip.compress(b"[1]"),
     "txt.gz": gzip.compress(b"a") + gzip.compress(b"b"),

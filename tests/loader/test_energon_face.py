@@ -583,6 +583,30 @@ def test_the_default_worker_config(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.rank, config.world_size, config.num_workers, config.seed_offset) == (1, 3, 4, 5)
 
 
+def test_a_worker_config_can_be_changed_until_a_dataset_is_made(root: Path) -> None:
+    config = WorkerConfig.default_worker_config(num_workers=4)
+    config.rank, config.world_size, config.num_workers, config.seed_offset = 1, 2, 0, 9
+    given: dict[str, Any] = {"batch_size": 4, **media_texts.TEXT}
+    made = get_train_dataset(root, worker_config=config, **given)
+    other = get_train_dataset(root, worker_config=WorkerConfig(1, 2, 0, seed_offset=9), **given)
+    assert next(iter(get_loader(made)))["__key__"] == next(iter(get_loader(other)))["__key__"]
+    loader = get_loader(made)
+    config.seed_offset, config.num_workers = 10, 1
+    assert made.worker_config == WorkerConfig(1, 2, 0, seed_offset=9)
+    with pytest.raises(ConfigError, match=r"seed_offset=10.*was made with.*seed_offset=9.* change it only before"):
+        get_loader(made)
+    with pytest.raises(ConfigError, match="but the dataset was made with"):
+        get_savable_loader(made, worker_config=config)
+    assert next(iter(loader))["__key__"] == next(iter(get_loader(other)))["__key__"]
+    config.num_workers = -1
+    with pytest.raises(ConfigError, match="num_workers is at least 0, found -1"):
+        get_train_dataset(root, worker_config=config, **given)
+    with pytest.warns(UserWarning, match="worker_debug_path: nothing is logged"):
+        config.worker_debug_path = "debug.jsonl"
+    with pytest.raises(AttributeError):
+        config.num_wokers = 3  # type: ignore[attr-defined]
+
+
 def test_a_buffer_opens_as_many_slices(root: Path) -> None:
     data = get_train_dataset(
         root,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,7 +23,15 @@ from headrace.compat.energon import (
     get_val_datasets,
 )
 from headrace.datasets import Framed
-from headrace.encoders import Cooker, DefaultTaskEncoder, ErrorPolicy, SkipSample, TaskEncoder, stateless
+from headrace.encoders import (
+    AugmentTaskEncoder,
+    Cooker,
+    DefaultTaskEncoder,
+    ErrorPolicy,
+    SkipSample,
+    TaskEncoder,
+    stateless,
+)
 from headrace.loader import merge_state_dicts, read_fault_report
 from headrace.plan.framed import BestFit
 
@@ -226,14 +234,85 @@ def test_samples_that_are_skipped_or_fail(root: Path) -> None:
     whole = [n for n in range(COUNT) if n % 4 and n % 5]
     assert [n for n in whole if found.count(n) < 1] == []
     assert len(whole) < len(found) < COUNT
-    with pytest.raises(ConfigError, match="a fixed source cannot leave a sample out"):
-        next(iter(validation(root, config(), **given)))
+    with pytest.raises(ConfigError, match=r"Skipping.encode_sample raises SkipSample, .*: pass framed=True"):
+        validation(root, config(), **given)
     with pytest.raises(ValueError, match="5"):
         list(validation(root, config(), framed=True, **given))
     broken = framed_encoders.numbers(root.parent / "broken", 12, broken=(4,))
     media = MediaDataset.open(broken, "train", cookers=[Cooker(framed_encoders.cook)])
     plain = get_val_dataset(media, worker_config=config(), batch_size=12, errors=substitute)
     assert len(next(iter(get_loader(plain)))["n"]) == 12, "without an encoder too"
+
+
+def leave_out(n: int) -> None:
+    if n % 4 == 0:
+        raise SkipSample
+
+
+def cook_some(sample: Any) -> Any:
+    leave_out(3)
+    return framed_encoders.cook(sample)
+
+
+class SkipsByMethod(DefaultTaskEncoder):
+    cookers = (Cooker(framed_encoders.cook),)
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return next(map(self.checked, [sample]))
+
+    def checked(self, sample: Any) -> Any:
+        leave_out(sample["n"])
+        return sample
+
+
+class SkipsByModule(DefaultTaskEncoder):
+    cookers = (Cooker(framed_encoders.cook),)
+
+    @stateless
+    def postencode_sample(self, sample: Any) -> Any:
+        import headrace.compat.energon as energon
+
+        if sample["n"] % 4 == 0:
+            raise energon.SkipSample
+        return sample
+
+
+class SkipsInCooker(DefaultTaskEncoder):
+    cookers = (Cooker(cook_some),)
+
+
+class Around(AugmentTaskEncoder[Any, Any, Any, Any]):
+    """Changes nothing."""
+
+
+@pytest.mark.parametrize("kind", [SkipsByMethod, SkipsByModule, SkipsInCooker, lambda: Around(SkipsByMethod())])
+@pytest.mark.parametrize("batch_size", [5, None])
+def test_encoders_that_skip_are_told_to_be_framed(root: Path, kind: Any, batch_size: int | None) -> None:
+    given: dict[str, Any] = {"task_encoder": kind(), "worker_config": config(), "batch_size": batch_size}
+    with pytest.raises(ConfigError, match=r"(leave_out|postencode_sample) raises SkipSample, .*: pass framed=True"):
+        get_train_dataset(root, **given)
+    with pytest.raises(ConfigError, match="framed=True"):
+        get_val_dataset(root, split_part="train", order="energon", **given)
+    left = list(get_loader(get_val_dataset(root, split_part="train", framed=True, **given)))
+    assert left
+    replaced = get_val_dataset(root, split_part="train", errors=ErrorPolicy(on_error="substitute"), **given)
+    assert next(iter(get_loader(replaced)))
+
+
+def test_skips_that_the_code_does_not_show(root: Path) -> None:
+    class Hidden(DefaultTaskEncoder):
+        cookers = (Cooker(framed_encoders.cook),)
+        check: ClassVar[Any] = {"n": leave_out}
+
+        @stateless
+        def encode_sample(self, sample: Any) -> Any:
+            self.check["n"](sample["n"])
+            return sample
+
+    dataset = get_val_dataset(root, split_part="train", worker_config=config(), batch_size=5, task_encoder=Hidden())
+    with pytest.raises(ConfigError, match=r"SkipSample in encode_sample .* or pass framed=True, which leaves it out"):
+        next(iter(get_loader(dataset)))
 
 
 def test_units_that_were_made_before(root: Path) -> None:

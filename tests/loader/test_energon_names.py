@@ -504,6 +504,49 @@ def test_another_split_file_in_dataset_yaml(root: Path) -> None:
     assert made.paths[0].name == "texts"
 
 
+def load_sample(parts: dict[str, Any]) -> dict[str, Any]:
+    return {"text": f"by code: {parts['txt']}"}
+
+
+def test_configurations_are_loaded(root: Path, crude: Path, tmp_path: Path) -> None:
+    """As Energon's own code calls ``load_config``: a ``dataset.yaml`` with what it does not say."""
+    given: dict[str, Any] = {"split_part": "train", "training": False, "worker_config": ALONE}
+
+    def texts(path: Any, at: Path = root, **options: Any) -> list[Any]:
+        made = energon.load_config(
+            path, default_type=energon.StandardWebdatasetFactory, default_kwargs={"path": EPath(at), **given}, **options
+        )
+        assert isinstance(made, energon.StandardWebdatasetFactory)
+        return list(get_loader(made.build()))
+
+    everything = list(map(str, range(COUNT)))
+    assert [one.text for one in texts(EPath(root) / ".nv-meta" / "dataset.yaml")] == everything
+    crude_texts = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": ["txt"]}
+    assert [one["txt"] for one in texts(crude_texts, crude)] == everything
+    named = {"__module__": "megatron.energon.flavors", "__class__": "TextSample"}
+    content: dict[str, Any] = {"sample_type": named, "field_map": {"text": "txt"}}
+    assert [one.text for one in texts(content)] == everything
+    old = {"__module__": "megatron.energon", "__class__": "TextWebdataset", "field_map": {"text": "txt"}}
+    assert [one.text for one in texts(old)] == everything
+    code = {"__module__": __name__, "__function__": "load_sample"}
+    by_code = {"sample_type": named, "part_filter": ["txt"], "sample_loader": code}
+    with pytest.raises(ConfigError, match=r"sample_loader: the function .*load_sample lies in a module .* trust_code"):
+        texts(by_code)
+    assert texts(by_code, trust_code=True)[3].text == "by code: 3"
+    with pytest.raises(ConfigError, match=r"sample_loader is 'loader.py:f', which runs code; pass trust_code=True"):
+        texts({**by_code, "sample_loader": "loader.py:f"})
+    mix = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"path": str(root)}, "val": {"path": str(root), "split_part": "train"}},
+    }
+    loaded = energon.load_config(mix, default_type=energon.Metadataset)
+    [one] = loaded.get_datasets(training=False, split_part="train", worker_config=ALONE).datasets
+    assert len(one.dataset) == COUNT
+    validation = get_val_dataset(mix, worker_config=ALONE, batch_size=COUNT)  # type: ignore[arg-type]
+    assert next(iter(get_loader(validation))).text == everything
+
+
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = EPath("msc://store/a/b/../c.txt")
     assert (str(remote), str(remote.parent / "d"), remote.is_local()) == (

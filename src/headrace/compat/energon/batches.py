@@ -10,16 +10,18 @@ form under `FORM`; `as_made` makes the batch again, in the process that trains:
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any, Final, cast
 
 import numpy as np
 
 from headrace.datasets.encoded.dataset import EncodedDataset
 from headrace.datasets.encoded.framed import Framed
-from headrace.datasets.encoded.samples import columns_of
+from headrace.datasets.encoded.samples import Encoder, columns_of
 from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder, stateless
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, SkipSample
 from headrace.loader.spans import Batch as Columns
 from headrace.samples.media.batch import made
 
@@ -93,8 +95,45 @@ def typed(columns: Columns, kind: type[Any]) -> Any:
     return made(kind, {name: value for name, value in columns.items() if name not in ADDED}, "batch")
 
 
+LEFT_OUT_BY: Final = "pass framed=True, which leaves it out, as Energon does"
+
+
+def where_skipped(encoder: Encoder) -> str | None:
+    """The name of a hook or cooker that speaks of `SkipSample`, or of one that calls such code; None if none does.
+
+    The code is read and not run. Methods of the encoder are followed, and functions of the same module as their caller.
+    """
+    hooks = ("cook_crude_sample", "preencode_sample", "encode_sample", "postencode_sample")
+    waiting: list[Any] = [getattr(encoder, name) for name in hooks]
+    waiting += [cooker.cook for cooker in encoder.cookers]
+    seen: set[CodeType] = set()
+    while waiting:
+        function = inspect.unwrap(waiting.pop())
+        function = getattr(function, "__func__", function)
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen or function.__module__.startswith("headrace."):
+            continue
+        seen.add(code)
+        names = _names_in(code)
+        found = [function.__globals__.get(name) for name in names]
+        if "SkipSample" in names or SkipSample in found:
+            return str(function.__qualname__)
+        waiting += [one for one in found if inspect.isfunction(one) and one.__module__ == function.__module__]
+        waiting += [one for name in names if inspect.isroutine(one := getattr(type(encoder), name, None))]
+    return where_skipped(encoder._task_encoder) if isinstance(encoder, AugmentTaskEncoder) else None
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (_names_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*inner)
+
+
 class MadeDataset(EncodedDataset):
     """An `EncodedDataset` whose batches keep their form."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.outputs.left_out_by = LEFT_OUT_BY
 
     def columns_of(self, batch: Any) -> dict[str, Any]:
         """Return a batch in columns, with its form."""

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,12 +19,14 @@ import msgspec
 from headrace.compat.energon.batches import (
     ADDED,
     FORM,
+    LEFT_OUT_BY,
     MadeDataset,
     MadeFramed,
     Unbatched,
     Unpacked,
     as_made,
     typed,
+    where_skipped,
     without_form,
 )
 from headrace.compat.energon.caching import LoaderCache
@@ -63,7 +66,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stream: the samples, one after another. A state must agree with the recipe of the stream, whose steps are single
             samples, so that it does not depend on ranks and batches.
-        worker_config: rank and workers.
+        worker_config: rank and workers, as they were when the dataset was made.
         batch_size: samples of a batch on this rank.
         training: whether one pass follows another. In validation each iteration is the first pass again.
         pass_samples: samples of one pass; None if it has no end.
@@ -76,6 +79,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
             consist of units.
         sample_type: the type of all samples, if no task encoder makes the batches: batches are of this type.
         cache: the cache of cookers, which the loader may replace.
+        given_config: the user's own ``worker_config``, which may be changed later.
     """
 
     stream: Run
@@ -91,9 +95,14 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
     sample_type: type[Any] | None = None
     cache: LoaderCache | None = None
+    given_config: WorkerConfig | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for sizes out of range or an unknown tail."""
+        if self.given_config is None:
+            self.worker_config.check()
+            msgspec.structs.force_setattr(self, "given_config", self.worker_config)
+            msgspec.structs.force_setattr(self, "worker_config", copy.copy(self.worker_config))
         if self.batch_size < 1 or self.virtual_epoch_length < 0:
             raise ConfigError(
                 f"batch_size is at least 1 and virtual_epoch_length at least 0, found {self.batch_size} and "
@@ -370,6 +379,7 @@ class Batching:
                     f"num_lanes is {self.num_lanes}, but only framed sources have lanes, and here every sample has one"
                     " output; leave it out"
                 )
+            self._check_skips(data)
             return None
         form = self._form(EncoderPipeline(self.encoder))
         return MadeFramed(
@@ -381,6 +391,18 @@ class Batching:
             seed=self.seed,
             errors=self.errors,
         )
+
+    def _check_skips(self, data: Dataset | Mix) -> None:
+        """Raise ConfigError if the encoder may raise `SkipSample`, and no other sample may stand in."""
+        policies = [getattr(dataset, "errors", None) for dataset in named_datasets(data).values()]
+        if self.encoder is None or all(policy and policy.on_error == "substitute" for policy in policies):
+            return
+        if place := where_skipped(self.encoder):
+            raise ConfigError(
+                f"{place} raises SkipSample, but here each sample has one output, whose place is fixed:"
+                f" {LEFT_OUT_BY}; or pass"
+                " errors=ErrorPolicy(on_error='substitute'), by which another sample stands in"
+            )
 
     def _form(self, pipeline: EncoderPipeline) -> FramedForm | None:
         if self.packing_buffer_size is None:
@@ -431,7 +453,7 @@ def over(data: Framed, part: Dataset | Mix) -> Framed:
     )
 
 
-PathOrData = str | os.PathLike[str] | Dataset | Mix | Framed
+PathOrData = str | os.PathLike[str] | Mapping[str, Any] | Dataset | Mix | Framed
 
 
 class OpenedUnits(NamedTuple):
@@ -568,7 +590,7 @@ def energon_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _data(
-    given: str | os.PathLike[str] | Dataset | Mix,
+    given: str | os.PathLike[str] | Mapping[str, Any] | Dataset | Mix,
     split_part: str,
     batching: Batching,
     *,
@@ -582,8 +604,9 @@ def _data(
                 f"{', '.join(options)}: says how to open a path, but the data are open already; leave it out"
             )
         return batching.around(given)
-    sample_type = options.pop("sample_type", None) if _says_types(given, options.get("dataset_config")) else None
-    if Path(given).suffix in (".yaml", ".yml"):
+    says_types = isinstance(given, Mapping) or _says_types(given, options.get("dataset_config"))
+    sample_type = options.pop("sample_type", None) if says_types else None
+    if isinstance(given, Mapping) or Path(given).suffix in (".yaml", ".yml"):
         known = SourceOptions.__struct_fields__
         if unknown := [name for name in options if name not in known]:
             raise ConfigError(

@@ -259,12 +259,16 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     return bool(parts) and PurePosixPath(parts[0]).match(pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
-def load_metadataset(path: str | os.PathLike[str]) -> Metadataset:
-    """Load a metadataset, in whose file paths may be ``dss://...`` (or ``filesystem+dss://...`` for plain files).
+def load_metadataset(path: str | os.PathLike[str] | Mapping[str, Any]) -> Metadataset:
+    """Load a metadataset, or the content of one, with paths that may be ``dss://...``.
+
+    Folders of plain files may be ``filesystem+dss://...``.
 
     Raises:
         StoreError, ConfigError: as `headrace.datasets.metadataset.load_dataset`.
     """
+    if isinstance(path, Mapping):
+        return load_dataset(_localized(path))
     file = Path(path)
     if file.suffix in (".yaml", ".yml") and file.is_file() and b"dss://" in read_small(file):
         return load_dataset(_localized(read_config(file)), path=file)

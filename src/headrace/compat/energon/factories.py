@@ -34,7 +34,7 @@ from headrace.preparing.energon import prepare_energon
 from headrace.preparing.energon.options import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice
 from headrace.samples.media import Cooker, CrudeSample, SampleDecoder
 from headrace.stores.energon import DatasetConfig, EnergonStore
-from headrace.stores.energon.dataset_yaml import read_dataset
+from headrace.stores.energon.dataset_yaml import Reference, read_dataset
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -506,17 +506,27 @@ def described(
     return made.opened
 
 
-def _class_of(config: DatasetConfig, trust_code: bool) -> type[BaseWebdatasetFactory[Any]]:
-    named = config.class_ref
-    if not trust_code:
+def imported(named: Reference, where: object, trust_code: bool) -> Any:
+    """The class or function that a file names. Energon's names are those of this package.
+
+    Raises:
+        ConfigError: it lies in another module and is not trusted, or cannot be imported.
+    """
+    ours = f"{named.module}.".startswith("megatron.energon.")
+    if not trust_code and not ours:
         raise ConfigError(
-            f"{config.path}: the class {named} lies in a module that is not imported, because importing runs its code;"
-            " pass trust_code=True if you trust the author of the dataset"
+            f"{where}: the {'function' if named.is_function else 'class'} {named} lies in a module that is not"
+            " imported, because importing runs its code; pass trust_code=True if you trust the author of the dataset"
         )
     try:
-        found = getattr(importlib.import_module(named.module), named.name)
+        return getattr(importlib.import_module("headrace.compat.energon" if ours else named.module), named.name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{config.path}: the class {named} cannot be imported: {error}") from error
+        raise ConfigError(f"{where}: {named} cannot be imported: {error}") from error
+
+
+def _class_of(config: DatasetConfig, trust_code: bool) -> type[BaseWebdatasetFactory[Any]]:
+    named = config.class_ref
+    found = imported(named, config.path, trust_code)
     if not (isinstance(found, type) and issubclass(found, BaseWebdatasetFactory)):
         raise ConfigError(
             f"{config.path}: {named} is not a class of datasets here; it must derive from"

@@ -29,7 +29,7 @@ from headrace.compat.energon.factories import BaseCoreDatasetFactory
 from headrace.compat.energon.loader import EnergonLoader, framed_dataset, loader_of
 from headrace.compat.energon.stream_loader import StreamsLoader, WatchdogStream
 from headrace.compat.energon.streams import SavableDataset, stream_of
-from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
+from headrace.compat.energon.workers import WorkerConfig, check_worker_config, warn_no_effect
 from headrace.datasets import Dataset, Framed, Run
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.media import CachePool
@@ -303,8 +303,8 @@ def get_train_dataset(
     workers, so a run can be resumed with other numbers. Only ``order="energon"`` is bound to them.
 
     Args:
-        path: an Energon dataset, tar shards, a ``.jsonl`` file, a metadataset (``.yaml``), or data that are open
-            already: a dataset, a blend, or a `Framed` source.
+        path: an Energon dataset, tar shards, a ``.jsonl`` file, a metadataset (``.yaml``, or the content of one), or
+            data that are open already: a dataset, a blend, or a `Framed` source.
         split_part: the part of the dataset or metadataset.
         worker_config: rank, workers and seed.
         batch_size: samples of a batch on this rank. None: ``batch_group_criterion`` returns the size, or without that
@@ -470,14 +470,6 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
 
 
 _HOUR = 3600.0
-
-
-def check_worker_config(own: WorkerConfig, given: WorkerConfig | None) -> None:
-    """Raise ConfigError if a loader is given another worker configuration than that of its dataset."""
-    if given is not None and given != own:
-        raise ConfigError(
-            f"worker_config is {given!r}, but the dataset was made with {own!r}, which decides: leave worker_config out"
-        )
 
 
 get_loader = get_savable_loader

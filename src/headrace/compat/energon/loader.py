@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from headrace.compat.energon.dataset import FOR_EVER, EnergonDataset
 from headrace.compat.energon.own_order import OwnOrder
-from headrace.compat.energon.workers import WorkerConfig
+from headrace.compat.energon.workers import WorkerConfig, check_worker_config
 from headrace.datasets import Framed, FramedRun
 from headrace.datasets.mix import Mix, cache_of, length_of
 from headrace.datasets.states import read_identity
@@ -582,7 +582,12 @@ def loader_of(
     *,
     as_columns: bool = False,
 ) -> EnergonLoader:
-    """Make the loader of a dataset. Raises ConfigError for a journal of a dataset that is not framed."""
+    """Make the loader of a dataset.
+
+    Raises:
+        ConfigError: a journal of a dataset that is not framed, or a ``worker_config`` that was changed.
+    """
+    check_worker_config(dataset.worker_config, dataset.given_config)
     if journal is not None and dataset.framed is None:
         raise ConfigError(
             "a journal records the frames of a framed source, but here every sample has one output; leave journal out"

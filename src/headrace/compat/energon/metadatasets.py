@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
 import msgspec
 
 from headrace.compat.energon.epath import EPath, load_metadataset
-from headrace.compat.energon.factories import BaseCoreDatasetFactory, get_dataset_from_config
+from headrace.compat.energon.factories import (
+    BaseCoreDatasetFactory,
+    StandardWebdatasetFactory,
+    get_dataset_from_config,
+    imported,
+)
 from headrace.compat.energon.workers import WorkerConfig
 from headrace.datasets.media.file_stores import FILESYSTEM, FileStore, file_store
 from headrace.datasets.metadataset import NamedSource
 from headrace.datasets.metadataset.metadataset import Metadataset
 from headrace.datasets.metadataset.reading import Mixed, Tree
 from headrace.errors import ConfigError
-from headrace.io import remove_file
+from headrace.io import path_at, remove_file
+from headrace.stores.energon.config_file import as_map, read_config
+from headrace.stores.energon.dataset_yaml import CRUDE, FLAVOURS, reference
 
 __all__ = [
     "DatasetBlendMode",
@@ -25,6 +32,7 @@ __all__ = [
     "LeafReference",
     "LoadedDataset",
     "LoadedDatasetList",
+    "load_config",
     "load_dataset",
     "prepare_metadataset",
     "traverse_metadataset",
@@ -165,14 +173,50 @@ def _leaves(tree: Tree, number: float, *, is_repeated: bool) -> Iterator[tuple[N
         yield from _leaves(child, number * share, is_repeated=is_repeated)
 
 
-def load_dataset(path: str | os.PathLike[str], **options: Any) -> DatasetLoader:
+def load_dataset(path: str | os.PathLike[str] | Mapping[str, Any], **options: Any) -> DatasetLoader:
     """Load a metadataset, or a dataset in the place of one.
 
     Args:
-        path: a ``.yaml``, a prepared folder, or a ``.jsonl``.
+        path: a ``.yaml``, or the content of one as a dict; a prepared folder; or a ``.jsonl``.
         options: ``split_config`` and ``dataset_config``, for a single dataset.
     """
     return DatasetLoader(load_metadataset(path), options)
+
+
+def load_config(
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    default_type: Callable[..., Any],
+    default_kwargs: Mapping[str, Any] | None = None,
+    trust_code: bool = False,
+) -> Any:
+    """Make what a configuration says: an object of the class that it names, whose arguments are its other keys.
+
+    Args:
+        path: a YAML file, or its content.
+        default_type: the class, if the configuration names none. A metadataset is loaded as by `load_dataset`.
+        default_kwargs: arguments that the configuration does not have.
+        trust_code: import modules other than Energon's, and run files such as ``sample_loader.py``.
+
+    Raises:
+        ConfigError: it names code, and is not trusted; or the class refuses its arguments.
+        StoreError: the file is malformed.
+    """
+    where = "the configuration" if isinstance(path, Mapping) else os.fspath(path)
+    said = dict(path) if isinstance(path, Mapping) else as_map(read_config(path_at(where)), where)
+    named = {key: said.pop(key) for key in ("__module__", "__class__", "__function__") if key in said}
+    sample_type = {**FLAVOURS, CRUDE: "CrudeSample"}.get(named.get("__class__", ""))
+    if sample_type is not None:
+        named, said["sample_type"], default_type = {}, {**named, "__class__": sample_type}, StandardWebdatasetFactory
+    kind = imported(reference(named, where), where, trust_code) if named else default_type
+    if kind is Metadataset:
+        return load_dataset(path)
+    for key, value in said.items():
+        if isinstance(value, Mapping) and "__module__" in value:
+            said[key] = imported(reference(dict(value), f"{where}: {key}"), f"{where}: {key}", trust_code)
+        elif key in ("sample_loader", "part_filter") and isinstance(value, str) and not trust_code:
+            raise ConfigError(f"{where}: {key} is {value!r}, which runs code; pass trust_code=True if you trust it")
+    return kind(**{**(default_kwargs or {}), **said})
 
 
 def prepare_metadataset(path: str | os.PathLike[str]) -> None:

@@ -84,8 +84,14 @@ def reraise_exception(error: Exception, sample: Any, sources: Any = None) -> Non
     raise error
 
 
-class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+_UNUSED: Final = ("worker_debug_path", "worker_log_level", "worker_id_offset", "restore_error_handler")
+
+
+class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True):
     """The data-parallel rank of this process and its workers, with the attributes of Energon's class.
+
+    Attributes can be set until a dataset is made. A dataset keeps the values that it was made with, and making a loader
+    of it raises an error if they were changed since.
 
     Attributes:
         rank: the *data-parallel* rank. Processes that need the same data have the same rank.
@@ -120,12 +126,20 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker_id_offset: int = 0
 
     def __post_init__(self) -> None:
+        """Raise ConfigError as `check`, and warn of attributes without effect."""
+        self.check()
+        warn_no_effect("WorkerConfig", {name: getattr(self, name) or None for name in _UNUSED})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _UNUSED:
+            warn_no_effect("WorkerConfig", {name: value or None})
+
+    def check(self) -> None:
         """Raise ConfigError for a rank that is not one of ``world_size``, or workers below 0."""
         Ranks(self.rank, self.world_size)
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is at least 0, found {self.num_workers}")
-        names = ("worker_debug_path", "worker_log_level", "worker_id_offset", "restore_error_handler")
-        warn_no_effect("WorkerConfig", {name: getattr(self, name) or None for name in names})
 
     @classmethod
     def default_worker_config(
@@ -166,6 +180,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return ErrorPolicy() if errors is None else errors
         policy = ErrorPolicy(on_error="substitute") if errors is None else errors
         return msgspec.structs.replace(policy, on_fault=HandledFault(handler))
+
+
+def check_worker_config(own: WorkerConfig, given: WorkerConfig | None) -> None:
+    """Raise ConfigError if a dataset's own configuration is another than what is given, or has become of the user's."""
+    if given is not None and given != own:
+        raise ConfigError(
+            f"worker_config is {given!r}, but the dataset was made with {own!r}, which decides: leave worker_config out"
+            " for a loader, and change it only before a dataset is made with it"
+        )
 
 
 class HandledFault:

@@ -41,6 +41,9 @@ class PolicedSamples:
         ConfigError: not a policy.
     """
 
+    left_out_by = "use a measured or framed source"
+    """For messages: by what samples can be left out."""
+
     def __init__(self, dataset: SampleDataset, errors: ErrorPolicy | None, *, seed: int = 0, path: str = "") -> None:
         if errors is not None and not isinstance(errors, ErrorPolicy):
             raise ConfigError(f"errors is {errors!r:.80}; expected an ErrorPolicy")
@@ -170,7 +173,7 @@ class PolicedSamples:
             raise ConfigError(
                 f"SkipSample {self._words(fault.hook, index)}, key {fault.key!r}: a fixed source cannot leave a sample"
                 " out, since the places of all others are fixed. Replace it by another sample,"
-                " errors=ErrorPolicy(on_error='substitute'), or use a measured or framed source"
+                f" errors=ErrorPolicy(on_error='substitute'), or {self.left_out_by}"
             ) from error
         raise error from error.__cause__
 

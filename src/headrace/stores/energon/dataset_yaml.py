@@ -113,7 +113,7 @@ def _checked(found: dict[str, Any], path: AnyPath) -> DatasetConfig:
     where = str(path)
     rest = dict(found)
     named: dict[str, Any] = {key: rest.pop(key) for key in _NAMES if key in rest}
-    class_ref = _reference(named, where) if named else Reference(module="megatron.energon", name=STANDARD)
+    class_ref = reference(named, where) if named else Reference(module="megatron.energon", name=STANDARD)
     flavour = FLAVOURS.get(class_ref.name)
     if class_ref.is_function or (class_ref.name not in (STANDARD, CRUDE) and flavour is None):
         return DatasetConfig(kind="other", class_ref=class_ref, options=rest, path=path)
@@ -154,7 +154,8 @@ def _checked(found: dict[str, Any], path: AnyPath) -> DatasetConfig:
     )
 
 
-def _reference(found: dict[str, Any], where: str) -> Reference:
+def reference(found: dict[str, Any], where: str) -> Reference:
+    """Return the class or function that a mapping names. Raises StoreError if it names none, or both."""
     kinds = [key for key in ("__class__", "__function__") if key in found]
     if "__module__" not in found or len(kinds) != 1:
         raise StoreError(
@@ -179,7 +180,7 @@ def _sample_type(value: Any, flavour: str | None, class_ref: Reference, where: s
             f"{where}: has no sample_type; add one, with its __module__ and __class__, and a field_map; or, for crude"
             f" samples, write __module__: megatron.energon and __class__: {CRUDE}"
         )
-    found = _reference(as_map(value, f"{where}: sample_type"), f"{where}: sample_type")
+    found = reference(as_map(value, f"{where}: sample_type"), f"{where}: sample_type")
     if found.is_function:
         raise StoreError(f"{where}: sample_type: must be a class, found the function {found}")
     return found
@@ -202,7 +203,7 @@ def _function(value: Any, where: str) -> Reference | str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, dict):
-        return _reference(value, where)
+        return reference(value, where)
     raise StoreError(f"{where}: expected file.py:name or a reference to a function, found {describe(value)}")
 
 

@@ -12,6 +12,7 @@ import sys
 import tracemalloc
 import warnings
 import zipfile
+from fractions import Fraction
 from typing import Any
 
 import cbor2
@@ -169,6 +170,20 @@ def test_ten(part: str, code: str) -> None:
         assert array.flags.writeable
 
 
+def saved(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def deflated(data: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as plain, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in plain.infolist():
+            archive.writestr(member.filename, plain.read(member))
+    return stream.getvalue()
+
+
 def lzma_npz() -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_LZMA) as archive:
@@ -213,7 +228,10 @@ BROKEN = {
     "pickle": ("pkl", pickle.dumps(1), "may run any code"),
     "pickled": ("pickle", pickle.dumps(1), "set trust_code=True"),
     "pyd": ("pyd", pickle.dumps(1), "refused"),
-    "pth": ("model.pth", b"", r"\.pth may run any code"),
+    "pth of objects": ("model.pth", saved(Fraction(1, 3)), r"holds a fractions\.Fraction; .* set trust_code=True"),
+    "pth by pickle alone": ("pth", pickle.dumps(Fraction(1, 3), 2), "set trust_code=True"),
+    "pth bomb": ("pth", deflated(saved(torch.zeros(MIB))), r"[\d,]+ bytes; allowed are 100,000"),
+    "no pth": ("pth", b"", "EOFError"),
     "pickle in gzip": ("pkl.gz", gzip.compress(pickle.dumps(1)), "refused"),
 }
 
@@ -266,17 +284,25 @@ def test_trusted_pickles_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         assert trusting.decode(part, pickle.dumps({"a": 1})) == {"a": 1}
 
 
-def test_trusted_pth() -> None:
+def test_pth() -> None:
     trusting = SampleDecoder(trust_code=True)
-    for value in ({"w": torch.arange(3)}, {"w": Plain(3)}):
-        stream = io.BytesIO()
-        torch.save(value, stream)
-        found = trusting.decode("pth", stream.getvalue())
-        assert str(found) == str(value)
-        with pytest.raises(DecodeError):
-            DECODER.decode("pth", stream.getvalue())
+    for value in ({"w": torch.arange(3), "n": [1, "a", None, True]}, torch.ones(2, 3, dtype=torch.bfloat16)):
+        found, trusted = DECODER.decode("pth", saved(value)), trusting.decode("a.pth", saved(value))
+        assert str(found) == str(trusted) == str(value)
+    assert str(trusting.decode("pth", saved({"w": Plain(3)}))) == "{'w': Plain(3)}"
     with pytest.raises(DecodeError, match="part 'pth'"):
         trusting.decode("pth", b"nothing")
+
+
+def test_pth_runs_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "evil_ran", False, raising=False)
+    for data in (saved(Evil()), pickle.dumps(Evil(), 2)):
+        with pytest.raises(DecodeError, match="set trust_code=True"):
+            DECODER.decode("pth", data)
+    assert not sys.evil_ran  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(DecodeError, match=r"when torch 2\.9\.1\+cpu reads it, .* install torch 2\.10 or later"):
+        DECODER.decode("pth", saved(torch.zeros(1)))
 
 
 class Plain:

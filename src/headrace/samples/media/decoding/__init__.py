@@ -4,7 +4,7 @@
       -> images       torch tensors, NumPy arrays, Pillow images; simplejpeg decodes JPEG if its pixels are Pillow's
       -> av_decoder   AVDecoder, which decodes video and sound when asked; av_streams reads the containers
                        with resampling, which makes any slice of resampled sound
-      -> basic        txt, cls, json, msgpack, cbor, npy, npz, ten; pickles are refused unless trusted
+      -> basic        txt, cls, json, msgpack, cbor, npy, npz, ten, pth; pickles are refused unless trusted
 
 Sizes are checked before anything is allocated. Every failure is a ``DecodeError`` that names the part.
 """

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import pickle
+import re
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -222,7 +223,8 @@ Decode = Callable[[bytes], Any]
 def basic_decoder(extension: str, *, trust_code: bool, max_bytes: int) -> Decode | None:
     """Return the decoder for parts with exactly this extension, or None if they stay bytes.
 
-    ``trust_code`` admits pickles. The decoders raise ``DecodeError`` and whatever their libraries raise.
+    ``trust_code`` admits pickles, and more than tensors in ``pth``. The decoders raise ``DecodeError`` and whatever
+    their libraries raise.
     """
     plain = _PLAIN.get(extension)
     if plain is not None:
@@ -231,8 +233,10 @@ def basic_decoder(extension: str, *, trust_code: bool, max_bytes: int) -> Decode
         return partial(read_npy, max_bytes=max_bytes)
     if extension == "npz":
         return partial(read_npz, max_bytes=max_bytes)
+    if extension == "pth":
+        return partial(read_pth, max_bytes=max_bytes, trust_code=trust_code)
     if extension in _CODE:
-        return _CODE[extension] if trust_code else partial(_refuse, extension)
+        return pickle.loads if trust_code else partial(_refuse, extension)
     return None
 
 
@@ -291,16 +295,43 @@ def _read_int(data: bytes) -> int:
     return int(data)
 
 
-def _read_pth(data: bytes) -> Any:
+_FIRST_SAFE_TORCH = (2, 10)
+"""Before, a file can run code in spite of ``weights_only`` (CVE-2025-32434, CVE-2026-24747)."""
+
+
+def read_pth(data: bytes, max_bytes: int, *, trust_code: bool) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU. Without ``trust_code``, only tensors and plain values are read.
+
+    Raises:
+        DecodeError: If it holds anything else and is not trusted, torch is too old to refuse that, or it would inflate
+            to more than allowed.
+        MissingExtraError: If torch is not installed.
+    """
     try:
         import torch
     except ImportError as error:
         raise MissingExtraError("parts named .pth need torch: pip install 'headrace[torch]'") from error
+    if not trust_code and tuple(map(int, torch.__version__.split(".")[:2])) < _FIRST_SAFE_TORCH:
+        raise DecodeError(
+            None,
+            f".pth may run any code when torch {torch.__version__} reads it, so it is refused; install torch 2.10 or"
+            " later, or set trust_code=True if you trust whoever made it",
+        )
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            check_bytes(sum(member.file_size for member in archive.infolist()), max_bytes, "the tensors")
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        # It holds more than tensors and plain values. This function is used only if the user trusts the data.
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    except pickle.UnpicklingError as error:
+        if trust_code:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise DecodeError(
+            None,
+            "only tensors and plain values are read of a .pth, and this one "
+            f"{'cannot be read so' if found is None else f'holds a {found[1]}'}; store it as tensors, or set"
+            " trust_code=True if you trust whoever made it, since it may run any code",
+        ) from error
 
 
 def _refuse(extension: str, data: bytes) -> Any:
@@ -319,4 +350,4 @@ _PLAIN: dict[str, Decode] = {
     **dict.fromkeys(("ten", "tb"), read_ten),
     "cbor": read_cbor,
 }
-_CODE: dict[str, Decode] = {**dict.fromkeys(("pkl", "pickle", "pyd"), pickle.loads), "pth": _read_pth}
+_CODE = ("pkl", "pickle", "pyd")

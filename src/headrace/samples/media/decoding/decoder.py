@@ -71,9 +71,9 @@ class SampleDecoder:
 
     A trailing ``.gz`` is removed first. The options decide about the form of images (``jpg``, ``png``, ... in any case)
     and media (``mp4``, ``wav``, ...). ``txt text transcript`` become str, ``cls cls2 index inx id`` int, ``json jsn``,
-    ``mp msg`` and ``cbor`` the values that they hold, ``npy``, ``npz`` and ``ten tb`` arrays. Code (``pkl pickle pyd
-    pth``) is refused unless trusted. Decoding functions are made once for each name of a part. Safe in threads; pickles
-    as its options.
+    ``mp msg`` and ``cbor`` the values that they hold, ``npy``, ``npz`` and ``ten tb`` arrays, ``pth`` what `torch.save`
+    wrote. Code (``pkl pickle pyd``, and in ``pth`` whatever is neither tensor nor plain value) is refused unless
+    trusted. Decoding functions are made once for each name of a part. Safe in threads; pickles as its options.
 
     Example:
         >>> from headrace.samples.media import SampleDecoder
@@ -107,10 +107,10 @@ class SampleDecoder:
                 ``pyav`` is PyAV's own container.
             video_decode_audio: Decode the sound of videos too, for ``torch`` and ``numpy``.
             guess_content: Recognise images and media by their first bytes, and by name only if these say nothing.
-            trust_code: Read pickles, which may run any code.
+            trust_code: Read pickles, also within ``pth``, which may run any code.
             max_pixels: Larger images and frames are refused before they are decoded. Pillow has its own bound, the same
                 by default: it warns above ``PIL.Image.MAX_IMAGE_PIXELS`` and refuses twice as much.
-            max_bytes: What inflates to more (gz, npz) or declares more (npy) is refused before it is made.
+            max_bytes: What inflates to more (gz, npz, pth) or declares more (npy) is refused before it is made.
             image_size: The (height, width) that images need to have at least. A JPEG is then decoded at 1/2, 1/4 or 1/8
                 if the result is still at least as large, which is several times as fast. Other formats are decoded at
                 full size.
