@@ -34,6 +34,7 @@ from headrace.plan.packing import (
     PackItems,
     PackPlan,
     PackPlanMeta,
+    own_lengths,
     plan_packs,
 )
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
@@ -132,6 +133,8 @@ class PackedRows(NamedTuple):
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 _PACK_BITS = 32
 _CHUNK = 1 << 16
+SURVEYED_DOCUMENTS = 1 << 24
+"""Most documents whose lengths are looked at once more before a run, in about 0.1 s."""
 _log = logging.getLogger("headrace")
 
 
@@ -257,10 +260,18 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         return Traits(
             is_packed=True,
             is_counted=True,
-            is_masked=self.loss_mask_key is not None,
             is_unshifted=self.labels == "same",
             holds_interpreter=True,
         )
+
+    @cached_property
+    def has_unsupervised_samples(self) -> bool:
+        """Whether a pack may have no label: if there is a mask, or a piece of one token. One pass over the lengths."""
+        # Packs of ``wrapped`` are cut anywhere.
+        is_cut = self.packing.strategy == "wrapped" or self.seq_len == 1
+        if self.loss_mask_key is not None or is_cut or len(self._lengths) > SURVEYED_DOCUMENTS:
+            return True
+        return any((own_lengths(chunk, self.packing) == 1).any() for chunk in self._lengths.chunks())
 
     @property
     def num_tokens_per_sample(self) -> float:

@@ -533,7 +533,7 @@ class SFTDataset(RecordDataset, CountedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read."""
-        return Traits(is_ragged=True, is_counted=True, is_masked="loss_mask" in self._keys, holds_interpreter=True)
+        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels}

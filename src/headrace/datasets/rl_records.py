@@ -97,7 +97,7 @@ class PreferenceDataset(RecordDataset, CountedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read: prompts are masked."""
-        return Traits(is_ragged=True, is_counted=True, is_masked=True, holds_interpreter=True)
+        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels, "layout": self.layout}
@@ -325,7 +325,7 @@ class GroupDataset(RecordDataset, CountedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read: ``masks`` says which tokens are trained on."""
-        return Traits(is_ragged=True, is_counted=True, is_masked=True, holds_interpreter=True)
+        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
 
     def _options(self) -> dict[str, Any]:
         return {"max_response_length": self.max_response_length}

@@ -60,8 +60,8 @@ class WindowDataset(FixedDataset, CountedDataset):
             ``chosen``, and so on. Another name is that of a parallel key. None trains on every token.
 
     Raises:
-        ConfigError: a size is below 1, the store has fewer than ``seq_len + 1`` tokens, there is no such key, or a mask
-            does not have one value for each token.
+        ConfigError: a size is below 1, or ``seq_len`` is 1 with ``labels="same"``; the store has fewer than ``seq_len +
+            1`` tokens, there is no such key, or a mask does not have one value for each token.
 
     Example:
         >>> store = headrace.open("stores/web")
@@ -91,6 +91,10 @@ class WindowDataset(FixedDataset, CountedDataset):
         if position_ids not in ("continue", "restart"):
             raise ConfigError(f"position_ids is {position_ids!r}; allowed are 'continue', 'restart'")
         check_labels(labels)
+        if labels == "same" and seq_len == 1:
+            raise ConfigError(
+                "seq_len is 1: with labels='same' the first token of a window has no label: use at least 2"
+            )
         slack = store.num_tokens - (seq_len + 1)
         if slack < 0:
             raise ConfigError(
@@ -166,8 +170,7 @@ class WindowDataset(FixedDataset, CountedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples. Without a loss mask, all windows hold the same number of labels."""
-        is_masked = self.loss_mask_key is not None
-        return Traits(is_counted=is_masked, is_masked=is_masked, is_unshifted=self.labels == "same")
+        return Traits(is_counted=self.loss_mask_key is not None, is_unshifted=self.labels == "same")
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
