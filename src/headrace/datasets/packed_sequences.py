@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Iterator
 from functools import cached_property
-from operator import index
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
 from headrace.datasets.excluded import ExcludedDocuments, Held, is_in
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
@@ -206,7 +206,7 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
             raise ConfigError(f"border_labels is {border_labels!r}; allowed are 'mask', 'keep'")
         self.store = store
         self.packing = packing
-        self.padding_idx = index(padding_idx)
+        self.padding_idx = whole(padding_idx, "padding_idx")
         self._keep_borders = border_labels == "keep"
         check_labels(labels)
         self.labels = labels

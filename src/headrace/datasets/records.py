@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from operator import index
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.config import check_fields
 from headrace.datasets.dataset import (
     CountedDataset,
     Counts,
@@ -78,8 +78,8 @@ class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(map(repr, values))}")
-        index(self.padding_idx)
-        if index(self.multiple_of) < 1 or (self.max_length is not None and index(self.max_length) < 1):
+        check_fields(self)
+        if self.multiple_of < 1 or (self.max_length is not None and self.max_length < 1):
             raise ConfigError(
                 f"max_length and multiple_of are at least 1, found {self.max_length} and {self.multiple_of}"
             )

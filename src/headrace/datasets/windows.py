@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from operator import index
 from os import PathLike
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
 from headrace.datasets.excluded import ExcludedDocuments, Held
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
@@ -84,8 +84,8 @@ class WindowDataset(FixedDataset, CountedDataset):
         loss_mask_key: str | None = AUTO,
     ) -> None:
         check_store(store)
-        seq_len = index(seq_len)
-        stride = seq_len if stride is None else index(stride)
+        seq_len = whole(seq_len, "seq_len")
+        stride = seq_len if stride is None else whole(stride, "stride")
         if seq_len < 1 or stride < 1:
             raise ConfigError(f"seq_len and stride are at least 1, found {seq_len} and {stride}")
         if position_ids not in ("continue", "restart"):

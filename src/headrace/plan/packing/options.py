@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.config import check_choices
+from headrace.config import check_fields
 from headrace.errors import ConfigError
 
 Strategy = Literal["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"]
@@ -68,13 +68,9 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value, or for values that do not go together."""
-        for name in ("seq_len", "segment_multiple", "window_documents"):
-            value = getattr(self, name)
-            if not isinstance(value, int) and not (value is None and name == "window_documents"):
-                raise ConfigError(f"{name} is {value!r}; expected an integer")
+        check_fields(self)
         if not 1 <= self.seq_len <= MAX_SEQ_LEN:
             raise ConfigError(f"seq_len is {self.seq_len}; allowed are 1 to {MAX_SEQ_LEN:,}")
-        check_choices(self)
         if self.window_documents is not None and self.window_documents < 1:
             raise ConfigError(f"window_documents is {self.window_documents}; it is at least 1, or None")
         if self.segment_multiple < 1 or self.seq_len % self.segment_multiple:
