@@ -91,7 +91,8 @@ def whole(value: Any, name: str) -> int:
     if not isinstance(value, bool):
         with suppress(TypeError):
             return index(value)
-        if isinstance(value, Real) and float(value).is_integer():
+        is_real = isinstance(value, Real)
+        if is_real and float(value).is_integer():
             return int(value)
     raise ConfigError(f"{name} is {value!r:.80}; expected a whole number")
 

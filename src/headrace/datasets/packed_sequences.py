@@ -487,8 +487,9 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         packed = ledger.raw_documents - ledger.empty_documents - ledger.dropped_documents
         labels = ", labels not shifted" if self.labels == "same" else ""
         local = "" if packing.window_documents is None else f" by windows of {packing.window_documents:,} documents"
+        most = f", at most {packing.max_documents:,} documents" if packing.max_documents else ""
         return (
-            f"packs of {self.seq_len:,} tokens ({packing.strategy}{local}): {packed:,} documents, "
+            f"packs of {self.seq_len:,} tokens ({packing.strategy}{local}{most}): {packed:,} documents, "
             f"{packed / len(self):,.1f} a pack, fill {ledger.fill:.2%}, "
             f"{ledger.split_documents:,} documents split, {ledger.lost_share:.2%} of the tokens lost{labels}"
             f"{shown_mask(self.store, self.loss_mask_key)}"
