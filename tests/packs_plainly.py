@@ -26,12 +26,16 @@ class Piece(NamedTuple):
     continues: bool
 
 
-def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best-fit decreasing, quadratic: of equal sizes the first first, of equal rooms the one that came to it first."""
+def best_fit(sizes: Sequence[int], capacity: int, most: int = 0) -> list[list[int]]:
+    """Best-fit decreasing, quadratic: of equal sizes the first first, of equal rooms the one that came to it first.
+
+    Here and below a pack of ``most`` pieces takes no more, unless this is 0.
+    """
     packs: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # the room that is left, and when it came to be
     for now, number in enumerate(sorted(range(len(sizes)), key=lambda number: (-sizes[number], number))):
-        fitting = [(room, since, pack) for pack, (room, since) in enumerate(rooms) if room >= sizes[number]]
+        open_packs = [pack for pack, held in enumerate(packs) if not most or len(held) < most]
+        fitting = [(*rooms[pack], pack) for pack in open_packs if rooms[pack][0] >= sizes[number]]
         if fitting:
             room, _, pack = min(fitting)
             packs[pack].append(number)
@@ -42,12 +46,12 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     return packs
 
 
-def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+def first_fit(sizes: Sequence[int], capacity: int, most: int = 0) -> list[list[int]]:
     """In the order of arrival, each into the first pack that has room."""
     packs: list[list[int]] = []
     for number, size in enumerate(sizes):
         for pack in packs:
-            if sum(sizes[one] for one in pack) + size <= capacity:
+            if sum(sizes[one] for one in pack) + size <= capacity and len(pack) != most:
                 pack.append(number)
                 break
         else:
@@ -55,11 +59,11 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     return packs
 
 
-def next_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+def next_fit(sizes: Sequence[int], capacity: int, most: int = 0) -> list[list[int]]:
     """In the order of arrival, a new pack where the next one does not fit."""
     packs: list[list[int]] = []
     for number, size in enumerate(sizes):
-        if not packs or sum(sizes[one] for one in packs[-1]) + size > capacity:
+        if not packs or sum(sizes[one] for one in packs[-1]) + size > capacity or len(packs[-1]) == most:
             packs.append([])
         packs[-1].append(number)
     return packs
@@ -107,7 +111,8 @@ def packs(lengths: Sequence[int], packing: Packing) -> list[list[Piece]]:
             # Full pieces are the first packs. Without padded segments they are, anyway: no other is as long and cut.
             cut.sort(key=lambda piece: not _is_full(piece, lengths, packing))
         sizes = [-(-piece.length // packing.segment_multiple) for piece in cut]
-        found += [[cut[number] for number in pack] for pack in strategy(sizes, packing.capacity)]
+        chosen = strategy(sizes, packing.capacity, packing.max_documents or 0)
+        found += [[cut[number] for number in pack] for pack in chosen]
     return found
 
 
@@ -216,6 +221,7 @@ def packings(draw: st.DrawFn, *, most_units: int = 20) -> Packing:
         window_documents=window,
         repack=strategy.startswith("best_fit") and window is None and draw(st.booleans()),
         segment_multiple=multiple,
+        max_documents=None if strategy == "wrapped" else draw(st.none() | st.integers(1, 5) | st.integers(1, 30)),
     )
 
 

@@ -16,6 +16,9 @@ import re
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from numbers import Real
+from operator import index
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -83,12 +86,51 @@ def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
         raise ConfigError(f"{name} is {value!r}{hint}; allowed are {', '.join(map(repr, allowed))}")
 
 
-def check_choices(struct: msgspec.Struct) -> None:
-    """Raise a `ConfigError` if a field of a literal type has another value, as calls from Python may pass."""
+def whole(value: Any, name: str) -> int:
+    """Return a whole number as an int: an integer, or a float without a fraction, as trainers have numbers of epochs.
+
+    Raises:
+        ConfigError: it is something else, such as 0.5, NaN or True; the message names the value.
+    """
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return index(value)
+        is_real = isinstance(value, Real)
+        if is_real and float(value).is_integer():
+            return int(value)
+    raise ConfigError(f"{name} is {value!r:.80}; expected a whole number")
+
+
+def optional_whole(value: Any, name: str) -> int | None:
+    """Return a whole number as `whole` does, and None as it is."""
+    return None if value is None else whole(value, name)
+
+
+def check_fields(struct: msgspec.Struct) -> None:
+    """Check the values of fields that calls from Python may pass; whole floats become integers, as by `whole`.
+
+    Raises:
+        ConfigError: a field of a literal type has another value, or one for integers has something else.
+    """
     for name, allowed in _choices(type(struct)):
         value = getattr(struct, name)
         if value is not msgspec.UNSET:
             check_choice(name, value, allowed)
+    for name, others in _integers(type(struct)):
+        value = getattr(struct, name)
+        if type(value) is not int and not isinstance(value, others):
+            msgspec.structs.force_setattr(struct, name, whole(value, name))
+
+
+@functools.cache
+def _integers(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[type, ...]]]:
+    """The fields for integers, and the other types that each may have: None, or words that stand for a number."""
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        if int in parts and not {float, bool} & {*parts}:
+            found.append((name, tuple(part for part in parts if part is not int and isinstance(part, type))))
+    return found
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import headrace
 import made
 from headrace.datasets import PackedSequenceDataset, Sample
 from headrace.datasets.packed_sequences import plan_name
+from headrace.inspect.store_checks import _check_sums
 from headrace.plan import IntArray
 from headrace.plan.packing import PackItems
 from headrace.stores import IndexedWriter
@@ -26,6 +27,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "drop": ("--pack-strategy", "first_fit", "--pack-over-long", "drop"),
     "repack": ("--pack-strategy", "best_fit_split", "--pack-repack"),
     "window": ("--pack-strategy", "best_fit_split", "--pack-window", "30"),
+    "documents": ("--pack-strategy", "best_fit_split", "--pack-documents", "3"),
     "multiple": ("--pack-strategy", "best_fit_split", "--pack-multiple", "8"),
     "wrapped": ("--pack-strategy", "wrapped"),
 }
@@ -149,6 +151,15 @@ def test_packs_that_cannot_be(
     assert result.exit_code == 1
     assert said in result.stdout
     assert "exactly once" in result.stdout
+
+
+def test_packs_of_too_many_documents(whole: Path) -> None:
+    dataset = PackedSequenceDataset(headrace.open(whole), headrace.Packing(seq_len=64, over_long="split"))
+    items = dataset.items(np.arange(len(dataset)))
+    numbers = np.diff(items.offsets)
+    found = list(_check_sums(headrace.Packing(seq_len=64, max_documents=1), items))
+    assert [bool(one) for one in found] == (numbers > 1).tolist()
+    assert found[int(numbers.argmax())] == [f"it has {numbers.max()} pieces, and max_documents is 1"]
 
 
 def moved(items: PackItems) -> PackItems:

@@ -174,8 +174,8 @@ def test_what_is_refused(dataset: GPTDataset) -> None:
         Run(Blend({"a": cyclic, "b": dataset}, weights={"a": 1, "b": 1}), global_batch_size=4)
     with pytest.raises(ConfigError, match="fewer than one micro-batch of all ranks, which has 20 times 2"):
         CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=20)
-    with pytest.raises(TypeError):
-        CyclicDataset(dataset, micro_batch_size=2.0, data_parallel_size=2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"micro_batch_size is 2\.5; expected a whole number"):
+        CyclicDataset(dataset, micro_batch_size=2.5, data_parallel_size=2)  # type: ignore[arg-type]
 
 
 def test_it_says_what_it_is(dataset: GPTDataset) -> None:

@@ -232,7 +232,6 @@ def test_loader_counts_and_resumes(stores: dict[str, Store], kind: str) -> None:
     run = Run(Blend(datasets, weights={"web": 1, "code": 1}), global_batch_size=8, order=Order(seed=2))
     edited = run.edit(2, exclude=asked(list(range(3, 12)), ["web", "code"]), reason="a takedown")
     assert edited.traits.is_counted
-    assert edited.traits.is_masked
     whole, _ = loaded(edited, count=6)
     assert [rows for rows, _ in whole[:2]] == [rows for rows, _ in loaded(run, count=2)[0]]
     for step, (rows, batches) in enumerate(whole):

@@ -90,7 +90,7 @@ def test_windows(chat: Any, window: int, stride: int, phase: bool, same: bool, m
     counts = dataset.count(begins)
     assert counts.supervised_tokens.tolist() == (batch["labels"] != -100).sum(axis=1).tolist()
     assert counts.tokens.tolist() == [window] * 5
-    assert dataset.traits.is_masked == dataset.traits.is_counted == masked
+    assert dataset.traits.is_counted == masked
 
 
 def test_all_that_makes_labels_honours_it_by_default(tmp_path: Path) -> None:

@@ -217,6 +217,8 @@ def test_one_line_and_repr(corpus: list[corpora.Corpus]) -> None:
         f"fill {lengths.sum() / 50 / len(packs):.2%}, {split} documents split, 0.00% of the tokens lost"
     )
     assert repr(dataset) == f"<PackedSequenceDataset: {len(packs)} samples, {dataset.describe()}>"
+    capped = PackedSequenceDataset(corpus[0].store, Packing(seq_len=50, over_long="split", max_documents=2))
+    assert "packs of 50 tokens (best_fit, at most 2 documents): " in capped.describe()
     assert dataset.traits.is_packed
     assert dataset.ledger.raw_tokens == corpus[0].store.num_tokens
 

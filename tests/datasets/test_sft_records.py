@@ -177,7 +177,6 @@ def test_masks_of_whole_records_are_not_read_to_count(stores: dict[str, Any], mo
 
 def test_all_tokens_without_a_mask(stores: dict[str, Any]) -> None:
     dataset = SFTDataset(stores["keyed"], loss_mask_key=None, labels="same")
-    assert not dataset.traits.is_masked
     item = dataset[2]
     assert item["labels"].tolist() == [-100, *RECORDS[2]["tokens"][1:]]
     assert dataset.count(np.array([2])).supervised_tokens.tolist() == [len(RECORDS[2]["tokens"]) - 1]
@@ -239,7 +238,7 @@ def test_the_same_records_packed(stores: dict[str, Any], layout: str) -> None:
     """Packs of the same store supervise the same tokens, each once."""
     packed = PackedSequenceDataset(stores[layout], Packing(seq_len=64), loss_mask_key="loss_mask")
     run = Run(packed, global_batch_size=4, epochs=1)
-    assert run.traits.is_masked
+    assert run.traits.is_counted
     found: dict[int, list[int]] = {}
     for step in range(run.num_steps or 0):
         batch = run.step(step)

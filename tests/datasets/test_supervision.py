@@ -9,8 +9,20 @@ from typing import Any
 import pytest
 
 import records_made
-from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, PromptDataset, Run, SFTDataset
+from headrace import (
+    Blend,
+    ConfigError,
+    Loader,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    PromptDataset,
+    Run,
+    SFTDataset,
+    WindowDataset,
+)
 from headrace.datasets import Collation, accounts, check_supervised, count_step
+from headrace.integrations.numpy import NumpyLoader
 
 IN_ORDER = Order(kind="none")
 
@@ -100,6 +112,59 @@ def test_packs_with_a_mask_too(tmp_path: Path) -> None:
     one = Run(run.data, global_batch_size=1, order=IN_ORDER, epochs=1)
     with pytest.raises(ConfigError, match="step 1 has no supervised token"):
         next(iter(Loader(one, micro_batch_size=1)))
+
+
+def single_tokens(folder: Path, **packing: Any) -> PackedSequenceDataset:
+    """Packs of 4 tokens; documents of a single token predict nothing."""
+    lengths = [1] * 8 + [2, 1, 1] + [1] * 20 + [4]
+    store = records_made.store(folder, [{"tokens": [7] * length} for length in lengths])
+    return PackedSequenceDataset(store, Packing(seq_len=4, **{"strategy": "greedy", **packing}))
+
+
+@pytest.mark.parametrize("face", [Loader, NumpyLoader])
+def test_packs_without_a_mask_too(tmp_path: Path, face: Any) -> None:
+    run = Run(single_tokens(tmp_path / "s"), global_batch_size=2, order=IN_ORDER, epochs=1)
+    for train in (lambda: check_supervised(run), lambda: next(iter(face(run, micro_batch_size=2)))):
+        with pytest.raises(ConfigError, match=r"step 0 has no supervised token in any of its 2 samples"):
+            train()
+    check_supervised(Run(run.data, global_batch_size=3, order=IN_ORDER, samples=3))
+    with pytest.raises(ConfigError, match="step 0 has no"):
+        check_supervised(Run(single_tokens(tmp_path / "w", strategy="wrapped"), global_batch_size=2, order=IN_ORDER))
+
+
+def test_packs_that_cannot_be_without_labels_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = records_made.store(tmp_path / "s", [{"tokens": [7] * (2 + number % 9)} for number in range(50)])
+    looked = []
+    count = PackedSequenceDataset.count
+    monkeypatch.setattr(PackedSequenceDataset, "count", lambda self, some: looked.append(some) or count(self, some))
+
+    def checks(**packing: Any) -> bool:
+        looked.clear()
+        check_supervised(Run(PackedSequenceDataset(store, Packing(**packing)), global_batch_size=1))
+        return bool(looked)
+
+    assert not checks(seq_len=10)
+    assert not checks(seq_len=10, repack=True)
+    assert not checks(seq_len=4, over_long="truncate_left")
+    assert checks(seq_len=4, strategy="best_fit_split"), "a piece of one token is left of 5"
+    assert not checks(seq_len=1 << 8, strategy="best_fit_split")
+    assert checks(seq_len=10, strategy="wrapped")
+
+
+def test_records_without_a_mask_too(tmp_path: Path) -> None:
+    store = records_made.store(tmp_path / "s", [{"tokens": [7] * length} for length in (3, 1, 1, 2)])
+    run = Run(SFTDataset(store, loss_mask_key=None), global_batch_size=2, order=IN_ORDER, epochs=1)
+    check_supervised(run)
+    one = Run(run.data, global_batch_size=1, order=IN_ORDER, epochs=1)
+    with pytest.raises(ConfigError, match="step 1 has no supervised token"):
+        next(iter(Loader(one, micro_batch_size=1)))
+
+
+def test_windows_that_never_have_a_label_are_refused(tmp_path: Path) -> None:
+    store = records_made.store(tmp_path / "s", [{"tokens": [7] * 9}])
+    assert len(WindowDataset(store, seq_len=1)) == 8
+    with pytest.raises(ConfigError, match="with labels='same' the first token of a window has no label"):
+        WindowDataset(store, seq_len=1, labels="same")
 
 
 def test_nothing_is_counted_where_nothing_is_masked(tmp_path: Path) -> None:

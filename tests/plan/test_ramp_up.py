@@ -77,5 +77,5 @@ def test_nothing_to_ramp_up() -> None:
 def test_what_is_refused(wrong: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BatchSchedule.ramp_up(**{"start": 4, "increment": 4, "samples": 48, "global_batch_size": 16, **wrong})
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match=r"samples is 4\.8; expected a whole number"):
         BatchSchedule.ramp_up(start=4, increment=4, samples=4.8, global_batch_size=16)  # type: ignore[arg-type]

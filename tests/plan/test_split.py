@@ -81,10 +81,10 @@ def test_uneven_steps_are_dealt() -> None:
     assert [p.sizes.tolist() for p in few] == [[0, 0], [0, 0], [1, 1]]
 
 
-def test_numpys_integers_are_integers_and_floats_are_not() -> None:
+def test_numpys_integers_are_integers_and_fractions_are_not() -> None:
     assert BatchSchedule.of(np.int64(8)) == BatchSchedule.of(8) == BatchSchedule.of([(np.int64(0), np.int64(8))])  # type: ignore[arg-type, list-item]
-    with pytest.raises(TypeError):
-        BatchSchedule.of(8.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"global_batch_size is 8\.5; expected a whole number"):
+        BatchSchedule.of(8.5)  # type: ignore[arg-type]
 
 
 def test_large_positions() -> None:

@@ -66,7 +66,7 @@ def info(path: str, as_json: bool, **options: Any) -> None:
         print_report(found.lines())
 
 
-_OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack")
+_OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "max_documents", "repack")
 
 
 @click.command(cls=JobCommand, urls=("path", "tokenizer"), name="check", short_help="Check that a store is whole.")
@@ -91,6 +91,9 @@ _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_mu
 )
 @click.option(
     "--pack-multiple", "segment_multiple", metavar="N", type=int, help="With --pack: pad segments to a multiple of N."
+)
+@click.option(
+    "--pack-documents", "max_documents", metavar="N", type=int, help="With --pack: at most N documents in a pack."
 )
 @click.option(
     "--pack-repack", "repack", is_flag=True, default=None, help="With --pack: check the plan of a run that re-packs."

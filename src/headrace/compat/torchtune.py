@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.config import optional_whole, whole
 from headrace.datasets.dataset import Sample
 from headrace.datasets.loss_masks import AUTO, shown_mask, used_mask
 from headrace.errors import ConfigError, InputError
@@ -238,9 +239,9 @@ class PackedDataset(Sequence[PackedItem]):
         continued_positions: ContinuedPositions = "wrap",
     ) -> None:
         self.ds = ds
-        self.max_seq_len = index(max_seq_len)
-        self.padding_idx = index(padding_idx)
-        self.max_packs = None if max_packs is None else index(max_packs)
+        self.max_seq_len = whole(max_seq_len, "max_seq_len")
+        self.padding_idx = whole(padding_idx, "padding_idx")
+        self.max_packs = optional_whole(max_packs, "max_packs")
         self.split_across_pack = split_across_pack
         self.mask_pads = mask_pads
         self.continued_positions = continued_positions

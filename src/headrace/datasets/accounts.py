@@ -51,15 +51,16 @@ def count_step(run: Run, step: int) -> dict[str, int]:
 def check_supervised(run: Run, position: int = 0) -> None:
     """Look for steps without a supervised token from a position on; a loader does this when it begins to iterate.
 
-    If every record has a supervised token, so has every step, and no step is counted. Otherwise the steps of the
-    next 2^20 samples are counted. For windows and packs the loss mask has to be read, so that the next 2^15
-    samples or 2^24 tokens are counted. Later steps are counted ahead of their turn, 1,024 samples at a time, and
+    If every record has a supervised token, so has every step, and no step is counted; likewise if packs have neither
+    a loss mask nor documents of a single token, which predicts nothing. Otherwise the steps of the next 2^20 samples
+    are counted, or of windows and packs, whose loss mask has to be read, the next 2^15 samples or 2^24 tokens. Later
+    steps are counted ahead of their turn, 1,024 samples at a time, and
     are errors then; no step is skipped, since that would renumber the steps.
 
     Raises:
-        ConfigError: a step of masked samples has no supervised token; the message names the step.
+        ConfigError: a step of counted samples has no supervised token; the message names the step.
     """
-    if not run.traits.is_masked or (_num_samples(run) <= CHECKED_SAMPLES and not _has_unsupervised(run)):
+    if not run.traits.is_counted or not _may_lack_labels(run):
         return
     checked = _num_checked(run)
     end = position + checked if run.length is None else min(run.length, position + checked)
@@ -75,8 +76,8 @@ def check_supervised(run: Run, position: int = 0) -> None:
 
 
 def refuse_unsupervised(run: Run, step: int, supervised_tokens: int) -> None:
-    """Raise ConfigError if a step of masked samples has no supervised token."""
-    if supervised_tokens or not run.traits.is_masked:
+    """Raise ConfigError if a step of counted samples has no supervised token."""
+    if supervised_tokens or not run.traits.is_counted:
         return
     positions = run.positions(step)
     found = run.lookup(positions[:1])
@@ -119,7 +120,7 @@ class StepTotals:
         """Return the number of supervised tokens of a step.
 
         Raises:
-            ConfigError: a mask says which tokens are trained on, and this step, or one counted with it, has none.
+            ConfigError: this step of counted samples, or one counted with it, has none.
         """
         if step not in self._totals:
             self._totals = self._count(step)
@@ -146,10 +147,8 @@ def _num_checked(run: Run) -> int:
     return max(1, min(CHECKED_ROWS, int(CHECKED_MARKS / max(1.0, tokens))))
 
 
-def _num_samples(run: Run) -> int:
-    # Packs may hold other documents in each epoch, so that checking one epoch says nothing about the next.
-    return sum(map(len, run.datasets)) if run.traits.is_ragged else CHECKED_SAMPLES + 1
-
-
-def _has_unsupervised(run: Run) -> bool:
+def _may_lack_labels(run: Run) -> bool:
+    # Each record would be looked at.
+    if run.traits.is_ragged and sum(map(len, run.datasets)) > CHECKED_SAMPLES:
+        return True
     return any(counted(dataset).has_unsupervised_samples for dataset in run.datasets)

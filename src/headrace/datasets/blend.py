@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from math import gcd, isqrt
-from operator import index
 from typing import Literal, get_args
 
 import msgspec
 
-from headrace.config import check_choice, nearest
+from headrace.config import check_choice, check_fields, nearest, optional_whole, whole
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of
 from headrace.errors import ConfigError
@@ -87,7 +86,8 @@ class Blend(Mix):
         block_samples: int = 1,
         allow_different_tokenizers: bool = False,
     ) -> None:
-        if index(block_samples) < 1:
+        self.block_samples = whole(block_samples, "block_samples")
+        if self.block_samples < 1:
             raise ConfigError(f"block_samples is at least 1, found {block_samples}")
         self.numbers = _numbers_by_name(children, weights, repeats)
         check_choice("unit", unit, get_args(Unit))
@@ -97,10 +97,9 @@ class Blend(Mix):
         if (end == "samples") != (num_samples is not None):
             raise ConfigError(f"num_samples goes with end='samples', found end={end!r} and num_samples={num_samples}")
         self.children = dict(children)
-        self.block_samples = index(block_samples)
         self.unit = unit
         self.end = "repeats" if repeats is not None else end
-        self.wanted = num_samples
+        self.wanted = optional_whole(num_samples, "num_samples")
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
 
     @cached_property
@@ -199,6 +198,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     until: int | None = None
     ramp: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 class ScheduledBlend(Mix):
     """Datasets, or endless blends, mixed by weights that change at given samples. It has no end.
@@ -243,7 +245,7 @@ class ScheduledBlend(Mix):
         check_named(children)
         self.children = dict(children)
         self.stages = tuple(stages)
-        self.block_samples = index(block_samples)
+        self.block_samples = whole(block_samples, "block_samples")
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
         for name, child in self.children.items():
             _check_no_passes(name, child)

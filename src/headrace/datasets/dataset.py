@@ -183,8 +183,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
             as long as ``samples`` says; it has no epochs.
         is_ragged: samples have different lengths and are collated batch by batch; true for every `RaggedDataset`.
         is_packed: samples consist of segments that begin where ``position_ids`` is 0.
-        is_counted: samples hold different numbers of supervised tokens; see `CountedDataset`.
-        is_masked: a mask says which tokens are trained on, so that a sample may have no supervised token.
+        is_counted: samples hold different numbers of supervised tokens, and may hold none; see `CountedDataset`.
         is_unshifted: a label is the token at its own place and not the next one; equal for all sources of a run.
         is_group_batches: a sample is a whole batch of things that belong together; a micro-batch holds one sample.
         is_plain: no code of the user sees a sample before its batch.
@@ -201,7 +200,6 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     is_ragged: bool = False
     is_packed: bool = False
     is_counted: bool = False
-    is_masked: bool = False
     is_unshifted: bool = False
     is_group_batches: bool = False
     is_plain: bool = False
@@ -218,7 +216,6 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
             is_ragged=all(one.is_ragged for one in traits),
             is_packed=all(one.is_packed for one in traits),
             is_counted=any(one.is_counted for one in traits),
-            is_masked=any(one.is_masked for one in traits),
             is_unshifted=all(one.is_unshifted for one in traits),
             is_group_batches=any(one.is_group_batches for one in traits),
             is_plain=all(one.is_plain for one in traits),
@@ -564,7 +561,13 @@ class CountedDataset(Dataset):
 
     @cached_property
     def has_unsupervised_samples(self) -> bool:
-        """Whether any sample has no supervised token. Looks at each sample once, 1 to 2 us a sample."""
+        """Whether any sample may have no supervised token. Looks at each record once, 1 to 2 us a record.
+
+        Always true for windows with a mask, which is too long to be read, and for packs, whose documents may change
+        from epoch to epoch, if it does not follow from the lengths of the documents.
+        """
+        if not self.traits.is_ragged:
+            return True
         for first in range(0, len(self), _AT_ONCE):
             indices = np.arange(first, min(first + _AT_ONCE, len(self)), dtype=np.int64)
             if not self.count(self.locate(indices)).supervised_tokens.all():

@@ -134,7 +134,7 @@ class ExcludedDocuments(FixedWrapper, CountedDataset):
     @property
     def traits(self) -> Traits:
         """Those of the dataset, but samples are counted, and any of them may be without a label."""
-        return msgspec.structs.replace(self.dataset.traits, is_counted=True, is_masked=True)
+        return msgspec.structs.replace(self.dataset.traits, is_counted=True)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

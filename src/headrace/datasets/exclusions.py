@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 
-from headrace.config import check_choice, nearest_or_known
+from headrace.config import check_choice, nearest_or_known, whole
 from headrace.datasets.dataset import Dataset, FixedDataset
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.mix import Mix, named_datasets, node_of, store_of
@@ -190,7 +189,7 @@ def _pad_id(asked: int | None, dataset: Dataset) -> int:
     """Return the id that stands for masked tokens. Raises ConfigError if the dataset cannot be masked."""
     if not isinstance(dataset, FixedDataset):
         raise ConfigError(f"samples of {type(dataset).__name__} cannot be masked: pass how='drop' to leave them out")
-    found = dataset.pad_id if asked is None else index(asked)
+    found = dataset.pad_id if asked is None else whole(asked, "pad_id")
     if found is None:
         raise ConfigError(
             "no manifest says which id ends documents: pass the id that shall stand for masked tokens, as "
@@ -284,7 +283,7 @@ def _of_shards(wanted: Sequence[str | int], names: Sequence[str], bounds: IntArr
             if not numbers:
                 raise ConfigError(f"there is no shard {shard!r}{nearest_or_known(shard, names)}")
         else:
-            numbers = [index(shard)]
+            numbers = [whole(shard, "shard")]
             if not 0 <= numbers[0] < len(names):
                 raise ConfigError(f"there is no shard {shard:,}; allowed are 0 to {len(names) - 1:,}")
         found += [np.arange(bounds[number], bounds[number + 1], dtype=np.int64) for number in numbers]

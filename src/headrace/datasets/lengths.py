@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from operator import index
 from typing import Any
 
 import numpy as np
 
+from headrace.config import whole
 from headrace.datasets.dataset import Dataset, FixedDataset, FixedWrapper, Sample
 from headrace.datasets.mix import Mix, check_children, check_named, joined, leaf_of, length_of, node_of, wrong_data
 from headrace.datasets.origins import Origins
@@ -101,7 +101,7 @@ class Limit(_OfOne):
 
     def __init__(self, data: Dataset | Mix, num_samples: int) -> None:
         super().__init__(data)
-        self._num_samples = index(num_samples)
+        self._num_samples = whole(num_samples, "num_samples")
         most = length_of(data)
         if self._num_samples < 1 or (most is not None and self._num_samples > most):
             allowed = "at least 1 is allowed" if most is None else f"allowed are 1 to {most:,}, all of {data!r}"
@@ -229,10 +229,10 @@ class FilledDataset(FixedWrapper):
             )
         if dataset.traits.is_endless:
             raise ConfigError(f"{type(dataset).__name__} has no end, and so no last step to fill up")
-        if index(multiple_of) < 1:
+        self.multiple_of = whole(multiple_of, "multiple_of")
+        if self.multiple_of < 1:
             raise ConfigError(f"multiple_of is at least 1, found {multiple_of}")
         self.dataset = dataset
-        self.multiple_of = index(multiple_of)
 
     def __len__(self) -> int:
         return -(-len(self.dataset) // self.multiple_of) * self.multiple_of

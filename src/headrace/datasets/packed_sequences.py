@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Iterator
 from functools import cached_property
-from operator import index
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
 from headrace.datasets.excluded import ExcludedDocuments, Held, is_in
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
@@ -34,6 +34,7 @@ from headrace.plan.packing import (
     PackItems,
     PackPlan,
     PackPlanMeta,
+    own_lengths,
     plan_packs,
 )
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
@@ -132,6 +133,8 @@ class PackedRows(NamedTuple):
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 _PACK_BITS = 32
 _CHUNK = 1 << 16
+SURVEYED_DOCUMENTS = 1 << 24
+"""Most documents whose lengths are looked at once more before a run, in about 0.1 s."""
 _log = logging.getLogger("headrace")
 
 
@@ -203,7 +206,7 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
             raise ConfigError(f"border_labels is {border_labels!r}; allowed are 'mask', 'keep'")
         self.store = store
         self.packing = packing
-        self.padding_idx = index(padding_idx)
+        self.padding_idx = whole(padding_idx, "padding_idx")
         self._keep_borders = border_labels == "keep"
         check_labels(labels)
         self.labels = labels
@@ -257,10 +260,18 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         return Traits(
             is_packed=True,
             is_counted=True,
-            is_masked=self.loss_mask_key is not None,
             is_unshifted=self.labels == "same",
             holds_interpreter=True,
         )
+
+    @cached_property
+    def has_unsupervised_samples(self) -> bool:
+        """Whether a pack may have no label: if there is a mask, or a piece of one token. One pass over the lengths."""
+        # Packs of ``wrapped`` are cut anywhere.
+        is_cut = self.packing.strategy == "wrapped" or self.seq_len == 1
+        if self.loss_mask_key is not None or is_cut or len(self._lengths) > SURVEYED_DOCUMENTS:
+            return True
+        return any((own_lengths(chunk, self.packing) == 1).any() for chunk in self._lengths.chunks())
 
     @property
     def num_tokens_per_sample(self) -> float:
@@ -476,8 +487,9 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         packed = ledger.raw_documents - ledger.empty_documents - ledger.dropped_documents
         labels = ", labels not shifted" if self.labels == "same" else ""
         local = "" if packing.window_documents is None else f" by windows of {packing.window_documents:,} documents"
+        most = f", at most {packing.max_documents:,} documents" if packing.max_documents else ""
         return (
-            f"packs of {self.seq_len:,} tokens ({packing.strategy}{local}): {packed:,} documents, "
+            f"packs of {self.seq_len:,} tokens ({packing.strategy}{local}{most}): {packed:,} documents, "
             f"{packed / len(self):,.1f} a pack, fill {ledger.fill:.2%}, "
             f"{ledger.split_documents:,} documents split, {ledger.lost_share:.2%} of the tokens lost{labels}"
             f"{shown_mask(self.store, self.loss_mask_key)}"

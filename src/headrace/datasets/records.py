@@ -10,14 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from operator import index
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headrace.config import unknown_name
+from headrace.config import check_fields, unknown_name
 from headrace.datasets.dataset import (
     CountedDataset,
     Counts,
@@ -79,8 +78,8 @@ class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(map(repr, values))}")
-        index(self.padding_idx)
-        if index(self.multiple_of) < 1 or (self.max_length is not None and index(self.max_length) < 1):
+        check_fields(self)
+        if self.multiple_of < 1 or (self.max_length is not None and self.max_length < 1):
             raise ConfigError(
                 f"max_length and multiple_of are at least 1, found {self.max_length} and {self.multiple_of}"
             )
@@ -544,7 +543,7 @@ class SFTDataset(RecordDataset, CountedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read."""
-        return Traits(is_ragged=True, is_counted=True, is_masked="loss_mask" in self._keys, holds_interpreter=True)
+        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from operator import index
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import optional_whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, Sample, SampleWatch, Traits
 from headrace.datasets.loss_masks import check_labels
 from headrace.datasets.records import (
@@ -97,7 +97,7 @@ class PreferenceDataset(RecordDataset, CountedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read: prompts are masked."""
-        return Traits(is_ragged=True, is_counted=True, is_masked=True, holds_interpreter=True)
+        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels, "layout": self.layout}
@@ -298,7 +298,8 @@ class GroupDataset(RecordDataset, CountedDataset):
             keys["response_lengths"] = "response_lengths"
         collation = Collation() if collation is None else collation
         super().__init__(store, collation, keys)
-        if max_response_length is not None and index(max_response_length) < 1:
+        max_response_length = optional_whole(max_response_length, "max_response_length")
+        if max_response_length is not None and max_response_length < 1:
             raise ConfigError(f"max_response_length is at least 1, found {max_response_length}")
         if collation.pad_to == "max_length" and max_response_length is None:
             raise ConfigError("pad_to='max_length' needs max_response_length, the length that responses are padded to")
@@ -325,7 +326,7 @@ class GroupDataset(RecordDataset, CountedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read: ``masks`` says which tokens are trained on."""
-        return Traits(is_ragged=True, is_counted=True, is_masked=True, holds_interpreter=True)
+        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
 
     def _options(self) -> dict[str, Any]:
         return {"max_response_length": self.max_response_length}

@@ -11,7 +11,6 @@ from fractions import Fraction
 from functools import cached_property, partial
 from itertools import pairwise
 from math import gcd
-from operator import index
 from os import PathLike
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import optional_whole, whole
 from headrace.datasets.dataset import (
     Dataset,
     Fields,
@@ -140,6 +140,7 @@ class Run:
             raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
         if not isinstance(data, Dataset | Mix):
             raise ConfigError(wrong_data("data", data))
+        epochs, samples = optional_whole(epochs, "epochs"), optional_whole(samples, "samples")
         self.data = data
         self.order = order or Order()
         self.schedule = BatchSchedule.of(global_batch_size)
@@ -251,6 +252,8 @@ class Run:
             [[6, 2], [4, 4]]
         """
         editing = resolve_name(EDITING)
+        at_step = whole(at_step, "at_step")
+        epochs, samples = optional_whole(epochs, "epochs"), optional_whole(samples, "samples")
         before = self._before(at_step, replace)
         asked = editing.asked_for(
             weights=weights,
@@ -271,7 +274,7 @@ class Run:
         pieces = () if global_batch_size is None else BatchSchedule.of(global_batch_size).pieces
         return before._with(
             editing.Edit(
-                at_step=index(at_step),
+                at_step=at_step,
                 reason=reason,
                 date=editing.now(),
                 data=data,
@@ -316,7 +319,7 @@ class Run:
 
     def _before(self, step: int, replace: Replace) -> Run:
         """Return this run without the edits from a step on, if ``replace`` gives them up."""
-        kept = resolve_name(EDITING).kept_edits(self.edits, index(step), replace)
+        kept = resolve_name(EDITING).kept_edits(self.edits, step, replace)
         return self if len(kept) == len(self.edits) else self.rebuilt(kept)
 
     def _with(self, edit: Edit) -> Run:
@@ -473,6 +476,7 @@ class Run:
 
     def positions(self, step: int) -> IntArray:
         """(samples of the step,) int64: the positions that make a step."""
+        step = whole(step, "step")
         begin, end = self.schedule.begin(step), self.schedule.begin(step + 1)
         if self.length is not None:
             end = min(end, self.length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from operator import index
 from os import PathLike
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
 from headrace.datasets.excluded import ExcludedDocuments, Held
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
@@ -60,8 +60,8 @@ class WindowDataset(FixedDataset, CountedDataset):
             ``chosen``, and so on. Another name is that of a parallel key. None trains on every token.
 
     Raises:
-        ConfigError: a size is below 1, the store has fewer than ``seq_len + 1`` tokens, there is no such key, or a mask
-            does not have one value for each token.
+        ConfigError: a size is below 1, or ``seq_len`` is 1 with ``labels="same"``; the store has fewer than ``seq_len +
+            1`` tokens, there is no such key, or a mask does not have one value for each token.
 
     Example:
         >>> store = headrace.open("stores/web")
@@ -84,13 +84,17 @@ class WindowDataset(FixedDataset, CountedDataset):
         loss_mask_key: str | None = AUTO,
     ) -> None:
         check_store(store)
-        seq_len = index(seq_len)
-        stride = seq_len if stride is None else index(stride)
+        seq_len = whole(seq_len, "seq_len")
+        stride = seq_len if stride is None else whole(stride, "stride")
         if seq_len < 1 or stride < 1:
             raise ConfigError(f"seq_len and stride are at least 1, found {seq_len} and {stride}")
         if position_ids not in ("continue", "restart"):
             raise ConfigError(f"position_ids is {position_ids!r}; allowed are 'continue', 'restart'")
         check_labels(labels)
+        if labels == "same" and seq_len == 1:
+            raise ConfigError(
+                "seq_len is 1: with labels='same' the first token of a window has no label: use at least 2"
+            )
         slack = store.num_tokens - (seq_len + 1)
         if slack < 0:
             raise ConfigError(
@@ -166,8 +170,7 @@ class WindowDataset(FixedDataset, CountedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples. Without a loss mask, all windows hold the same number of labels."""
-        is_masked = self.loss_mask_key is not None
-        return Traits(is_counted=is_masked, is_masked=is_masked, is_unshifted=self.labels == "same")
+        return Traits(is_counted=self.loss_mask_key is not None, is_unshifted=self.labels == "same")
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

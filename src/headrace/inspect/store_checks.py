@@ -330,6 +330,8 @@ def _check_sums(packing: Packing, items: PackItems) -> Iterator[list[str]]:
         found = []
         if taken > packing.seq_len:
             found.append(f"its pieces take {taken:,} places, but it has only {packing.seq_len:,}")
+        if packing.most_pieces and end - first > packing.most_pieces:
+            found.append(f"it has {end - first:,} pieces, and max_documents is {packing.most_pieces:,}")
         if shortest < 1:
             found.append(f"a piece has {shortest} tokens; each must have at least 1")
         yield found

@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
-from operator import index
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from headrace.config import whole
 from headrace.datasets import Run, check_supervised
 from headrace.datasets.accounts import StepTotals
 from headrace.datasets.dataset import repeated
@@ -88,9 +88,11 @@ class NumpyLoader:
             raise ConfigError(f"run is {run!r:.80}; expected a Run. The units of a FramedRun need headrace.Loader")
         if not run.traits.has_tokens:
             raise ConfigError("this run has media, which are decoded into tensors: use headrace.Loader")
-        if not 0 <= index(rank) < index(world_size):
+        rank, world_size = whole(rank, "rank"), whole(world_size, "world_size")
+        if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}: ranks run from 0 to world_size - 1")
-        if index(micro_batch_size) < 1:
+        micro_batch_size = whole(micro_batch_size, "micro_batch_size")
+        if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
         self.run = run
         self._share = Share(rank, world_size, micro_batch_size)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
-from operator import index
 from typing import Any
 
+from headrace.config import whole
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.loader import DispatchedPrompt, Loader, Prompts, Ranks, Reading
@@ -78,7 +78,7 @@ class StatefulLoader(Loader):
         collate_fn: Callable[[dict[str, Any]], Any] | None = None,
     ) -> None:
         super().__init__(run, micro_batch_size=micro_batch_size, ranks=ranks, reading=reading)
-        self.epochs = index(epochs)
+        self.epochs = whole(epochs, "epochs")
         self._collate = collate_fn
         self._bounds = epoch_bounds(run, self.epochs)
         self.epoch_steps = (run.num_steps or 0) // self.epochs
@@ -133,7 +133,7 @@ class StatefulLoader(Loader):
         Raises:
             StateError: it is another epoch, as when a trainer was resumed, and the state of its loader was not loaded.
         """
-        if index(epoch) != self.epoch:
+        if whole(epoch, "epoch") != self.epoch:
             raise StateError(
                 f"the trainer begins epoch {epoch}, and this loader is at position {self.position:,}, in epoch"
                 f" {self.epoch} of {self.epochs} (from 0): load the state that was saved with the model, and let each"
@@ -195,7 +195,8 @@ class PromptLoader:
                 f"these are the prompts of rank {prompts.ranks.rank} of {prompts.ranks.world_size}, and one controller"
                 " hands out all of them: pass ranks=headrace.loader.Ranks() to Prompts"
             )
-        if index(epochs) < 1 or index(batch_size) < 1:
+        epochs, batch_size = whole(epochs, "epochs"), whole(batch_size, "batch_size")
+        if epochs < 1 or batch_size < 1:
             raise ConfigError(f"epochs and batch_size are at least 1, found {epochs} and {batch_size}")
         if length is None:
             raise ConfigError(_NO_END)
@@ -205,8 +206,8 @@ class PromptLoader:
                 f" the run samples={max(length - left, epochs * batch_size)}, or other epochs or another batch_size"
             )
         self.prompts = prompts
-        self.batch_size = index(batch_size)
-        self.epochs = index(epochs)
+        self.batch_size = batch_size
+        self.epochs = epochs
         self._collate = collate_fn or partial(collate_prompts, prompts.run)
         self._epoch_prompts = length // self.epochs
 
@@ -251,7 +252,7 @@ class PromptLoader:
         Raises:
             StateError: a later epoch begins, and no prompt was ever dispatched.
         """
-        if index(epoch) > 0 and not self.prompts.account().num_dispatched:
+        if whole(epoch, "epoch") > 0 and not self.prompts.account().num_dispatched:
             raise StateError(
                 f"the trainer begins epoch {epoch}, and no prompt was dispatched yet: load the state that was saved"
                 " with the model"

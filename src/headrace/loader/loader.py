@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from msgspec import to_builtins
 
+from headrace.config import whole
 from headrace.datasets import Run
 from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
@@ -128,7 +129,7 @@ class Loader:
         metrics: Metrics | None = None,
         dealing: Dealing | None = None,
     ) -> None:
-        micro_batch_size = index(micro_batch_size)
+        micro_batch_size = whole(micro_batch_size, "micro_batch_size")
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
         self.ranks = ranks or Ranks.detect()
@@ -349,7 +350,7 @@ class Loader:
                 step; or the run is framed, and the position is neither 0 nor the current one. The loader stays as it
                 was.
         """
-        position = index(position)
+        position = whole(position, "position")
         last = self.run.length
         if position < 0 or (last is not None and position > last):
             length = "endless run" if last is None else f"run of {last:,} samples"
@@ -389,7 +390,7 @@ class Loader:
         return [self._feed.assignment.dealing_figures(step) for step in self._next_steps(num_steps)]
 
     def _next_steps(self, num_steps: int) -> range:
-        last = self.step + index(num_steps)
+        last = self.step + whole(num_steps, "num_steps")
         return range(self.step, last if self.run.num_steps is None else min(last, self.run.num_steps))
 
     def verdict(self) -> str:

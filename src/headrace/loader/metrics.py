@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 import torch
 
+from headrace.config import check_fields
 from headrace.datasets import Run
 from headrace.datasets.waits import RankWaits, verdict_of
 from headrace.errors import ConfigError, OutputError, StateError
@@ -91,8 +92,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a port or a time that cannot be, and for a callable that is none."""
-        port: object = self.prometheus
-        if port is not None and not (isinstance(port, int) and 0 < port < 1 << 16):
+        check_fields(self)
+        port = self.prometheus
+        if port is not None and not 0 < port < 1 << 16:
             raise ConfigError(f"prometheus is a port, 1 to 65,535, found {port!r}")
         if self.on_step is not None and not callable(self.on_step):
             raise ConfigError(f"on_step is a function that takes a dict, found {self.on_step!r:.80}")

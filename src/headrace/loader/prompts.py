@@ -22,14 +22,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import islice
-from operator import index
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from headrace.config import convert
+from headrace.config import convert, whole
 from headrace.datasets import Run
 from headrace.datasets.states import identity, verified
 from headrace.errors import ConfigError, StateError
@@ -240,10 +239,10 @@ class Prompts:
     def __init__(self, run: Run, *, group_size: int, ranks: Ranks | None = None) -> None:
         if not isinstance(run, Run) or not run.traits.is_ragged:
             raise ConfigError(f"run is {run!r:.80}; expected a Run of records, such as those of a PromptDataset")
-        if index(group_size) < 1:
+        self.group_size = whole(group_size, "group_size")
+        if self.group_size < 1:
             raise ConfigError(f"group_size is at least 1, found {group_size}")
         self.run = run
-        self.group_size = index(group_size)
         self.ranks = ranks or Ranks.detect()
         self._lock = Lock()
         # Drawn as if the run had no end, so that turns lead to the same positions when the run is made longer.
@@ -283,7 +282,8 @@ class Prompts:
 
         If a prompt cannot be read, the error is raised and none of them counts as dispatched.
         """
-        if index(n) < 1:
+        n = whole(n, "n")
+        if n < 1:
             raise ConfigError(f"take at least 1 prompt, found {n}")
         with self._lock:
             waiting = list(islice(self._waiting, n))
@@ -347,7 +347,7 @@ class Prompts:
             StateError: a prompt is not outstanding on this rank, since it was never taken or has its fate already.
                 Nothing has changed then.
         """
-        num = self.group_size if num_responses is None else index(num_responses)
+        num = self.group_size if num_responses is None else whole(num_responses, "num_responses")
         if not 1 <= num <= self.group_size:
             raise ConfigError(f"num_responses is from 1 to group_size = {self.group_size}, found {num}")
         with self._lock:

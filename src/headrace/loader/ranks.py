@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from headrace.config import check_fields
 from headrace.environment import number_in
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Share
@@ -92,6 +93,7 @@ class Ranks(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise ConfigError unless 0 <= rank < world_size, and ``per_node`` divides ``world_size``."""
+        check_fields(self)
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} of {self.world_size}: ranks run from 0 to world_size - 1")
         if self.per_node is not None and (self.per_node < 1 or self.world_size % self.per_node):

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
+from headrace.config import check_fields
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.io.threads import end_threads, join_threads
 from headrace.loader.spans import SPAN_BYTES, Batch
@@ -379,6 +380,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Raise ConfigError for negative counts, for a timeout that never comes, and for words that are not allowed."""
+        check_fields(self)
         if self.num_threads < 0 or self.num_workers < 0 or (self.prefetch is not None and self.prefetch < 1):
             raise ConfigError(
                 f"num_threads and num_workers are at least 0 and prefetch at least 1, found {self.num_threads}, "
@@ -399,8 +401,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"start_method is {self.start_method!r}; here allowed are None, "
                 f"{', '.join(map(repr, get_all_start_methods()))}"
             )
-        if self.on_lost_worker not in ("replace", "raise"):
-            raise ConfigError(f"on_lost_worker is {self.on_lost_worker!r}; allowed are 'replace', 'raise'")
         init = self.worker_init
         if init is not None and not (":" in init if isinstance(init, str) else callable(init)):
             raise ConfigError(f"worker_init is {init!r:.80}; allowed are a function, or its name as 'module:function'")

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from operator import index, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from headrace.config import check_fields
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, derive, derive_array, source_key
 from headrace.plan.schedule import BatchSchedule
@@ -46,7 +47,8 @@ class Bucketing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Raise ConfigError for sizes below 1."""
-        if index(self.window_steps) < 1 or (self.group_samples is not None and index(self.group_samples) < 1):
+        check_fields(self)
+        if self.window_steps < 1 or (self.group_samples is not None and self.group_samples < 1):
             raise ConfigError(
                 f"window_steps and group_samples are at least 1, found {self.window_steps} and {self.group_samples}"
             )

@@ -41,7 +41,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import check_choice
+from headrace.config import check_choice, check_fields
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive, derive_array
 from headrace.plan.permutation import RecentTables, one_if_equal, permute, permute_each, unpermute, unpermute_each
@@ -409,9 +409,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown kind, a seed that is not an integer, or sizes out of range."""
-        if not isinstance(self.seed, int):
-            raise ConfigError(f"seed is {self.seed!r}; a seed is any integer")
         check_choice("order kind", self.kind, _MATTERS)
+        check_fields(self)
         if self.block_samples < 1 or self.window_blocks < 1:
             raise ConfigError(
                 f"block_samples and window_blocks are at least 1, found {self.block_samples} and {self.window_blocks}"

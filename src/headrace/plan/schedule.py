@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from operator import index
 
 import msgspec
 import numpy as np
 
+from headrace.config import whole
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
 
@@ -87,7 +87,9 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raise ConfigError unless the steps rise from 0 and every size is at least 1."""
-        steps = [step for step, _ in self.pieces]
+        pieces = tuple((whole(step, "step"), whole(size, "global_batch_size")) for step, size in self.pieces)
+        msgspec.structs.force_setattr(self, "pieces", pieces)
+        steps = [step for step, _ in pieces]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ConfigError(f"a batch schedule begins at step 0 and its steps rise, found steps {steps}")
         if min(size for _, size in self.pieces) < 1:
@@ -99,8 +101,8 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if isinstance(global_batch_size, BatchSchedule):
             return global_batch_size
         if isinstance(global_batch_size, Sequence):
-            return cls(tuple((index(step), index(size)) for step, size in global_batch_size))
-        return cls(((0, index(global_batch_size)),))
+            return cls(tuple((step, size) for step, size in global_batch_size))
+        return cls(((0, global_batch_size),))
 
     @classmethod
     def ramp_up(
@@ -121,7 +123,9 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ConfigError: a number is out of range, the increments do not lead to ``global_batch_size``, or a size is 0
                 after rounding down.
         """
-        return cls(ramp_up_pieces(*map(index, (start, increment, samples, global_batch_size, multiple_of))))
+        given = (start, increment, samples, global_batch_size, multiple_of)
+        names = ("start", "increment", "samples", "global_batch_size", "multiple_of")
+        return cls(ramp_up_pieces(*map(whole, given, names)))
 
     def size(self, step: int) -> int:
         """Return the number of samples in a step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -54,9 +53,9 @@ def run_length(
     if epochs is not None and one_pass is None:
         raise ConfigError("an endless blend has no epochs: pass samples, or give the blend an end")
     if epochs is not None and one_pass is not None:
-        length = index(epochs) * one_pass
+        length = epochs * one_pass
     elif samples is not None:
-        length = index(samples)
+        length = samples
     elif one_pass is not None and not isinstance(root, Leaf):
         length = one_pass
     else:

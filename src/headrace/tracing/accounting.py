@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from operator import index
 
 import msgspec
 import numpy as np
 
+from headrace.config import whole
 from headrace.datasets import FramedRun, Run
 from headrace.datasets.accounts import CHECKED_MARKS, CHECKED_ROWS, CHECKED_SAMPLES
 from headrace.datasets.dataset import CountedDataset, Dataset, FixedDataset
@@ -220,7 +220,7 @@ def _checked(run: Run, step: int | None) -> int:
         if run.num_steps is None:
             raise ConfigError("the run has no end: pass the step before which to count")
         return run.num_steps
-    step = index(step)
+    step = whole(step, "step")
     if step < 0 or (run.num_steps is not None and step > run.num_steps):
         allowed = "at least 0" if run.num_steps is None else f"0 to {run.num_steps:,}, the end of the run"
         raise ConfigError(f"there is no account before step {step:,}: steps are {allowed}")

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.config import check_fields
 from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -35,6 +36,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for numbers below 1."""
+        check_fields(self)
         if self.ranks < 1 or self.micro_batch_size < 1:
             raise ConfigError(
                 f"ranks and micro-batch size are at least 1, found {self.ranks} and {self.micro_batch_size}"

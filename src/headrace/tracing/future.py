@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from operator import index
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from headrace.config import whole
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError
@@ -155,7 +155,7 @@ def reading_plan(
             " cannot be planned"
         )
     limit_bytes, block_bytes = parse_size(limit, "limit"), parse_size(block, "block")
-    if index(nodes) < 1:
+    if whole(nodes, "nodes") < 1:
         raise ConfigError(f"nodes is {nodes}; it is at least 1")
     run = saved.run()
     sources = Sources(file)

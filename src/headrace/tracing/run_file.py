@@ -18,13 +18,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from headrace.config import convert, nearest_path
+from headrace.config import convert, nearest_path, whole
 from headrace.datasets import Dataset, FramedRun, Run
 from headrace.datasets.editing import Edit, Then
 from headrace.datasets.exclusions import Exclusion
@@ -373,10 +372,10 @@ def save_run(
             )
         _note_states_of(run, path)
         return
-    position = index(0 if position is None else position)
+    position = whole(0 if position is None else position, "position")
     if (outside := outside_run(position, run.length)) is not None:
         raise ConfigError(outside)
-    first_step = run.schedule.step_of(position) if step is None else index(step)
+    first_step = run.schedule.step_of(position) if step is None else whole(step, "step")
     if first_step < 0:
         raise ConfigError(f"step is at least 0, found {first_step:,}")
     new = saved_run(run, first_step, position)

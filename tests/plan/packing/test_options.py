@@ -50,6 +50,9 @@ from packs_plainly import ChunkedLengths
             {"seq_len": 8, "strategy": "wrapped", "segment_multiple": 2},
             r"the strategy 'wrapped' allows neither .* nor segment_multiple",
         ),
+        ({"seq_len": 8, "strategy": "wrapped", "max_documents": 2}, r"the strategy 'wrapped' .* nor max_documents"),
+        ({"seq_len": 8, "max_documents": 0}, r"max_documents is 0; it is at least 1, or None"),
+        ({"seq_len": 8, "max_documents": 1.5}, r"max_documents is 1\.5; expected a whole number"),
     ],
 )
 def test_refused_options(options: dict[str, Any], message: str) -> None:
@@ -98,3 +101,12 @@ def test_negative_lengths() -> None:
     for strategy in ("greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"):
         with pytest.raises(ConfigError, match=r"a document has -3 tokens; lengths must be at least 0"):
             plan_packs(np.array([4, -1, -3]), Packing(seq_len=8, strategy=strategy))  # type: ignore[arg-type]
+
+
+def test_a_cap_is_part_of_a_packing_only_if_it_is_set() -> None:
+    unset = Packing(seq_len=8)
+    assert Packing(seq_len=8, max_documents=None) == unset == msgspec.convert({"max_seq_len": 8}, Packing)
+    assert "max_documents" not in msgspec.to_builtins(unset)
+    capped = Packing(seq_len=8, max_documents=2)
+    assert msgspec.to_builtins(capped) == {**msgspec.to_builtins(unset), "max_documents": 2}
+    assert msgspec.convert(msgspec.to_builtins(capped), Packing) == capped

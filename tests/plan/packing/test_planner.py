@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -50,6 +51,7 @@ def test_every_token_once_or_lost_by_the_policy(given_: Drawn) -> None:
     plan = planned(lengths, packing)
     for pack in packs_of(plan):
         assert pack, "no pack is empty"
+        assert len(pack) <= (packing.max_documents or len(pack))
         assert sum(-(-piece.length // multiple) * multiple for piece in pack) <= size
         for piece in pack:
             assert piece.length > 0
@@ -98,6 +100,31 @@ def test_neither_chunks_nor_dtype_change_anything(given_: Drawn, sizes: list[int
     for name, array in whole.arrays.items():
         assert array.dtype == in_chunks.arrays[name].dtype
         assert array.tolist() == in_chunks.arrays[name].tolist()
+
+
+@settings(max_examples=cases(30, 5_000), deadline=None)
+@given(drawn(), st.integers(0, 2))
+def test_a_cap_that_no_pack_reaches_changes_nothing(given_: Drawn, more: int) -> None:
+    lengths, packing = given_
+    if packing.strategy == "wrapped":
+        return
+    without = planned(lengths, msgspec.structs.replace(packing, max_documents=None))
+    longest = max(map(len, packs_of(without)), default=1)
+    wide = planned(lengths, msgspec.structs.replace(packing, max_documents=longest + more))
+    assert without.arrays.keys() == wide.arrays.keys()
+    for name, array in without.arrays.items():
+        assert array.tobytes() == wide.arrays[name].tobytes(), name
+    assert msgspec.structs.replace(wide.meta, packing=without.packing) == without.meta
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "best_fit_split", "first_fit", "greedy"])
+def test_many_documents_under_a_cap(strategy: Any) -> None:
+    lengths = np.random.default_rng(0).integers(1, 40, 3_000).tolist()
+    packing = Packing(seq_len=100, strategy=strategy, over_long="split", max_documents=4)
+    plan = planned(lengths, packing)
+    assert packs_of(plan) == packs_plainly.packs(lengths, packing)
+    filled = [sum(piece.length for piece in pack) for pack in packs_of(plan)]
+    assert plan.meta.deviation_tokens == pytest.approx(np.std(filled))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64"])

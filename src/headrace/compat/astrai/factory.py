@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from operator import index
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
@@ -27,6 +26,7 @@ from headrace.compat.astrai.stores import (
     shards_of,
 )
 from headrace.compat.astrai.transform import CONFIG_NAME, MESSAGES_CONFIG, PreferenceProcessor, TokenizeTransform
+from headrace.config import whole
 from headrace.datasets.dataset import Dataset, Fields, FixedDataset, Sample
 from headrace.datasets.loss_masks import unused_text, warn_unused
 from headrace.datasets.origins import Origins, window_origins, windows_over
@@ -115,8 +115,8 @@ class StreamWindows(FixedDataset):
         if train_type not in FIELDS:
             raise ConfigError(f"train_type is {train_type!r}; allowed are {', '.join(map(repr, FIELDS))}")
         self.train_type = train_type
-        self.window_size = index(window_size)
-        self.stride = self.window_size if stride is None else index(stride)
+        self.window_size = whole(window_size, "window_size")
+        self.stride = self.window_size if stride is None else whole(stride, "stride")
         if self.window_size < 1 or self.stride < 1:
             raise ConfigError(f"window_size and stride are at least 1, found {self.window_size} and {self.stride}")
         self._fields = FIELDS[train_type]

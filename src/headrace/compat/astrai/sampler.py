@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sized
-from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.config import whole
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.torch_draws import torch_randperm
@@ -76,7 +76,7 @@ class ResumableDistributedSampler:
     ) -> None:
         self.num_samples = len(data_source)
         self.rank, self.num_replicas = _place(process_group)
-        self.seed = index(seed)
+        self.seed = whole(seed, "seed")
         self.drop_last = drop_last
         self.shuffle = shuffle
         ranks = self.num_replicas
@@ -86,7 +86,9 @@ class ResumableDistributedSampler:
                 f"{self.num_samples} samples over {ranks} ranks with drop_last={drop_last}: an epoch has no indices;"
                 " give more samples, or set drop_last=False"
             )
-        if min(index(start_epoch), index(start_iter), index(start_batch)) < 0:
+        start_epoch, start_iter = whole(start_epoch, "start_epoch"), whole(start_iter, "start_iter")
+        start_batch = whole(start_batch, "start_batch")
+        if min(start_epoch, start_iter, start_batch) < 0:
             raise ConfigError(
                 f"start_epoch, start_iter and start_batch are at least 0, found {start_epoch}, {start_iter} and"
                 f" {start_batch}"
@@ -101,7 +103,7 @@ class ResumableDistributedSampler:
             raise ConfigError(
                 f"start_iter={start_iter} and batch_size={batch_size}: resume by samples or by batches, not by both"
             )
-        self._skip_batches(start_batch, index(batch_size), drop_last_batch)
+        self._skip_batches(start_batch, whole(batch_size, "batch_size"), drop_last_batch)
 
     def _skip_batches(self, batches: int, batch_size: int, drop_last_batch: bool) -> None:
         if batch_size < 1:

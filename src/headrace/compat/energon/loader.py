@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from operator import index
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from headrace.compat.energon.dataset import FOR_EVER, EnergonDataset
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, check_worker_config
+from headrace.config import whole
 from headrace.datasets import Framed, FramedRun
 from headrace.datasets.mix import Mix, cache_of, length_of
 from headrace.datasets.states import read_identity
@@ -430,7 +430,7 @@ def framed_dataset(
     if repeat:
         samples = FOR_EVER if isinstance(data.data, Mix) and samples is not None else None
     together = batch_size * worker_config.world_size
-    if schedule is None and num_lanes is not None and index(num_lanes) % together:
+    if schedule is None and num_lanes is not None and whole(num_lanes, "num_lanes") % together:
         raise ConfigError(
             f"num_lanes is {num_lanes:,}, and {worker_config.world_size:,} ranks take {batch_size:,} at a time each; "
             f"without global_batch_size, num_lanes must be a multiple of {together:,}, so that each slot of a batch "

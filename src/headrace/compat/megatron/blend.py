@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from operator import index
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, GPTDataset
+from headrace.config import whole
 from headrace.datasets.dataset import (
     CountedDataset,
     Counts,
@@ -103,7 +103,7 @@ class GPTBlend(FixedDataset):
         lengths = [len(dataset) for dataset in self.datasets]
         if self.weights is None or size is None:
             return build_exhaustive_blending_indices(lengths)
-        chosen, samples = build_blending_indices(self.weights, index(size))
+        chosen, samples = build_blending_indices(self.weights, whole(size, "size"))
         names = [one.store.path if isinstance(one, GPTDataset) else one.describe() for one in self.datasets]
         check_draws(chosen, lengths, names)
         return chosen, samples
@@ -261,8 +261,8 @@ class CyclicDataset(FixedWrapper, CountedDataset):
         self.dataset = dataset
         self.order = CyclicOrder(
             len(dataset),
-            micro_batch_size=index(micro_batch_size),
-            data_parallel_size=index(data_parallel_size),
+            micro_batch_size=whole(micro_batch_size, "micro_batch_size"),
+            data_parallel_size=whole(data_parallel_size, "data_parallel_size"),
             data_sharding=bool(data_sharding),
         )
 

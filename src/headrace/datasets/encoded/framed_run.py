@@ -18,13 +18,13 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from headrace.config import optional_whole
 from headrace.datasets.dataset import Dataset, Tell
 from headrace.datasets.encoded.framed import Framed, FramedSources
 from headrace.datasets.encoded.samples import check_restorable, of_framed
@@ -225,12 +225,12 @@ class FramedRun:
         lanes = Lanes.of(
             self.schedule,
             frame_positions=data.frame_positions,
-            num_lanes=num_lanes,
+            num_lanes=optional_whole(num_lanes, "num_lanes"),
             num_positions=self.stream.length,
             key=lanes_key(plan.order.seed) if draws(plan) else None,
         )
         self.framing = Framing(lanes, data.form, data.seed, data.most_empty_positions)
-        self.num_steps = None if steps is None else index(steps)
+        self.num_steps = optional_whole(steps, "steps")
         if self.num_steps is not None and self.num_steps < 1:
             raise ConfigError(f"steps is {steps}; expected at least 1, or None for a run without a number of steps")
 

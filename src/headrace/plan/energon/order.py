@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from headrace.config import check_choices
+from headrace.config import check_fields
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
 from headrace.plan.subset import SubsetRange
@@ -303,7 +303,7 @@ class EnergonMixing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 "max_samples_per_sequence and parallel_shard_iters must be at least 1 and shuffle_buffer_size at least "
                 f"0, found {self.max_samples_per_sequence}, {self.parallel_shard_iters} and {self.shuffle_buffer_size}"
             )
-        check_choices(self)
+        check_fields(self)
         if self.blend == "weights" and not self.repeat:
             raise ConfigError("a blend by weights is endless: use repeat=True, or blend='repetitions'")
 

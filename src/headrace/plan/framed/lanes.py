@@ -30,6 +30,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from headrace.config import check_fields
 from headrace.errors import ConfigError, HeadraceError, StateError
 from headrace.plan.framed.forms import Count, Find, Formed, Frame, FramedForm, FrameTotals, Items
 from headrace.plan.keys import GOLDEN, IntArray, derive, derive_array, source_key
@@ -70,6 +71,7 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a number below 1."""
+        check_fields(self)
         for name in ("num_lanes", "frame_positions", "num_positions"):
             value = getattr(self, name)
             if value is not None and value < 1:

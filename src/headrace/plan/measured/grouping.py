@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import check_choices
+from headrace.config import check_fields
 from headrace.errors import ConfigError
 from headrace.plan.arithmetic import check_numbers
 from headrace.plan.keys import IntArray, KeyArray, derive_array
@@ -60,7 +60,7 @@ class Grouping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(
                 f"a unit must have at least 1 sample; found the sizes {[self.size, *self.sizes.values()]}"
             )
-        check_choices(self)
+        check_fields(self)
 
 
 class Groups:

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.config import check_choice, check_choices
+from headrace.config import check_choice, check_fields
 from headrace.errors import ConfigError
 
 Dialect = Literal["core", "legacy", "neox", "aleph_alpha"]
@@ -77,7 +77,7 @@ class GPTSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"num_samples is {self.num_samples}; allowed is 0 or more, or None for one epoch")
         if not 0 <= self.seed < 1 << 32:
             raise ConfigError(f"seed is {self.seed}; numpy.random.RandomState takes 0 to 2^32 - 1")
-        check_choices(self)
+        check_fields(self)
         if self.dialect != "core" and not (self.add_extra_token and self.drop_last_partial):
             raise ConfigError(
                 f"dialect {self.dialect!r} always has an extra token and drops a partial last sample, found"

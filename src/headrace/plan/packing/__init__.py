@@ -16,7 +16,7 @@ May import: plan, errors.
 """
 
 from headrace.plan.packing.fitting import Placement, place
-from headrace.plan.packing.lengths import CHUNK, ArrayLengths, Lengths
+from headrace.plan.packing.lengths import CHUNK, ArrayLengths, Lengths, own_lengths
 from headrace.plan.packing.options import MAX_DOCUMENTS, OverLong, Packing, Strategy
 from headrace.plan.packing.pack_plan import PLAN_VERSION, PackingLedger, PackItems, PackPlan, PackPlanMeta
 from headrace.plan.packing.planner import plan_packs
@@ -35,6 +35,7 @@ __all__ = [
     "PackingLedger",
     "Placement",
     "Strategy",
+    "own_lengths",
     "place",
     "plan_packs",
 ]

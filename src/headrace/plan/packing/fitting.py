@@ -10,8 +10,9 @@ room, so many placements are one *event*: ``packs`` neighbouring packs take ``ea
                                        2: pack 2 takes 1                   (room 1 is left)
 
 A pack with room s takes floor(s / l) documents of length l in a row: s was the least room that is enough, so if the
-rest is enough too, it is again the least. The cost depends on the number of distinct lengths, with a few events for
-each length and about half a microsecond an event.
+rest is enough too, it is again the least. A pack with the most documents that it may have takes no more, whatever its
+room. The cost depends on the number of distinct lengths, with a few events for each length and about half a microsecond
+an event.
 
 Source: best-fit decreasing as in "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830) and TRL's ``bfd``;
 the packs and their order are the same as TRL's.
@@ -23,7 +24,7 @@ Next-fit fills one pack at a time and begins a new one when the next document do
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -94,15 +95,20 @@ class _Rooms:
     """Packs by the room that is left in them, in runs of neighbours that hold the same lengths.
 
     A run is (first pack, number of packs, documents in each). Packs with the same room are taken first in, first out.
+    ``closed`` are the (room, packs) of runs that have room, but hold ``most_pieces`` documents; 0 is no such limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_pieces: int) -> None:
         self.runs: dict[int, Queue] = {}
+        self.most_pieces = most_pieces
+        self.closed: list[tuple[int, int]] = []
         # Bit s is set if some pack has room s, so that one shift finds the least room that is enough.
         self._bits = 0
 
     def put(self, room: int, run: tuple[int, int, int]) -> None:
-        if room:
+        if room and run[2] == self.most_pieces:
+            self.closed.append((room, run[1]))
+        elif room:
             self.runs.setdefault(room, deque()).append(run)
             self._bits |= 1 << room
 
@@ -117,13 +123,14 @@ class _Rooms:
         self._bits &= ~(1 << room)
 
 
-def place(counts: IntArray) -> Placement:
+def place(counts: IntArray, most_pieces: int = 0) -> Placement:
     """Place ``counts[l]`` documents of each length l = 0 .. capacity into packs of that capacity, best-fit decreasing.
 
-    O(events), with a few events for each distinct length. Documents of length 0 are not placed.
+    A pack holds at most ``most_pieces`` documents, if this is not 0. O(events), with a few events for each distinct
+    length. Documents of length 0 are not placed.
     """
     capacity = len(counts) - 1
-    rooms = _Rooms()
+    rooms = _Rooms(most_pieces)
     events = array("q")
     num_packs = 0
     lengths = np.flatnonzero(counts[1:])[::-1] + 1
@@ -131,14 +138,14 @@ def place(counts: IntArray) -> Placement:
         left = count
         while left and (room := rooms.least(length)):
             left = _fill(rooms, room, length, left, events)
-        each = capacity // length
+        each = min(capacity // length, rooms.most_pieces or capacity)
         for packs, documents in ((left // each, each), (1, left % each)):
             if packs and documents:
                 events.extend((num_packs, packs, documents, 0))
                 rooms.put(capacity - documents * length, (num_packs, packs, documents))
                 num_packs += packs
     columns = np.frombuffer(events, dtype=np.int64).reshape(-1, 4).T
-    left_over = [(room, packs) for room, runs in rooms.runs.items() for _, packs, _ in runs]
+    left_over = [(room, packs) for room, runs in rooms.runs.items() for _, packs, _ in runs] + rooms.closed
     return Placement(
         num_packs=num_packs,
         first=columns[0].copy(),
@@ -156,6 +163,8 @@ def _fill(rooms: _Rooms, room: int, length: int, left: int, events: array[int]) 
     each = room // length
     while runs and left:
         first, packs, before = runs.popleft()
+        if rooms.most_pieces:
+            each = min(room // length, rooms.most_pieces - before)
         # The last documents of a length may be too few to fill the room of one pack, which then keeps more room.
         documents, taken = (each, min(packs, left // each)) if left >= each else (left, 1)
         if taken < packs:
@@ -168,8 +177,12 @@ def _fill(rooms: _Rooms, room: int, length: int, left: int, events: array[int]) 
     return left
 
 
-def first_fit(sizes: NDArray[np.integer[Any]], capacity: int) -> tuple[NDArray[np.uint32], IntArray]:
+def first_fit(
+    sizes: NDArray[np.integer[Any]], capacity: int, most_pieces: int = 0
+) -> tuple[NDArray[np.uint32], IntArray]:
     """Return the pack of each piece, (num_pieces,) uint32, and the room left in each pack, (num_packs,) int64.
+
+    A pack holds at most ``most_pieces`` pieces, if this is not 0; after that the tree says that it has no room.
 
     A binary tree over the packs holds the most room below each node. The first pack with room is found by walking down
     the tree: O(log packs) a piece, 1 to 3 us. The tree doubles when it is full.
@@ -179,6 +192,7 @@ def first_fit(sizes: NDArray[np.integer[Any]], capacity: int) -> tuple[NDArray[n
     most = array("q", [capacity]) * (2 * width)
     num_packs = 0
     chosen = array("I")
+    held, closed = Counter[int](), dict[int, int]()
     for first in range(0, len(sizes), CHUNK):
         for size in sizes[first : first + CHUNK].tolist():
             if most[1] < size:
@@ -194,6 +208,10 @@ def first_fit(sizes: NDArray[np.integer[Any]], capacity: int) -> tuple[NDArray[n
                 num_packs += 1
             chosen.append(pack)
             most[node] -= size
+            if most_pieces:
+                held[pack] += 1
+                if held[pack] == most_pieces:
+                    closed[pack], most[node] = most[node], 0
             while node > 1:
                 node //= 2
                 left, right = most[2 * node], most[2 * node + 1]
@@ -201,7 +219,9 @@ def first_fit(sizes: NDArray[np.integer[Any]], capacity: int) -> tuple[NDArray[n
                 if most[node] == larger:
                     break
                 most[node] = larger
-    return np.frombuffer(chosen, dtype=np.uint32), np.array(most[width : width + num_packs], dtype=np.int64)
+    room = np.array(most[width : width + num_packs], dtype=np.int64)
+    room[list(closed)] = list(closed.values())
+    return np.frombuffer(chosen, dtype=np.uint32), room
 
 
 def _doubled(most: array[int], width: int, capacity: int) -> array[int]:
@@ -218,8 +238,10 @@ _CHUNK = 16_384
 """Documents in a chunk: few enough that their sums stay in the CPU's cache, and that few are processed twice."""
 
 
-def next_fit(lengths: IntArray, seq_len: int) -> IntArray:
+def next_fit(lengths: IntArray, seq_len: int, most_pieces: int = 0) -> IntArray:
     """Return (num_packs + 1,) int64: the first document of each pack, and the number of documents at the end.
+
+    A pack holds at most ``most_pieces`` documents, if this is not 0.
 
     ``lengths`` is (n,) int64, each in [0, seq_len]. A document without tokens joins the current pack. Every pack has
     tokens: if no document has any there are no packs, and the result is ``[n]``.
@@ -241,7 +263,7 @@ def next_fit(lengths: IntArray, seq_len: int) -> IntArray:
     begin, size = 0, _CHUNK
     while True:
         chunk = lengths[begin : begin + size]
-        after = _chain(chunk, seq_len, begin)
+        after = _chain(chunk, seq_len, begin, most_pieces)
         firsts.append(after + begin)
         if begin + len(chunk) == len(lengths):
             break
@@ -250,7 +272,7 @@ def next_fit(lengths: IntArray, seq_len: int) -> IntArray:
     return np.concatenate([*firsts, np.array([len(lengths)], dtype=np.int64)])
 
 
-def _chain(lengths: IntArray, seq_len: int, begin: int) -> IntArray:
+def _chain(lengths: IntArray, seq_len: int, begin: int, most_pieces: int) -> IntArray:
     """(k,) int64: where in a chunk each pack but the first begins; ``begin`` documents come before the chunk."""
     if lengths.min() < 0 or lengths.max() > seq_len:
         wrong = int(np.flatnonzero((lengths < 0) | (lengths > seq_len))[0])
@@ -262,7 +284,10 @@ def _chain(lengths: IntArray, seq_len: int, begin: int) -> IntArray:
     np.cumsum(lengths, out=sums[1:])
     # For each document, the first one that does not fit into a pack beginning with it. Following these from pack to
     # pack takes one Python step a pack, and an array of the standard library is the fastest to index one by one.
-    after = array("q", (np.searchsorted(sums, sums[:-1] + seq_len, side="right") - 1).tobytes())
+    ends = np.searchsorted(sums, sums[:-1] + seq_len, side="right") - 1
+    if most_pieces:
+        ends = np.minimum(ends, np.arange(len(lengths)) + most_pieces)
+    after = array("q", ends.tobytes())
     chain = []
     at = after[0]
     while at < len(lengths):

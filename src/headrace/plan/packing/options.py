@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.config import check_choices
+from headrace.config import check_fields
 from headrace.errors import ConfigError
 
 Strategy = Literal["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"]
@@ -49,6 +49,9 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``segment_multiple`` pads every segment to a multiple of this many tokens; context parallelism over C ranks needs
     2 * C.
 
+    ``max_documents`` is the most documents in a pack, each piece of a split one counted; None is as many as there is
+    room for. A pack that has so many is full. It does not go with ``wrapped``.
+
     Raises:
         ConfigError: a value is unknown, or values do not go together.
 
@@ -65,16 +68,18 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     window_documents: int | None = None
     repack: bool = False
     segment_multiple: int = 1
+    # Left unset if None, so that recipes, hashes and names of plans are as before there was this option.
+    max_documents: int | msgspec.UnsetType | None = msgspec.UNSET
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown value, or for values that do not go together."""
-        for name in ("seq_len", "segment_multiple", "window_documents"):
-            value = getattr(self, name)
-            if not isinstance(value, int) and not (value is None and name == "window_documents"):
-                raise ConfigError(f"{name} is {value!r}; expected an integer")
+        check_fields(self)
+        if self.max_documents is None:
+            msgspec.structs.force_setattr(self, "max_documents", msgspec.UNSET)
+        elif self.max_documents is not msgspec.UNSET and self.max_documents < 1:
+            raise ConfigError(f"max_documents is {self.max_documents}; it is at least 1, or None")
         if not 1 <= self.seq_len <= MAX_SEQ_LEN:
             raise ConfigError(f"seq_len is {self.seq_len}; allowed are 1 to {MAX_SEQ_LEN:,}")
-        check_choices(self)
         if self.window_documents is not None and self.window_documents < 1:
             raise ConfigError(f"window_documents is {self.window_documents}; it is at least 1, or None")
         if self.segment_multiple < 1 or self.seq_len % self.segment_multiple:
@@ -97,10 +102,10 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 "repack lets documents of equal length change places, which works only with the packs of best_fit and "
                 "best_fit_split over the whole set: use one of these without window_documents, or leave repack out"
             )
-        if self.strategy == "wrapped" and (is_windowed or self.segment_multiple > 1):
+        if self.strategy == "wrapped" and (is_windowed or self.segment_multiple > 1 or self.max_documents):
             raise ConfigError(
                 "the strategy 'wrapped' allows neither window_documents (its packs follow the order of the store "
-                "anyway) nor segment_multiple: leave them out"
+                "anyway) nor segment_multiple nor max_documents (it leaves no place empty): leave them out"
             )
 
     @property
@@ -112,6 +117,11 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def splits(self) -> bool:
         """Whether over-long documents become several pieces."""
         return self.over_long == "split" or self.strategy == "best_fit_split"
+
+    @property
+    def most_pieces(self) -> int:
+        """``max_documents``, or 0 if packs never hold more: each piece takes at least one unit of the ``capacity``."""
+        return self.max_documents if self.max_documents and self.max_documents < self.capacity else 0
 
     @property
     def capacity(self) -> int:

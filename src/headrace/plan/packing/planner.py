@@ -35,18 +35,18 @@ class Arrangement(NamedTuple):
 
 def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
     """Pack pieces of these sizes, (num_pieces,) integers from 1 to the capacity, in the order of arrival."""
-    capacity = packing.capacity
+    capacity, most = packing.capacity, packing.most_pieces
     if packing.strategy == "greedy":
-        firsts = next_fit(cast("IntArray", sizes), capacity)
+        firsts = next_fit(cast("IntArray", sizes), capacity, most)
         filled = np.add.reduceat(sizes, firsts[:-1], dtype=np.int64) if len(firsts) > 1 else np.zeros(0, dtype=np.int64)
         return Arrangement(None, firsts.astype(np.uint32), int(filled.sum()), _squares(filled))
     if packing.strategy == "first_fit":
-        packs, room = first_fit(sizes, capacity)
+        packs, room = first_fit(sizes, capacity, most)
         ends = np.cumsum(np.bincount(packs, minlength=len(room)))
         filled = capacity - room
         order = np.argsort(packs, kind="stable")
         return Arrangement(order, np.append(0, ends).astype(np.uint32), int(filled.sum()), _squares(filled))
-    placement = place(np.bincount(sizes, minlength=capacity + 1))
+    placement = place(np.bincount(sizes, minlength=capacity + 1), most)
     bounds = placement.bounds()
     by_length = np.argsort(-sizes, kind="stable")
     order = np.empty_like(by_length)
@@ -146,7 +146,7 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
 
 def _best_fit(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> tuple[int, int]:
     """Pack all documents best-fit and add the arrays; return the sums of the filled units and of their squares."""
-    placement = place(survey.counts)
+    placement = place(survey.counts, packing.most_pieces)
     arrays["bounds"] = bounds = placement.bounds()
     order, class_begins = by_length(source, survey, packing)
     pieces = np.empty_like(order)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import check_choices
+from headrace.config import check_fields
 from headrace.errors import ConfigError
 from headrace.samples.conversation import Conversation
 from headrace.samples.templates.messages import Rendered
@@ -93,7 +93,7 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_unwritten_parts: Policy | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         if not isinstance(self.roles, tuple) or not all(isinstance(role, str) and role for role in self.roles):
             raise ConfigError(f"roles is {self.roles!r}; expected names such as ('assistant',)")
         if not self.roles and not self.train_on_prompt:

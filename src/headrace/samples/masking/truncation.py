@@ -7,7 +7,7 @@ from typing import Literal, NoReturn, TypeVar
 
 import msgspec
 
-from headrace.config import check_choices
+from headrace.config import check_fields
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Conversation
 from headrace.samples.masking.results import SUPERVISION_CUT, TOO_LONG, DroppedError, Masked
@@ -39,9 +39,9 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_supervision_cut: Literal["error", "drop"] = "drop"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens!r}; expected an integer of 1 or more")
-        check_choices(self)
+        check_fields(self)
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens is {self.max_tokens}; expected an integer of 1 or more")
 
     @property
     def by_turns(self) -> bool:
