@@ -718,7 +718,10 @@ def _about_unwritten(renders: Renders, one: Unwritten) -> str:
     whose = _named(renders, one.message) if one.message >= 0 else "the record"
     if one.name == UNWRITTEN_MESSAGE:
         what = f"writes nothing of {whose}, which says {str(one.value)[:60]!r}"
-        helps = "Give it a role or a form that the template writes (`roles` renames roles, `parts: join` joins parts)"
+        helps = (
+            "Give it a role or a form that the template writes (`roles` renames roles, `parts: join` joins parts; "
+            "templates of models for pictures may write only contents that are lists of parts)"
+        )
     else:
         place = one.field if one.item is None else f"{one.field}[{one.item}]"
         what = f"does not write {place} of {whose}, which is {str(one.value)[:60]}"
