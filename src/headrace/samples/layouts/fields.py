@@ -174,7 +174,7 @@ class NullFields:
     def without(self, value: Any, *, named_freely: bool = False) -> Any:
         """Return the value without them. ``named_freely``: its fields are the properties of a schema."""
         if isinstance(value, Mapping):
-            kept = {}
+            kept: dict[Any, Any] = {}
             for name, part in value.items():
                 if name == "arguments" and isinstance(part, Mapping) and not named_freely:
                     kept[name] = self._arguments(part, self._schemas.get(str(value.get("name"))))

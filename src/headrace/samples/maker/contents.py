@@ -34,7 +34,7 @@ _STAND_INS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 _STAND_IN = re.compile(f"[{_STAND_INS}]")
 
 _MEDIA = re.compile(r"(input_)?(image|video|audio)s?(_|$)")
-_NO_MEDIA = (None, "", "[]", "null", "{}", [], {}, ())
+_NO_MEDIA: tuple[Any, ...] = (None, "", "[]", "null", "{}", [], {}, ())
 _MEDIA_FIELDS = ("image", "images", "video", "videos", "audio", "audios")
 
 _SYSTEM: Message = {"role": "system", "content": "Be 9."}

@@ -432,7 +432,7 @@ def _check_sides(sequences: Sequence[MadeSequence]) -> None:
         InputError: If they are the same.
     """
     sides = [one.ids for one in sequences if one.key in ("chosen", "rejected")]
-    if len(sides) == 2 and np.array_equal(*sides):
+    if len(sides) == 2 and np.array_equal(sides[0], sides[1]):
         raise InputError(
             f"chosen and rejected become the same {len(sides[0]):,} tokens, so there is nothing to prefer: what "
             "differs in the record is cut off, or the template does not write it"

@@ -29,7 +29,13 @@ from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequenc
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import RendersAhead, Template
 from headrace.samples.masking.pieces import Region, Why
-from headrace.samples.masking.results import NULL_FIELDS, PROMPT_MISMATCH, QUOTED_ARGUMENTS, DroppedError
+from headrace.samples.masking.results import (
+    CONTINUED_PROMPTS,
+    NULL_FIELDS,
+    PROMPT_MISMATCH,
+    QUOTED_ARGUMENTS,
+    DroppedError,
+)
 from headrace.samples.recipe.recipe import InputSpec, Recipe, Section, Source, lengths_key, mask_key
 
 S = TypeVar("S")
@@ -82,7 +88,7 @@ class Tools:
             raise ConfigError(_NO_TEMPLATE)
         continues = is_prompt and any(map(_is_begun, conversation.messages[-1:]))
         if continues:
-            tally.notes["continued_prompts"] += 1
+            tally.notes[CONTINUED_PROMPTS] += 1
         rendered = self.template.render(
             conversation.messages,
             tools=conversation.tools,
@@ -401,7 +407,8 @@ class GroupShape(Shape[Group]):
     """Stores ``prompts``, ``responses`` one after another, their ``masks`` and ``response_lengths``, and ``rewards``.
 
     Prompt and response are encoded as one text and separated where the response begins. A response of one message that
-    is only a text is what the model wrote, and follows the prompt as it is. The template renders all others.
+    is only a text is what the model wrote, and follows the prompt as it is. The template renders all others. The prompt
+    has the arguments of the template with which the template writes such responses, if there are any.
     """
 
     def ask(self, sample: Group, tally: RecordCounts) -> list[Asked]:
@@ -413,19 +420,27 @@ class GroupShape(Shape[Group]):
         responses = [one for one in sample.responses if not isinstance(one, str)]
         if len(responses) < len(sample.responses):
             raise InputError(_MIXED)
-        found = self.tools.mark([with_answer(prompt, one) for one in responses if not self._is_sampled(one)], tally)
+        wholes = [with_answer(prompt, one) for one in responses]
+        try:
+            found = self.tools.mark(wholes, tally)
+        except (DroppedError, InputError):
+            if not all(map(self._is_sampled, responses)):
+                raise
+            found = []
         kwargs = prompt.template_kwargs | dict(found[0][0].switch if found else ())
         prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs)
-        # Each response that a template renders counts the prompt's notes again.
-        asked = prompt_asked(self.tools, prompt, RecordCounts() if found else tally)
-        before, rendered = asked.marked.text, iter(found)
+        noted = RecordCounts()
+        asked = prompt_asked(self.tools, prompt, noted)
+        # Each response that was marked has counted the prompt's other notes.
+        tally.note({name: count for name, count in noted.notes.items() if not found or name == CONTINUED_PROMPTS})
+        before = asked.marked.text
         return [
             asked,
             *(
-                self._sampled(with_answer(prompt, one), before, tally)
+                self._sampled(whole, before, tally)
                 if self._is_sampled(one)
-                else self._response(with_answer(prompt, one), next(rendered), before, tally)
-                for one in responses
+                else self._response(whole, found[number], before, tally)
+                for number, (whole, one) in enumerate(zip(wholes, responses, strict=True))
             ),
         ]
 
@@ -442,8 +457,7 @@ class GroupShape(Shape[Group]):
         prompt = sample.prompt
         if isinstance(prompt, str):
             return []
-        responses = (one for one in sample.responses if isinstance(one, Conversation) and not self._is_sampled(one))
-        return [with_answer(prompt, one) for one in responses]
+        return [with_answer(prompt, one) for one in sample.responses if isinstance(one, Conversation)]
 
     def documents(self, sample: Group, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document with the prompt, all responses and their rewards."""

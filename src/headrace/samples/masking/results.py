@@ -38,6 +38,7 @@ UNWRITTEN_CONTENT, UNWRITTEN_REASONING, UNWRITTEN_FIELDS = (
 """Counts of what else a template leaves out: texts of messages that it writes otherwise, reasoning, other fields."""
 
 UNREAD_FLAGS = "unread_flags"
+CONTINUED_PROMPTS = "continued_prompts"
 QUOTED_ARGUMENTS = "quoted_arguments"
 NULL_FIELDS = "null_fields"
 DROPPED_NULL_ARGUMENTS = "dropped_null_arguments"
