@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from numbers import Real
 from operator import index
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, SupportsInt, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -91,9 +91,8 @@ def whole(value: Any, name: str) -> int:
     if not isinstance(value, bool):
         with suppress(TypeError):
             return index(value)
-        is_real = isinstance(value, Real)
-        if is_real and float(value).is_integer():
-            return int(value)
+        if isinstance(value, Real) and float(value).is_integer():
+            return int(cast("SupportsInt", value))
     raise ConfigError(f"{name} is {value!r:.80}; expected a whole number")
 
 
