@@ -20,7 +20,7 @@ from contextlib import suppress
 from numbers import Real
 from operator import index
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, SupportsInt, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -95,9 +95,8 @@ def whole(value: Any, name: str) -> int:
     if not isinstance(value, bool):
         with suppress(TypeError):
             return index(value)
-        is_real = isinstance(value, Real)
-        if is_real and float(value).is_integer():
-            return int(value)
+        if isinstance(value, Real) and float(value).is_integer():
+            return int(cast("SupportsInt", value))
     raise ConfigError(f"{name} is {value!r:.80}; expected a whole number")
 
 
