@@ -148,9 +148,10 @@ def test_killed_and_resumed_on_other_ranks(
 
 def unpadded(kind: str, batch: Any, row: int) -> list[Any]:
     """What a row holds of its record, whatever the width of its batch."""
-    if kind == "sft":
+    if kind in ("sft", "kto"):
         real = batch["attention_mask"][row].bool()
-        return [batch[name][row][real].tolist() for name in ("input_ids", "labels", "position_ids")]
+        label = batch["label"][row].tolist() if kind == "kto" else None
+        return [label, *(batch[name][row][real].tolist() for name in ("input_ids", "labels", "position_ids"))]
     if kind == "dpo":
         names = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
         masks = [batch[f"{name.partition('_')[0]}_attention_mask"][row].bool() for name in names]
