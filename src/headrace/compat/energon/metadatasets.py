@@ -204,7 +204,7 @@ def load_config(
     """
     where = "the configuration" if isinstance(path, Mapping) else os.fspath(path)
     said = dict(path) if isinstance(path, Mapping) else as_map(read_config(path_at(where)), where)
-    named = {key: said.pop(key) for key in ("__module__", "__class__", "__function__") if key in said}
+    named: dict[str, Any] = {key: said.pop(key) for key in ("__module__", "__class__", "__function__") if key in said}
     sample_type = {**FLAVOURS, CRUDE: "CrudeSample"}.get(named.get("__class__", ""))
     if sample_type is not None:
         named, said["sample_type"], default_type = {}, {**named, "__class__": sample_type}, StandardWebdatasetFactory
