@@ -63,7 +63,7 @@ interop-full: $(VENV)/interop $(APART)  ## everything with the full counts of ca
 	HEADRACE_FULL=1 $(WITH_TORCHVISION)
 	HEADRACE_FULL=1 $(WITH_TRACKERS)
 
-suites: $(VENV)/suites  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
+suites: $(VENV)/suites $(VENV)/torchvision  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
 	$(BIN)/python tests/interop/suites/run.py
 
 bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md and benchmarks/results

@@ -15,9 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from suites.suite import Suite, variant
+from suites.suite import Suite, load_torchvision, variant
 
-SUITE = Suite(name="energon", tests=("tests",))
+SUITE = Suite(
+    name="energon",
+    tests=("tests",),
+    with_torchvision=("tests/test_av_decoder.py", "tests/test_transforms.py"),
+)
 
 PEER = "megatron.energon"
 OURS = "headrace.compat.energon"
@@ -177,5 +181,6 @@ class Renaming(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def pytest_configure() -> None:
     """Put Headrace in place of Energon."""
+    load_torchvision()
     if variant() != "itself":
         sys.meta_path.insert(0, Renaming())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
 import os
 import signal
+import sys
+import threading
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -36,6 +39,7 @@ class Suite(NamedTuple):
         left_out: files that are not run, with the reason.
         variants: the variants whose passing tests are committed.
         options: further arguments of pytest.
+        with_torchvision: files that import torchvision, which is on the path of this suite alone.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Suite(NamedTuple):
     left_out: Mapping[str, str] = MappingProxyType({})
     variants: tuple[str, ...] = ("names", "documented")
     options: tuple[str, ...] = ()
+    with_torchvision: tuple[str, ...] = ()
 
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -67,6 +72,35 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing."""
 
 
+_OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+"""Those that torchvision registers when it is imported, compiled for CUDA or not."""
+
+
+def load_torchvision() -> None:
+    """Import torchvision; beside a torch for CPUs its operators cannot be loaded, and are declared without code."""
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return  # `run.py` leaves out the files that need it
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+        import torch
+
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        _declared.append(torch.library.Library("torchvision", "FRAGMENT"))
+        for operator in _OPERATORS:
+            _declared[0].define(operator)
+        importlib.import_module("torchvision")
+
+
+_declared: list[Any] = []
+
+
 def variant() -> str:
     """The variant that this process runs."""
     return os.environ[VARIANT]
@@ -77,9 +111,40 @@ def passing_file(suite: str, variant: str) -> Path:
     return PASSING / f"{suite}-{variant}.txt"
 
 
+class Touching:
+    """Whether code of Headrace ran since `begin`, in this process and in threads that began since.
+
+    Python tells each call of a function. After the first one of Headrace it tells no more, so that tests are hardly
+    slower.
+    """
+
+    found = False
+
+    def begin(self) -> None:
+        """Watch the calls of a test."""
+        self.found = False
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+
+    def end(self) -> None:
+        """Watch no more."""
+        threading.setprofile(None)
+        sys.setprofile(None)
+
+    def _called(self, frame: Any, event: str, _: Any) -> None:
+        # The methods that `dataclasses` makes have no file, and the names of their module.
+        if event == "call" and str(frame.f_globals.get("__name__")).startswith("headrace."):
+            self.found = True
+            self.end()
+
+
+_touching = Touching()
+
+
 def _record(node: str, outcome: str, reason: str) -> None:
+    found = {"test": node, "outcome": outcome, "reason": reason, "touches": _touching.found}
     with Path(os.environ[REPORT]).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"test": node, "outcome": outcome, "reason": reason}) + "\n")
+        file.write(json.dumps(found) + "\n")
 
 
 def _reason(report: Any) -> str:
@@ -111,11 +176,13 @@ def _too_long(*_: Any) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """End a test that hangs."""
+    """End a test that hangs, and watch whether it calls Headrace."""
     before = signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(SECONDS_A_TEST)
+    _touching.begin()
     try:
         return (yield)
     finally:
+        _touching.end()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

@@ -422,6 +422,14 @@ def test_uniform_clips() -> None:
     assert [len(clip) for clip in found.video_clips] == [8, 8, 8]
 
 
+@pytest.mark.parametrize("options", [{}, {"sample_rate": 11_025}])
+@pytest.mark.parametrize("seconds", [0.12341, 0.5 + 0.5 / 11_025])
+def test_uniform_clips_of_sound_are_equally_long(options: dict[str, Any], seconds: float) -> None:
+    decoder = AVDecoder(media_made.sound("wav", "pcm_s16le"), options=AVOptions(**options))
+    clips = get_clips_uniform(decoder, seconds, 10, request_audio=True).audio_clips
+    assert {clip.shape for clip in clips} == {(1, round(seconds * options.get("sample_rate", media_made.RATE)))}
+
+
 def test_uniform_errors() -> None:
     decoder = AVDecoder(video("mp4"))
     with pytest.raises(ConfigError, match="neither video nor audio is requested"):

@@ -388,9 +388,12 @@ def get_clips_uniform(
         raise DecodeError(None, f"clips of {clip_duration_seconds} s are requested, but the medium has {total:.3f} s")
     starts = np.linspace(begin, max(begin, end), num_clips)
     ranges = [(float(start), float(start + clip_duration_seconds)) for start in starts]
+    # Clips of sound begin at whole samples: otherwise some would be longer by one than others.
+    rate = (av_decoder.options.sample_rate or av_decoder.get_audio_samples_per_second()) if request_audio else 1
+    firsts, length = np.floor(starts * rate + 1e-6).tolist(), round(clip_duration_seconds * rate)
     return av_decoder.get_clips(
         video_clip_ranges=ranges if request_video else None,
-        audio_clip_ranges=ranges if request_audio else None,
+        audio_clip_ranges=[(at / rate, (at + length) / rate) for at in firsts] if request_audio else None,
         video_out_frame_size=video_out_frame_size,
     )
 
