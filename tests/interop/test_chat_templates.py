@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,27 @@ def tokenizer(hf: Any, text: str, tokens: dict[str, str]) -> Any:
 
 
 def theirs(made: Any, messages: talks.Talk, **options: Any) -> str | None:
-    """Their text, or None where they refuse."""
-    try:
-        return str(made.apply_chat_template(messages, tokenize=False, **options))
-    except Exception:  # of any kind: what counts is that there is no text
-        return None
+    """Their text, or None where they refuse.
+
+    A content that is null is none, as their renderer has it; their tokenisers leave it out before. That is what we do
+    for templates that would write the word.
+    """
+
+    def text_of(render: Callable[[], Any]) -> str | None:
+        try:
+            return str(render())
+        except Exception:  # of any kind: what counts is that there is no text
+            return None
+
+    without = text_of(lambda: made.apply_chat_template(messages, tokenize=False, **options))
+    if all(message.get("content", "") is not None for message in messages):
+        return without
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    more = {"chat_template": made.chat_template, **made.special_tokens_map, **options}
+    whole = text_of(lambda: render_jinja_template(conversations=[messages], **more)[0][0])
+    is_written = whole is not None and without is not None and whole.count("None") > without.count("None")
+    return without if whole is None or is_written else whole
 
 
 def ours(template: ChatTemplate, messages: talks.Talk, **options: Any) -> str | None:
