@@ -172,9 +172,8 @@ def test_a_token_across_a_border(tmp_path: Path) -> None:
 def test_groups_and_columns(run: Any, tmp_path: Path) -> None:
     found = lines(run, previews_made.recipe(tmp_path, "grpo"), "--record", 0)
     assert "response 1: 1 message, reward -0.5" in found
-    assert "response 1: 14 tokens, 3 trained (21.4%)" in found
-    assert "                     [[No<|end|>]]--⏎--" in found
-    assert "  not stored: 1 token" in found
+    assert "response 1: 13 tokens, 3 trained (23.1%)" in found
+    assert "  assistant      10  [[No<|end|>]]" in found
     prompt = lines(run, previews_made.recipe(tmp_path, "prompt"), "--record", 0)
     assert r'  reward_model: {"ground_truth": "\u001b[2J"}' in prompt
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from jinja2 import UndefinedError
 from tokenizers import Tokenizer
 
 import masks_made
@@ -131,7 +132,12 @@ def test_masks_of_trl(hf: Any, name: str) -> None:
             (sample,) = exact.mask(conversation, evidence=True)
         except InputError:
             continue
-        ids, mask = encoded(made, messages)
+        try:
+            ids, mask = encoded(made, messages)
+        except (TypeError, UndefinedError):
+            # Tokenisers of transformers leave out a content that is null, for which this template asks.
+            assert any(message["content"] is None for message in messages)
+            continue
         if "strftime_now" not in template.setup.text:
             assert sample.ids.tolist() == ids
             assert sample.loss_mask.tolist() == mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -76,8 +77,12 @@ def theirs(made: Any, messages: talks.Talk, **options: Any) -> str | None:
 
     more = {"chat_template": made.chat_template, **made.special_tokens_map, **options}
     whole = text_of(lambda: render_jinja_template(conversations=[messages], **more)[0][0])
-    is_written = whole is not None and without is not None and whole.count("None") > without.count("None")
-    return without if whole is None or is_written else whole
+    filled = [{**message, "content": message.get("content") or ""} for message in messages]
+    empty = text_of(lambda: made.apply_chat_template(filled, tokenize=False, **options))
+    if whole is None or (empty is None and re.search("None|null", whole)):
+        return without
+    is_written = any(whole.count(word) > (empty or "").count(word) for word in ("None", "null"))
+    return without if is_written else whole
 
 
 def ours(template: ChatTemplate, messages: talks.Talk, **options: Any) -> str | None:

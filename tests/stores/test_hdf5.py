@@ -387,7 +387,7 @@ def test_a_key_that_a_shard_lacks(tmp_path: Path) -> None:
     ):
         stores.open(tmp_path)
     plain(tmp_path / "data_0001.h5", loss_mask=[[True]])
-    with pytest.raises(StoreError, match=r"data_0001\.h5: no key 'sequence'; .* shards of different kinds"):
+    with pytest.raises(StoreError, match=r"data_0001\.h5: has no key 'sequence'; .*; shards of different kinds"):
         stores.open(tmp_path)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.errors import StoreError
+from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, path_at, read_small
 
 _MOST: Final = 1000
@@ -35,6 +35,8 @@ def foreign_format(path: AnyPath | str, using: str | Reader = "mmap") -> str:
         inside: list[AnyPath] = list(itertools.islice(place.iterdir(), _MOST))
         below = (one / name for one in inside for name in (_INDEX_NAME, "train.bin") if one.is_dir())
         return next(filter(None, map(_of_file, [place / _INDEX_NAME, *inside, *below])), "")
+    except StoreAwayError:
+        raise
     except (OSError, StoreError):  # a web server lists no folder
         return ""
 

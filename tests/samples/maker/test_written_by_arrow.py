@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -34,20 +35,24 @@ NULLS = {
     ),
     "asks for a content": f"{TURN}{WRITES_CALLS}{{{{ m.content or '' }}}}<|end|>",
     "would write None": f"{TURN}{WRITES_CALLS}{{{{ m.content }}}}<|end|>",
+    "would write null": (
+        f"{TURN}{WRITES_CALLS}{{% if m.content is string %}}{{{{ m.content }}}}"
+        f"{{% elif m.content is defined %}}{{{{ m.content | tojson }}}}{{% endif %}}<|end|>"
+    ),
     "adds it": f"{TURN}{WRITES_CALLS}{{% if m.content %}}{{{{ '' + m.content }}}}{{% endif %}}<|end|>",
     "needs it if it is defined": f"{TURN}{WRITES_CALLS}{{{{ m.content + '' if m.content is defined else '' }}}}<|end|>",
 }
 
 
 @pytest.mark.parametrize("answer", NULLS)
-@pytest.mark.parametrize("question", ["Hi", "None"])
+@pytest.mark.parametrize("question", ["Hi", "None", "null"])
 def test_a_content_that_is_null(answer: str, question: str) -> None:
     """It is none, as transformers gives it to templates; the word None is never trained."""
     talk = [{"role": "user", "content": question}, *TALK[1:]]
     made = make(SFT, [{"messages": talk}], chat=chat(NULLS[answer]))
     assert not made.bad, made.bad
     [text] = texts(made, "tokens")
-    assert "None" not in text.replace(f"user\n{question}", "")
+    assert not re.search("None|null", text.replace(f"user\n{question}", ""))
     assert trained(made) == ['call f {"a": 1}<|end|>|Yes<|end|>']
 
 

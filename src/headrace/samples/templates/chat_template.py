@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
@@ -252,25 +253,30 @@ def _variables(
 
 
 def _rendered(template: CompiledTemplate | LimitedTemplate, variables: dict[str, Any]) -> Rendered:
-    """Render as transformers does, but for a template that would write the word None for a content that is null.
+    """Render as transformers does, but for a template that would write the word None, or null, for a null content.
 
     Such a template, and one that fails on null, sees no content in its place.
     """
     messages = variables["messages"]
     if all(message.get("content", "") is not None for message in messages):
         return template.render(variables)
-    present = [{key: value for key, value in one.items() if value is not None} for one in messages]
-    try:
-        rendered = template.render(variables)
-    except InputError:
-        return template.render({**variables, "messages": present})
-    if "None" not in rendered.text:
-        return rendered
     with contextlib.suppress(InputError):
-        without = template.render({**variables, "messages": present})
-        if without.text.count("None") < rendered.text.count("None"):
-            return without
-    return rendered
+        rendered = template.render(variables)
+        words = [word for word in ("None", "null") if word in rendered.text]
+        if not words:
+            return rendered
+        empty = [{**one, "content": ""} if one.get("content", "") is None else one for one in messages]
+        other = template.render({**variables, "messages": empty})
+        # Calls may be written only beside a content that is null, and have these words in their arguments.
+        called = [one for one in map(_present, messages) if "content" not in one]
+        more = f"{called}{json.dumps(called, default=str)}"
+        if all(rendered.text.count(word) <= other.text.count(word) + more.count(word) for word in words):
+            return rendered
+    return template.render({**variables, "messages": list(map(_present, messages))})
+
+
+def _present(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def _check_names(template_kwargs: Mapping[str, Any]) -> None:
