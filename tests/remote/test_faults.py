@@ -133,7 +133,7 @@ def test_a_store_that_is_away_for_a_while(
     assert reader.stats.retries >= 4
     assert f"{url}: bytes 0 to 10 of 300,000 cannot be read" in caplog.text
     assert "trying again in" in caplog.text
-    assert "(attempt 2; the deadline is 30 s)" in caplog.text
+    assert f"(attempt 2; the deadline is {PATIENCE_S} s)" in caplog.text
 
 
 def test_opening_asks_at_once(

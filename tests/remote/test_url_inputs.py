@@ -136,7 +136,9 @@ def test_media_by_the_command(weed: servers.Bucket, around: None, folder_key: st
     run("prepare", "finish", str(tmp_path / "planned"))
     assert data(tmp_path / "planned") == data(tmp_path / "made")
     assert f"{url}/t.jsonl, line 8" in run("where", str(tmp_path / "made"), "s7")
-    assert "about 1," in run(*words[:-1], "--dry-run")
+    assert "about 1," in run(*words[:-1], "--dry-run", "--on-error", "skip")
+    stopped = CliRunner().invoke(main, [*words[:-1], "--dry-run"])
+    assert (stopped.exit_code, "there is no such object" in stopped.output) == (1, True)
 
 
 def test_media_with_faults(
