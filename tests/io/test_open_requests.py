@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -161,3 +163,15 @@ def test_the_thread_of_the_client_does_not_wait_for_itself(objects: Objects, buc
         logging.getLogger("headrace").removeHandler(handler)
     assert said == [f"{bucket.url}/other: cannot be read in the thread headrace-fetch{said[0].partition('fetch')[2]}"]
     assert "in another thread" in said[0]
+
+
+def test_a_client_that_has_ended_answers_at_once(bucket: MemoryBucket) -> None:
+    """A thread that still reads when the program ends would wait for ever for a loop that has stopped."""
+    ended = client.Client()
+    ended._end(os.getpid())
+    atexit.unregister(ended._end)
+    future = ended.submit(FetchRequest(what=Head(f"{bucket.url}/x"), storage=Storage(), policy=PATIENT))
+    assert future.done()
+    assert str(future.result().error) == f"{bucket.url}/x: cannot be asked for, since the program ends"
+    assert ended.num_open == 0
+    ended._loop.close()
