@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         FramedRun,
         GroupDataset,
         MapDataset,
+        MapStyleDataset,
         MeasuredDataset,
         MediaDataset,
         PackedSequenceDataset,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
     from headrace.integrations.numpy import NumpyLoader
     from headrace.io import Storage
-    from headrace.loader import Dealing, Loader, Metrics, Prompts, loader_for
+    from headrace.loader import DataLoader, Dealing, Loader, Metrics, Prompts, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
@@ -73,6 +74,7 @@ _HOMES = {
     "Blend": "headrace.datasets",
     "Cache": "headrace.cache",
     "ConfigError": "headrace.errors",
+    "DataLoader": "headrace.loader",
     "Dealing": "headrace.loader",
     "Exclude": "headrace.datasets",
     "FramedRun": "headrace.datasets",
@@ -81,6 +83,7 @@ _HOMES = {
     "InputError": "headrace.errors",
     "Loader": "headrace.loader",
     "MapDataset": "headrace.datasets",
+    "MapStyleDataset": "headrace.datasets",
     "MeasuredDataset": "headrace.datasets",
     "MediaDataset": "headrace.datasets",
     "Metrics": "headrace.loader",
@@ -113,6 +116,7 @@ __all__ = [
     "Blend",
     "Cache",
     "ConfigError",
+    "DataLoader",
     "Dealing",
     "Exclude",
     "FramedRun",
@@ -121,6 +125,7 @@ __all__ = [
     "InputError",
     "Loader",
     "MapDataset",
+    "MapStyleDataset",
     "MeasuredDataset",
     "MediaDataset",
     "Metrics",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun, MeasuredDataset
     from headrace.datasets.exclusions import Exclude, Excluded
     from headrace.datasets.lengths import Concat, FilledDataset, Limit, Repeat, Subset
+    from headrace.datasets.map_style import MapStyleDataset
     from headrace.datasets.mapped import MapDataset
     from headrace.datasets.measuring import MeasuredFacts, measure
     from headrace.datasets.media import JoinedMediaDataset, MediaDataset
@@ -60,6 +61,7 @@ _HOMES = {
     "Limit": "headrace.datasets.lengths",
     "Located": "headrace.datasets.run",
     "MapDataset": "headrace.datasets.mapped",
+    "MapStyleDataset": "headrace.datasets.map_style",
     "MeasuredDataset": "headrace.datasets.encoded",
     "MeasuredFacts": "headrace.datasets.measuring",
     "MediaDataset": "headrace.datasets.media",
@@ -104,6 +106,7 @@ __all__ = [
     "Limit",
     "Located",
     "MapDataset",
+    "MapStyleDataset",
     "MeasuredDataset",
     "MeasuredFacts",
     "MediaDataset",

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.config import check_choice, check_fields, nearest, optional_whole, whole
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of
+from headrace.datasets.mix import Mix, check_children, joined, length_of, named_children, node_of
 from headrace.errors import ConfigError
 from headrace.plan import (
     Branch,
@@ -89,14 +89,14 @@ class Blend(Mix):
         self.block_samples = whole(block_samples, "block_samples")
         if self.block_samples < 1:
             raise ConfigError(f"block_samples is at least 1, found {block_samples}")
-        self.numbers = _numbers_by_name(children, weights, repeats)
+        self.children = named_children(children)
+        self.numbers = _numbers_by_name(self.children, weights, repeats)
         check_choice("unit", unit, get_args(Unit))
         check_choice("end", end, get_args(End))
         if repeats is not None and (unit, end, num_samples) != ("samples", "endless", None):
             raise ConfigError("a blend by repeats has an end of its own: unit, end and num_samples are for weights")
         if (end == "samples") != (num_samples is not None):
             raise ConfigError(f"num_samples goes with end='samples', found end={end!r} and num_samples={num_samples}")
-        self.children = dict(children)
         self.unit = unit
         self.end = "repeats" if repeats is not None else end
         self.wanted = optional_whole(num_samples, "num_samples")
@@ -167,7 +167,6 @@ def _numbers_by_name(
     repeats: Mapping[str, Weight] | None,
 ) -> dict[str, Weight]:
     """Return the weights or the repeats, whichever are given, in the order of the children."""
-    check_named(children)
     numbers = weights if weights is not None else repeats
     if numbers is not None and not isinstance(numbers, Mapping):
         raise ConfigError(
@@ -242,8 +241,7 @@ class ScheduledBlend(Mix):
         block_samples: int = 1,
         allow_different_tokenizers: bool = False,
     ) -> None:
-        check_named(children)
-        self.children = dict(children)
+        self.children = named_children(children)
         self.stages = tuple(stages)
         self.block_samples = whole(block_samples, "block_samples")
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)

@@ -60,6 +60,8 @@ class SampleWatch:
         tell: called before each sample.
         blocks: memory for the images of the samples, which only their batch will refer to; None decodes each image into
             memory of its own.
+        seed: what samples that draw random numbers seed the global generators with, beside their positions; None leaves
+            these alone.
 
     Attributes:
         row: which of the samples is being made.
@@ -67,8 +69,9 @@ class SampleWatch:
         fatal: the faults that led to the error that was raised; empty if no sample was to blame.
     """
 
-    def __init__(self, *, tell: Tell | None = None, blocks: BatchBlocks | None = None) -> None:
+    def __init__(self, *, tell: Tell | None = None, blocks: BatchBlocks | None = None, seed: int | None = None) -> None:
         self.blocks = blocks
+        self.seed = seed
         self.row = 0
         self.faults: list[Fault] = []
         self.fatal: tuple[Fault, ...] = ()
@@ -105,6 +108,15 @@ class SampleWatch:
                 samples.append(make())
             except Exception as error:
                 raise self.placed(raised(error))  # noqa: B904 -- the same error, which has its cause
+        if self._tell is not None:
+            self._tell(NO_SAMPLE)
+        self._making_s += perf_counter() - begin
+        return samples
+
+    def make_together(self, addresses: IntArray, read: Callable[[IntArray, Tell | None], list[T]]) -> list[T]:
+        """Return what ``read`` makes of all samples at some addresses; it tells of each before it makes it."""
+        begin = perf_counter()
+        samples = read(addresses, self._tell)
         if self._tell is not None:
             self._tell(NO_SAMPLE)
         self._making_s += perf_counter() - begin
@@ -187,6 +199,9 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
         is_unshifted: a label is the token at its own place and not the next one; equal for all sources of a run.
         is_group_batches: a sample is a whole batch of things that belong together; a micro-batch holds one sample.
         is_plain: no code of the user sees a sample before its batch.
+        is_opaque: a batch is what a function of the user made of samples, as the field ``batch``: a
+            `MapStyleDataset`.
+        is_seeded: the global random generators are seeded by position before samples of an opaque batch are made.
         has_tokens: samples are made of tokens, so that their mean number is known before they are read.
         holds_interpreter: making samples takes time in Python: media are decoded, code of the user runs, or records and
             documents are put together. In a thread that would hold up a training loop, so that worker processes are
@@ -203,6 +218,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     is_unshifted: bool = False
     is_group_batches: bool = False
     is_plain: bool = False
+    is_opaque: bool = False
+    is_seeded: bool = False
     has_tokens: bool = True
     holds_interpreter: bool = False
     may_draw: bool = False
@@ -219,6 +236,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
             is_unshifted=all(one.is_unshifted for one in traits),
             is_group_batches=any(one.is_group_batches for one in traits),
             is_plain=all(one.is_plain for one in traits),
+            is_opaque=any(one.is_opaque for one in traits),
+            is_seeded=any(one.is_seeded for one in traits),
             has_tokens=all(one.has_tokens for one in traits),
             holds_interpreter=any(one.holds_interpreter for one in traits),
             may_draw=any(one.may_draw for one in traits),

@@ -19,7 +19,7 @@ from headrace.datasets.blend import Blend, ScheduledBlend
 from headrace.datasets.dataset import Dataset, FixedDataset, RaggedDataset, shown_fields
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, check_not_all, dropped
-from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of, wrong_data
+from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Branch, Declared, IntArray, Leaf, Order, Schedule, leaves
 from headrace.plan.chaptered.changes import End, PlanChange, PlanEditor
@@ -96,8 +96,6 @@ def asked_for(**given: Any) -> tuple[str, ...]:
     data, order = given["data"], given["order"]
     if data is not None and {*asked} & REWEIGHTING:
         raise ConfigError("data= replaces all of the data: leave weights=, add= and remove= out")
-    if data is not None and not isinstance(data, Dataset | Mix):
-        raise ConfigError(wrong_data("data", data))
     if order is not None and not isinstance(order, Order):
         raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
     if {"samples", "epochs"} <= {*asked}:
@@ -400,8 +398,6 @@ def reweighted(
             raise ConfigError(f"remove={list(remove)!r}: the blend has no {name!r}{nearest_or_known(name, children)}")
         del children[name]
     for name, child in add.items():
-        if not isinstance(child, Dataset | Mix):
-            raise ConfigError(wrong_data(f"add[{name!r}]", child))
         if name in children:
             raise ConfigError(f"add={sorted(add)!r}: {name!r} is already in the blend; give it another name")
         children[name] = child

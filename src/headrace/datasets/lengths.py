@@ -11,7 +11,17 @@ import numpy as np
 
 from headrace.config import whole
 from headrace.datasets.dataset import Dataset, FixedDataset, FixedWrapper, Sample
-from headrace.datasets.mix import Mix, check_children, check_named, joined, leaf_of, length_of, node_of, wrong_data
+from headrace.datasets.mix import (
+    Mix,
+    as_data,
+    check_children,
+    joined,
+    leaf_of,
+    length_of,
+    named_children,
+    node_of,
+    wrong_data,
+)
 from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import ConcatNode, IntArray, KeyArray, Leaf, LimitNode, Node, RepeatNode, SubsetRange, rounded
@@ -21,10 +31,8 @@ class _OfOne(Mix):
     """A mix of one child that has the path of the child."""
 
     def __init__(self, data: Dataset | Mix) -> None:
-        if not isinstance(data, Dataset | Mix):
-            raise ConfigError(wrong_data("data", data))
         # The child has no name, so that its path and thus its order stay the same when a limit is set or lifted.
-        self.children = {"": data}
+        self.children = {"": as_data("data", data)}
 
     @property
     def data(self) -> Dataset | Mix:
@@ -58,10 +66,11 @@ class Subset(_OfOne):
 
     def __init__(self, dataset: Dataset, subset: SubsetRange | Sequence[int | str]) -> None:
         super().__init__(dataset)
-        if not isinstance(dataset, Dataset):
-            raise ConfigError(f"a subset needs a dataset, found {dataset!r}: take a subset of each of its datasets")
+        found = self.data
+        if not isinstance(found, Dataset):
+            raise ConfigError(f"a subset needs a dataset, found {found!r}: take a subset of each of its datasets")
         self.subset = subset if isinstance(subset, SubsetRange) else SubsetRange.of(subset)
-        self.bounds = self.subset.bounds(len(dataset))
+        self.bounds = self.subset.bounds(len(found))
         if self.bounds[0] == self.bounds[1]:
             raise ConfigError(
                 f"the subset of {dataset!r} from {self.bounds[0]:,} to {self.bounds[1]:,} has no samples; a "
@@ -173,8 +182,7 @@ class Concat(Mix):
     """
 
     def __init__(self, children: Mapping[str, Dataset | Mix], *, allow_different_tokenizers: bool = False) -> None:
-        check_named(children)
-        self.children = dict(children)
+        self.children = named_children(children)
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
         endless = [name for name, child in self.children.items() if length_of(child) is None]
         if endless:

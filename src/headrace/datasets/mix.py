@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from os import PathLike
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, Final
 
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError
@@ -18,6 +19,9 @@ from headrace.io import Reader
 from headrace.plan import BatchSchedule, Leaf, Node, Shards, Share
 from headrace.stores import SampleStore, Store, TokenizerInfo
 from headrace.stores.manifest import manifest_of
+
+MAP_STYLE: Final = "headrace.datasets.map_style:map_style"
+"""Named here, and imported when such a dataset comes."""
 
 
 def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:
@@ -191,31 +195,42 @@ def wrong_data(what: str, found: object) -> str:
     return message
 
 
-def check_named(children: object) -> None:
-    """Raise ConfigError unless children are given by name."""
+def as_data(what: str, found: Any) -> Dataset | Mix:
+    """Return a dataset or a mix as it is, and anybody's map-style dataset as a `MapStyleDataset`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(found, Dataset | Mix):
+        return found
+    made: Dataset = resolve_name(MAP_STYLE)(what, found)
+    return made
+
+
+def named_children(children: object) -> dict[str, Dataset | Mix]:
+    """Return children as datasets and mixes, see `as_data`. Raises ConfigError unless they are given by name."""
     if not isinstance(children, Mapping):
         raise ConfigError(
             f"the sources of a mix are {children!r:.80}; expected a dict of names and datasets, such as"
             ' {"web": web, "code": code}: the name is part of the path from which the order of a source is drawn'
         )
+    return {name: as_data(f"source {name!r}", child) for name, child in children.items()}
 
 
 def check_children(children: Mapping[str, Dataset | Mix], *, allow_different_tokenizers: bool) -> None:
     """Check that children can be mixed.
 
     Raises:
-        ConfigError: no children; a name that is empty or holds a ``/``; a child that is not a dataset; fields that
-            cannot be stacked into one batch; different tokenisers.
+        ConfigError: no children; a name that is empty or holds a ``/``; fields that cannot be stacked into one batch;
+            different tokenisers.
     """
     if not children:
         raise ConfigError("a mix needs at least one dataset")
-    for name, child in children.items():
+    for name in children:
         if not name or "/" in name:
             raise ConfigError(
                 f"source name {name!r}: a name must not be empty or hold '/', which separates names in paths"
             )
-        if not isinstance(child, Dataset | Mix):
-            raise ConfigError(wrong_data(f"source {name!r}", child))
     leaves = list(_named(children))
     first, expected = leaves[0][0], shown_fields(leaves[0][1])
     for name, dataset in leaves[1:]:

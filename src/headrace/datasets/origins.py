@@ -62,6 +62,8 @@ def origin_words(origins: Callable[[IntArray], list[Origins]], address: int) -> 
     first, more = found[0], f" and {len(found) - 1} more" if len(found) > 1 else ""
     if first.key is not None:
         return f"sample {first.key!r} of {first.shard or first.store}{more}"
+    if first.document is None:
+        return f"sample {first.sample} of {first.store}{more}"
     return f"document {first.document} of {first.store}{more}"
 
 

@@ -31,7 +31,7 @@ from headrace.datasets.dataset import (
     empty,
     repeated,
 )
-from headrace.datasets.mix import Mix, named_datasets, node_of, stores_of, wrong_data
+from headrace.datasets.mix import Mix, as_data, named_datasets, node_of, stores_of
 from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,
@@ -138,8 +138,7 @@ class Run:
     ) -> None:
         if order is not None and not isinstance(order, Order):
             raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
-        if not isinstance(data, Dataset | Mix):
-            raise ConfigError(wrong_data("data", data))
+        data = as_data("data", data)
         epochs, samples = optional_whole(epochs, "epochs"), optional_whole(samples, "samples")
         self.data = data
         self.order = order or Order()
@@ -255,6 +254,8 @@ class Run:
         at_step = whole(at_step, "at_step")
         epochs, samples = optional_whole(epochs, "epochs"), optional_whole(samples, "samples")
         before = self._before(at_step, replace)
+        data = None if data is None else as_data("data", data)
+        add = None if add is None else {name: as_data(f"add[{name!r}]", one) for name, one in add.items()}
         asked = editing.asked_for(
             weights=weights,
             add=add,
@@ -542,6 +543,9 @@ class Run:
     def samples(self, located: Located, watch: SampleWatch | None = None) -> list[Any]:
         """Read planned records or media samples together and return them one by one; ``collate`` makes batches."""
         watch = watch or SampleWatch()
+        if len(self._ragged) == 1:
+            watch.begin(located.positions, self.schedule.step_of)
+            return self._ragged[0].samples(located.addresses, watch)
         samples: list[Any] = [None] * len(located.positions)
         for source, rows in by_source(located.sources):
             watch.begin(located.positions[rows], self.schedule.step_of)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from headrace.loader.balancing import Balance, Dealing, StepBalance, StepDealing
     from headrace.loader.collating import collate_fn
+    from headrace.loader.data_loader import DataLoader, EpochsAccount
     from headrace.loader.faults import FeedLedger
     from headrace.loader.framed import merge_state_dicts
     from headrace.loader.loader import Loader, load_recipe
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "Balance": "headrace.loader.balancing",
     "Dealing": "headrace.loader.balancing",
+    "DataLoader": "headrace.loader.data_loader",
     "DispatchedPrompt": "headrace.loader.prompts",
+    "EpochsAccount": "headrace.loader.data_loader",
     "FeedLedger": "headrace.loader.faults",
     "Loader": "headrace.loader.loader",
     "Metrics": "headrace.loader.metrics",
@@ -75,8 +78,10 @@ _HOMES = {
 
 __all__ = [
     "Balance",
+    "DataLoader",
     "Dealing",
     "DispatchedPrompt",
+    "EpochsAccount",
     "FeedLedger",
     "Loader",
     "Metrics",

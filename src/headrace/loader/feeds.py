@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from headrace.loader.balancing import Balance, BlockDealing, Dealing, StepAssignment
 
 
+Uneven = Literal["allow", "refuse", "fill"]
+
 FEEDS: Final = {
     "headrace.datasets.run.Run": "headrace.loader.feeds:SpanFeed",
     "headrace.datasets.encoded.framed_run.FramedRun": "headrace.loader.framed.feed:FramedFeed",
@@ -65,6 +67,7 @@ FEEDS: Final = {
 """The feed of each class of runs."""
 
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
+READ_OPAQUE: Final = "headrace.loader.ragged:read_opaque"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
@@ -260,6 +263,10 @@ class SpanFeed:
             check_between_steps(self.run, position, UNTOLD + "as slots of a blend are drawn")
         self._draw = self.run.draw
 
+    def turn_to(self, run: Run) -> None:
+        """Go on with another run over the same dataset."""
+        self.run, self._draw = run, run.draw
+
     def step_of_sample(self, position: int) -> int | None:
         """See `Feed.step_of_sample`."""
         return self.run.schedule.step_of(position)
@@ -361,7 +368,8 @@ class StreamReader:
         self._pin = pins(choice.asked or Reading())
         self._read: ReadRows = read_rows
         if run.traits.is_ragged or run.traits.is_counted:
-            self._read = resolve_name(READ_RAGGED if run.traits.is_ragged else READ_COUNTED)
+            is_ragged, is_opaque = run.traits.is_ragged, run.traits.is_opaque
+            self._read = resolve_name(READ_OPAQUE if is_opaque else READ_RAGGED if is_ragged else READ_COUNTED)
         if times_files:
             self._read = resolve_name(TIMER)(self._read)
         if cache is not None:
@@ -489,11 +497,11 @@ def _pinned(rows: SpanRows) -> SpanRows:
     return rows._replace(columns=pinned(rows.columns))
 
 
-def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, length: int | None, share: Share) -> None:
+def check_uneven(uneven: Uneven, schedule: BatchSchedule, length: int | None, share: Share) -> None:
     """Raise ConfigError if ``uneven`` is ``"refuse"`` and ranks times micro-batches do not divide some step."""
-    if uneven not in ("allow", "refuse"):
-        raise ConfigError(f"uneven is {uneven!r}; allowed are 'allow', 'refuse'")
-    if uneven == "allow":
+    if uneven not in ("allow", "refuse", "fill"):
+        raise ConfigError(f"uneven is {uneven!r}; allowed are 'allow', 'refuse', 'fill'")
+    if uneven != "refuse":
         return
     sizes = {size for _, size in schedule.pieces}
     if length is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from operator import index
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import to_builtins
@@ -19,7 +19,7 @@ from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local, read_small
 from headrace.loader.faults import FaultCounter, FeedLedger, Given, original_errors, report_path
-from headrace.loader.feeds import FeedOptions, check_uneven, feed_of
+from headrace.loader.feeds import FeedOptions, SpanFeed, Uneven, check_uneven, feed_of
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch
@@ -75,7 +75,8 @@ class Loader:
         reading: whether threads or worker processes read, and how far ahead. By default a thread reads windows. Two
             worker processes make samples that take Python, which are packs, records, media and all that runs your
             functions or hooks, unless workers cannot be used. ``describe()`` says what was chosen, and why.
-        uneven: whether steps that ranks and micro-batches do not divide are allowed.
+        uneven: whether steps that ranks and micro-batches do not divide are allowed. With ``"fill"`` no rank gets an
+            empty micro-batch: where fewer samples are left than there are ranks, some come to several ranks.
         restart: whether each iteration begins at position 0.
         balance: assigns the samples of each step to ranks and micro-batches so that these cost about the same. A step
             keeps its samples; only their order within the step, and the rank that takes each, differ.
@@ -119,7 +120,7 @@ class Loader:
         micro_batch_size: int,
         ranks: Ranks | None = None,
         reading: Reading | None = None,
-        uneven: Literal["allow", "refuse"] = "allow",
+        uneven: Uneven = "allow",
         restart: bool = False,
         balance: Balance | None = None,
         debug: bool = False,
@@ -133,7 +134,7 @@ class Loader:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
         self.ranks = ranks or Ranks.detect()
-        self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
+        self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size, fills=uneven == "fill")
         rank, world_size = self.ranks.rank, self.ranks.world_size
         journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
         self._feed = feed_of(
@@ -363,6 +364,15 @@ class Loader:
         self._position = position
         self._loaded = True
         self._ended = False
+        self._iteration += 1
+
+    def turn_to(self, run: Run, position: int) -> None:
+        """Go on with another run over the same dataset at one of its positions. Workers stay."""
+        if not isinstance(self._feed, SpanFeed):
+            raise ConfigError("the units of a framed run depend on those before: make a loader for another run")
+        self._feed.turn_to(run)
+        self._position = position
+        self._loaded, self._ended, self._has_fed = True, False, False
         self._iteration += 1
 
     def balance_figures(self, num_steps: int = 1) -> list[StepBalance]:

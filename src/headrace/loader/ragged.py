@@ -9,6 +9,7 @@ few tensors. Shapes, and values that are no arrays, travel beside them. Each mic
 from __future__ import annotations
 
 import contextlib
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets import Run
 from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
+from headrace.datasets.map_style import kept_generators, seed_generators
 from headrace.datasets.media.face import BatchBlocks, collated
 from headrace.io.waits import waited_s
 from headrace.loader.faults import blaming
@@ -60,6 +62,34 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     end = perf_counter()
     times = watch.take_times(made - begin, end - made)
     return SpanRows(columns, ragged, Cost(end - begin - (waited_s() - waited), num_bytes), watch.faults, times)
+
+
+def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell | None = None) -> SpanRows:
+    """Read the micro-batches of a span, each of them what a function of the user makes of its samples.
+
+    The global random generators are seeded by the first position of each, and left in this process as they were. In a
+    worker nothing else draws from them.
+
+    Raises:
+        SampleFailure: samples could not be made.
+    """
+    begin, waited = perf_counter(), waited_s()
+    seed = run.order.seed if run.traits.is_seeded else None
+    watch = SampleWatch(tell=tell, seed=seed)
+    batches, first, collating_s = [], 0, 0.0
+    with blaming(watch), nullcontext() if seed is None or tell is not None else kept_generators():
+        for size in span.sizes:
+            some = span.located.rows(first, first + size)
+            first += size
+            if seed is not None and size:
+                seed_generators(seed, int(some.positions[0]))
+            samples = run.samples(some, watch)
+            made = perf_counter()
+            batches.append(RaggedBatch({}, run.collate(samples)))
+            collating_s += perf_counter() - made
+    seconds = perf_counter() - begin
+    times = watch.take_times(seconds - collating_s, collating_s)
+    return SpanRows({}, batches, Cost(seconds - (waited_s() - waited), 0), watch.faults, times)
 
 
 def fresh(num_bytes: int) -> NDArray[np.uint8]:

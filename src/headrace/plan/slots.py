@@ -49,11 +49,16 @@ from headrace.plan.schedule import BatchSchedule
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a step that one rank takes: ``rank`` of ``world_size``, ``micro_batch_size`` samples at a time."""
+    """The part of a step that one rank takes: ``rank`` of ``world_size``, ``micro_batch_size`` samples at a time.
+
+    With ``fills``, where fewer slots are left in a step than there are ranks, each rank takes one all the same: several
+    ranks may take the same one.
+    """
 
     rank: int
     world_size: int
     micro_batch_size: int
+    fills: bool = False
 
     def divides(self, num_positions: int) -> bool:
         """Return whether every rank has only full micro-batches in a step of this many positions."""
@@ -164,7 +169,7 @@ def _steps(step: int, position: int, size: int, num_steps: int, share: Share) ->
     if left := size - full * together:
         low, high = uneven_bounds(left, share.world_size)[share.rank : share.rank + 2].tolist()
         offsets = np.append(offsets, full * together + low)
-        sizes = np.append(sizes, high - low)
+        sizes = np.append(sizes, max(high - low, int(share.fills)))
         afters = np.append(afters, size)
     begins = position + size * np.arange(num_steps, dtype=np.int64)[:, None]
     steps = np.arange(step, step + num_steps, dtype=np.int64)

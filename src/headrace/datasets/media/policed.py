@@ -65,6 +65,11 @@ class PolicedSamples:
         """The first of the user's functions that is not marked ``@stateless``, so that nothing can be made again."""
         return next((hook.name for hook in self._used if not hook.stateless), None)
 
+    @property
+    def dataset_name(self) -> str:
+        """For messages: where the samples are."""
+        return self.dataset.store.path
+
     def indices(self, addresses: IntArray) -> IntArray:
         """(n,) int64: numbers of samples."""
         return addresses
@@ -135,7 +140,7 @@ class PolicedSamples:
             raise error from error.__cause__
         shard, key = self._where(index, error)
         fault = Fault(
-            source=self.dataset.store.path,
+            source=self.dataset_name,
             index=index,
             shard=shard,
             key=key,
@@ -182,7 +187,7 @@ class PolicedSamples:
         return READING if failure.hook is self.cook and isinstance(failure.error, SampleError) else failure.hook
 
     def _words(self, hook: str, index: int) -> str:
-        return f"in {hook}: sample {index:,} of {self.dataset.store.path}"
+        return f"in {hook}: sample {index:,} of {self.dataset_name}"
 
     def _where(self, index: int, error: Exception) -> tuple[str | None, str | None]:
         """Return shard and key of a sample: from the store or, if its head cannot be read, from the error."""
