@@ -53,10 +53,10 @@ class MapStyleDataset(RaggedDataset):
     samples become a batch, how long they are, or what happens to bad ones. In a batch of a `Loader`, ``batch["batch"]``
     is what ``collate_fn`` returned; `headrace.DataLoader` yields that alone.
 
-    **Identity.** A saved state belongs to datasets with the same identity: ``_fingerprint``, as Hugging Face's have, or
-    ``fingerprint``; of others the type, the length, and ``version``. Samples are never read for it. So it cannot see
-    that a file below, or the code of ``__getitem__`` or ``collate_fn``, was changed: say that by another ``version``.
-    The order of a dataset that lists files in the order of the disk is not seen, either: sort such a list.
+    **Identity.** A saved state belongs to datasets of the same type and length that have the same ``version``, if it is
+    given, or else the same ``_fingerprint``, as Hugging Face's have, or ``fingerprint``. Samples are never read for it.
+    So it cannot see that a file below, or the code of ``__getitem__`` or ``collate_fn``, was changed: say that by
+    another ``version``. The order of a dataset that lists files as the disk does is not seen, either: sort such a list.
 
     **Random numbers.** With ``seeded="batch"`` the global generators of Python, NumPy and torch are seeded for each
     micro-batch, from the seed of the order and the position of its first sample, which no other epoch has. A resume on
@@ -69,7 +69,8 @@ class MapStyleDataset(RaggedDataset):
         collate_fn: makes a batch of a list of samples; by default torch's ``default_collate``.
         lengths: (len(dataset),) integers: how long each sample is, for bucketing.
         indices: (n,) integers: the samples to use, in their order without shuffling; None is all of them.
-        version: a name for what the identity cannot see.
+        version: a name for the contents, in place of a fingerprint. Pass one for a dataset of Hugging Face that gets
+            another fingerprint each time it is prepared, as after a ``map`` with a function that cannot be hashed.
         seeded: what random numbers depend on.
         errors: what happens to samples that raise; by default the error is raised.
 
@@ -157,12 +158,12 @@ class MapStyleDataset(RaggedDataset):
     def recipe(self) -> dict[str, Any]:
         """The identity of the dataset, and which of its samples are used."""
         recipe: dict[str, Any] = {"kind": "map_style", "type": self.name, "num_samples": self.num_items}
-        for attribute in ("_fingerprint", "fingerprint"):
-            if isinstance(found := getattr(self.items, attribute, None), str):
-                recipe["fingerprint"] = found
-                break
+        names = [] if self.version is not None else ["_fingerprint", "fingerprint"]
+        found = [getattr(self.items, name, None) for name in names]
         if self.version is not None:
             recipe["version"] = self.version
+        elif prints := [one for one in found if isinstance(one, str)]:
+            recipe["fingerprint"] = prints[0]
         if self.indices is not None:
             recipe["indices"] = xxhash.xxh3_128_hexdigest(self.indices.tobytes())
         return recipe

@@ -253,7 +253,7 @@ class DataLoader:
         return place.first_step + (place.position - place.begin) // self.global_batch_size
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in a whole epoch: as torch's, rounded up, or down with ``drop_last``.
+        """Return the number of batches of this rank in an epoch: rounded up, or with ``drop_last`` down, as torch's.
 
         With a ``global_batch_size``, ``drop_last`` rounds down to whole steps.
         """
@@ -417,7 +417,13 @@ class DataLoader:
             differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
             if differing:
                 pairs = ", ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in differing)
-                raise StateError(f"the state belongs to another {what}: {pairs}")
+                advice = ""
+                if differing == ["fingerprint"]:
+                    advice = (
+                        ". If these are the same data, prepared once more, pass version= in both lives: it then stands"
+                        " in place of the fingerprint"
+                    )
+                raise StateError(f"the state belongs to another {what}: {pairs}{advice}")
         place = saved.place
         if not 0 <= place.begin <= place.position <= len(self._data) or place.epoch < 0 or place.first_step < 0:
             raise StateError(f"the state is damaged: {place}")
@@ -507,8 +513,8 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 def _refused(name: str, sampler: Any) -> str:
     return (
         f"{name} is {sampler!r:.80}, whose order is known only when it is iterated, so that no state could name a place"
-        " in it: pass shuffle=True, a SubsetRandomSampler(indices), lengths= to bring samples of similar length together,"
-        " or make a headrace.Blend with weights"
+        " in it: pass shuffle=True, a SubsetRandomSampler(indices), lengths= for batches of similar length, or make a"
+        " headrace.Blend with weights"
     )
 
 
