@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         WindowDataset,
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
+    from headrace.integrations.exact import exact
     from headrace.integrations.numpy import NumpyLoader
     from headrace.io import Storage
     from headrace.loader import DataLoader, Dealing, Loader, Metrics, Prompts, loader_for
@@ -103,6 +104,7 @@ _HOMES = {
     "WindowDataset": "headrace.datasets",
     "WorkerError": "headrace.errors",
     "convert": "headrace.copying",
+    "exact": "headrace.integrations.exact",
     "loader_for": "headrace.loader",
     "merge": "headrace.copying",
     "open": "headrace.stores",
@@ -146,6 +148,7 @@ __all__ = [
     "WorkerError",
     "__version__",
     "convert",
+    "exact",
     "loader_for",
     "merge",
     "open",

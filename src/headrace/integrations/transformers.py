@@ -79,7 +79,46 @@ else:
     _Trainer = object
 
 
-class FromHeadrace(_Trainer):
+class Checkpointed(_Trainer):
+    """What keeps the place of the data in the checkpoints of a trainer, for `FromHeadrace` and `headrace.exact`."""
+
+    _train_batches: TrainBatches | PromptBatches | None = None
+    _resumed_from: Path | None = None
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as the trainer does. ``True`` goes on from the newest checkpoint that is complete."""
+        # Nothing has to be skipped here, and with this option the trainer would lose count of micro-batches.
+        self.args.ignore_data_skip = False
+        if resume_from_checkpoint is True:
+            # Without any, the trainer says so.
+            resume_from_checkpoint = last_checkpoint(self.args.output_dir) or True
+        self._resumed_from = None
+        if resume_from_checkpoint and resume_from_checkpoint is not True:
+            self._resumed_from = Path(resume_from_checkpoint)
+            resume_from_checkpoint = str(resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # Before the trainer's own files: it removes older checkpoints at its end, and a folder with its last file is
+        # then complete.
+        if self.args.should_save and self._train_batches is not None:
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._train_batches.save(folder)
+        super()._save_checkpoint(model, trial)
+
+    def _ranks(self) -> Ranks:
+        """Return the data-parallel rank, as accelerate numbers them: tensor and context peers are neighbours."""
+        if self.get_sp_size() > 1 or self.args.n_gpu > 1:
+            raise ConfigError(
+                "sequence parallelism and nn.DataParallel divide batches in a way of their own: start one process for"
+                " each device with torchrun or accelerate launch, and leave sp_size at 1"
+            )
+        peers = self.get_tp_size() * self.get_cp_size()
+        return Ranks(self.args.process_index // peers, self.args.world_size // peers)
+
+
+class FromHeadrace(Checkpointed):
     """Mix this in before a trainer of Hugging Face, and give that a ``run`` in place of a dataset.
 
     Works with transformers' ``Trainer``, and with TRL's ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer``,
@@ -121,10 +160,8 @@ class FromHeadrace(_Trainer):
         for name, one in runs:
             _check_run(name, one, self._kind)
         self._run = run
-        self._train_batches: TrainBatches | PromptBatches | None = None
         self._eval_loaders: dict[str, RunDataLoader] = {}
         self._eval_labels: float | None = None
-        self._resumed_from: Path | None = None
         _prepare_arguments(next((one for one in (*args, kwargs.get("args")) if hasattr(one, "output_dir")), None))
         if self._eval_runs:
             kwargs["eval_dataset"] = dict(self._eval_runs)
@@ -136,8 +173,6 @@ class FromHeadrace(_Trainer):
         super().__init__(*args, **kwargs)
         if self._eval_runs:
             self.eval_dataset = dict(self._eval_runs)
-        # Nothing has to be skipped here, and with this option the trainer would lose count of micro-batches.
-        self.args.ignore_data_skip = False
         for name, one in runs:
             self._check_rows(name, one)
         self._set_max_steps()
@@ -162,17 +197,6 @@ class FromHeadrace(_Trainer):
             )
         if wanted <= 0:
             self.args.max_steps = num_steps
-
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, as the trainer does. ``True`` goes on from the newest checkpoint that is complete."""
-        if resume_from_checkpoint is True:
-            # Without any, the trainer says so.
-            resume_from_checkpoint = last_checkpoint(self.args.output_dir) or True
-        self._resumed_from = None
-        if resume_from_checkpoint and resume_from_checkpoint is not True:
-            self._resumed_from = Path(resume_from_checkpoint)
-            resume_from_checkpoint = str(resume_from_checkpoint)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     @property
     def prompts(self) -> Prompts:
@@ -263,7 +287,7 @@ class FromHeadrace(_Trainer):
         together = self._train_batch_size * ranks.world_size
         _check_sizes(self._run, range(first, self.args.max_steps), self._train_batch_size, accumulation, together)
         self._train_batches = TrainBatches(
-            loader, self._run, self._shape(self._run), first * accumulation, lambda: self.state.global_step
+            loader, self._shape(self._run), first * accumulation, lambda: self.state.global_step
         )
         if self._counts_labels() and not (self.model_accepts_loss_kwargs or self.compute_loss_func):
             warnings.warn(
@@ -291,16 +315,6 @@ class FromHeadrace(_Trainer):
             uneven="allow" if self._has_token_loss(run) else "refuse",
             restart=restart,
         )
-
-    def _ranks(self) -> Ranks:
-        """Return the data-parallel rank, as accelerate numbers them: tensor and context peers are neighbours."""
-        if self.get_sp_size() > 1 or self.args.n_gpu > 1:
-            raise ConfigError(
-                "sequence parallelism and nn.DataParallel divide batches in a way of their own: start one process for"
-                " each device with torchrun or accelerate launch, and leave sp_size at 1"
-            )
-        peers = self.get_tp_size() * self.get_cp_size()
-        return Ranks(self.args.process_index // peers, self.args.world_size // peers)
 
     def _shifts_labels(self) -> bool:
         return self.compute_loss_func is None and getattr(self, "_loss_shifts_labels", True)
@@ -344,15 +358,6 @@ class FromHeadrace(_Trainer):
             args = args[:1]
             kwargs["num_items_in_batch"] = self._denominator(self._eval_labels, self.args.device)
         return super().compute_loss(model, inputs, *args, **kwargs)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # Before the trainer's own files: it removes older checkpoints at its end, and a folder with its last file is
-        # then complete.
-        if self.args.should_save and self._train_batches is not None:
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            folder.mkdir(parents=True, exist_ok=True)
-            self._train_batches.save(folder)
-        super()._save_checkpoint(model, trial)
 
 
 def last_checkpoint(folder: str | Path) -> Path | None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset
 
+import headrace.loader
 from headrace.datasets import Run
 from headrace.datasets.accounts import count_step, supervised_tokens
 from headrace.datasets.dataset import CountedDataset
@@ -51,32 +52,38 @@ def is_counted(run: Run) -> bool:
     return "labels" in run.fields and all(isinstance(dataset, CountedDataset) for dataset in run.datasets)
 
 
-class _Checkpoint(NamedTuple):
-    """What a checkpoint folder says: the state of the data, the recipe of their run, the steps that were trained."""
+class Checkpoint(NamedTuple):
+    """What a checkpoint folder says: the steps that were trained, the state of the data, the recipe of their run."""
 
-    state: dict[str, Any]
-    recipe: RunRecipe
     steps: int
+    state: dict[str, Any]
+    recipe: RunRecipe | None
+    """None if the data are no run, but those of a `headrace.DataLoader`."""
 
     @classmethod
-    def read(cls, folder: Path) -> _Checkpoint:
-        try:
-            saved = json.loads(read_small(folder / STATE_FILE))
-            trainer = json.loads(read_small(folder / TRAINER_FILE))
-        except FileNotFoundError as error:
-            raise StateError(
-                f"{folder} has no {Path(error.filename).name}: it was saved by a trainer without FromHeadrace, or is"
-                " not complete. Resume another checkpoint"
-            ) from error
-        except ValueError as error:
-            raise StateError(f"{folder} is damaged: {error}") from error
-        recipe = RunRecipe.from_json(json.dumps(saved["recipe"]))
-        return cls(saved["state"], recipe, int(trainer["global_step"]))
+    def read(cls, folder: Path) -> Checkpoint:
+        """Read a folder. Raises StateError without a state."""
+        steps, saved = int(saved_in(folder, TRAINER_FILE)["global_step"]), saved_in(folder, STATE_FILE)
+        recipe = RunRecipe.from_json(json.dumps(saved["recipe"])) if "recipe" in saved else None
+        return cls(steps, saved["state"], recipe)
+
+
+def saved_in(folder: Path, name: str) -> Any:
+    """Return what a file of a checkpoint says. Raises StateError if it is not there, or damaged."""
+    try:
+        return json.loads(read_small(folder / name))
+    except FileNotFoundError as error:
+        raise StateError(
+            f"{folder} has no {name}: it was saved by a trainer without Headrace, or is not complete. Resume another"
+            " checkpoint"
+        ) from error
+    except ValueError as error:
+        raise StateError(f"{folder} is damaged: {error}") from error
 
 
 def load_checkpoint(loader: Loader, folder: Path) -> None:
     """Continue from a checkpoint."""
-    checkpoint = _Checkpoint.read(folder)
+    checkpoint = Checkpoint.read(folder)
     loader.load_state_dict(checkpoint.state, recipe=checkpoint.recipe)
     steps = steps_of(loader)
     if loader.position != loader.run.length and loader.position != loader.run.schedule.begin(steps):
@@ -94,7 +101,7 @@ def load_checkpoint(loader: Loader, folder: Path) -> None:
 
 def load_prompts(prompts: Prompts, folder: Path, layout: GenerationLayout, accumulation: int) -> int:
     """Continue from a checkpoint, and return the steps that the trainer has done."""
-    checkpoint = _Checkpoint.read(folder)
+    checkpoint = Checkpoint.read(folder)
     prompts.load_state_dict(checkpoint.state, recipe=checkpoint.recipe)
     generations = checkpoint.steps * accumulation // layout.micro_steps
     settled = prompts.account().num_settled
@@ -107,18 +114,21 @@ def load_prompts(prompts: Prompts, folder: Path, layout: GenerationLayout, accum
     return checkpoint.steps
 
 
-def _save(folder: Path, run: Run, state: Mapping[str, Any], position: int) -> None:
-    """Write the state of the data after the steps that the trainer has completed, and the run."""
+def _save(folder: Path, run: Run | None, state: Mapping[str, Any], position: int) -> None:
+    """Write the state of the data after the steps that the trainer has completed, and the run, if they are of one."""
     for name in (TRAINER_FILE, RUN_FILE):
         # Those of an earlier life that got as far. Without the first, the folder is not complete.
         (folder / name).unlink(missing_ok=True)
-    content = {"state": state, "recipe": json.loads(run.recipe.to_json())}
-    atomic_write(folder / STATE_FILE, json.dumps(content, indent=2).encode() + b"\n")
-    save_run(run, folder / RUN_FILE, position=position)
+    recipe = {} if run is None else {"recipe": json.loads(run.recipe.to_json())}
+    atomic_write(folder / STATE_FILE, json.dumps({"state": state} | recipe, indent=2).encode() + b"\n")
+    if run is not None:
+        save_run(run, folder / RUN_FILE, position=position)
 
 
-def steps_of(loader: Loader) -> int:
+def steps_of(loader: Loader | headrace.loader.DataLoader) -> int:
     """Return the number of steps before the position of a loader; the last step of a run may be short."""
+    if not isinstance(loader, Loader):
+        return loader.step
     num_steps = loader.run.num_steps
     return num_steps if num_steps is not None and loader.position == loader.run.length else loader.step
 
@@ -206,48 +216,59 @@ def _without_labels(batch: Batch) -> Batch:
 
 
 class _Batches(IterableDataset[Any]):
-    """Micro-batches of a run. Its ``len`` is the number of samples of the run, which the trainer reports."""
+    """Micro-batches. Its ``len`` is the number of samples of the run or the dataset, which the trainer reports."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, num_samples: int | None) -> None:
+        self._num_samples = num_samples
 
     def __len__(self) -> int:
-        if self._run.length is None:
+        if self._num_samples is None:
             raise TypeError("this run is endless: it has no len()")
-        return self._run.length
+        return self._num_samples
 
 
 class TrainBatches(_Batches):
     """The batches of the training, with the state after each step.
 
     Args:
-        loader: at the position where training begins or goes on.
-        run: its run.
+        loader: at the position where training begins or goes on; a `headrace.DataLoader` for data that are no run.
         shape: makes of a micro-batch the arguments of the model.
         skipped: micro-batches before that, which the trainer skips by iterating over them. They are not read.
-        trained: returns the steps of the run that the trainer has completed.
+        trained: returns the steps of the loader that the trainer has completed.
+        repeats: how often each batch comes; where training goes on, it comes as often as it did not before.
     """
 
     def __init__(
-        self, loader: Loader, run: Run, shape: Callable[[Batch], Batch], skipped: int, trained: Callable[[], int]
+        self,
+        loader: Loader | headrace.loader.DataLoader,
+        shape: Callable[[Any], Any],
+        skipped: int,
+        trained: Callable[[], int],
+        repeats: int = 1,
     ) -> None:
-        super().__init__(run)
+        self._run = loader.run if isinstance(loader, Loader) else None
+        super().__init__(len(loader.dataset) if self._run is None else self._run.length)
         self._loader = loader
         self._shape = shape
         self._skipped = skipped
         self._trained = trained
+        self._repeats = repeats
         self._states = {steps_of(loader): loader.state_dict()}
         self._labels: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        for _ in range(self._skipped):
+        # The trainer skips within the epoch that it resumes; later epochs begin at their first batch.
+        skipped, self._skipped = self._skipped, 0
+        for _ in range(skipped):
             yield None
         step = steps_of(self._loader)
         for batch in self._loader:
-            if "step_supervised_tokens" in batch:
+            if self._run is not None and "step_supervised_tokens" in batch:
                 self._labels[step] = batch["step_supervised_tokens"]
             step = self._noted(step)
-            yield self._shape(batch)
+            for _ in range(skipped % self._repeats, self._repeats):
+                yield self._shape(batch)
+            skipped = 0
 
     def _noted(self, step: int) -> int:
         """Keep the state if a batch was the last one of its step, and return the step of the next batch."""
@@ -260,7 +281,7 @@ class TrainBatches(_Batches):
 
     def labels_of(self, step: int) -> int:
         """Return the labels of all ranks in a step whose batches were fetched."""
-        if step not in self._labels:
+        if step not in self._labels and self._run is not None:
             return count_step(self._run, step)["supervised_tokens"]
         return self._labels.pop(step)
 
@@ -273,7 +294,7 @@ class TrainBatches(_Batches):
                 " was global_step changed, or another loader used?"
             )
         state = self._states[step]
-        _save(folder, self._run, state, state["position"])
+        _save(folder, self._run, state, state.get("position", 0))
 
 
 class PromptText(str):
@@ -383,7 +404,8 @@ class PromptBatches(_Batches):
     """
 
     def __init__(self, prompts: Prompts, layout: GenerationLayout, skipped: int, trained: Callable[[], int]) -> None:
-        super().__init__(prompts.run)
+        super().__init__(prompts.run.length)
+        self._run = prompts.run
         self._prompts = prompts
         self._layout = layout
         self._skipped = skipped
@@ -427,7 +449,7 @@ class EvalBatches(_Batches):
     def __init__(
         self, loader: Loader, run: Run, shape: Callable[[Batch], Batch], tell: Callable[[float | None], None]
     ) -> None:
-        super().__init__(run)
+        super().__init__(run.length)
         self._loader = loader
         self._shape = shape
         self._tell = tell

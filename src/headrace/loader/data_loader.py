@@ -248,9 +248,10 @@ class DataLoader:
 
     @property
     def step(self) -> int:
-        """The number of steps that were finished, in all epochs."""
-        place = self._place
-        return place.first_step + (place.position - place.begin) // self.global_batch_size
+        """The number of steps that were finished, in all epochs; the last one of an epoch may be short."""
+        place, size = self._place, self.global_batch_size
+        given = place.position - place.begin
+        return place.first_step + (-(-given // size) if place.position == self._end(place.begin) else given // size)
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in an epoch: rounded up, or with ``drop_last`` down, as torch's.
