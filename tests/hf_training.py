@@ -1,4 +1,6 @@
-"""A tiny model in a trainer of Hugging Face over a run: one process of a job, as `test_hf_trainer` starts it.
+"""A tiny model in a trainer of Hugging Face over a run, or over a dataset of its own with `headrace.exact`.
+
+It is one process of a job, as `test_hf_trainer` and `test_exact` start it.
 
 Each process writes, for every micro-batch that it trains on, the step and the rows, and for every step the loss.
 """
@@ -7,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +102,45 @@ def eval_runs_of(kind: str, folder: Path) -> dict[str, headrace.Run]:
     return {"chats": headrace.Run.validation(dataset_of("records", folder), global_batch_size=7)}
 
 
+OWN = {"Trainer": 47, "GRPOTrainer": 26}
+"""Rows of datasets that are no runs: some end within a step, or with too few prompts for a generation. Else 48."""
+
+
+def own_rows(name: str) -> list[dict[str, Any]]:
+    """Rows as the trainer takes them, before it tokenises and packs them."""
+    draw = random.Random(7)
+
+    def words(least: int = 3, most: int = 12) -> str:
+        return " ".join(f"w{draw.randrange(2, VOCABULARY)}" for _ in range(draw.randint(least, most)))
+
+    def row(number: int) -> dict[str, Any]:
+        if name in ("Trainer", "accelerate"):
+            ids = [draw.randrange(2, VOCABULARY) for _ in range(8)]
+            return {"input_ids": ids, "labels": ids}
+        return {
+            "SFTTrainer": {"text": words(7, 7)},
+            "DPOTrainer": {"prompt": words() + " ", "chosen": words(), "rejected": words()},
+            "RewardTrainer": {"chosen": words(), "rejected": words()},
+            "KTOTrainer": {"prompt": words() + " ", "completion": words(), "label": number % 3 > 0},
+            "GRPOTrainer": {"prompt": words(), "number": number},
+        }[name]
+
+    return [row(number) for number in range(OWN.get(name, 96 if name == "SFTTrainer" else 48))]
+
+
+def own_arguments(name: str, kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """A trainer's arguments for a dataset of Hugging Face, or ``own list``; fills in what its configuration needs."""
+    import datasets
+
+    sizes["num_train_epochs"] = 2
+    if name == "SFTTrainer":
+        sizes |= {"packing": True, "max_length": 16, "packing_strategy": "wrapped"}
+    if name == "KTOTrainer":
+        sizes["train_sampling_strategy"] = "sequential"
+    rows = own_rows(name)
+    return {"train_dataset": rows if kind == "own list" else datasets.Dataset.from_list(rows)}
+
+
 def model_of(name: str = "Trainer") -> Any:
     import torch
     import transformers
@@ -120,6 +163,7 @@ def tokenizer_of() -> Any:
     made = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1, **{f"w{n}": n for n in range(2, VOCABULARY)}}, "<pad>")
     )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
 
 
@@ -148,7 +192,9 @@ def trainer_of(
 
     said = out / f"life-{life}-{rank}.jsonl"
 
-    class Trainer(FromHeadrace, base):  # type: ignore[misc,valid-type]
+    is_own = kind.startswith("own")
+
+    class Trainer(*([] if is_own else [FromHeadrace]), base):  # type: ignore[misc]
         micro_steps = 0
 
         def say(self, **values: Any) -> None:
@@ -171,7 +217,7 @@ def trainer_of(
             return super().training_step(model, inputs, *args, **kwargs)
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            self.say(rows=[[row["number"], *row["prompt"].ids] for row in inputs])
+            self.say(rows=[[row["number"], *([] if is_own else row["prompt"].ids)] for row in inputs])
             return super()._generate_and_score_completions(inputs)
 
         def log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
@@ -183,15 +229,67 @@ def trainer_of(
     if name in ("DPOTrainer", "KTOTrainer"):
         more["ref_model"] = model_of(name)
     if name == "GRPOTrainer":
-        more["reward_funcs"] = [lengths if kind == "prompts" else politeness]
+        more["reward_funcs"] = [politeness if kind == "questions" else lengths]
         sizes |= {"num_generations": 2, "max_completion_length": 4, "beta": 0.0}
         sizes["steps_per_generation"] = 2 * sizes["gradient_accumulation_steps"]
+    own = own_arguments(name, kind, sizes) if is_own else {}
     arguments = arguments_of(
         output_dir=str(out), report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, logging_steps=1,
         learning_rate=1e-2, dataloader_pin_memory=False, per_device_eval_batch_size=3, **sizes,
     )  # fmt: skip
+    if is_own:
+        made = Trainer(model=model_of(name), args=arguments, **more, **own)
+        return made if "plain" in kind else headrace.exact(made)
     more |= {"run": run_of(kind, folder), "eval_runs": eval_runs_of(kind, folder)}
     return Trainer(model=model_of(name), args=arguments, **more)
+
+
+def loop(
+    folder: Path, out: Path, *, resume: bool, rank: int, life: int, kill_at: int, save_steps: int, **sizes: Any
+) -> None:
+    """A loop of accelerate over two epochs, which says and does what the trainers do."""
+    import torch
+    from accelerate import Accelerator
+
+    accelerator = headrace.exact(
+        Accelerator(cpu=True, gradient_accumulation_steps=sizes["gradient_accumulation_steps"])
+    )
+    rows = [{name: torch.tensor(value) for name, value in row.items()} for row in own_rows("accelerate")]
+    loader: Any = torch.utils.data.DataLoader(
+        rows,  # type: ignore[arg-type]
+        batch_size=sizes["per_device_train_batch_size"],
+        shuffle=True,
+        generator=torch.Generator().manual_seed(3),
+        num_workers=sizes.get("dataloader_num_workers", 0),
+    )
+    model = model_of()
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.Adam(model.parameters(), 1e-2), loader)
+    if resume:
+        accelerator.load_state(str(max(out.glob("state-*/complete")).parent))
+    micro_steps, step, losses = 0, loader.step, []
+    with (out / f"life-{life}-{rank}.jsonl").open("a") as said:
+        for batch in chain.from_iterable(loader for _ in range(loader.epoch, 2)):
+            if micro_steps == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            micro_steps += 1
+            print(json.dumps({"step": step, "rows": batch["input_ids"].tolist()}), file=said, flush=True)
+            with accelerator.accumulate(model):
+                loss = model(**batch).loss
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach())
+            if not accelerator.sync_gradients:
+                continue
+            mean, losses = float(accelerator.gather(torch.stack(losses)).mean()), []
+            step += 1
+            assert step == loader.step
+            if rank == 0:
+                print(json.dumps({"step": step, "loss": mean}), file=said, flush=True)
+            if step % save_steps == 0:
+                accelerator.save_state(str(out / f"state-{step:02}"))
+                accelerator.wait_for_everyone()
+                (out / f"state-{step:02}" / "complete").touch()
 
 
 def main() -> None:
@@ -201,9 +299,12 @@ def main() -> None:
     os.environ.update(asked.pop("environment"))
     torch.set_num_threads(1)
     resume, paths = asked.pop("resume"), {name: Path(asked.pop(name)) for name in ("folder", "out")}
+    if asked["name"] == "accelerate":
+        loop(**paths, **asked, resume=resume)
+        os._exit(0)
     trainer = trainer_of(**paths, **asked)
     trainer.train(resume_from_checkpoint=resume)
-    if asked["name"] == "GRPOTrainer":
+    if asked["kind"] in ("prompts", "questions"):
         trainer.say(account=msgspec.to_builtins(trainer.prompts.account()))
     if trainer.eval_dataset:
         trainer.evaluate()

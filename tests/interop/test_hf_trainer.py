@@ -66,6 +66,7 @@ class Job(NamedTuple):
     kind: str
     folder: Path
     out: Path
+    sizes: dict[str, Any] = {}  # noqa: RUF012 -- never changed
 
     def live(self, life: int, world_size: int, *, kill_at: int = -1, save_steps: int = 2) -> Life:
         """Train from the last checkpoint on, or from the beginning in the first life."""
@@ -91,6 +92,7 @@ class Job(NamedTuple):
                 "save_steps": save_steps,
                 "per_device_train_batch_size": MICRO,
                 "gradient_accumulation_steps": hf_training.STEP // (MICRO * world_size),
+                **self.sizes,
             }
             programs.append([str(PROGRAM), json.dumps(asked)])
         ended = warm.together(self.process, programs, self.out, PATIENCE_S)
@@ -177,6 +179,57 @@ def test_killed_and_resumed_on_another_world_size(
         assert run_of_checkpoint["state"]["position"] == min(
             int(folder_of_step.name.split("-")[1]) * hf_training.STEP, run.length
         )
+
+
+OWN_CASES = [
+    ("Trainer", "own list", {"dataloader_num_workers": 2}),
+    ("Trainer", "own", {}),
+    ("SFTTrainer", "own", {}),
+    ("DPOTrainer", "own", {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}),
+    ("RewardTrainer", "own", {}),
+    ("KTOTrainer", "own", {}),
+    ("GRPOTrainer", "own", {}),
+    ("accelerate", "own list", {"dataloader_num_workers": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "sizes"), OWN_CASES)
+def test_own_datasets_are_exact(
+    name: str, kind: str, sizes: dict[str, Any], process: warm.Warm, folder: Path, tmp_path: Path
+) -> None:
+    """By `headrace.exact`: 2 processes that are killed, 1 that is killed, then 3, in the steps of an undisturbed one.
+
+    Two epochs, as the trainer makes its dataset, tokenised and packed by itself. Losses of KTO depend on the number of
+    ranks, and GRPO draws its completions.
+    """
+    (tmp_path / "whole").mkdir()
+    whole = Job(process, name, kind, folder, tmp_path / "whole").live(0, 1, save_steps=100)
+    is_grpo = name == "GRPOTrainer"
+    steps = range(len(whole.losses))
+    assert len(steps) == 8
+    assert list(whole.rows) == list(steps)[:: 2 if is_grpo else 1]
+    if name == "Trainer":
+        rows = sorted(row["input_ids"] for row in hf_training.own_rows(name))
+        for epoch in (steps[:4], steps[4:]):
+            assert sorted(row for step in epoch for row in whole.rows[step]) == rows
+        assert whole.rows[0] != whole.rows[4]
+    (tmp_path / "lives").mkdir()
+    job = Job(process, name, kind, folder, tmp_path / "lives", sizes)
+    draw = random.SystemRandom()
+    # Steps take 3 micro-steps in two processes, 6 in one, and after the first checkpoint comes a kill.
+    kills = [draw.randrange(2 * 3 + 1, 5 * 3), draw.randrange(2 * 3 + 1, 3 * 6), -1]
+    lives = [job.live(life, size, kill_at=kills[life]) for life, size in enumerate((2, 1, 3))]
+    assert [-9 in one.codes for one in lives] == [True, True, False], ([one.codes for one in lives], kills)
+    begins = [min(one.rows) for one in lives]
+    assert begins[0] == 0 < begins[1] <= begins[2]
+    for life, end in zip(lives, [*begins[1:], len(steps)], strict=True):
+        for step in range(min(life.rows), end):
+            generation = step - step % 2 if is_grpo else step
+            if step in life.rows or not is_grpo:
+                assert life.rows[step] == whole.rows[generation], (step, kills)
+        if name not in ("KTOTrainer", "GRPOTrainer"):
+            assert life.losses == pytest.approx({step: whole.losses[step] for step in life.losses}, rel=1e-4), kills
+    assert list(lives[-1].losses) == list(range(begins[-1], len(steps)))
 
 
 @pytest.mark.parametrize(("kind", "before", "after"), [("prompts", 2, 1), ("questions", 1, 2)])

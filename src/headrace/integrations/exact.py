@@ -20,6 +20,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import xxhash
 from numpy.typing import ArrayLike
 from torch.utils.data import IterableDataset, SequentialSampler
 
@@ -81,7 +82,8 @@ def exact(
         trainer: a trainer before ``train``, or an ``Accelerator`` before ``prepare``.
         first_position: go on from a checkpoint without a state of the data at this position of the order, which is the
             number of samples that the trainer has counted. The error for such a checkpoint says it.
-        version: see `MapStyleDataset`: stands in the place of the dataset's fingerprint.
+        version: a name for the contents of the dataset, see `MapStyleDataset`. By default a dataset of Hugging Face is
+            known by its length, its columns and some 64 of its rows, others as there.
         lengths: (len(dataset),) integers, the length of each sample: samples of similar length share a step.
         seeded: see `MapStyleDataset`.
 
@@ -141,10 +143,22 @@ class _Asked(NamedTuple):
             ranks=ranks,
             global_batch_size=size * ranks.world_size * accumulation,
             lengths=lengths,
-            version=self.version,
+            version=_version_of(made.dataset) if self.version is None else self.version,
             seeded=self.seeded,
             **options,
         )
+
+
+def _version_of(dataset: Any) -> str | None:
+    """Return a name for the contents of a dataset of Hugging Face: of its columns, and some 64 of its rows.
+
+    What TRL prepares has another fingerprint in each process of a job.
+    """
+    if not hasattr(dataset, "_fingerprint"):
+        return None
+    rows = list(range(0, len(dataset), max(1, len(dataset) // 64)))
+    found = dataset.with_format("arrow")[rows].to_pylist()
+    return xxhash.xxh3_128_hexdigest(repr((dataset.column_names, found)).encode())
 
 
 def _check_versions(names: Iterable[str]) -> None:
