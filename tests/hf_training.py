@@ -138,7 +138,7 @@ def own_arguments(name: str, kind: str, sizes: dict[str, Any]) -> dict[str, Any]
     if name == "KTOTrainer":
         sizes["train_sampling_strategy"] = "sequential"
     rows = own_rows(name)
-    return {"train_dataset": rows if kind == "own list" else datasets.Dataset.from_list(rows)}
+    return {"train_dataset": rows if kind.endswith("list") else datasets.Dataset.from_list(rows)}
 
 
 def model_of(name: str = "Trainer") -> Any:
@@ -245,15 +245,15 @@ def trainer_of(
 
 
 def loop(
-    folder: Path, out: Path, *, resume: bool, rank: int, life: int, kill_at: int, save_steps: int, **sizes: Any
+    kind: str, out: Path, *, resume: bool, rank: int, life: int, kill_at: int, save_steps: int, **sizes: Any
 ) -> None:
-    """A loop of accelerate over two epochs, which says and does what the trainers do."""
+    """A loop of accelerate over two epochs, which says and does what the trainers do; plainly as accelerate tells."""
     import torch
     from accelerate import Accelerator
 
-    accelerator = headrace.exact(
-        Accelerator(cpu=True, gradient_accumulation_steps=sizes["gradient_accumulation_steps"])
-    )
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=sizes["gradient_accumulation_steps"])
+    if not (is_plain := "plain" in kind):
+        headrace.exact(accelerator)
     rows = [{name: torch.tensor(value) for name, value in row.items()} for row in own_rows("accelerate")]
     loader: Any = torch.utils.data.DataLoader(
         rows,  # type: ignore[arg-type]
@@ -264,11 +264,17 @@ def loop(
     )
     model = model_of()
     model, optimizer, loader = accelerator.prepare(model, torch.optim.Adam(model.parameters(), 1e-2), loader)
+    micro_steps, step, losses = 0, 0, []
     if resume:
-        accelerator.load_state(str(max(out.glob("state-*/complete")).parent))
-    micro_steps, step, losses = 0, loader.step, []
+        complete = max(out.glob("state-*/complete"))
+        accelerator.load_state(str(complete.parent))
+        step = int(complete.read_text())
+    epochs = [loader for _ in range(step // 4 if is_plain else loader.epoch, 2)]
+    if is_plain and resume:
+        epochs[0].set_epoch(step // 4)
+        epochs[0] = accelerator.skip_first_batches(loader, step % 4 * sizes["gradient_accumulation_steps"])
     with (out / f"life-{life}-{rank}.jsonl").open("a") as said:
-        for batch in chain.from_iterable(loader for _ in range(loader.epoch, 2)):
+        for batch in chain.from_iterable(epochs):
             if micro_steps == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             micro_steps += 1
@@ -283,13 +289,13 @@ def loop(
                 continue
             mean, losses = float(accelerator.gather(torch.stack(losses)).mean()), []
             step += 1
-            assert step == loader.step
+            assert is_plain or step == loader.step
             if rank == 0:
                 print(json.dumps({"step": step, "loss": mean}), file=said, flush=True)
             if step % save_steps == 0:
                 accelerator.save_state(str(out / f"state-{step:02}"))
                 accelerator.wait_for_everyone()
-                (out / f"state-{step:02}" / "complete").touch()
+                (out / f"state-{step:02}" / "complete").write_text(str(step))
 
 
 def main() -> None:
@@ -300,7 +306,8 @@ def main() -> None:
     torch.set_num_threads(1)
     resume, paths = asked.pop("resume"), {name: Path(asked.pop(name)) for name in ("folder", "out")}
     if asked["name"] == "accelerate":
-        loop(**paths, **asked, resume=resume)
+        del asked["name"]
+        loop(asked.pop("kind"), paths["out"], resume=resume, **asked)
         os._exit(0)
     trainer = trainer_of(**paths, **asked)
     trainer.train(resume_from_checkpoint=resume)

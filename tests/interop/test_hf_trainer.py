@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import socket
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -230,6 +230,57 @@ def test_own_datasets_are_exact(
         if name not in ("KTOTrainer", "GRPOTrainer"):
             assert life.losses == pytest.approx({step: whole.losses[step] for step in life.losses}, rel=1e-4), kills
     assert list(lives[-1].losses) == list(range(begins[-1], len(steps)))
+
+
+def counted(name: str, lives: list[Life]) -> tuple[int, int]:
+    """How many samples of two epochs were lost, and how many came once more, up to the step that was resumed."""
+    begin = min(lives[1].rows)
+    trained = Counter(
+        tuple(row)
+        for life, steps in zip(lives, (range(begin), lives[1].rows), strict=True)
+        for step in steps
+        for row in life.rows[step]
+    )
+    often = [trained[tuple(row["input_ids"])] for row in hf_training.own_rows(name)]
+    return sum(max(0, 2 - count) for count in often), sum(max(0, count - 2) for count in often)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "kill_at", "counts"),
+    [
+        # github.com/huggingface/transformers/issues/22580: three times as many processes, and the same arguments.
+        ("Trainer", [6, 6], 16, (23, 1)),
+        # github.com/huggingface/accelerate/issues/3996: within the second epoch, as many samples a step as before.
+        ("accelerate", [6, 2], 40, (14, 14)),
+    ],
+)
+def test_public_reports(
+    name: str,
+    sizes: list[int],
+    kill_at: int,
+    counts: tuple[int, int],
+    process: warm.Warm,
+    folder: Path,
+    tmp_path: Path,
+) -> None:
+    """What is lost and repeated in two epochs, after 1 process was killed and 3 went on: plainly, and by `exact`."""
+
+    def live(kind: str, life: int, accumulation: int) -> Life:
+        job = Job(process, name, kind, folder, tmp_path / kind, {"gradient_accumulation_steps": accumulation})
+        job.out.mkdir(exist_ok=True)
+        return job.live(life, 3 if life else 1, kill_at=-1 if life else kill_at)
+
+    assert counted(name, [live("own plain list", life, sizes[life]) for life in (0, 1)]) == counts
+    first = live("own list", 0, 6)
+
+    if name == "Trainer":
+        refused = (
+            "saved with 12 for a step, .* 2 x gradient_accumulation_steps 6 x 3 data-parallel processes = 36 samples a"
+            " step: pass gradient_accumulation_steps=2"
+        )
+        with pytest.raises(AssertionError, match=refused):
+            live("own list", 1, 6)
+    assert counted(name, [first, live("own list", 1, 2)]) == (0, 0)
 
 
 @pytest.mark.parametrize(("kind", "before", "after"), [("prompts", 2, 1), ("questions", 1, 2)])
