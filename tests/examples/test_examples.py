@@ -20,6 +20,11 @@ from counts import PATIENCE_S
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "megatron_provider.py": ["train 400 samples, the first is [", "valid 40 samples", "test None"],
+    "one_line_trainer.py": [
+        "16 steps, the last 8 after the stop",
+        "each of the 120 samples came twice in 2 epochs: True",
+        "loss at first",
+    ],
     "pack.py": ["packs of 256 tokens (best_fit)", "loss at first"],
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
     "caption_pretraining.py": [
@@ -79,7 +84,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         [
             *("jax_loop.py", "lightning_trainer.py", "megatron_external.py", "ray_prepare.py", "sft_trainer.py"),
-            "transformers_trainer.py",
+            *("transformers_trainer.py", "one_line_trainer.py"),
         ],
         pytest.mark.interop,
     ),
@@ -94,6 +99,7 @@ LEARNS = {
     "dpo.py": 0.5,
     "jax_loop.py": 0.95,
     "lightning_trainer.py": 0.98,
+    "one_line_trainer.py": 0.8,
     "sft_loop.py": 0.7,
     "sft_trainer.py": 0.8,
     "transformers_trainer.py": 0.8,

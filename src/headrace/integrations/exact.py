@@ -38,6 +38,8 @@ from headrace.integrations.transformers_batches import (
 )
 from headrace.loader import DataLoader, Ranks
 
+__all__ = ["exact"]
+
 _log = logging.getLogger("headrace")
 
 _Exact = TypeVar("_Exact")
@@ -90,6 +92,10 @@ def exact(
     Raises:
         ConfigError: it is something else, or a version that is not known; or it divides batches in another way. The
             arguments of a trainer are checked when training begins.
+
+    Example:
+        >>> trainer = Trainer(model=model, args=arguments, train_dataset=dataset)  # doctest: +SKIP
+        >>> headrace.exact(trainer).train(resume_from_checkpoint=True)  # doctest: +SKIP
     """
     asked = _Asked(whole(first_position, "first_position"), version, lengths, seeded)
     names = {f"{one.__module__}.{one.__name__}": one.__name__ for one in type(trainer).__mro__}
