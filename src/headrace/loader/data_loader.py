@@ -34,6 +34,7 @@ from headrace.datasets.map_style import BATCH, MapStyleDataset, Seeded
 from headrace.datasets.mix import Mix
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, StateError
+from headrace.loader.epochs import EpochLoader
 from headrace.loader.loader import Loader
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
@@ -90,7 +91,7 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     account: EpochsAccount
 
 
-class DataLoader:
+class DataLoader(EpochLoader):
     """Torch's ``DataLoader`` by its signature, which resumes exactly: on other ranks, workers and batch sizes, too.
 
         from headrace import DataLoader
@@ -281,8 +282,7 @@ class DataLoader:
             first = self._bucketing.window_steps  # windows begin with the epoch
         return _steps_from(first, self._first + self._place.begin, self.global_batch_size)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the rest of the epoch if a state was loaded, else over the next one. It outdates older ones."""
+    def _rest(self) -> Iterator[Any]:
         if not self._resumes:
             self._begin(self.epoch + 1 if self._has_begun else self.epoch)
         self._resumes, self._has_begun = False, True

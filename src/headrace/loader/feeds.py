@@ -68,6 +68,7 @@ FEEDS: Final = {
 
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
 READ_OPAQUE: Final = "headrace.loader.ragged:read_opaque"
+PINNED: Final = "headrace.datasets.media.face:pinned"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
@@ -494,6 +495,8 @@ def _read(
 
 
 def _pinned(rows: SpanRows) -> SpanRows:
+    if rows.ragged is not None and not rows.columns:
+        return rows._replace(ragged=[one._replace(others=resolve_name(PINNED)(one.others)) for one in rows.ragged])
     return rows._replace(columns=pinned(rows.columns))
 
 
