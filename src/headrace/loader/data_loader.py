@@ -251,7 +251,9 @@ class DataLoader(EpochLoader):
     def step(self) -> int:
         """The number of steps that were finished, in all epochs."""
         place = self._place
-        return place.first_step + (place.position - place.begin) // self.global_batch_size
+        given = place.position - place.begin
+        is_last = place.position == self._end(place.begin)
+        return place.first_step + (given + is_last * (self.global_batch_size - 1)) // self.global_batch_size
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in an epoch: rounded up, or with ``drop_last`` down, as torch's.
@@ -288,6 +290,12 @@ class DataLoader(EpochLoader):
         self._resumes, self._has_begun = False, True
         place, end = self._place, self._end(self._place.begin)
         if place.position >= end:
+            if not place.is_over:
+                _log.warning(
+                    "the state was taken after the last batch of epoch %s: this iteration, the rest of it, is empty,"
+                    " and the next one is epoch %s",
+                    *(place.epoch, place.epoch + 1),
+                )
             self._ends()
             return iter(())
         run = Run(
