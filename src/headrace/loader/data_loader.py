@@ -305,6 +305,8 @@ class DataLoader(EpochLoader):
             samples=self._first + end,
             bucketing=self._bucketing,
         )
+        if not self._reading.persistent_workers:
+            self.close()  # those of an epoch that was left: as torch's, new workers see what was changed in the dataset
         if self._loader is None:
             self._loader = Loader(
                 run, micro_batch_size=self._micro_batch, ranks=self.ranks, reading=self._reading, uneven="fill"

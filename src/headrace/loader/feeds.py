@@ -267,6 +267,7 @@ class SpanFeed:
     def turn_to(self, run: Run) -> None:
         """Go on with another run over the same dataset."""
         self.run, self._draw = run, run.draw
+        self._reader.run = run
 
     def step_of_sample(self, position: int) -> int | None:
         """See `Feed.step_of_sample`."""
@@ -360,7 +361,7 @@ class StreamReader:
         *,
         times_files: bool = False,
     ) -> None:
-        self._run = run
+        self.run = run
         self._choice = choice
         self._cache = cache
         self._planner = planner
@@ -379,7 +380,7 @@ class StreamReader:
         self._ahead: Ahead[BatchSpan] = Ahead()
 
     def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchSpan]:
-        run, read = self._run, self._read
+        run, read = self.run, self._read
         # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
         me: StreamReader = proxy(self)
         return workers.WorkerPool(
@@ -407,13 +408,13 @@ class StreamReader:
 
     def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:
         # Records and images are decoded into blocks, since their shapes are not known before.
-        buffers = Blocks() if self._run.traits.is_ragged else Buffers(self._run.fields, num_ahead(reading))
+        buffers = Blocks() if self.run.traits.is_ragged else Buffers(self.run.fields, num_ahead(reading))
         # What each task brings is not kept, so that its memory is reused.
         work = (
             (span, (span, buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))))
             for span in spans
         )
-        read = partial(_read, self._read, self._run, self._planner, self._pin, self._words)
+        read = partial(_read, self._read, self.run, self._planner, self._pin, self._words)
         if not reading.num_threads:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
