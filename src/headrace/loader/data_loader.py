@@ -239,8 +239,8 @@ class DataLoader(EpochLoader):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the newest iteration; before the first one, the epoch that it will be."""
-        return self._place.epoch
+        """The epoch that the next sample belongs to, if this one is not left."""
+        return self._place.epoch + self._place.is_over
 
     @property
     def position(self) -> int:
@@ -268,6 +268,11 @@ class DataLoader(EpochLoader):
         return num_micro_batches(self._schedule(), self._first + end, self._share, self._first + begin)
 
     @property
+    def _order_recipe(self) -> dict[str, Any]:
+        # Without shuffling, too, the seed decides what samples draw.
+        return {"kind": self._order.kind, "seed": self._order.seed}
+
+    @property
     def _first(self) -> int:
         """The position in the run where the epoch begins."""
         return self._place.epoch * len(self._data)
@@ -286,11 +291,12 @@ class DataLoader(EpochLoader):
 
     def _rest(self) -> Iterator[Any]:
         if not self._resumes:
-            self._begin(self.epoch + 1 if self._has_begun else self.epoch)
+            self._go_to(self._place.epoch + self._has_begun)
+            self._count(epochs=1)
         self._resumes, self._has_begun = False, True
         place, end = self._place, self._end(self._place.begin)
         if place.position >= end:
-            if not place.is_over:
+            if place.position:
                 _log.warning(
                     "the state was taken after the last batch of epoch %s: this iteration, the rest of it, is empty,"
                     " and the next one is epoch %s",
@@ -314,14 +320,13 @@ class DataLoader(EpochLoader):
         self._loader.turn_to(run, self._first + place.position)
         return self._batches(iter(self._loader))
 
-    def _begin(self, epoch: int) -> None:
-        """Go on to an epoch, and count what is left of the one before."""
+    def _go_to(self, epoch: int) -> None:
+        """Go to the beginning of an epoch, and count what is left of the one before."""
         place = self._place
         if self._has_begun and not place.is_over:
             self._count(left=self._end(place.begin) - place.position)
         num_steps = -(-(place.position - place.begin) // self.global_batch_size)
-        self._place = _Place(epoch=epoch, first_step=place.first_step + num_steps)
-        self._count(epochs=1)
+        self._place, self._has_begun = _Place(epoch=epoch, first_step=place.first_step + num_steps), False
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         # A batch that was handed over is not kept.
@@ -366,26 +371,23 @@ class DataLoader(EpochLoader):
         Raises:
             StateError: a state of another epoch was loaded.
         """
-        epoch = whole(epoch, "epoch")
-        if not self._resumes:
-            if epoch != self.epoch or self._has_begun:
-                self._begin(epoch)
-                self._has_begun = False
+        epoch, place = whole(epoch, "epoch"), self._place
+        if self._resumes and epoch == place.epoch:
             return
-        if epoch == self.epoch + 1 and self._place.position >= self._end(self._place.begin):
-            self._resumes = False  # the state of an epoch that was at its end
-        elif epoch != self.epoch:
+        if self._resumes and (epoch != place.epoch + 1 or place.position < self._end(place.begin)):
             raise StateError(
                 f"the loop begins epoch {epoch}, and the state that was loaded is in epoch {self.epoch}: begin with"
                 " loader.epoch"
             )
+        self._resumes = False
+        self._go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch that was handed out, under 1 KB, safe for JSON, equal on all ranks."""
         saved = _Saved(
             version=_VERSION,
             dataset=self._data.recipe,
-            order=self._order.recipe,
+            order=self._order_recipe,
             global_batch_size=self.global_batch_size,
             place=self._place,
             account=self._account,
@@ -415,14 +417,15 @@ class DataLoader(EpochLoader):
                 *(saved.global_batch_size, place.position, place.epoch, size, saved.global_batch_size),
             )
         self._place, self._account = place, saved.account
-        self._has_begun = self._resumes = True
+        self._has_begun = saved.account.epochs > 0
+        self._resumes = self._has_begun and not place.is_over
 
     def _check(self, saved: _Saved) -> None:
         if saved.version != _VERSION:
             raise StateError(f"the state has version {saved.version}, and this Headrace reads version {_VERSION}")
         for what, before, now in (
             ("dataset", saved.dataset, msgspec.to_builtins(self._data.recipe)),
-            ("order", saved.order, self._order.recipe),
+            ("order", saved.order, self._order_recipe),
         ):
             differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
             if differing:
