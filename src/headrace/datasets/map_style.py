@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from os import PathLike
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -33,6 +33,9 @@ from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import derive, source_key
 from headrace.plan.recipe import recorded_name
 from headrace.stores import SampleStore, Store
+
+if TYPE_CHECKING:
+    from headrace.datasets.run import Located, Run
 
 Seeded = Literal["batch", "sample", False]
 
@@ -330,6 +333,15 @@ def seed_generators(seed: int, position: int) -> None:
     if generator is not None:
         # torch.manual_seed would also wait for the devices.
         generator.manual_seed(key & (2**63 - 1))
+
+
+def read_seeded(run: Run, located: Located) -> Sample:
+    """Read planned samples as one batch, for which the generators are seeded and then left as they were."""
+    seed = run.order.seed if run.traits.is_seeded else None
+    with nullcontext() if seed is None else kept_generators():
+        if seed is not None and len(located.positions):
+            seed_generators(seed, int(located.positions[0]))
+        return run.collate(run.samples(located, SampleWatch(seed=seed)))
 
 
 @contextmanager

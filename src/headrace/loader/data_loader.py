@@ -194,7 +194,9 @@ class DataLoader(EpochLoader):
         self.num_workers = whole(num_workers, "num_workers")
         self.collate_fn = collate_fn
         self.generator = generator
-        self.ranks = ranks or asked.ranks or _detected()
+        self.ranks = asked.ranks or ranks or _detected()
+        if ranks is not None and (ranks.rank, ranks.world_size) != (self.ranks.rank, self.ranks.world_size):
+            raise ConfigError(f"ranks is {ranks}, and the DistributedSampler has {self.ranks}: pass one of them")
         one = collate_fn or default_convert
         self._data = MapStyleDataset(
             dataset,
