@@ -191,6 +191,12 @@ class SpanFeed:
         check_group_batches(run.traits.is_group_batches, options.share)
         self.run = run
         here = Reading(num_threads=0) if run.traits.may_draw else Reading()
+        asked = options.reading
+        if run.traits.is_seeded and asked is not None and asked.num_threads and not asked.num_workers:
+            raise ConfigError(
+                "samples of a map-style dataset seed the random generators, which a thread would share with the training"
+                " loop: pass Reading(num_threads=0), or num_workers=2, or MapStyleDataset(..., seeded=False)"
+            )
         self._choice = ReadingChoice(options.reading, here, run.traits)
         self._options = options
         self._share = options.share
