@@ -69,6 +69,7 @@ FEEDS: Final = {
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
 READ_OPAQUE: Final = "headrace.loader.ragged:read_opaque"
 PINNED: Final = "headrace.datasets.media.face:pinned"
+CHECK_SEEDED: Final = "headrace.loader.ragged:check_seeded"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
@@ -191,12 +192,8 @@ class SpanFeed:
         check_group_batches(run.traits.is_group_batches, options.share)
         self.run = run
         here = Reading(num_threads=0) if run.traits.may_draw else Reading()
-        asked = options.reading
-        if run.traits.is_seeded and asked is not None and asked.num_threads and not asked.num_workers:
-            raise ConfigError(
-                "samples of a map-style dataset seed the random generators, which a thread would share with the training"
-                " loop: pass Reading(num_threads=0), or num_workers=2, or MapStyleDataset(..., seeded=False)"
-            )
+        if run.traits.is_seeded:
+            resolve_name(CHECK_SEEDED)(options.reading)
         self._choice = ReadingChoice(options.reading, here, run.traits)
         self._options = options
         self._share = options.share

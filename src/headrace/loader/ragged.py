@@ -21,8 +21,10 @@ from headrace.datasets import Run
 from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
 from headrace.datasets.map_style import kept_generators, seed_generators
 from headrace.datasets.media.face import BatchBlocks, collated
+from headrace.errors import ConfigError
 from headrace.io.waits import waited_s
 from headrace.loader.faults import blaming
+from headrace.loader.reading import Reading
 from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
 
 
@@ -90,6 +92,15 @@ def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     seconds = perf_counter() - begin
     times = watch.take_times(seconds - collating_s, collating_s)
     return SpanRows({}, batches, Cost(seconds - (waited_s() - waited), 0), watch.faults, times)
+
+
+def check_seeded(asked: Reading | None) -> None:
+    """Raise ConfigError if samples that draw random numbers would be read in a thread."""
+    if asked is not None and asked.num_threads and not asked.num_workers:
+        raise ConfigError(
+            "samples of a map-style dataset may draw random numbers, whose generators a thread shares with the training"
+            " loop: pass Reading(num_threads=0) or Reading(num_workers=2), or MapStyleDataset(..., seeded=False)"
+        )
 
 
 def fresh(num_bytes: int) -> NDArray[np.uint8]:
