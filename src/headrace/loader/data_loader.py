@@ -528,7 +528,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 def _refused(name: str, sampler: Any) -> str:
     return (
         f"{name} is {sampler!r:.80}, whose order is known only when it is iterated, so that no state could name a place"
-        " in it: pass shuffle=True, a SubsetRandomSampler(indices), lengths= for batches of similar length, or make a"
+        " in it: pass shuffle=True, a Subset(dataset, indices), lengths= for batches of similar length, or make a"
         " headrace.Blend with weights"
     )
 
