@@ -499,9 +499,13 @@ class EncoderPipeline:
 _END = object()
 
 
+def _made(make: Callable[[], Any]) -> Any:
+    return make()
+
+
 READING: Final = Hook(
     name="read",
-    call=lambda make: make(),
+    call=_made,
     is_overridden=False,
     is_generator=False,
     stateless=False,

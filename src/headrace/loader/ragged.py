@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets import Run
 from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
-from headrace.datasets.map_style import kept_generators, seed_generators
+from headrace.datasets.map_style import kept_generators
 from headrace.datasets.media.face import BatchBlocks, collated
 from headrace.io.waits import waited_s
 from headrace.loader.faults import blaming
@@ -67,8 +67,8 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
 def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell | None = None) -> SpanRows:
     """Read the micro-batches of a span, each of them what a function of the user makes of its samples.
 
-    The global random generators are seeded by the first position of each, and left in this process as they were. In a
-    worker nothing else draws from them.
+    The datasets seed the global random generators, which are left in this process as they were. In a worker nothing
+    else draws from them.
 
     Raises:
         SampleFailure: samples could not be made.
@@ -81,8 +81,6 @@ def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
         for size in span.sizes:
             some = span.located.rows(first, first + size)
             first += size
-            if seed is not None and size:
-                seed_generators(seed, int(some.positions[0]))
             samples = run.samples(some, watch)
             made = perf_counter()
             batches.append(RaggedBatch({}, run.collate(samples)))
