@@ -208,10 +208,13 @@ class DataLoader(EpochLoader):
             errors=errors,
         )
         self._order = Order(kind="full" if asked.shuffle else "none", seed=asked.seed(seed))
-        self._micro_batch = self.batch_size or 1
+        self._micro_batch = 1 if self.batch_size is None else self.batch_size
+        if self._micro_batch < 1:
+            raise ConfigError(f"batch_size is at least 1, or None for single samples, found {batch_size}")
         together = self._micro_batch * self.ranks.world_size
-        self.global_batch_size = optional_whole(global_batch_size, "global_batch_size") or together
-        if self.global_batch_size % together:
+        step = optional_whole(global_batch_size, "global_batch_size")
+        self.global_batch_size = together if step is None else step
+        if self.global_batch_size < 1 or self.global_batch_size % together:
             raise ConfigError(
                 f"global_batch_size is {self.global_batch_size}, and {self.ranks.world_size} ranks times batches of"
                 f" {self._micro_batch} are {together} samples, which do not divide it: pass another batch_size"
@@ -326,7 +329,8 @@ class DataLoader(EpochLoader):
         """Go to the beginning of an epoch, and count what is left of the one before."""
         place = self._place
         if self._has_begun and not place.is_over:
-            self._count(left=self._end(place.begin) - place.position)
+            end = self._end(place.begin)
+            self._count(left=end - place.position, dropped=len(self._data) - end)
         num_steps = -(-(place.position - place.begin) // self.global_batch_size)
         self._place, self._has_begun = _Place(epoch=epoch, first_step=place.first_step + num_steps), False
 
@@ -537,13 +541,13 @@ def _alone(function: Callable[[Any], Any], samples: list[Any]) -> Any:
     return function(samples[0])
 
 
-def _init_worker(function: Callable[[int], Any] | None, dataset: Any) -> None:
+def _init_worker(function: Callable[[int], Any] | None, dataset: Any) -> Any:
     info = get_worker_info()
-    if info is not None:
-        # Torch's workers serve a pool, and what asks for their dataset wants that of the user.
-        object.__setattr__(info, "dataset", dataset)
-        if function is not None:
-            function(info.id)
+    if info is None:
+        return None
+    # Torch's workers serve a pool, and what asks for their dataset wants that of the user.
+    object.__setattr__(info, "dataset", dataset)
+    return function and partial(function, info.id)
 
 
 def _reading(num_workers: int, *, init: Any, timeout: float, context: Any, **options: Any) -> Reading:
