@@ -8,13 +8,10 @@ seeded by the position in the run, and the generators of the training loop are l
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, partial
 from os import PathLike
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -27,12 +24,15 @@ from headrace.datasets.media.policed import PolicedSamples
 from headrace.datasets.mix import Mix, wrong_data
 from headrace.datasets.origins import Origin, Origins
 from headrace.encoders import ErrorPolicy
-from headrace.encoders.pipeline import READING
+from headrace.encoders.pipeline import READING, SavedGenerators
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import derive, source_key
 from headrace.plan.recipe import recorded_name
 from headrace.stores import SampleStore, Store
+
+if TYPE_CHECKING:
+    from headrace.datasets.run import Located, Run
 
 Seeded = Literal["batch", "sample", False]
 
@@ -191,17 +191,22 @@ class MapStyleDataset(RaggedDataset):
             SampleError: too many samples in a row could not be made.
             Exception: what the dataset raised, with notes that name the sample.
         """
-        if (found := _length_of(self.items)) != self.num_items:
+        if len(self.items) != self.num_items:
+            found = _length_of(self.items)
             raise ConfigError(
                 f"{self.name} had {self.num_items:,} samples when the run was made, and has {found:,} now: the order"
                 " follows from the length, so make the run anew for a dataset that was changed"
             )
         watch = watch or SampleWatch()
-        if self.seeded != "sample":
+        if self.seeded != "sample" and len(addresses):
+            self._seed(watch)
             try:
                 return watch.make_together(addresses, self._read)
+            except ConfigError:
+                raise
             except Exception:
-                pass
+                # Made one by one, to find the sample, with the random numbers that it has where all goes well.
+                self._seed(watch)
         return watch.make(addresses, self._policed.makers(addresses, watch))
 
     def _read(self, addresses: IntArray, tell: Tell | None) -> list[Any]:
@@ -230,9 +235,13 @@ class MapStyleDataset(RaggedDataset):
         return [partial(self._made, number, watch) for number in addresses.tolist()]
 
     def _made(self, number: int, watch: SampleWatch | None) -> Any:
-        if self.seeded == "sample" and watch is not None and watch.seed is not None and watch.position is not None:
-            seed_generators(watch.seed, watch.position)
+        if self.seeded == "sample" and watch is not None:
+            self._seed(watch)
         return self.items[number]
+
+    def _seed(self, watch: SampleWatch) -> None:
+        if self.seeded and watch.seed is not None and (position := watch.position) is not None:
+            GENERATORS.seed(derive(_generators_key(watch.seed), position), ("random", "numpy", "torch"))
 
     def collate(self, samples: Sequence[Any]) -> Sample:
         """Return what ``collate_fn`` makes of samples, as the field ``batch``; None of no samples."""
@@ -321,29 +330,16 @@ def _numbers(name: str, values: ArrayLike) -> IntArray:
     return found.astype(np.int64)
 
 
-def seed_generators(seed: int, position: int) -> None:
-    """Seed the global generators of Python, NumPy and, if it is loaded, torch's on the CPU. About 10 us."""
-    key = derive(source_key(seed, "", "generators"), position)
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 -- the generator that datasets of users draw from
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)
-    if generator is not None:
-        # torch.manual_seed would also wait for the devices.
-        generator.manual_seed(key & (2**63 - 1))
+def read_seeded(run: Run, located: Located) -> Sample:
+    """Read planned samples as one batch; the generators that are seeded for it are left as they were."""
+    with GENERATORS:
+        return run.collate(run.samples(located, SampleWatch(seed=run.order.seed if run.traits.is_seeded else None)))
 
 
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Leave the global generators as they were before. About 25 us."""
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)
-    python, numpy = random.getstate(), np.random.mtrand.get_bit_generator()
-    of_torch = None if generator is None else generator.get_state()
-    # To copy the state of NumPy's takes 100 us, to put another one in its place 1 us.
-    np.random.mtrand.set_bit_generator(np.random.MT19937(0))
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.mtrand.set_bit_generator(numpy)
-        if generator is not None:
-            generator.set_state(of_torch)
+@cache
+def _generators_key(seed: int) -> int:
+    return source_key(seed, "", "generators")
+
+
+GENERATORS: Final = SavedGenerators()
+"""The global generators of this process, which samples are drawn from within a ``with``."""

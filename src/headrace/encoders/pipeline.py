@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from operator import index
+from operator import call, index
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -501,7 +501,7 @@ _END = object()
 
 READING: Final = Hook(
     name="read",
-    call=lambda make: make(),
+    call=call,  # by name, since it is sent to workers that start anew
     is_overridden=False,
     is_generator=False,
     stateless=False,

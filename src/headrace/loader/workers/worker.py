@@ -281,10 +281,19 @@ class WorkerSetup(Dataset[Any]):
         self._table.write(worker, State.WAITING, -1)
 
     def _set_up(self) -> None:
-        """Raise ConfigError if the user's code would make other samples here; and what ``init`` raises."""
+        """Raise ConfigError if the user's code would make other samples here; and what ``init`` raises.
+
+        ``init`` may return a function that sets globals of each worker: these may differ, but not those that were wrong
+        before.
+        """
+        then = None
         if self._init is not None:
-            (_function(self._init) if isinstance(self._init, str) else self._init)()
-        if lines := self._named.differences():
+            then = (_function(self._init) if isinstance(self._init, str) else self._init)()
+        lines = self._named.differences()
+        if callable(then):
+            then()
+            lines = lines and self._named.differences()
+        if lines:
             listed = "\n  ".join(lines)
             raise ConfigError(
                 f"worker {self._worker} would make other samples than the program: globals that the code of its samples"
