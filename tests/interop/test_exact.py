@@ -135,6 +135,22 @@ def test_another_size_of_a_step_and_other_files_are_refused(tmp_path: Path) -> N
         trainer_of(tmp_path).train(resume_from_checkpoint=True)
 
 
+def test_states_of_runs_and_of_datasets_are_told_apart(tmp_path: Path) -> None:
+    hf_training.make_stores(tmp_path / "stores")
+    (tmp_path / "out").mkdir()
+    saving = {**SIZES, "max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+
+    def trainer(kind: str) -> Any:
+        return hf_training.trainer_of("Trainer", kind, tmp_path / "stores", tmp_path / "out", **saving)
+
+    trainer("windows").train()
+    with pytest.raises(StateError, match="this is no state of a headrace.DataLoader"):
+        trainer("own").train(resume_from_checkpoint=True)
+    trainer("own").train()
+    with pytest.raises(StateError):
+        trainer("windows").train(resume_from_checkpoint=True)
+
+
 def test_another_dataset_is_refused(tmp_path: Path) -> None:
     trainer_of(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
     other = trainer_of(tmp_path)

@@ -266,6 +266,7 @@ class ExactTrainer(Checkpointed):
                 )
             state = loader.state_dict()
             state["place"] |= {"epoch": epoch, "position": first, "first_step": before}
+            state["account"]["epochs"] = epoch + 1
         loader.load_state_dict(state)
         if loader.step != before + rest:
             raise StateError(

@@ -246,8 +246,9 @@ class TrainBatches(_Batches):
         trained: Callable[[], int],
         repeats: int = 1,
     ) -> None:
-        self._run = loader.run if isinstance(loader, Loader) else None
-        super().__init__(len(loader.dataset) if self._run is None else self._run.length)
+        run: Any = getattr(loader, "run", None)
+        self._run: Run | None = run
+        super().__init__(len(loader.dataset) if run is None else run.length)  # type: ignore[union-attr]
         self._loader = loader
         self._shape = shape
         self._skipped = skipped
