@@ -136,6 +136,7 @@ def test_another_size_of_a_step_and_other_files_are_refused(tmp_path: Path) -> N
 
 
 def test_states_of_runs_and_of_datasets_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "stores").mkdir()
     hf_training.make_stores(tmp_path / "stores")
     (tmp_path / "out").mkdir()
     saving = {**SIZES, "max_steps": 2, "save_strategy": "steps", "save_steps": 2}
@@ -144,7 +145,7 @@ def test_states_of_runs_and_of_datasets_are_told_apart(tmp_path: Path) -> None:
         return hf_training.trainer_of("Trainer", kind, tmp_path / "stores", tmp_path / "out", **saving)
 
     trainer("windows").train()
-    with pytest.raises(StateError, match="this is no state of a headrace.DataLoader"):
+    with pytest.raises(StateError, match=r"this is no state of a headrace\.DataLoader"):
         trainer("own").train(resume_from_checkpoint=True)
     trainer("own").train()
     with pytest.raises(StateError):

@@ -248,7 +248,7 @@ class TrainBatches(_Batches):
     ) -> None:
         run: Any = getattr(loader, "run", None)
         self._run: Run | None = run
-        super().__init__(len(loader.dataset) if run is None else run.length)  # type: ignore[union-attr]
+        super().__init__(len(loader.dataset) if run is None else run.length)
         self._loader = loader
         self._shape = shape
         self._skipped = skipped
