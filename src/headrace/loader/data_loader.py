@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import GenericAlias
 from typing import Any, Final
 
 import msgspec
@@ -148,6 +149,8 @@ class DataLoader(EpochLoader):
         3 [0, 1, 2, 3, 4]
         3 [0, 1, 2, 3, 4]
     """
+
+    __class_getitem__ = classmethod(GenericAlias)  # type: ignore[var-annotated]  # annotations name what torch's yields
 
     def __init__(
         self,
