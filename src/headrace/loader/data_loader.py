@@ -55,7 +55,8 @@ class EpochsAccount(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         epochs: the number of epochs that were begun.
         given: the number of samples that were given, each counted once.
-        repeated: how many samples came to two ranks, since the last step of an epoch had fewer than there are ranks.
+        repeated: how many samples came to two ranks, since fewer were left for the last batches of an epoch than there
+            are ranks.
         left: how many samples did not come, since their epoch was left before its end.
         dropped: how many samples did not come because of ``drop_last``.
     """
@@ -102,7 +103,7 @@ class DataLoader(EpochLoader):
     left early, whose rest is counted as left. Every sample comes once an epoch, for any number of ranks.
 
     **Ranks.** Each process makes a loader over the whole dataset and gets its own batches. All ranks have equally many.
-    If the last step of an epoch has fewer samples than there are ranks, some of them come to two ranks, which
+    If fewer samples are left for the last batches of an epoch than there are ranks, some come to two ranks, which
     ``account()`` counts and a warning tells once; with ``drop_last`` a step that is not full is left out.
 
     **Resuming.** ``state_dict()`` after any batch, under 1 KB and the same on all ranks, continues with the next one,
@@ -353,9 +354,9 @@ class DataLoader(EpochLoader):
         if repeated and not self._has_told:
             self._has_told = True
             _log.warning(
-                "the last step of an epoch has %s of its %s samples left for %s ranks: %s come twice; account() counts"
-                " them, drop_last=True leaves such a step out",
-                *(given, self.global_batch_size, self.ranks.world_size, repeated),
+                "%s samples are left for the last batches of %s ranks in an epoch: %s come twice; account() counts them,"
+                " drop_last=True leaves a step that is not full out",
+                *(given, self.ranks.world_size, repeated),
             )
         return batch[BATCH]
 
