@@ -354,8 +354,8 @@ class DataLoader(EpochLoader):
         if repeated and not self._has_told:
             self._has_told = True
             _log.warning(
-                "%s samples are left for the last batches of %s ranks in an epoch: %s come twice; account() counts them,"
-                " drop_last=True leaves a step that is not full out",
+                "%s samples are left for the last batches of %s ranks in an epoch: %s come twice; account() counts"
+                " them, drop_last=True leaves a step that is not full out",
                 *(given, self.ranks.world_size, repeated),
             )
         return batch[BATCH]
