@@ -186,7 +186,7 @@ def test_a_run_loads_little() -> None:
     assert [name for name in modules if name.startswith(tuple(f"headrace.{other}" for other in others))] == []
 
 
-BUDGETS = {"headrace.WindowDataset, headrace.Run, headrace.Loader": (100, 14_550)}
+BUDGETS = {"headrace.WindowDataset, headrace.Run, headrace.Loader": (100, 14_640)}
 """The most modules of ours, and the most lines, that the use of some names loads."""
 
 

@@ -20,6 +20,7 @@ from counts import PATIENCE_S
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "megatron_provider.py": ["train 400 samples, the first is [", "valid 40 samples", "test None"],
+    "one_line_loop.py": ["epoch 0, samples [34, 7, 10, 27, 25, 4, 29, 13]", "the same as without the stop: True"],
     "pack.py": ["packs of 256 tokens (best_fit)", "loss at first"],
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
     "caption_pretraining.py": [

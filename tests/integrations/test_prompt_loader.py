@@ -47,7 +47,7 @@ def test_two_epochs_are_two(dataset: headrace.PromptDataset) -> None:
         assert len(fed) == 24 * (epoch + 1)
     assert fed == list(range(48))
     assert loader.prompts.account().num_finished == 48
-    with pytest.raises(StateError, match=r"all 2 epochs of these prompts are over.* stop after 6 batches"):
+    with pytest.raises(StateError, match=r"all 2 epochs of this loader are over.* stop after 6 batches"):
         next(iter(loader))
     longer = made(dataset, 72, epochs=3)
     longer.load_state_dict(loader.state_dict())

@@ -8,13 +8,10 @@ seeded by the position in the run, and the generators of the training loop are l
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from os import PathLike
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -27,12 +24,15 @@ from headrace.datasets.media.policed import PolicedSamples
 from headrace.datasets.mix import Mix, wrong_data
 from headrace.datasets.origins import Origin, Origins
 from headrace.encoders import ErrorPolicy
-from headrace.encoders.pipeline import READING
+from headrace.encoders.pipeline import READING, SavedGenerators
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import derive, source_key
 from headrace.plan.recipe import recorded_name
 from headrace.stores import SampleStore, Store
+
+if TYPE_CHECKING:
+    from headrace.datasets.run import Located, Run
 
 Seeded = Literal["batch", "sample", False]
 
@@ -241,7 +241,7 @@ class MapStyleDataset(RaggedDataset):
 
     def _seed(self, watch: SampleWatch) -> None:
         if self.seeded and watch.seed is not None and (position := watch.position) is not None:
-            seed_generators(watch.seed, position)
+            GENERATORS.seed(derive(_generators_key(watch.seed), position), ("random", "numpy", "torch"))
 
     def collate(self, samples: Sequence[Any]) -> Sample:
         """Return what ``collate_fn`` makes of samples, as the field ``batch``; None of no samples."""
@@ -330,15 +330,10 @@ def _numbers(name: str, values: ArrayLike) -> IntArray:
     return found.astype(np.int64)
 
 
-def seed_generators(seed: int, position: int) -> None:
-    """Seed the global generators of Python, NumPy and, if it is loaded, torch's on the CPU. About 10 us."""
-    key = derive(_generators_key(seed), position)
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 -- the generator that datasets of users draw from
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)
-    if generator is not None:
-        # torch.manual_seed would also wait for the devices.
-        generator.manual_seed(key & (2**63 - 1))
+def read_seeded(run: Run, located: Located) -> Sample:
+    """Read planned samples as one batch; the generators that are seeded for it are left as they were."""
+    with GENERATORS:
+        return run.collate(run.samples(located, SampleWatch(seed=run.order.seed if run.traits.is_seeded else None)))
 
 
 @cache
@@ -346,23 +341,5 @@ def _generators_key(seed: int) -> int:
     return source_key(seed, "", "generators")
 
 
-_SPARE: Final[list[np.random.MT19937]] = []
-"""A generator that is used again, since to make one takes 200 us, and to copy the state of NumPy's 100 us."""
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Leave the global generators as they were before. About 25 us."""
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)
-    python, numpy = random.getstate(), np.random.mtrand.get_bit_generator()
-    of_torch = None if generator is None else generator.get_state()
-    spare = _SPARE.pop() if _SPARE else np.random.MT19937(0)
-    np.random.mtrand.set_bit_generator(spare)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.mtrand.set_bit_generator(numpy)
-        _SPARE.append(spare)
-        if generator is not None:
-            generator.set_state(of_torch)
+GENERATORS: Final = SavedGenerators()
+"""The global generators of this process, which samples are drawn from within a ``with``."""

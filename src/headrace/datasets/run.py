@@ -58,6 +58,9 @@ EDITING: Final = "headrace.datasets.editing"
 EXCLUSIONS: Final = "headrace.datasets.exclusions"
 """The modules that edit runs: a run without edits does not load them."""
 
+READ_SEEDED: Final = "headrace.datasets.map_style:read_seeded"
+"""Reads samples of anybody's map-style dataset."""
+
 OUTLINE: Final = "headrace.datasets.run_outline"
 """The module that describes runs in words."""
 
@@ -514,6 +517,9 @@ class Run:
 
         Batches of records are always new arrays, as wide as the longest record, and have values such as counts too.
         """
+        if self.traits.is_opaque:
+            read: Sample = resolve_name(READ_SEEDED)(self, located)
+            return read
         if self._ragged:
             return self.collate(self.samples(located))
         if out is None:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from operator import index
+from operator import call, index
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -499,13 +499,9 @@ class EncoderPipeline:
 _END = object()
 
 
-def _made(make: Callable[[], Any]) -> Any:
-    return make()
-
-
 READING: Final = Hook(
     name="read",
-    call=_made,
+    call=call,  # by name, since it is sent to workers that start anew
     is_overridden=False,
     is_generator=False,
     stateless=False,

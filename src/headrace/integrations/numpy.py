@@ -87,7 +87,10 @@ class NumpyLoader:
         if not isinstance(run, Run):
             raise ConfigError(f"run is {run!r:.80}; expected a Run. The units of a FramedRun need headrace.Loader")
         if not run.traits.has_tokens:
-            raise ConfigError("this run has media, which are decoded into tensors: use headrace.Loader")
+            raise ConfigError(
+                "this run has media, which are decoded into tensors, or a map-style dataset, whose code may draw random"
+                " numbers and so cannot run in a thread: use headrace.Loader"
+            )
         rank, world_size = whole(rank, "rank"), whole(world_size, "world_size")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}: ranks run from 0 to world_size - 1")

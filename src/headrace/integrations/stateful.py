@@ -15,6 +15,7 @@ from headrace.config import whole
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.loader import DispatchedPrompt, Loader, Prompts, Ranks, Reading
+from headrace.loader.epochs import EpochLoader
 from headrace.loader.loader import RunSamples
 from headrace.loader.prompts import collate_prompts
 from headrace.plan.slots import num_micro_batches
@@ -27,7 +28,7 @@ _NO_END = (
 )
 
 
-class StatefulLoader(Loader):
+class StatefulLoader(EpochLoader, Loader):
     """A `Loader` for trainers that count epochs: each iteration is one epoch of ``len(loader)`` batches.
 
     The run is divided into ``epochs`` parts of equally many steps. ``iter(loader)`` goes on at the position of the
@@ -47,8 +48,6 @@ class StatefulLoader(Loader):
         collate_fn: makes of each batch what the trainer takes. The batch is that of a `Loader`.
 
     Attributes:
-        sampler: None. Trainers that look for a sampler to put another one in its place, or to set its epoch, find none.
-        epochs: the number of epochs.
         epoch_steps: the number of steps of an epoch.
 
     Raises:
@@ -65,7 +64,7 @@ class StatefulLoader(Loader):
         1 3 [24, 32, 40]
     """
 
-    sampler = None
+    epochs: int
 
     def __init__(
         self,
@@ -108,40 +107,16 @@ class StatefulLoader(Loader):
         end = self._bounds[min(self.epoch + 1, self.epochs)]
         return num_micro_batches(self.run.schedule, end, self._share, self.position)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches from the current position to the end of its epoch.
-
-        Raises:
-            StateError: all epochs are over; or, from an older iterator, a new one was used.
-        """
-        if self.epoch == self.epochs:
-            raise StateError(
-                f"all {self.epochs} epochs of this loader are over, at position {self.position:,}, and the trainer"
-                f" began another one. Tell it to stop after {self.epochs * self.epoch_steps:,} steps, or give a longer"
-                " run and more epochs; a longer run accepts this state"
-            )
+    def _rest(self) -> Iterator[Any]:
         end = self._bounds[self.epoch + 1]
-        for batch in super().__iter__():
+        for batch in Loader.__iter__(self):
             is_last = self.position >= end
             yield batch if self._collate is None else self._collate(batch)
             if is_last:
                 return
 
-    def set_epoch(self, epoch: int) -> None:
-        """Check that the trainer begins the epoch that this loader is in. The order of an epoch is that of the run.
 
-        Raises:
-            StateError: it is another epoch, as when a trainer was resumed, and the state of its loader was not loaded.
-        """
-        if whole(epoch, "epoch") != self.epoch:
-            raise StateError(
-                f"the trainer begins epoch {epoch}, and this loader is at position {self.position:,}, in epoch"
-                f" {self.epoch} of {self.epochs} (from 0): load the state that was saved with the model, and let each"
-                " iteration run to the end of its epoch"
-            )
-
-
-class PromptLoader:
+class PromptLoader(EpochLoader):
     """The prompts of a `Prompts`, for trainers with one controller that count epochs: verl, NeMo-RL, OpenRLHF.
 
     A batch dispatches ``batch_size`` prompts. The trainer, or a few lines of glue in it, gives each of them its fate by
@@ -158,9 +133,6 @@ class PromptLoader:
         epochs: the number of epochs that the trainer is told to make.
         collate_fn: makes of the prompts of a batch what the trainer takes; by default the tensors of
             `Prompts.collate`, with each prompt once. What it makes has to carry the positions, for the fates.
-
-    Attributes:
-        sampler: None. Trainers that look for a sampler to put another one in its place, or to set its epoch, find none.
 
     Raises:
         ConfigError: the run is endless, or ``epochs`` times ``batch_size`` does not divide its samples; or the prompts
@@ -179,7 +151,7 @@ class PromptLoader:
         (3, 2, 48)
     """
 
-    sampler = None
+    epochs: int
 
     def __init__(
         self,
@@ -230,20 +202,9 @@ class PromptLoader:
         """Return the number of batches in an epoch. O(1)."""
         return self._epoch_prompts // self.batch_size
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield batches until all prompts of the epoch were dispatched.
-
-        Raises:
-            StateError: all epochs are over.
-        """
-        epoch = self.epoch
-        if epoch == self.epochs:
-            raise StateError(
-                f"all {self.epochs} epochs of these prompts are over, and the trainer began another one. Tell it to"
-                f" stop after {self.epochs * len(self):,} batches, or give a longer run and more epochs; a longer run"
-                " accepts this state"
-            )
-        while self._num_started() < (epoch + 1) * self._epoch_prompts:
+    def _rest(self) -> Iterator[Any]:
+        last = (self.epoch + 1) * self._epoch_prompts
+        while self._num_started() < last:
             yield self._collate(self.prompts.take(self.batch_size))
 
     def set_epoch(self, epoch: int) -> None:

@@ -34,6 +34,7 @@ from headrace.datasets.map_style import BATCH, MapStyleDataset, Seeded
 from headrace.datasets.mix import Mix
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, StateError
+from headrace.loader.epochs import EpochLoader
 from headrace.loader.loader import Loader
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
@@ -90,7 +91,7 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     account: EpochsAccount
 
 
-class DataLoader:
+class DataLoader(EpochLoader):
     """Torch's ``DataLoader`` by its signature, which resumes exactly: on other ranks, workers and batch sizes, too.
 
         from headrace import DataLoader
@@ -193,7 +194,9 @@ class DataLoader:
         self.num_workers = whole(num_workers, "num_workers")
         self.collate_fn = collate_fn
         self.generator = generator
-        self.ranks = ranks or asked.ranks or _detected()
+        self.ranks = asked.ranks or ranks or _detected()
+        if ranks is not None and (ranks.rank, ranks.world_size) != (self.ranks.rank, self.ranks.world_size):
+            raise ConfigError(f"ranks is {ranks}, and the DistributedSampler has {self.ranks}: pass one of them")
         one = collate_fn or default_convert
         self._data = MapStyleDataset(
             dataset,
@@ -241,8 +244,8 @@ class DataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the newest iteration; before the first one, the epoch that it will be."""
-        return self._place.epoch
+        """The epoch that the next sample belongs to, if this one is not left."""
+        return self._place.epoch + self._place.is_over
 
     @property
     def position(self) -> int:
@@ -253,7 +256,9 @@ class DataLoader:
     def step(self) -> int:
         """The number of steps that were finished, in all epochs."""
         place = self._place
-        return place.first_step + (place.position - place.begin) // self.global_batch_size
+        given = place.position - place.begin
+        is_last = place.position == self._end(place.begin)
+        return place.first_step + (given + is_last * (self.global_batch_size - 1)) // self.global_batch_size
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in an epoch: rounded up, or with ``drop_last`` down, as torch's.
@@ -266,6 +271,11 @@ class DataLoader:
         """Return the number of batches of this rank that are left of the epoch."""
         begin, end = self._place.position, self._end(self._place.begin)
         return num_micro_batches(self._schedule(), self._first + end, self._share, self._first + begin)
+
+    @property
+    def _order_recipe(self) -> dict[str, Any]:
+        # Without shuffling, too, the seed decides what samples draw.
+        return {"kind": self._order.kind, "seed": self._order.seed}
 
     @property
     def _first(self) -> int:
@@ -284,14 +294,19 @@ class DataLoader:
             first = self._bucketing.window_steps  # windows begin with the epoch
         return _steps_from(first, self._first + self._place.begin, self.global_batch_size)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the rest of the epoch if a state was loaded, else over the next one. It outdates older ones."""
+    def _rest(self) -> Iterator[Any]:
         if not self._resumes:
-            self._begin(self.epoch + 1 if self._has_begun else self.epoch)
+            self._go_to(self._place.epoch + self._has_begun)
             self._count(epochs=1)
         self._resumes, self._has_begun = False, True
         place, end = self._place, self._end(self._place.begin)
         if place.position >= end:
+            if place.position:
+                _log.warning(
+                    "the state was taken after the last batch of epoch %s: this iteration, the rest of it, is empty,"
+                    " and the next one is epoch %s",
+                    *(place.epoch, place.epoch + 1),
+                )
             self._ends()
             return iter(())
         run = Run(
@@ -301,6 +316,8 @@ class DataLoader:
             samples=self._first + end,
             bucketing=self._bucketing,
         )
+        if not self._reading.persistent_workers:
+            self.close()  # those of an epoch that was left: as torch's, new workers see what was changed in the dataset
         if self._loader is None:
             self._loader = Loader(
                 run, micro_batch_size=self._micro_batch, ranks=self.ranks, reading=self._reading, uneven="fill"
@@ -308,14 +325,14 @@ class DataLoader:
         self._loader.turn_to(run, self._first + place.position)
         return self._batches(iter(self._loader))
 
-    def _begin(self, epoch: int) -> None:
-        """Go on to an epoch, and count what is left of the one before."""
+    def _go_to(self, epoch: int) -> None:
+        """Go to the beginning of an epoch, and count what is left of the one before."""
         place = self._place
         if self._has_begun and not place.is_over:
             end = self._end(place.begin)
             self._count(left=end - place.position, dropped=len(self._data) - end)
         num_steps = -(-(place.position - place.begin) // self.global_batch_size)
-        self._place = _Place(epoch=epoch, first_step=place.first_step + num_steps)
+        self._place, self._has_begun = _Place(epoch=epoch, first_step=place.first_step + num_steps), False
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         # A batch that was handed over is not kept.
@@ -360,26 +377,23 @@ class DataLoader:
         Raises:
             StateError: a state of another epoch was loaded.
         """
-        epoch = whole(epoch, "epoch")
-        if not self._resumes:
-            if epoch != self.epoch or self._has_begun:
-                self._begin(epoch)
-                self._has_begun = False
+        epoch, place = whole(epoch, "epoch"), self._place
+        if self._resumes and epoch == place.epoch:
             return
-        if epoch == self.epoch + 1 and self._place.position >= self._end(self._place.begin):
-            self._resumes = False  # the state of an epoch that was at its end
-        elif epoch != self.epoch:
+        if self._resumes and (epoch != place.epoch + 1 or place.position < self._end(place.begin)):
             raise StateError(
                 f"the loop begins epoch {epoch}, and the state that was loaded is in epoch {self.epoch}: begin with"
                 " loader.epoch"
             )
+        self._resumes = False
+        self._go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch that was handed out, under 1 KB, safe for JSON, equal on all ranks."""
         saved = _Saved(
             version=_VERSION,
             dataset=self._data.recipe,
-            order=self._order.recipe,
+            order=self._order_recipe,
             global_batch_size=self.global_batch_size,
             place=self._place,
             account=self._account,
@@ -409,14 +423,15 @@ class DataLoader:
                 *(saved.global_batch_size, place.position, place.epoch, size, saved.global_batch_size),
             )
         self._place, self._account = place, saved.account
-        self._has_begun = self._resumes = True
+        self._has_begun = saved.account.epochs > 0
+        self._resumes = self._has_begun and not place.is_over
 
     def _check(self, saved: _Saved) -> None:
         if saved.version != _VERSION:
             raise StateError(f"the state has version {saved.version}, and this Headrace reads version {_VERSION}")
         for what, before, now in (
             ("dataset", saved.dataset, msgspec.to_builtins(self._data.recipe)),
-            ("order", saved.order, self._order.recipe),
+            ("order", saved.order, self._order_recipe),
         ):
             differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
             if differing:
@@ -517,7 +532,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 def _refused(name: str, sampler: Any) -> str:
     return (
         f"{name} is {sampler!r:.80}, whose order is known only when it is iterated, so that no state could name a place"
-        " in it: pass shuffle=True, a SubsetRandomSampler(indices), lengths= for batches of similar length, or make a"
+        " in it: pass shuffle=True, a Subset(dataset, indices), lengths= for batches of similar length, or make a"
         " headrace.Blend with weights"
     )
 

@@ -68,6 +68,8 @@ FEEDS: Final = {
 
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
 READ_OPAQUE: Final = "headrace.loader.ragged:read_opaque"
+PINNED: Final = "headrace.datasets.media.face:pinned"
+CHECK_SEEDED: Final = "headrace.loader.ragged:check_seeded"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
@@ -190,6 +192,8 @@ class SpanFeed:
         check_group_batches(run.traits.is_group_batches, options.share)
         self.run = run
         here = Reading(num_threads=0) if run.traits.may_draw else Reading()
+        if run.traits.is_seeded:
+            resolve_name(CHECK_SEEDED)(options.reading)
         self._choice = ReadingChoice(options.reading, here, run.traits)
         self._options = options
         self._share = options.share
@@ -266,6 +270,7 @@ class SpanFeed:
     def turn_to(self, run: Run) -> None:
         """Go on with another run over the same dataset."""
         self.run, self._draw = run, run.draw
+        self._reader.run = run
 
     def step_of_sample(self, position: int) -> int | None:
         """See `Feed.step_of_sample`."""
@@ -359,7 +364,7 @@ class StreamReader:
         *,
         times_files: bool = False,
     ) -> None:
-        self._run = run
+        self.run = run
         self._choice = choice
         self._cache = cache
         self._planner = planner
@@ -378,7 +383,7 @@ class StreamReader:
         self._ahead: Ahead[BatchSpan] = Ahead()
 
     def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchSpan]:
-        run, read = self._run, self._read
+        run, read = self.run, self._read
         # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
         me: StreamReader = proxy(self)
         return workers.WorkerPool(
@@ -406,13 +411,13 @@ class StreamReader:
 
     def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:
         # Records and images are decoded into blocks, since their shapes are not known before.
-        buffers = Blocks() if self._run.traits.is_ragged else Buffers(self._run.fields, num_ahead(reading))
+        buffers = Blocks() if self.run.traits.is_ragged else Buffers(self.run.fields, num_ahead(reading))
         # What each task brings is not kept, so that its memory is reused.
         work = (
             (span, (span, buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))))
             for span in spans
         )
-        read = partial(_read, self._read, self._run, self._planner, self._pin, self._words)
+        read = partial(_read, self._read, self.run, self._planner, self._pin, self._words)
         if not reading.num_threads:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
@@ -494,6 +499,8 @@ def _read(
 
 
 def _pinned(rows: SpanRows) -> SpanRows:
+    if rows.ragged is not None and not rows.columns:
+        return rows._replace(ragged=[one._replace(others=resolve_name(PINNED)(one.others)) for one in rows.ragged])
     return rows._replace(columns=pinned(rows.columns))
 
 

@@ -9,7 +9,9 @@ few tensors. Shapes, and values that are no arrays, travel beside them. Each mic
 from __future__ import annotations
 
 import contextlib
-from contextlib import nullcontext
+import logging
+import threading
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -19,11 +21,16 @@ from numpy.typing import NDArray
 
 from headrace.datasets import Run
 from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
-from headrace.datasets.map_style import kept_generators
+from headrace.datasets.map_style import GENERATORS
 from headrace.datasets.media.face import BatchBlocks, collated
+from headrace.encoders.pipeline import in_main_thread
+from headrace.errors import ConfigError
 from headrace.io.waits import waited_s
 from headrace.loader.faults import blaming
+from headrace.loader.reading import Reading
 from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
+
+_log = logging.getLogger("headrace")
 
 
 def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell | None = None) -> SpanRows:
@@ -67,8 +74,7 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
 def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell | None = None) -> SpanRows:
     """Read the micro-batches of a span, each of them what a function of the user makes of its samples.
 
-    The datasets seed the global random generators, which are left in this process as they were. In a worker nothing
-    else draws from them.
+    The datasets seed the global random generators, which are left as they were.
 
     Raises:
         SampleFailure: samples could not be made.
@@ -77,7 +83,9 @@ def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     seed = run.order.seed if run.traits.is_seeded else None
     watch = SampleWatch(tell=tell, seed=seed)
     batches, first, collating_s = [], 0, 0.0
-    with blaming(watch), nullcontext() if seed is None or tell is not None else kept_generators():
+    if seed is not None and not in_main_thread():
+        _tell_unseeded()
+    with blaming(watch), contextlib.nullcontext() if seed is None else GENERATORS:
         for size in span.sizes:
             some = span.located.rows(first, first + size)
             first += size
@@ -88,6 +96,24 @@ def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     seconds = perf_counter() - begin
     times = watch.take_times(seconds - collating_s, collating_s)
     return SpanRows({}, batches, Cost(seconds - (waited_s() - waited), 0), watch.faults, times)
+
+
+@cache
+def _tell_unseeded() -> None:
+    _log.warning(
+        "samples of a map-style dataset are made in the thread %s: the random numbers that they draw are not seeded,"
+        " since threads share their generators. Use num_workers, or iterate the loader in the main thread",
+        threading.current_thread().name,
+    )
+
+
+def check_seeded(asked: Reading | None) -> None:
+    """Raise ConfigError if samples that draw random numbers would be read in a thread."""
+    if asked is not None and asked.num_threads and not asked.num_workers:
+        raise ConfigError(
+            "samples of a map-style dataset may draw random numbers, whose generators a thread shares with the training"
+            " loop: pass Reading(num_threads=0) or Reading(num_workers=2), or MapStyleDataset(..., seeded=False)"
+        )
 
 
 def fresh(num_bytes: int) -> NDArray[np.uint8]:

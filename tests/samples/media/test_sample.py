@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+from collections import UserDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from headrace.samples.media import (
     pad_stack,
     sample_type,
 )
+from headrace.samples.media.sample import pinned
 
 SOURCE = SourceInfo(dataset_path="data", index=3, shard_name="a.tar", file_names=("3.jpg",))
 OTHER = SourceInfo(dataset_path="more", index="k", shard_name="b.tar", file_names=("k.txt",))
@@ -196,6 +198,20 @@ def test_pin_memory() -> None:
     assert isinstance(four, Pair)
     assert four.left.pinned
     assert five == text("a")
+
+
+def test_what_others_make_is_pinned() -> None:
+    class Encoding(UserDict[str, Any]):
+        """As transformers' ``BatchEncoding``."""
+
+    class Whole:
+        def pin_memory(self) -> str:
+            return "pinned"
+
+    found = pinned({"batch": Encoding(a=Pinned()), "whole": Whole(), "type": Whole})
+    assert type(found["batch"]) is Encoding
+    assert found["batch"]["a"].pinned
+    assert (found["whole"], found["type"]) == ("pinned", Whole)
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])

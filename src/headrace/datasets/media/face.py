@@ -16,13 +16,14 @@ from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.samples.media import pad_stack
 from headrace.samples.media.batch import Allocate, BatchBlocks, fields_of
+from headrace.samples.media.sample import pinned
 from headrace.stores import SampleStore
 from headrace.stores.arguments import sample_numbers
 
 if TYPE_CHECKING:
     from headrace.encoders import ErrorPolicy
 
-__all__ = ["Allocate", "BatchBlocks", "SampleDataset", "collated", "without_rows"]
+__all__ = ["Allocate", "BatchBlocks", "SampleDataset", "collated", "pinned", "without_rows"]
 
 _STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes that tensors can have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import MutableMapping
+from copy import copy
 from typing import Any, NamedTuple, Self, TypeVar, dataclass_transform
 
 from headrace.errors import ConfigError
@@ -14,24 +15,29 @@ T = TypeVar("T")
 def pinned(value: T) -> T:
     """Return the same structure with each tensor in page-locked memory.
 
-    Dicts, dataclasses, named tuples, lists and tuples are rebuilt; all other values stay as they are.
+    Mappings, dataclasses, named tuples, lists and tuples are rebuilt, and what has a ``pin_memory`` of its own does it
+    itself; all other values stay as they are.
     """
-    return _pinned(value)  # type: ignore[no-any-return]
+    return _pinned(value, is_within=False)  # type: ignore[no-any-return]
 
 
-def _pinned(value: Any) -> Any:
+def _pinned(value: Any, *, is_within: bool = True) -> Any:
     if callable(getattr(value, "new_zeros", None)):
         return value.pin_memory()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return type(value)(**{name: _pinned(getattr(value, name)) for name in names})
-    if isinstance(value, dict):
-        return {key: _pinned(item) for key, item in value.items()}
+    if isinstance(value, MutableMapping):
+        made = copy(value)
+        made.update({key: _pinned(item) for key, item in value.items()})
+        return made
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_pinned, value))
     if isinstance(value, (list, tuple)):
         return type(value)(map(_pinned, value))
-    return value
+    # What is pinned as a whole may have come here from its own method.
+    pin = getattr(value, "pin_memory", None) if is_within else None
+    return pin() if callable(pin) and not isinstance(value, type) else value
 
 
 BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
