@@ -68,7 +68,7 @@ def loader_of(engine: str, data: Any, batch: int, num_workers: int = 0, **option
     if engine == TORCH:
         kind: Any = torch.utils.data.DataLoader
     elif engine == "torchdata":
-        from torchdata.stateful_dataloader import StatefulDataLoader as kind
+        kind = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
     else:
         kind, options["seeded"] = DataLoader, "batch" if engine == OURS else False
     return kind(
