@@ -13,7 +13,7 @@ generators alone, as torch does in the process itself.
 ``resume`` is the time from ``load_state_dict`` to the next batch, and how many samples were read for it.
 A state of ours, and of LanceDB's ``StreamingDataset``, is some numbers, of which the position is set. That of
 torchdata's ``StatefulDataLoader`` is taken after so many batches, so that its epoch is shorter. LanceDB reads a table
-of its own, whose rows it permutes when it begins. Where it is not installed (``pip install lancedb==0.40.0 --target F``,
+of its own, whose rows it permutes when it begins. Where it is not installed (``pip install lancedb --target F``,
 and ``PYTHONPATH=F``) it is left out, and that is said.
 """
 

@@ -137,7 +137,8 @@ def trainer(loader: DataLoader, folder: Path, said: Said) -> None:
     assert loader.account().given == EPOCHS * SAMPLES
 
 
-def main(how: str, kind: str, folder: str, num_workers: str, killed_at: str) -> None:
+def main(how: str, kind: str, folder: str, num_workers: str, killed_at: str, **variables: str) -> None:
+    os.environ.update(variables)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     place = Path(folder)
@@ -148,5 +149,5 @@ def main(how: str, kind: str, folder: str, num_workers: str, killed_at: str) -> 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:6], **json.loads(sys.argv[6]))
     os._exit(0)  # torch's threads have been seen to abort a rank while the interpreter shuts down
