@@ -83,7 +83,7 @@ def loop(loader: DataLoader, folder: Path, said: Said) -> None:
         model.load_state_dict(saved["model"])
         loader.load_state_dict(saved["loader"])
     for epoch in range(loader.epoch, EPOCHS):
-        done = 0 if loader.epoch != epoch else loader.position
+        done = loader.position
         for batch in loader:
             step, done = done // STEP, loader.position
             said.say(epoch, step, batch)

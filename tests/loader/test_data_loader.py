@@ -99,7 +99,7 @@ class Life:
         self.leaves = draw(st.lists(left, min_size=1, max_size=3), label="micro-steps until an epoch is left")
 
 
-@settings(max_examples=cases(20, 1500))
+@settings(max_examples=cases(25, 1500))
 @given(st.data())
 def test_each_sample_comes_once_an_epoch_whatever_is_killed(data: st.DataObject) -> None:
     """Beside a plain model: which samples every micro-step gives, and what becomes of all others."""
@@ -107,13 +107,13 @@ def test_each_sample_comes_once_an_epoch_whatever_is_killed(data: st.DataObject)
     num_samples = draw(SIZES, label="samples")
     shuffle, drop_last = draw(st.booleans(), label="shuffle"), draw(st.booleans(), label="drop_last")
     step = draw(st.one_of(st.none(), st.integers(1, 24)), label="global_batch_size")
-    order = order_of(range(num_samples), 10, shuffle=shuffle, seed=3)
+    order = order_of(range(num_samples), 13, shuffle=shuffle, seed=3)
     assert all(sorted(epoch) == list(range(num_samples)) for epoch in order)
 
     account: Counter[str] = Counter()
     epoch, at, begin, size, is_over = 0, 0, 0, step or 0, True
     state: Any = None
-    for _ in range(draw(st.integers(1, 3), label="lives")):
+    for _ in range(draw(st.integers(1, 4), label="lives")):
         life = Life(draw, step)
         job = Ranked(
             *(range(num_samples), life.world_size, state),
@@ -162,7 +162,7 @@ def test_each_sample_comes_once_an_epoch_whatever_is_killed(data: st.DataObject)
             found = {name: count for name, count in account.items() if count}
             kept = EpochsAccount(**found)
             assert [loader.account() for loader in job.loaders] == [kept] * life.world_size
-            assert {(loader.epoch, loader.position) for loader in job.loaders} == {(epoch + is_over, at)}
+            assert {(loader.epoch, loader.position) for loader in job.loaders} == {(epoch + is_over, 0 if is_over else at)}
         for one in job.loaders:
             one.close()
         state = job.state()
@@ -228,7 +228,7 @@ def test_epochs_are_counted_with_and_without_set_epoch() -> None:
     for epoch in range(3):
         loader.set_epoch(epoch)
         assert [sample for batch in loader for sample in batch] == expected[epoch]
-        assert loader.epoch == epoch + 1, "that of the next sample"
+        assert loader.epoch == epoch + 1
     assert loader.account() == EpochsAccount(epochs=3, given=30)
     loader.set_epoch(4)
     loader.set_epoch(4)
@@ -274,11 +274,11 @@ def test_set_epoch_beside_a_state() -> None:
         resumed.set_epoch(3)
     resumed.set_epoch(0)
     assert list(resumed) == [[4, 5, 6, 7]]
-    for epoch in (0, 1, 2):
+    for epoch, batches in ((1, 0), (2, 2)):
         resumed = DataLoader(range(8), batch_size=4)
         resumed.load_state_dict(at_end)
         resumed.set_epoch(epoch)
-        assert len(list(resumed)) == 2
+        assert len(list(resumed)) == batches
         assert resumed.epoch == epoch + 1
 
 

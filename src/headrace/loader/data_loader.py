@@ -235,7 +235,7 @@ class DataLoader(EpochLoader):
         self._loader: Loader | None = None
         self._place = _Place()
         self._account = EpochsAccount()
-        self._has_begun = self._resumes = self._has_told = False
+        self._has_begun = self._is_loaded = self._resumes = self._has_told = False
 
     @property
     def accumulation_steps(self) -> int:
@@ -249,8 +249,8 @@ class DataLoader(EpochLoader):
 
     @property
     def position(self) -> int:
-        """The number of samples of the epoch that all ranks together were given."""
-        return self._place.position
+        """The number of samples of ``epoch`` that all ranks together were given."""
+        return 0 if self._place.is_over else self._place.position
 
     @property
     def step(self) -> int:
@@ -298,7 +298,7 @@ class DataLoader(EpochLoader):
         if not self._resumes:
             self._go_to(self._place.epoch + self._has_begun)
             self._count(epochs=1)
-        self._resumes, self._has_begun = False, True
+        self._is_loaded, self._resumes, self._has_begun = False, False, True
         place, end = self._place, self._end(self._place.begin)
         if place.position >= end:
             if place.position:
@@ -378,14 +378,15 @@ class DataLoader(EpochLoader):
             StateError: a state of another epoch was loaded.
         """
         epoch, place = whole(epoch, "epoch"), self._place
-        if self._resumes and epoch == place.epoch:
+        if self._is_loaded and epoch == place.epoch:
+            self._resumes = True  # its rest, which may be empty
             return
-        if self._resumes and (epoch != place.epoch + 1 or place.position < self._end(place.begin)):
+        if self._is_loaded and (epoch != place.epoch + 1 or place.position < self._end(place.begin)):
             raise StateError(
                 f"the loop begins epoch {epoch}, and the state that was loaded is in epoch {self.epoch}: begin with"
                 " loader.epoch"
             )
-        self._resumes = False
+        self._is_loaded = self._resumes = False
         self._go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -423,8 +424,8 @@ class DataLoader(EpochLoader):
                 *(saved.global_batch_size, place.position, place.epoch, size, saved.global_batch_size),
             )
         self._place, self._account = place, saved.account
-        self._has_begun = saved.account.epochs > 0
-        self._resumes = self._has_begun and not place.is_over
+        self._has_begun = self._is_loaded = saved.account.epochs > 0
+        self._resumes = self._is_loaded and not place.is_over
 
     def _check(self, saved: _Saved) -> None:
         if saved.version != _VERSION:
