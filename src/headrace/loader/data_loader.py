@@ -235,7 +235,7 @@ class DataLoader(EpochLoader):
         self._loader: Loader | None = None
         self._place = _Place()
         self._account = EpochsAccount()
-        self._has_begun = self._is_loaded = self._resumes = self._has_told = False
+        self._is_loaded = self._resumes = self._has_told = False
 
     @property
     def accumulation_steps(self) -> int:
@@ -295,10 +295,9 @@ class DataLoader(EpochLoader):
         return _steps_from(first, self._first + self._place.begin, self.global_batch_size)
 
     def _rest(self) -> Iterator[Any]:
+        # An iterator that nothing is taken from, as trainers make one to look, changes nothing.
         if not self._resumes:
-            self._go_to(self._place.epoch + self._has_begun)
-            self._count(epochs=1)
-        self._is_loaded, self._resumes, self._has_begun = False, False, True
+            self._go_to(self._place.epoch + (self._place.position > 0 or self._place.is_over))
         place, end = self._place, self._end(self._place.begin)
         if place.position >= end:
             if place.position:
@@ -307,8 +306,7 @@ class DataLoader(EpochLoader):
                     " and the next one is epoch %s",
                     *(place.epoch, place.epoch + 1),
                 )
-            self._ends()
-            return iter(())
+            return self._batches(iter(()))
         run = Run(
             self._data,
             global_batch_size=self._schedule(),
@@ -328,11 +326,11 @@ class DataLoader(EpochLoader):
     def _go_to(self, epoch: int) -> None:
         """Go to the beginning of an epoch, and count what is left of the one before."""
         place = self._place
-        if self._has_begun and not place.is_over:
+        if place.position and not place.is_over:
             end = self._end(place.begin)
             self._count(left=end - place.position, dropped=len(self._data) - end)
         num_steps = -(-(place.position - place.begin) // self.global_batch_size)
-        self._place, self._has_begun = _Place(epoch=epoch, first_step=place.first_step + num_steps), False
+        self._place = _Place(epoch=epoch, first_step=place.first_step + num_steps)
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         # A batch that was handed over is not kept.
@@ -346,7 +344,8 @@ class DataLoader(EpochLoader):
         given = position - place.position
         self._place = msgspec.structs.replace(place, position=position)
         repeated = max(0, self.ranks.world_size - given)
-        self._count(given=given, repeated=repeated)
+        self._is_loaded = self._resumes = False
+        self._count(epochs=not place.position, given=given, repeated=repeated)
         if repeated and not self._has_told:
             self._has_told = True
             _log.warning(
@@ -357,9 +356,10 @@ class DataLoader(EpochLoader):
         return batch[BATCH]
 
     def _ends(self) -> None:
-        if not self._place.is_over:
-            self._place = msgspec.structs.replace(self._place, is_over=True)
-            self._count(dropped=len(self._data) - self._place.position)
+        place, self._is_loaded, self._resumes = self._place, False, False
+        if not place.is_over:
+            self._place = msgspec.structs.replace(place, is_over=True)
+            self._count(epochs=not place.position, dropped=len(self._data) - place.position)
         if self._loader is not None and not self._reading.persistent_workers:
             self._loader.close()
 
@@ -424,7 +424,7 @@ class DataLoader(EpochLoader):
                 *(saved.global_batch_size, place.position, place.epoch, size, saved.global_batch_size),
             )
         self._place, self._account = place, saved.account
-        self._has_begun = self._is_loaded = saved.account.epochs > 0
+        self._is_loaded = saved.account.epochs > 0
         self._resumes = self._is_loaded and not place.is_over
 
     def _check(self, saved: _Saved) -> None:
