@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headrace import DataLoader
 
-STEP, BATCH, EPOCHS, SAMPLES = 12, 2, 3, 38
+STEP, BATCH, EPOCHS, SAMPLES = 12, 2, 2, 38
 
 
 class Augmented(torch.utils.data.Dataset[dict[str, Any]]):

@@ -109,7 +109,7 @@ def killed(job: Job, lives: list[tuple[int, int]]) -> None:
 def test_a_loop_on_2_1_and_3_ranks(kind: str, num_workers: int, process: warm.Warm, tmp_path: Path) -> None:
     draw = random.Random(kind)
     # A step takes 3, 6 and 2 micro-steps of 2, 1 and 3 ranks, and an epoch 4 steps, of which the last one is short.
-    lives = [(2, draw.randint(5, 18)), (1, draw.randint(4, 20)), (3, 0)]
+    lives = [(2, draw.randint(5, 9)), (1, draw.randint(4, 20)), (3, 0)]
     killed(Job(process, tmp_path, "loop", kind, num_workers), lives)
 
 

@@ -238,6 +238,11 @@ class DataLoader(EpochLoader):
         self._is_loaded = self._resumes = self._has_told = False
 
     @property
+    def sampler(self) -> Any:
+        """This loader, since trainers call ``set_epoch`` of what they find by this name."""
+        return self
+
+    @property
     def accumulation_steps(self) -> int:
         """Batches of this rank in a step; the last step of an epoch may have fewer."""
         return self.global_batch_size // (self._micro_batch * self.ranks.world_size)
@@ -298,6 +303,10 @@ class DataLoader(EpochLoader):
         # An iterator that nothing is taken from, as trainers make one to look, changes nothing.
         if not self._resumes:
             self._go_to(self._place.epoch + (self._place.position > 0 or self._place.is_over))
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        # Begun with the first batch, since Lightning says the epoch when it has its iterator.
         place, end = self._place, self._end(self._place.begin)
         if place.position >= end:
             if place.position:
@@ -306,7 +315,8 @@ class DataLoader(EpochLoader):
                     " and the next one is epoch %s",
                     *(place.epoch, place.epoch + 1),
                 )
-            return self._batches(iter(()))
+            self._ends()
+            return
         run = Run(
             self._data,
             global_batch_size=self._schedule(),
@@ -321,7 +331,9 @@ class DataLoader(EpochLoader):
                 run, micro_batch_size=self._micro_batch, ranks=self.ranks, reading=self._reading, uneven="fill"
             )
         self._loader.turn_to(run, self._first + place.position)
-        return self._batches(iter(self._loader))
+        # A batch that was handed over is not kept.
+        yield from map(self._handed_over, self._loader)
+        self._ends()
 
     def _go_to(self, epoch: int) -> None:
         """Go to the beginning of an epoch, and count what is left of the one before."""
@@ -331,11 +343,6 @@ class DataLoader(EpochLoader):
             self._count(left=end - place.position, dropped=len(self._data) - end)
         num_steps = -(-(place.position - place.begin) // self.global_batch_size)
         self._place = _Place(epoch=epoch, first_step=place.first_step + num_steps)
-
-    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        # A batch that was handed over is not kept.
-        yield from map(self._handed_over, batches)
-        self._ends()
 
     def _handed_over(self, batch: dict[str, Any]) -> Any:
         assert self._loader is not None
