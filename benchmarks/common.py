@@ -30,6 +30,8 @@ PACKAGES = (
         "simplejpeg",
         "ray",
         "grain",
+        "lancedb",
+        "torchdata",
         "litdata",
         "spdl",
         "obstore",

@@ -111,7 +111,7 @@ def test_each_sample_comes_once_an_epoch_whatever_is_killed(data: st.DataObject)
     assert all(sorted(epoch) == list(range(num_samples)) for epoch in order)
 
     account: Counter[str] = Counter()
-    epoch, at, begin, size, is_over = 0, 0, 0, step or 0, True
+    epoch, at, begin, size, is_over = 0, 0, 0, step or 0, False
     state: Any = None
     for _ in range(draw(st.integers(1, 4), label="lives")):
         life = Life(draw, step)
@@ -126,19 +126,17 @@ def test_each_sample_comes_once_an_epoch_whatever_is_killed(data: st.DataObject)
         )
         if state is not None and life.step != size:
             begin = at
-        size, resumes = life.step, state is not None and not is_over
+        size, resumes = life.step, account["epochs"] > 0 and not is_over
         end = begin + (num_samples - begin) // size * size if drop_last else num_samples
         for leaves in life.leaves:
             if not resumes:
-                if not is_over:
+                if at and not is_over:
                     account["left"] += end - at
                     account["dropped"] += num_samples - end
                     event("an epoch is left")
-                epoch, at, begin = epoch + (state is not None or account["epochs"] > 0), 0, 0
+                epoch, at, begin = epoch + (at > 0 or is_over), 0, 0
                 end = num_samples // size * size if drop_last else num_samples
-                account["epochs"] += 1
                 is_over = False
-            resumes = False
             assert at or len(job.loaders[0]) == -(-end // (life.batch * life.world_size))
             micro_steps = job.epoch()
             done = 0
@@ -150,19 +148,22 @@ def test_each_sample_comes_once_an_epoch_whatever_is_killed(data: st.DataObject)
                 assert set(came) == set(took)
                 assert came.total() == max(len(took), life.world_size)
                 assert all(len(batch) <= life.batch for batch in batches)
+                account["epochs"] += not at
                 account["given"] += len(took)
                 account["repeated"] += came.total() - len(took)
-                at, done = at + len(took), done + 1
+                at, done, resumes = at + len(took), done + 1, False
                 if came.total() > len(took):
                     event("samples come to two ranks")
             if at == end and not is_over and (done != leaves or not done):
                 assert next(micro_steps, None) is None
+                account["epochs"] += not at
                 account["dropped"] += num_samples - at
-                is_over = True
+                is_over, resumes = True, False
             found = {name: count for name, count in account.items() if count}
             kept = EpochsAccount(**found)
             assert [loader.account() for loader in job.loaders] == [kept] * life.world_size
-            assert {(loader.epoch, loader.position) for loader in job.loaders} == {(epoch + is_over, at)}
+            place = (epoch + is_over, 0 if is_over else at)
+            assert {(loader.epoch, loader.position) for loader in job.loaders} == {place}
         for one in job.loaders:
             one.close()
         state = job.state()
@@ -249,6 +250,21 @@ def test_an_epoch_that_is_left_is_counted_and_not_resumed() -> None:
     assert [sample for batch in resumed for sample in batch] == expected[1][4:]
     assert [sample for batch in resumed for sample in batch] == expected[2]
     assert resumed.account() == EpochsAccount(epochs=3, given=24, left=6)
+
+
+def test_an_iterator_that_is_not_used_changes_nothing() -> None:
+    """Trainers make one to see whether they can; Lightning does so before each fit."""
+    expected = order_of(range(10), 2, batch_size=4, shuffle=True)
+    loader = DataLoader(range(10), batch_size=4, shuffle=True, collate_fn=list)
+    iter(loader)
+    assert next(iter(loader)) == expected[0][:4]
+    resumed = DataLoader(range(10), batch_size=4, shuffle=True, collate_fn=list)
+    resumed.load_state_dict(again(loader.state_dict()))
+    iter(resumed)
+    assert [[sample for batch in resumed for sample in batch] for _ in range(2)] == [expected[0][4:], expected[1]]
+    assert resumed.account() == EpochsAccount(epochs=2, given=20)
+    iter(resumed)
+    assert resumed.account() == EpochsAccount(epochs=2, given=20)
 
 
 def test_an_older_iterator_is_refused() -> None:

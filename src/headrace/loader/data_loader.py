@@ -239,7 +239,12 @@ class DataLoader(EpochLoader):
         self._loader: Loader | None = None
         self._place = _Place()
         self._account = EpochsAccount()
-        self._has_begun = self._is_loaded = self._resumes = self._has_told = False
+        self._is_loaded = self._resumes = self._has_told = False
+
+    @property
+    def sampler(self) -> Any:
+        """This loader, since trainers call ``set_epoch`` of what they find by this name."""
+        return self
 
     @property
     def accumulation_steps(self) -> int:
@@ -253,8 +258,8 @@ class DataLoader(EpochLoader):
 
     @property
     def position(self) -> int:
-        """The number of samples of the epoch that all ranks together were given."""
-        return self._place.position
+        """The number of samples of ``epoch`` that all ranks together were given."""
+        return 0 if self._place.is_over else self._place.position
 
     @property
     def step(self) -> int:
@@ -299,10 +304,13 @@ class DataLoader(EpochLoader):
         return _steps_from(first, self._first + self._place.begin, self.global_batch_size)
 
     def _rest(self) -> Iterator[Any]:
+        # An iterator that nothing is taken from, as trainers make one to look, changes nothing.
         if not self._resumes:
-            self._go_to(self._place.epoch + self._has_begun)
-            self._count(epochs=1)
-        self._is_loaded, self._resumes, self._has_begun = False, False, True
+            self._go_to(self._place.epoch + (self._place.position > 0 or self._place.is_over))
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        # Begun with the first batch, since Lightning says the epoch when it has its iterator.
         place, end = self._place, self._end(self._place.begin)
         if place.position >= end:
             if place.position:
@@ -312,7 +320,7 @@ class DataLoader(EpochLoader):
                     *(place.epoch, place.epoch + 1),
                 )
             self._ends()
-            return iter(())
+            return
         run = Run(
             self._data,
             global_batch_size=self._schedule(),
@@ -327,21 +335,18 @@ class DataLoader(EpochLoader):
                 run, micro_batch_size=self._micro_batch, ranks=self.ranks, reading=self._reading, uneven="fill"
             )
         self._loader.turn_to(run, self._first + place.position)
-        return self._batches(iter(self._loader))
+        # A batch that was handed over is not kept.
+        yield from map(self._handed_over, self._loader)
+        self._ends()
 
     def _go_to(self, epoch: int) -> None:
         """Go to the beginning of an epoch, and count what is left of the one before."""
         place = self._place
-        if self._has_begun and not place.is_over:
+        if place.position and not place.is_over:
             end = self._end(place.begin)
             self._count(left=end - place.position, dropped=len(self._data) - end)
         num_steps = -(-(place.position - place.begin) // self.global_batch_size)
-        self._place, self._has_begun = _Place(epoch=epoch, first_step=place.first_step + num_steps), False
-
-    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        # A batch that was handed over is not kept.
-        yield from map(self._handed_over, batches)
-        self._ends()
+        self._place = _Place(epoch=epoch, first_step=place.first_step + num_steps)
 
     def _handed_over(self, batch: dict[str, Any]) -> Any:
         assert self._loader is not None
@@ -350,7 +355,8 @@ class DataLoader(EpochLoader):
         given = position - place.position
         self._place = msgspec.structs.replace(place, position=position)
         repeated = max(0, self.ranks.world_size - given)
-        self._count(given=given, repeated=repeated)
+        self._is_loaded = self._resumes = False
+        self._count(epochs=not place.position, given=given, repeated=repeated)
         if repeated and not self._has_told:
             self._has_told = True
             _log.warning(
@@ -361,9 +367,10 @@ class DataLoader(EpochLoader):
         return batch[BATCH]
 
     def _ends(self) -> None:
-        if not self._place.is_over:
-            self._place = msgspec.structs.replace(self._place, is_over=True)
-            self._count(dropped=len(self._data) - self._place.position)
+        place, self._is_loaded, self._resumes = self._place, False, False
+        if not place.is_over:
+            self._place = msgspec.structs.replace(place, is_over=True)
+            self._count(epochs=not place.position, dropped=len(self._data) - place.position)
         if self._loader is not None and not self._reading.persistent_workers:
             self._loader.close()
 
@@ -428,7 +435,7 @@ class DataLoader(EpochLoader):
                 *(saved.global_batch_size, place.position, place.epoch, size, saved.global_batch_size),
             )
         self._place, self._account = place, saved.account
-        self._has_begun = self._is_loaded = saved.account.epochs > 0
+        self._is_loaded = saved.account.epochs > 0
         self._resumes = self._is_loaded and not place.is_over
 
     def _check(self, saved: _Saved) -> None:

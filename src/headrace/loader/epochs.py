@@ -17,12 +17,15 @@ class EpochLoader(ABC):
     go on in it.
 
     Attributes:
-        sampler: None. Trainers that look for a sampler to put another one in its place, or to set its epoch, find none.
         epochs: the number of epochs; None if there are as many as are asked for.
     """
 
-    sampler: None = None
     epochs: int | None = None
+
+    @property
+    def sampler(self) -> Any:
+        """None. Trainers that look for a sampler to put another one in its place, or to set its epoch, find none."""
+        return None
 
     @property
     @abstractmethod

@@ -1,0 +1,153 @@
+"""One process of test_data_loader_kills: trains with `headrace.DataLoader` in a plain loop, or in Lightning's Trainer.
+
+It says what each micro-step was fed. The loop is that of a user of torch's DataLoader, with DDP on gloo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from headrace import DataLoader
+
+STEP, BATCH, EPOCHS, SAMPLES = 12, 2, 2, 38
+
+
+class Augmented(torch.utils.data.Dataset[dict[str, Any]]):
+    """A data set of torch's, with a random number in each sample."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {"number": number, "x": torch.full((4,), random.random())}
+
+
+def loader_of(kind: str, folder: Path, num_workers: int, **options: Any) -> DataLoader:
+    """The loader of a rank; the test iterates one of its own. Random numbers are those of the sample, on any rank."""
+    if kind == "torch":
+        data: Any = Augmented()
+    else:
+        import datasets
+
+        data = datasets.load_from_disk(str(folder / "rows")).with_format("torch")
+    return DataLoader(
+        data,
+        BATCH,
+        shuffle=True,
+        num_workers=num_workers,
+        global_batch_size=STEP,
+        seeded="sample" if kind == "torch" else "batch",
+        seed=5,
+        **options,
+    )
+
+
+def words(batch: dict[str, Any]) -> list[Any]:
+    return [[number, row[0]] for number, row in zip(batch["number"].tolist(), batch["x"].tolist(), strict=True)]
+
+
+class Said:
+    """What this process tells the test; after so many micro-steps it kills itself."""
+
+    def __init__(self, folder: Path, killed_at: int) -> None:
+        rank = os.environ["RANK"]
+        self.file = (folder / f"said-{rank}.{len(list(folder.glob('said-*')))}").open("w")
+        self.left = killed_at
+
+    def say(self, epoch: int, step: int, batch: dict[str, Any]) -> None:
+        print(json.dumps([epoch, step, words(batch)]), file=self.file, flush=True)
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loop(loader: DataLoader, folder: Path, said: Said) -> None:
+    rank = loader.ranks.rank
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        loader.load_state_dict(saved["loader"])
+    for epoch in range(loader.epoch, EPOCHS):
+        done = loader.position
+        for batch in loader:
+            step, done = done // STEP, loader.position
+            said.say(epoch, step, batch)
+            is_full = done % STEP == 0 or not loader.num_left()
+            with nullcontext() if is_full else model.no_sync():
+                model(batch["x"]).sum().backward()
+            if not is_full:
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+            if rank == 0:
+                torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, folder / "next")
+                (folder / "next").replace(checkpoint)
+    assert loader.account().epochs == EPOCHS
+    assert loader.account().given == EPOCHS * SAMPLES
+
+
+def trainer(loader: DataLoader, folder: Path, said: Said) -> None:
+    """Lightning takes the loader as it is: it is none of torch's, so no sampler is put into it."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Model(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: dict[str, Any]) -> torch.Tensor:
+            assert self.trainer.train_dataloader is loader
+            said.say(self.current_epoch, self.global_step - 4 * self.current_epoch, batch)
+            found: torch.Tensor = self.layer(batch["x"]).sum()
+            return found
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    saved = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    world_size = loader.ranks.world_size
+    Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy="ddp" if world_size > 1 else "auto",
+        max_epochs=EPOCHS,
+        accumulate_grad_batches=loader.accumulation_steps,
+        callbacks=[ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    ).fit(Model(), loader, ckpt_path=str(saved[-1]) if saved else None)
+    assert loader.account().given == EPOCHS * SAMPLES
+
+
+def main(how: str, kind: str, folder: str, num_workers: str, killed_at: str, **variables: str) -> None:
+    os.environ.update(variables)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    place = Path(folder)
+    if how == "loop":
+        dist.init_process_group("gloo")
+    loader = loader_of(kind, place, int(num_workers))
+    {"loop": loop, "trainer": trainer}[how](loader, place, Said(place, int(killed_at)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:6], **json.loads(sys.argv[6]))
+    os._exit(0)  # torch's threads have been seen to abort a rank while the interpreter shuts down
