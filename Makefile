@@ -68,6 +68,7 @@ suites: $(VENV)/suites $(VENV)/torchvision  ## the peers' own tests, of the chec
 
 bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md and benchmarks/results
 	$(BIN)/python benchmarks/load.py
+	$(BIN)/python benchmarks/dataloader.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/packing.py

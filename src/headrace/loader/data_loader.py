@@ -121,12 +121,13 @@ class DataLoader(EpochLoader):
             replacement, ``SubsetRandomSampler``. A ``DistributedSampler`` gives rank, number of replicas, shuffling,
             seed and ``drop_last``, and is not used otherwise.
         batch_sampler: torch's ``BatchSampler`` of one of these.
-        num_workers: worker processes; with 0 a batch is made when it is asked for. ``get_worker_info()`` works in them.
+        num_workers: worker processes, in which ``get_worker_info()`` works. With 0 samples are made when a batch is
+            asked for; up to 64 at once, of several small batches.
         collate_fn: makes a batch of a list of samples; by default torch's ``default_collate``.
         pin_memory: whether batches are pinned, if torch can pin here.
         drop_last: leave out a last step of an epoch that is not full.
         timeout: seconds that a batch of workers may take; 0 is no limit.
-        worker_init_fn: called with the number of a worker when it starts.
+        worker_init_fn: called with the number of a worker when it starts. It may set globals of its worker.
         multiprocessing_context: how workers start, a name or a context.
         generator: its ``initial_seed()`` is the seed of the order.
         prefetch_factor: hand-overs that each worker keeps ready.
