@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace import ConfigError
 from headrace.encoders import get_failure_tolerance, get_stateless, stateless
@@ -84,6 +86,30 @@ def test_generators_are_seeded_and_put_back() -> None:
     assert all(one != other for one, other in zip(found[0], found[1], strict=True))
     assert NUMPY.get_bit_generator() is kept[3]
     assert drawn() == wanted
+
+
+def _draws(outside: str, aside: SavedGenerators | None) -> list[float]:
+    """Return what a program draws; at each letter ``s`` samples are made, which leave half a pair of normal numbers."""
+    NUMPY.seed(7)
+    found = []
+    for letter in outside:
+        if letter == "n":
+            found.append(NUMPY.standard_normal())
+        elif letter == "u":
+            found.append(NUMPY.random())
+        elif letter == "r":
+            NUMPY.seed(8)
+        elif aside is not None:
+            with aside:
+                aside.seed(9, GENERATORS)
+                NUMPY.standard_normal()
+    return found
+
+
+@given(st.text("nurs", max_size=14))
+def test_normal_numbers_come_in_pairs_around_samples(outside: str) -> None:
+    """Whether one is kept is looked up only if something was drawn since; the same one is used all the time."""
+    assert _draws(outside, SavedGenerators()) == _draws(outside, None)
 
 
 def test_generators_are_put_back_after_an_error() -> None:
