@@ -12,6 +12,7 @@ import signal
 import sys
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import headrace
 from headrace import DataLoader
 
 STEP, BATCH, EPOCHS, SAMPLES = 12, 2, 2, 38
@@ -101,7 +103,7 @@ def loop(loader: DataLoader, folder: Path, said: Said) -> None:
     assert loader.account().given == EPOCHS * SAMPLES
 
 
-def trainer(loader: DataLoader, folder: Path, said: Said) -> None:
+def trainer(loader: DataLoader, folder: Path, said: Said, *, is_exact: bool = False) -> None:
     """Lightning takes the loader as it is: it is none of torch's, so no sampler is put into it."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -122,7 +124,7 @@ def trainer(loader: DataLoader, folder: Path, said: Said) -> None:
 
     saved = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
     world_size = loader.ranks.world_size
-    Trainer(
+    trained = Trainer(
         accelerator="cpu",
         devices=world_size,
         strategy="ddp" if world_size > 1 else "auto",
@@ -133,7 +135,10 @@ def trainer(loader: DataLoader, folder: Path, said: Said) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-    ).fit(Model(), loader, ckpt_path=str(saved[-1]) if saved else None)
+    )
+    if is_exact:
+        headrace.exact(trained)
+    trained.fit(Model(), loader, ckpt_path=str(saved[-1]) if saved else None)
     assert loader.account().given == EPOCHS * SAMPLES
 
 
@@ -145,7 +150,8 @@ def main(how: str, kind: str, folder: str, num_workers: str, killed_at: str, **v
     if how == "loop":
         dist.init_process_group("gloo")
     loader = loader_of(kind, place, int(num_workers))
-    {"loop": loop, "trainer": trainer}[how](loader, place, Said(place, int(killed_at)))
+    ways = {"loop": loop, "trainer": trainer, "exact": partial(trainer, is_exact=True)}
+    ways[how](loader, place, Said(place, int(killed_at)))
 
 
 if __name__ == "__main__":

@@ -113,9 +113,16 @@ def test_a_loop_on_2_1_and_3_ranks(kind: str, num_workers: int, process: warm.Wa
     killed(Job(process, tmp_path, "loop", kind, num_workers), lives)
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), CASES if FULL else CASES[1:3])
+@pytest.mark.parametrize(("kind", "num_workers"), CASES if FULL else CASES[::3])
+def test_lightning_on_2_1_and_3_ranks(kind: str, num_workers: int, process: warm.Warm, tmp_path: Path) -> None:
+    draw = random.Random(kind)
+    lives = [(2, draw.randint(5, 9)), (1, draw.randint(4, 20)), (3, 0)]
+    killed(Job(process, tmp_path, "exact", kind, num_workers), lives)
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), CASES if FULL else CASES[1:2])
 def test_lightning_takes_the_loader_as_it_is(kind: str, num_workers: int, process: warm.Warm, tmp_path: Path) -> None:
-    """On as many ranks: its own count of batches is that of the ranks that it had; see `HeadraceDataModule`."""
+    """On as many ranks: its own count of batches is that of the ranks that it had."""
     # An epoch takes 10 micro-steps. The second life is killed in the first one after an epoch.
     first = random.Random(kind).randint(4, 9)
     killed(Job(process, tmp_path, "trainer", kind, num_workers), [(2, first), (2, 11 - (first - 1) // 3 * 3), (2, 0)])

@@ -7,7 +7,8 @@ Of a trainer these names are used: ``args``, ``state``, ``accelerator``, ``get_t
 ``_train_batch_size``,
 ``get_tp_size``, ``get_cp_size``, ``get_sp_size``, ``_save_checkpoint``, ``_get_output_dir``, and of TRL's GRPOTrainer
 ``_step`` and ``_buffered_inputs``. Of an accelerator: ``prepare``, ``prepare_data_loader``, ``skip_first_batches``,
-``register_for_checkpointing``, ``gradient_state``, ``dispatch_batches``, ``split_batches``.
+``register_for_checkpointing``, ``gradient_state``, ``dispatch_batches``, ``split_batches``. Of Lightning's trainer:
+``fit_loop``, ``train_dataloader``, ``_load_combined_loader_states``, ``_combined_loader_states_to_load``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _log = logging.getLogger("headrace")
 _Exact = TypeVar("_Exact")
 _Kind = TypeVar("_Kind", bound=DataLoader)
 
-KNOWN: Final = {"transformers": "5.23", "accelerate": "1.15", "trl": "1.16"}
+KNOWN: Final = {"transformers": "5.23", "accelerate": "1.15", "trl": "1.16", "lightning": "2.6"}
 """The versions whose code was read. Another one is refused."""
 
 _TRL: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer", "KTOTrainer", "GRPOTrainer")
@@ -80,8 +81,12 @@ def exact(
     to the device, and ``save_state`` and ``load_state`` keep its place. Loaders that do not shuffle, as those of an
     evaluation, are prepared by accelerate.
 
+    **Lightning's** ``Trainer`` takes a `headrace.DataLoader` in ``fit`` as it is, and keeps its place in checkpoints.
+    Its own count of the batches of an epoch is that of the processes that it had; with this line they are counted anew,
+    and a checkpoint that was saved between the batches of a step goes on at the beginning of the step.
+
     Args:
-        trainer: a trainer before ``train``, or an ``Accelerator`` before ``prepare``.
+        trainer: a trainer before ``train`` or ``fit``, or an ``Accelerator`` before ``prepare``.
         first_position: go on from a checkpoint without a state of the data at this position of the order, which is the
             number of samples that the trainer has counted. The error for such a checkpoint says it.
         version: a name for the contents of the dataset, see `MapStyleDataset`. By default a dataset of Hugging Face is
@@ -107,15 +112,26 @@ def exact(
         accelerator.prepare_data_loader = partial(_prepared, accelerator, asked, accelerator.prepare_data_loader)
         accelerator.skip_first_batches = partial(_skipped, accelerator.skip_first_batches)
         return trainer
+    if "lightning.pytorch.trainer.trainer.Trainer" in names:
+        _check_versions(["lightning"])
+        if first_position or version is not None or lengths is not None or seeded != "batch":
+            raise ConfigError(
+                "Lightning gets a headrace.DataLoader in fit: pass version=, lengths= and seeded= to that, and no"
+                " first_position"
+            )
+        from headrace.integrations.lightning import follow
+
+        follow(trainer)
+        return trainer
     if isinstance(trainer, FromHeadrace) or "transformers.trainer.Trainer" not in names:
         raise ConfigError(
-            f"trainer is {trainer!r:.80}; expected a Trainer of transformers or TRL with a train_dataset, or an"
-            " Accelerator"
+            f"trainer is {trainer!r:.80}; expected a Trainer of transformers or TRL with a train_dataset, an"
+            " Accelerator, or a Trainer of Lightning"
         )
     trl = [name for path, name in names.items() if path.startswith("trl.")]
     if trl and trl[0] not in _TRL:
         raise ConfigError(f"TRL's {trl[0]} feeds itself in a way that is not known here; known are {', '.join(_TRL)}")
-    _check_versions(KNOWN if trl else ("transformers", "accelerate"))
+    _check_versions(("transformers", "accelerate", *(["trl"] if trl else [])))
     if not isinstance(trainer, ExactTrainer):
         kind = type(trainer)
         trainer.__class__ = type(f"Exact{kind.__name__}", (ExactTrainer, kind), {})

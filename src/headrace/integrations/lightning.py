@@ -8,7 +8,7 @@ from typing import Any
 from headrace.datasets import Run
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.integrations.stateful import StatefulLoader
-from headrace.loader import Loader, Ranks, Reading
+from headrace.loader import DataLoader, Loader, Ranks, Reading
 from headrace.plan import RunRecipe
 
 try:
@@ -129,22 +129,42 @@ class _TrainedLoader(StatefulLoader):
 
     def load_state_dict(self, state: Mapping[str, Any], **options: Any) -> None:
         super().load_state_dict(state, **{"recipe": self._module.saved_recipe, **options})
-        loop = self.trainer.fit_loop
-        batches, epochs = loop.epoch_loop.batch_progress, loop.epoch_progress
-        done = len(self) - self.num_left()
-        if done and epochs.current.processed > self.epoch:
-            # A trainer that max_steps ends within an epoch counts it as one. It is as if saved at its last batch.
-            for counted in (epochs.total, epochs.current):
-                counted.ready = counted.started = self.epoch + 1
-                counted.processed = counted.completed = self.epoch
-            for counted in (batches.total, batches.current):
-                counted.completed = counted.processed - 1
-            batches.is_last_batch = False
-        if batches.current.ready and not done:
-            done = len(self)  # the state of the last batch of an epoch, which the trainer has yet to end
-        shift = done - batches.current.ready
-        for name in ("ready", "started", "processed", "completed"):
-            setattr(batches.current, name, getattr(batches.current, name) + shift)
+        _count_batches(self.trainer, self)
+
+
+def follow(trainer: Any) -> None:
+    """Let a trainer count the batches of its `headrace.DataLoader` anew when that was resumed; see `headrace.exact`."""
+    loop = trainer.fit_loop
+    load = loop._load_combined_loader_states
+
+    def loaded() -> None:
+        is_resumed = bool(loop._combined_loader_states_to_load)
+        load()
+        if is_resumed and isinstance(loader := trainer.train_dataloader, DataLoader):
+            # After a resume, Lightning may save within a step.
+            loader.restart_step()
+            _count_batches(trainer, loader)
+
+    loop._load_combined_loader_states = loaded
+
+
+def _count_batches(trainer: Any, loader: DataLoader | StatefulLoader) -> None:
+    """Set the trainer's count of the batches of the epoch to that of its own processes."""
+    batches, epochs = trainer.fit_loop.epoch_loop.batch_progress, trainer.fit_loop.epoch_progress
+    done = len(loader) - loader.num_left()
+    if done and epochs.current.processed > loader.epoch:
+        # A trainer that max_steps ends within an epoch counts it as one. It is as if saved at its last batch.
+        for counted in (epochs.total, epochs.current):
+            counted.ready = counted.started = loader.epoch + 1
+            counted.processed = counted.completed = loader.epoch
+        for counted in (batches.total, batches.current):
+            counted.completed = counted.processed - 1
+        batches.is_last_batch = False
+    if batches.current.ready and not done:
+        done = len(loader)  # the state of the last batch of an epoch, which the trainer has yet to end
+    shift = done - batches.current.ready
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(batches.current, name, getattr(batches.current, name) + shift)
 
 
 def ranks_of(trainer: Any) -> Ranks:

@@ -439,6 +439,17 @@ class DataLoader(EpochLoader):
         self._is_loaded = saved.account.epochs > 0
         self._resumes = self._is_loaded and not place.is_over
 
+    def restart_step(self) -> None:
+        """Go back to the beginning of a step that a loaded state is within.
+
+        A checkpoint that was made between the micro-batches of a step does not hold their gradients.
+        """
+        place = self._place
+        cut = (place.position - place.begin) % self.global_batch_size
+        if cut and place.position < self._end(place.begin):
+            self._place = msgspec.structs.replace(place, position=place.position - cut)
+            self._count(given=-cut)
+
     def _check(self, saved: _Saved) -> None:
         if saved.version != _VERSION:
             raise StateError(f"the state has version {saved.version}, and this Headrace reads version {_VERSION}")
