@@ -601,10 +601,10 @@ def test_on_another_world_size(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_step_that_a_state_is_within_can_begin_again() -> None:
     options: dict[str, Any] = {"global_batch_size": 4, "collate_fn": list}
-    for given, first in ((1, 0), (2, 4), (3, 4), (5, 10)):  # the last step of the epoch has 2 samples
+    for taken, first in ((1, 0), (2, 4), (3, 4), (5, 10)):  # the last step of the epoch has 2 samples
         loader = DataLoader(range(10), 2, **options)
         batches = iter(loader)
-        for _ in range(given):
+        for _ in range(taken):
             next(batches)
         resumed = DataLoader(range(10), 1, **options)
         resumed.load_state_dict(again(loader.state_dict()))
