@@ -174,7 +174,7 @@ def test_rewards_may_change_their_rows(tmp_path: Path) -> None:
 
 def test_what_cannot_be_exact_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for found in (torch.nn.Linear(1, 1), hf_training.trainer_of, SimpleNamespace(train=print)):
-        with pytest.raises(ConfigError, match="expected a Trainer of transformers or TRL with a train_dataset, or an"):
+        with pytest.raises(ConfigError, match="expected a Trainer of transformers or TRL with a train_dataset, an"):
             headrace.exact(found)
     trainer = trainer_of(tmp_path)
     assert headrace.exact(trainer) is trainer
