@@ -599,6 +599,26 @@ def test_on_another_world_size(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
+@pytest.mark.parametrize("how", ["state", "epoch", "iter"])
+def test_an_iterator_that_was_overtaken_says_so(how: str) -> None:
+    """It would count its batches in an epoch that they are not of."""
+    loader = DataLoader(range(10), 2, collate_fn=list)
+    state = again(loader.state_dict())
+    for taken in (2, 5):  # within an epoch, and after its last batch
+        old = iter(loader)
+        for _ in range(taken):
+            next(old)
+        if how == "state":
+            loader.load_state_dict(state)
+        elif how == "epoch":
+            loader.set_epoch(7)
+        else:
+            iter(loader)
+        with pytest.raises(StateError, match="outdated"):
+            next(old)
+        assert (loader.position, list(loader)) == (0, [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
+
+
 def test_a_step_that_a_state_is_within_can_begin_again() -> None:
     options: dict[str, Any] = {"global_batch_size": 4, "collate_fn": list}
     for taken, first in ((1, 0), (2, 4), (3, 4), (5, 10)):  # the last step of the epoch has 2 samples

@@ -4,11 +4,11 @@
     accelerator.prepare(DataLoader) ------------------------> headrace.DataLoader --> the loop
 
 Of a trainer these names are used: ``args``, ``state``, ``accelerator``, ``get_train_dataloader``,
-``_train_batch_size``,
-``get_tp_size``, ``get_cp_size``, ``get_sp_size``, ``_save_checkpoint``, ``_get_output_dir``, and of TRL's GRPOTrainer
-``_step`` and ``_buffered_inputs``. Of an accelerator: ``prepare``, ``prepare_data_loader``, ``skip_first_batches``,
-``register_for_checkpointing``, ``gradient_state``, ``dispatch_batches``, ``split_batches``. Of Lightning's trainer:
-``fit_loop``, ``train_dataloader``, ``_load_combined_loader_states``, ``_combined_loader_states_to_load``.
+``_train_batch_size``, ``get_tp_size``, ``get_cp_size``, ``get_sp_size``, ``_save_checkpoint``, ``_get_output_dir``, and
+of TRL's GRPOTrainer ``_step`` and ``_buffered_inputs``. Of an accelerator: ``prepare``, ``prepare_data_loader``,
+``skip_first_batches``, ``register_for_checkpointing``, ``gradient_state``, ``dispatch_batches``, ``split_batches``. Of
+Lightning's trainer: ``fit_loop``, ``train_dataloader``, ``_load_combined_loader_states``,
+``_combined_loader_states_to_load``.
 """
 
 from __future__ import annotations

@@ -132,6 +132,7 @@ class DataLoader(EpochLoader):
         generator: its ``initial_seed()`` is the seed of the order.
         prefetch_factor: hand-overs that each worker keeps ready.
         persistent_workers: whether workers stay for the next epoch.
+        pin_memory_device: without effect, as in torch, which pins for the accelerator that is there.
         in_order: True; batches come in the order of the plan.
         seed: the seed of the order, if there is no ``generator``.
         global_batch_size: samples of a step over all ranks; by default ``batch_size`` times ranks.
@@ -241,6 +242,7 @@ class DataLoader(EpochLoader):
         self._place = _Place()
         self._account = EpochsAccount()
         self._is_loaded = self._resumes = self._has_told = False
+        self._iteration = 0
 
     @property
     def sampler(self) -> Any:
@@ -312,6 +314,8 @@ class DataLoader(EpochLoader):
 
     def _batches(self) -> Iterator[Any]:
         # Begun with the first batch, since Lightning says the epoch when it has its iterator.
+        self._iteration += 1
+        iteration = self._iteration
         place, end = self._place, self._end(self._place.begin)
         if place.position >= end:
             if place.position:
@@ -331,14 +335,23 @@ class DataLoader(EpochLoader):
         )
         if not self._reading.persistent_workers:
             self.close()  # those of an epoch that was left: as torch's, new workers see what was changed in the dataset
-        if self._loader is None:
-            self._loader = Loader(
+        loader = self._loader
+        if loader is None:
+            loader = self._loader = Loader(
                 run, micro_batch_size=self._micro_batch, ranks=self.ranks, reading=self._reading, uneven="fill"
             )
-        self._loader.turn_to(run, self._first + place.position)
+        loader.turn_to(run, self._first + place.position)
         # A batch that was handed over is not kept.
-        yield from map(self._handed_over, self._loader)
+        yield from map(partial(self._handed_over, loader, iteration), loader)
+        self._check_newest(iteration)
         self._ends()
+
+    def _check_newest(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise StateError(
+                "this iterator is outdated: the loader was iterated anew, loaded a state or was told another epoch; use"
+                " the newest one"
+            )
 
     def _go_to(self, epoch: int) -> None:
         """Go to the beginning of an epoch, and count what is left of the one before."""
@@ -348,11 +361,12 @@ class DataLoader(EpochLoader):
             self._count(left=end - place.position, dropped=len(self._data) - end)
         num_steps = -(-(place.position - place.begin) // self.global_batch_size)
         self._place = _Place(epoch=epoch, first_step=place.first_step + num_steps)
+        self._iteration += 1
 
-    def _handed_over(self, batch: dict[str, Any]) -> Any:
-        assert self._loader is not None
+    def _handed_over(self, loader: Loader, iteration: int, batch: dict[str, Any]) -> Any:
+        self._check_newest(iteration)
         place = self._place
-        position = self._loader.position - self._first
+        position = loader.position - self._first
         given = position - place.position
         self._place = msgspec.structs.replace(place, position=position)
         repeated = max(0, self.ranks.world_size - given)
@@ -436,6 +450,7 @@ class DataLoader(EpochLoader):
                 *(saved.global_batch_size, place.position, place.epoch, size, saved.global_batch_size),
             )
         self._place, self._account = place, saved.account
+        self._iteration += 1
         self._is_loaded = saved.account.epochs > 0
         self._resumes = self._is_loaded and not place.is_over
 
