@@ -109,17 +109,8 @@ def content(path: Path) -> bytes:
         del manifest["xxh3_128"]
         if "index" in manifest:  # of a folder of tars: the size of the database
             del manifest["index"]["size"]
-        _as_two_options(manifest.get("options", {}))
         return json.dumps(_fixed(manifest), sort_keys=True).encode()
     return path.read_bytes()
-
-
-def _as_two_options(options: dict[str, Any]) -> None:
-    """Write what begins a text as it stood when the hashes were made: one option has replaced two since."""
-    for ends in (options.get("tokens", {}), options.get("recipe", {}).get("ends", {})):
-        if "bos" in ends and "prepend_bos" not in ends:
-            named = ends["bos"] not in ("auto", "always", "never")
-            ends |= {"prepend_bos": named, "bos": ends["bos"] if named else None}
 
 
 def _fixed(value: Any) -> Any:

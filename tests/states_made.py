@@ -316,6 +316,17 @@ EDITED: dict[str, Callable[[], Case]] = {
 """Runs that are edited, some of them behind the state that is saved."""
 
 
+NOT_MADE = {
+    "framed": "the run is framed",
+    "measured": "a recipe of the kind 'measured'",
+    "megatron, blend": "it has no single store|a recipe of the kind 'gpt_blend'",
+    "megatron, cyclic": "a recipe of the kind 'megatron_cyclic'",
+    "megatron, fill in the middle": "a recipe of the kind 'gpt_fim'",
+    "megatron": "a recipe of the kind 'gpt'",
+}
+"""How the names of kinds begin whose runs are not made again from a file, and why."""
+
+
 def loader_of(case: Case, **options: Any) -> Loader:
     given = {"reading": Reading(num_threads=0), **case.options, **options}
     return Loader(case.run, micro_batch_size=case.micro_batch_size, **given)

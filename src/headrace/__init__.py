@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import PROVIDED, lazily
 from headrace._version import __version__
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ __all__ = [
     "split",
     "to_datasets",
 ]
+
+PROVIDED.update(load_run="headrace.tracing.rebuilding:load_run", account="headrace.tracing:account")
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazily(__name__, _HOMES, _ROOMS)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
+
+PROVIDED: dict[str, str] = {}
+"""What the package gives to its rooms from rooms above them: name -> ``module:object``, set by ``headrace`` itself."""
+
+
+def provided(name: str) -> Any:
+    """Return what the package provides under a name. Its module is imported when it is first used."""
+    return resolve_name(PROVIDED[name])
 
 
 def homes(names: Mapping[str, str]) -> dict[str, str]:

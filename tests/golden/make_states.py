@@ -1,7 +1,6 @@
 """Writes the golden states: of a run of every kind its file, its saved states, and what comes after them.
 
     python tests/golden/make_states.py tests/golden/states
-    python tests/golden/make_states.py tests/golden/edited_states --edited
 
 The runs are those of `states_made`; nothing but Headrace is needed. The README beside says what is in each file.
 """
@@ -24,7 +23,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)
-        for kind, make in (states_made.EDITED if "--edited" in sys.argv else states_made.KINDS).items():
+        for kind, make in {**states_made.KINDS, **states_made.EDITED}.items():
             text = states_made.written(states_made.golden(make()))
             (folder / states_made.file_name(kind)).write_text(text)
         os.chdir(folder)

@@ -137,10 +137,12 @@ def test_chains_of_resumes_lose_nothing_and_have_nothing_twice(
         assert state["position"] == len(seen) == len(set(seen))
         begin = run.schedule.begin(state["step"])
         assert sorted(seen[:begin]) == list(range(begin)), "each step has its own samples"
-        assert ("dealt" in state) <= (begin < len(seen) < (run.length or 0)), "between two steps a position is all"
+        assert ("balanced_step" in state) <= (begin < len(seen) < (run.length or 0)), (
+            "between two steps a position is all"
+        )
     rest, end = life(loaders(run, 1, 7, state, balance=balance), 1_000)
     assert sorted(seen + flat(rest)) == list(range(run.length or 0))
-    assert "dealt" not in end
+    assert "balanced_step" not in end
 
 
 @settings(max_examples=cases(15, 1_000), deadline=None, suppress_health_check=list(HealthCheck))
@@ -296,7 +298,7 @@ def test_what_a_state_within_a_step_needs(datasets: dict[str, Dataset]) -> None:
     run = Run(datasets["sft"], global_batch_size=24, order=Order(seed=1), samples=60)
     _, state = life(loaders(run, 2, 3), 2)
     assert state["position"] == 12
-    assert state["dealt"]["taken"] == [[24, 2, 3, 12]]
+    assert state["balanced_step"]["taken"] == [[24, 2, 3, 12, 0]]
     with pytest.raises(StateError, match="was balanced: pass the loader the same balance"):
         loaders(run, 2, 3, state, balance=None)
     with pytest.raises(StateError, match="balanced by other costs than here"):
@@ -306,9 +308,9 @@ def test_what_a_state_within_a_step_needs(datasets: dict[str, Dataset]) -> None:
         loaders(shorter, 2, 3, state)
     for taken in ([], [[24, 2, 3, 13]], [[24, 2, 0, 12]], [[8, 2, 3, 12]], [[24, 1, 1, 6], [23, 1, 1, 6]]):
         with pytest.raises(StateError, match="damaged"):
-            loaders(run, 2, 3, {**state, "dealt": {**state["dealt"], "taken": taken}})
+            loaders(run, 2, 3, {**state, "balanced_step": {**state["balanced_step"], "taken": taken}})
     with pytest.raises(StateError, match="damaged"):
-        loaders(run, 2, 3, {**state, "dealt": {"taken": "all"}})
+        loaders(run, 2, 3, {**state, "balanced_step": {"taken": "all"}})
     loader = loaders(run, 2, 3)[0]
     with pytest.raises(ConfigError, match=r"position 12 is within step 0.* start where a step begins, such as 0"):
         loader.start_at(12)
@@ -331,7 +333,7 @@ def test_the_last_step_of_a_run_that_is_made_longer(datasets: dict[str, Dataset]
     assert sorted(flat(before) + flat(found)) == list(range(61))
     assert end["position"] == 61
     _, complete = life(loaders(short, 2, 3), 1_000)
-    assert "dealt" not in complete
+    assert "balanced_step" not in complete
     assert sorted(flat(life(loaders(longer, 2, 3, complete), 1_000)[0])) == list(range(37, 61))
 
 

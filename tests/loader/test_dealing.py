@@ -129,17 +129,17 @@ def test_a_state_says_how_the_step_was_dealt(prefix: str) -> None:
     group = loaders(run, (2, 2, 3))
     together(group, 1)
     state = group[0].state_dict()
-    assert state["dealt"]["taken"] == [[24, 4, 3, 12, 2]]
+    assert state["balanced_step"]["taken"] == [[24, 4, 3, 12, 2]]
     with pytest.raises(StateError, match="was dealt to nodes: pass the loader the same dealing"):
         Loader(run, micro_batch_size=3).load_state_dict(state)
     with pytest.raises(StateError, match="or dealt by other blocks"):
         loaders(run, (2, 2, 3), dealing=Dealing(block=2048))[0].load_state_dict(state)
     broken = json.loads(json.dumps(state))
-    broken["dealt"]["taken"][0][4] = 3
+    broken["balanced_step"]["taken"][0][4] = 3
     with pytest.raises(StateError, match="damaged"):
         group[0].load_state_dict(broken)
     together(group, 1)
-    assert "dealt" not in group[0].state_dict()
+    assert "balanced_step" not in group[0].state_dict()
 
 
 def test_balance_acts_within_each_node(prefix: str) -> None:

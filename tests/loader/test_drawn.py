@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import corpora
-import framed_made
 import media_texts
 import runs_made
 from columned import get_savable_loader
@@ -23,11 +20,10 @@ from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, State
 from headrace.compat.energon import BlendDataset, WorkerConfig, get_train_dataset
 from headrace.datasets import Framed, FramedRun, WindowDataset
 from headrace.encoders import TaskEncoder, stateless
-from headrace.loader import Balance, Ranks, Reading, merge_state_dicts
+from headrace.loader import Balance, Ranks, Reading
 from headrace.plan import Branch, Bucketing, Leaf, Share, micro_batches, quantised
 from headrace.plan.framed import BestFit, Lanes, lanes_key
-from headrace.plan.recipe import undrawn
-from headrace.tracing import Topology, framed_history, history_of, trace_sample, trace_step
+from headrace.tracing import Topology, history_of, trace_sample, trace_step
 
 PLAIN = Reading(num_threads=0, pin_memory=False)
 MICRO_STEPS = 200
@@ -135,7 +131,7 @@ def test_the_steps_are_as_they_were(corpus: list[corpora.Corpus]) -> None:
     assert any(mine != sorted(mine) for mine in positions)
 
 
-def test_what_is_not_drawn_has_the_format_of_before(corpus: list[corpora.Corpus]) -> None:
+def test_what_is_not_drawn_has_a_format_of_its_own(corpus: list[corpora.Corpus]) -> None:
     one = WindowDataset(corpus[0].store, seq_len=8)
     several = windows(corpus).data
     assert isinstance(several, Blend)
@@ -150,49 +146,6 @@ def test_what_is_not_drawn_has_the_format_of_before(corpus: list[corpora.Corpus]
         assert run.recipe.format["split"] == 1
     loader = Loader(Run(one, global_batch_size=8), micro_batch_size=2, ranks=Ranks(1, 2), reading=PLAIN)
     assert [batch["sample_positions"].tolist() for batch in islice(loader, 3)] == [[2, 3], [6, 7], [10, 11]]
-
-
-def state_of_before(loader: Loader) -> dict[str, Any]:
-    """Its state as a version that drew nothing saved it."""
-    state = loader.state_dict()
-    recipe = msgspec.structs.replace(loader.run.recipe, format=undrawn(loader.run.recipe.format))
-    assert recipe.format["split"] == 1
-    state.pop("drawn_to", None)
-    return json.loads(json.dumps({**state, "version": 1, "recipe": recipe.hashes()}))  # type: ignore[no-any-return]
-
-
-def test_states_of_before(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
-    run = windows(corpus, samples=60)
-    whole = [
-        batch["sample_positions"].tolist() for batch in Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
-    ]
-    for taken in range(16):
-        loader = Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
-        assert len(list(islice(loader, taken))) == min(taken, 15)
-        resumed = Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
-        if taken % 2 and taken < 15:
-            with pytest.raises(
-                StateError, match=rf"within step {taken // 2}.*split 2.*after position {taken // 2 * 8}"
-            ):
-                resumed.load_state_dict(state_of_before(loader))
-            assert resumed.position == 0
-            continue
-        resumed.load_state_dict(state_of_before(loader))
-        assert [batch["sample_positions"].tolist() for batch in resumed] == whole[taken:]
-    # At the end of its run all was given, in whatever order: it may be made longer.
-    longer = Loader(windows(corpus, samples=64), micro_batch_size=2, ranks=Ranks(), reading=PLAIN)
-    ended = Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
-    ended.load_state_dict(state_of_before(loader))
-    longer.load_state_dict(ended.state_dict())
-    assert sorted(p for batch in longer for p in batch["sample_positions"].tolist()) == [60, 61, 62, 63]
-    # Another run is still told by what differs, and not by the version.
-    other = windows(corpus, order=Order(seed=2))
-    Loader(run, micro_batch_size=4, ranks=Ranks()).save_recipe(tmp_path / "recipe.json")
-    before = msgspec.structs.replace(run.recipe, format=undrawn(run.recipe.format))
-    with pytest.raises(StateError) as caught:
-        Loader(other, micro_batch_size=4, ranks=Ranks()).load_state_dict(state_of_before(loader), recipe=before)
-    assert "order differ" in str(caught.value)
-    assert "split" not in str(caught.value)
 
 
 @settings(max_examples=cases(10, 2_000), deadline=None, suppress_health_check=list(HealthCheck))
@@ -213,7 +166,7 @@ def test_chains_within_steps_of_a_run_that_is_made_longer(corpus: list[corpora.C
         world_size = data.draw(st.integers(1, 4)) if block == 1 else 1
         micro = data.draw(st.integers(1, 3)) if block == 1 else 1
         # A step that is balanced goes on with balance; one that is not may go on with it.
-        is_balanced = bool(state and "dealt" in state) or (block == 1 and data.draw(st.integers(0, 3)) == 0)
+        is_balanced = bool(state and "balanced_step" in state) or (block == 1 and data.draw(st.integers(0, 3)) == 0)
         balance = Balance(lengths=costs) if is_balanced else None
         loaders = [
             Loader(run, micro_batch_size=micro, ranks=Ranks(rank, world_size), reading=PLAIN, balance=balance)
@@ -230,7 +183,7 @@ def test_chains_within_steps_of_a_run_that_is_made_longer(corpus: list[corpora.C
         state = json.loads(json.dumps(states[0]))
         assert len(set(seen)) == len(seen) == states[0]["position"], "none twice"
         length += data.draw(st.integers(0, 20))
-    balance = Balance(lengths=costs) if state is not None and "dealt" in state else None
+    balance = Balance(lengths=costs) if state is not None and "balanced_step" in state else None
     last = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=PLAIN, balance=balance)
     if state is not None:
         last.load_state_dict(state)
@@ -347,41 +300,6 @@ def test_packs_on_the_fly_mix_the_sources(texts: dict[str, MediaDataset]) -> Non
         loader = Loader(run, micro_batch_size=1, ranks=Ranks(rank, 2))
         packs = [pack for batch in islice(loader, 60) for pack in batch["of"]]
         assert sum(len(set(pack)) == 2 for pack in packs) > 40, "each is of one with a chance of 1 in 8"
-
-
-def test_framed_states_of_before_go_on_as_they_began(texts: dict[str, MediaDataset], tmp_path: Path) -> None:
-    """Lanes are not equally far, so that nothing else would be exact; and their journals are read."""
-    places = [media_texts.shards(tmp_path / name, (9, 12)) for name in "ab"]
-    run = framed_made.framed_run("singles", places, samples=84, global_batch_size=4)
-    before = run._in_turn()
-    assert before.recipe.format["framed"] == 1
-    whole = [
-        sorted(batch["unit_numbers"].tolist()) + batch.get("number", []) for batch in Loader(before, micro_batch_size=2)
-    ]
-    anew = [
-        sorted(batch["unit_numbers"].tolist()) + batch.get("number", []) for batch in Loader(run, micro_batch_size=2)
-    ]
-    assert whole != anew
-    for taken in (3, 6):
-        old = [
-            Loader(before, micro_batch_size=1, ranks=Ranks(rank, 2), journal=tmp_path / f"{taken}-{{rank}}.bin")
-            for rank in range(2)
-        ]
-        for loader in old:
-            list(islice(loader, taken))
-        state = merge_state_dicts([loader.state_dict() for loader in old])
-        journal = tmp_path / f"{taken}-0.bin"
-        resumed = Loader(run, micro_batch_size=2, journal=journal)
-        resumed.load_state_dict(json.loads(json.dumps(state)))
-        assert [sorted(batch["unit_numbers"].tolist()) + batch.get("number", []) for batch in resumed] == whole[taken:]
-        told = framed_history(run, [journal]).step(4)
-        assert told == framed_history(before, [journal]).step(4)
-        assert resumed.state_dict()["recipe"] == before.recipe.hashes()
-    # What began anew loads into the same loader.
-    fresh = Loader(run, micro_batch_size=2)
-    list(islice(fresh, 3))
-    resumed.load_state_dict(fresh.state_dict())
-    assert resumed.run is run
 
 
 @pytest.mark.parametrize("drop", [False, True])

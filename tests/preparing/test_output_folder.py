@@ -18,6 +18,7 @@ import faults
 import headrace
 from counts import cases
 from headrace.errors import InputError, OutputError, StoreError
+from headrace.io.checksum import hash_bytes
 from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
@@ -69,18 +70,6 @@ def test_a_folder_with_something_else_is_refused(kit: Any, tmp_path: Path) -> No
     with pytest.raises(OutputError, match=r"is not empty: it holds 'notes\.txt'; choose a new or an empty folder"):
         prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     assert faults.content(tmp_path / "out") == {"notes.txt": b"mine"}
-
-
-def test_an_unfinished_run_of_an_earlier_version_is_refused_by_name(kit: Any, tmp_path: Path) -> None:
-    kit.write(tmp_path / "in.jsonl", [{"text": "a"}])
-    (tmp_path / "out/.headrace-prepare").mkdir(parents=True)
-    (tmp_path / "out/.headrace-prepare/run.json").write_text("{}")
-    for options in (PLAIN, OVERWRITE):
-        with pytest.raises(
-            OutputError, match=r"an unfinished run of an earlier version .* or remove .*\.headrace-prep"
-        ):
-            prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".headrace-prepare"]
 
 
 def test_overwrite_replaces_our_files_and_no_others(
@@ -368,8 +357,8 @@ def test_a_restart_that_ends_before_it_has_done_anything_leaves_nothing(tmp_path
 def test_a_commit_names_nothing_outside(tmp_path: Path) -> None:
     leave_unfinished(tmp_path / "out")
     (tmp_path / "victim").touch()
-    plan = {"run": RUN, "remove": ["../victim"], "moves": []}
-    (tmp_path / "out" / WORK_NAME / COMMIT_NAME).write_text(json.dumps(plan))
+    plan = json.dumps({"run": RUN, "remove": ["../victim"], "moves": []})
+    (tmp_path / "out" / WORK_NAME / COMMIT_NAME).write_text(f"{plan}\n{hash_bytes(plan.encode())}\n")
     with pytest.raises(StoreError, match=r"\.\./victim"), claim(tmp_path / "out"):
         pass
     assert (tmp_path / "victim").exists()

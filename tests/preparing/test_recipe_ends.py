@@ -188,9 +188,9 @@ def test_strings_begin_as_the_tokeniser_begins_them(folder: Path, kind: str, way
     assert documents == [[BOS, *row] for row in plain]
     assert (notes, num_bos) == ({}, len(documents))
     assert notices == ["texts begin with '<bos>', as the tokeniser begins them; `ends: {bos: never}` leaves it out"]
-    for more in ("ends: {bos: always}", "ends: {bos: <bos>}", "ends: {prepend_bos: true}"):
+    for more in ("ends: {bos: always}", "ends: {bos: <bos>}"):
         assert begun(more) == (documents, {}, len(documents), [])
-    for more in ("ends: {bos: never}", "ends: {prepend_bos: false}"):
+    for more in ("ends: {bos: never}",):
         found, notes, num_bos, notices = begun(more)
         assert (found, notes, num_bos) == (plain, {"missing_bos": len(documents)}, 0)
         assert [one.partition(",")[0] for one in notices] == [
@@ -246,7 +246,6 @@ def test_sections_begin_as_other_texts_do(folder: Path) -> None:
             "bos: alway",
             "ends.bos is 'alway', which the tokeniser does not have.*other values are auto, always and never",
         ),
-        ("prepend_bos: maybe", "ends.prepend_bos is 'maybe'; allowed are True, False, None"),
     ],
 )
 def test_other_words_are_refused(folder: Path, ends: str, message: str) -> None:

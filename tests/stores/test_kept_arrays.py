@@ -156,24 +156,6 @@ def test_a_flipped_bit_of_the_list_changes_nothing_unseen(kept: Path) -> None:
     assert is_whole(kept)
 
 
-def as_version_1(kept: Path) -> None:
-    """As Headrace kept arrays before the list had a hash of its own."""
-    path = kept / "n" / "kept.json"
-    found = json.loads(path.read_text())
-    for name in ("kind", "version", "xxh3_128"):
-        del found[name]
-    path.write_text(json.dumps(found))
-
-
-def test_a_list_of_before(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Facts that took hours to measure are read; what can be made anew is."""
-    as_version_1(kept)
-    assert is_whole(kept)
-    assert find_cache(kept, "n") is None
-    assert list(kept.iterdir()) == []
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("name", ["ends.npy", "kept.json", "none.npy"])
 def test_a_damaged_cache_is_told_of_and_made_anew(kept: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     path = kept / "n" / name

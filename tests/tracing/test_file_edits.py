@@ -272,19 +272,6 @@ def test_states_that_are_given_out_are_noted(recwarn: pytest.WarningsRecorder) -
         loader.state_dict()
 
 
-def test_a_file_that_notes_no_states_asks() -> None:
-    save_run(begun(), "run.json", position=16)
-    content = json.loads(Path("run.json").read_bytes())
-    del content["notes_states"]
-    content["digest"] = run_file._digest(content)
-    Path("run.json").write_text(json.dumps(content), encoding="utf-8")
-    skip = ("skip", "run.json", "10:12", "--reason", "spike")
-    code, said = command(*skip)
-    assert (code, "pass --trained N" in said) == (2, True)
-    assert command("show", "run.json")[1].endswith("the training last began at position 16\n")
-    assert command(*skip, "--trained", 2)[0] == 0
-
-
 def test_a_dry_run_shows_both_accounts() -> None:
     run = run_of(blend(), samples=400)
     save_run(run, "run.json", position=0)

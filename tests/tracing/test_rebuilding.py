@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,7 @@ import states_made
 from headrace import Blend, Exclude, Order, Packing, Run
 from headrace.errors import ConfigError, StateError, StoreError
 from headrace.tracing import read_run_file, save_run
-from states_made import KINDS, blend, indexed, run_of, windows
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "states"
-NOT_MADE = {
-    "framed": "the run is framed",
-    "measured": "a recipe of the kind 'measured'",
-    "megatron, blend": "it has no single store|a recipe of the kind 'gpt_blend'",
-    "megatron, cyclic": "a recipe of the kind 'megatron_cyclic'",
-    "megatron, fill in the middle": "a recipe of the kind 'gpt_fim'",
-    "megatron": "a recipe of the kind 'gpt'",
-}
+from states_made import KINDS, NOT_MADE, blend, indexed, run_of, windows
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +55,6 @@ def test_every_kind(kind: str) -> None:
             return
     assert isinstance(run, Run)
     check_same(reloaded(run, trust_code=True), run)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(tuple(NOT_MADE))])
-def test_a_file_of_version_1(kind: str, tmp_path: Path) -> None:
-    run = KINDS[kind]().run
-    assert isinstance(run, Run)
-    content = json.loads((GOLDEN / states_made.file_name(kind)).read_text())["run"]
-    (tmp_path / "run.json").write_text(json.dumps({**content, "folder": str(Path.cwd())}))
-    made = Run.load(tmp_path / "run.json", trust_code=True)
-    check_same(made, run, range(3))
 
 
 def edited() -> Run:

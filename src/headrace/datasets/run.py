@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._lazy import provided
 from headrace.config import optional_whole, whole
 from headrace.datasets.dataset import (
     Dataset,
@@ -148,7 +149,8 @@ class Run:
         self.schedule = BatchSchedule.of(global_batch_size)
         self.edits: tuple[Edit, ...] = ()
         self.generation = 0
-        self.file: str | None = None
+        self.on_state: Callable[[int], None] | None = None
+        """Told the position of each state that is given out, as by the file that holds the run."""
         self._first = data, self.order, self.schedule, Length(epochs, samples, drop_last)
         self.plan: AnyPlan = self._begun_plan()
         by_path = named_datasets(data)
@@ -196,7 +198,7 @@ class Run:
             StateError, StoreError: the file is damaged or was changed by hand; a store is missing or holds other data.
             ConfigError: something cannot be made again; the message says what, and what to do.
         """
-        found: Run = resolve_name("headrace.tracing.rebuilding:load_run")(path, at_step=at_step, trust_code=trust_code)
+        found: Run = provided("load_run")(path, at_step=at_step, trust_code=trust_code)
         return found
 
     def edit(
@@ -348,7 +350,7 @@ class Run:
         run = copy(self)
         for name in ("block_samples", "draw", "recipe", "_chaptered"):
             run.__dict__.pop(name, None)
-        run.edits, run.file = applied, None
+        run.edits, run.on_state = applied, None
         run.data, run.order = editing.data, editing.editor.order
         run.schedule, run.length = editing.editor.schedule, editing.editor.length()
         run._set_datasets(editing.datasets)
@@ -601,7 +603,7 @@ class Run:
 
     def account(self, step: int | None = None, *, exact: bool = False) -> Any:
         """Return what was fed before a step, a `headrace.tracing.RunAccount`; see `headrace.tracing.account`."""
-        return resolve_name("headrace.tracing:account")(self, step, exact=exact)
+        return provided("account")(self, step, exact=exact)
 
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""

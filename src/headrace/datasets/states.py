@@ -5,7 +5,6 @@ Loaders of all kinds share this, so that a state of one loads into every other.
 
 from __future__ import annotations
 
-from pkgutil import resolve_name
 from typing import Any
 
 from headrace.datasets.mix import check_micro_batches, readers_of
@@ -20,10 +19,10 @@ from headrace.plan.tree import MAX_POSITIONS
 def identity(run: Run, position: int) -> dict[str, Any]:
     """Return the fields of a `Cursor` that say to which runs a state at a position belongs: hashes of what was fed.
 
-    A state is given out with them, so that its position is noted in the file of the run.
+    A state is given out with them, which is told to ``run.on_state``.
     """
-    if run.file is not None:
-        resolve_name("headrace.tracing.run_file:note_state")(run.file, position)
+    if run.on_state is not None:
+        run.on_state(position)
     return {"version": PAST_VERSION, "recipe": run.past(position).hashes()}
 
 

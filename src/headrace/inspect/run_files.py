@@ -63,15 +63,11 @@ class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToldFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file; ``reached`` is the position of its last run in the last state, or at the start, of the training.
-
-    ``notes_states`` is false if the training noted no states, so that only the start is known.
-    """
+    """The whole file; ``reached`` is the position of its last run in the last state, or where the training began."""
 
     run: str
     generation: int
     reached: int
-    notes_states: bool
     runs: tuple[ToldRun, ...]
 
     def lines(self) -> list[str]:
@@ -87,8 +83,7 @@ class ToldFile(msgspec.Struct, frozen=True, kw_only=True):
             if run.edits:
                 found.append(f"  begun    {', '.join(_shares(run.begun))}")
             found += [f"  {line}" for edit in run.edits for line in edit_lines(edit)]
-        what = "has come to" if self.notes_states else "last began at"
-        found.append(f"the training {what} position {count(self.reached)}")
+        found.append(f"the training has come to position {count(self.reached)}")
         return found
 
 
@@ -201,7 +196,6 @@ def tell_run_file(path: str | os.PathLike[str]) -> ToldFile:
         run=str(path),
         generation=file.generation,
         reached=file.reached,
-        notes_states=file.notes_states,
         runs=tuple(runs),
     )
 

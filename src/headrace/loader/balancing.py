@@ -330,7 +330,7 @@ class StepFacts(NamedTuple):
         return StepFacts(*(None if one is None else one[begin:end] for one in self))
 
     def digest(self) -> str:
-        """Return a hash of all facts; of costs alone it is the hash that states had before there was dealing."""
+        """Return a hash of all facts."""
         hasher = xxhash.xxh3_128(seed=ASSIGNMENT_VERSION)
         for one in self:
             if one is not None:

@@ -10,7 +10,7 @@ parts are named here, and imported when such a run comes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice, repeat
@@ -156,9 +156,6 @@ class Feed(Protocol):
     def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of all ranks, from the one of this rank; see `Loader.gather_state_dict`."""
 
-    def as_saved(self, recipe: Mapping[str, str]) -> Feed:
-        """Return this feed, or that of the run whose recipe has these hashes, if the run can be continued as it."""
-
     def load(self, cursor: Cursor) -> None:
         """Prepare to continue from a saved state.
 
@@ -279,10 +276,6 @@ class SpanFeed:
     def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state as it is, since it is the same on all ranks."""
         return state
-
-    def as_saved(self, recipe: Mapping[str, str]) -> SpanFeed:
-        """See `Feed.as_saved`; a `Run` is continued as it is."""
-        return self
 
     def identity(self, position: int) -> dict[str, Any]:
         """See `Feed.identity`: hashes of what was fed before the position."""

@@ -319,19 +319,14 @@ class Loader:
                 another run names the field that differs.
 
         Raises:
-            StateError: the state is none, is damaged, has an unknown version, or belongs to another run; or it was
-                saved within a step of a blend by a version that did not yet draw which rank takes which sample.
+            StateError: the state is none, is damaged, has an unknown version, or belongs to another run.
             ConfigError: a micro-batch after this position would mix two sources, which ``block_samples`` of a blend
                 forbids.
         """
         saved = recipe if isinstance(recipe, RunRecipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
-        feed = self._feed.as_saved(cursor.recipe)
-        cursor = feed.verified(cursor, saved)
-        feed.load(cursor)
-        if feed is not self._feed:
-            self._feed.close()
-        self._feed = feed
+        cursor = self._feed.verified(cursor, saved)
+        self._feed.load(cursor)
         self._position = cursor.position
         self._has_fed = cursor.position > 0
         self._loaded = True

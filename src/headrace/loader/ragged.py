@@ -92,6 +92,7 @@ def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
             samples = run.samples(some, watch)
             made = perf_counter()
             batches.append(RaggedBatch({}, run.collate(samples)))
+            del samples
             collating_s += perf_counter() - made
     seconds = perf_counter() - begin
     times = watch.take_times(seconds - collating_s, collating_s)

@@ -62,10 +62,13 @@ class Pace:
         micro_batch_size: samples of a micro-batch.
         row_bytes: bytes of a sample; None if they are not known before it is read.
         is_here: whether this process reads the samples itself.
+        keeps_samples: whether the samples live as long as their batch, which is not so if they were collated.
     """
 
-    def __init__(self, micro_batch_size: int, row_bytes: int | None, *, is_here: bool = False) -> None:
-        rows = SPAN_ROWS_HERE if is_here and row_bytes is None else SPAN_ROWS
+    def __init__(
+        self, micro_batch_size: int, row_bytes: int | None, *, is_here: bool = False, keeps_samples: bool = True
+    ) -> None:
+        rows = SPAN_ROWS_HERE if is_here and keeps_samples and row_bytes is None else SPAN_ROWS
         self._most_bytes = SPAN_BYTES if is_here else SPAN_BYTES_AWAY
         self._most = rows // micro_batch_size
         self._is_known = row_bytes is not None
@@ -154,7 +157,7 @@ class SpanRows(NamedTuple):
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
     """Return the `Pace` of a new stream; tell it what spans have cost with `Pace.learn`."""
-    return Pace(share.micro_batch_size, _row_bytes(run), is_here=is_here)
+    return Pace(share.micro_batch_size, _row_bytes(run), is_here=is_here, keeps_samples=not run.traits.is_opaque)
 
 
 class SlotAssignment(Protocol):

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.config import convert
 from headrace.errors import ConfigError, StateError
-from headrace.plan.recipe import CONTENTS, PARTS, RunRecipe, differing_parts, undrawn
+from headrace.plan.recipe import CONTENTS, PARTS, RunRecipe, differing_parts
 from headrace.plan.schedule import BatchSchedule
 
 VERSION = 1
@@ -122,7 +122,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step: int
     position: int
     lanes: tuple[dict[str, Any], ...] = ()
-    balanced_step: BalancedStep | None = msgspec.field(default=None, name="dealt")
+    balanced_step: BalancedStep | None = None
     drawn_to: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,11 +130,9 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         state = msgspec.to_builtins(self)
         state["lanes"] = list(self.lanes)
         if self.balanced_step is None:
-            del state["dealt"]
+            del state["balanced_step"]
         else:
-            # Parts that were not dealt to nodes are written as they were before there was dealing.
-            parts = self.balanced_step.taken
-            state["dealt"]["taken"] = [list(part) if part.per_node else list(part[:4]) for part in parts]
+            state["balanced_step"]["taken"] = [list(part) for part in self.balanced_step.taken]
         if self.drawn_to:
             state["drawn_to"] = list(self.drawn_to)
         else:
@@ -170,21 +168,15 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ``past`` is the recipe of what the run feeds before the position of the cursor; a cursor from version 2 on is
         compared with it alone, so that it belongs to every run with the same past.
 
-        If ``saved``, the recipe that was saved with the state, is given, the error names each field that differs. A
-        cursor that an older Headrace saved, before slots were drawn, belongs to the same run, since its steps have the
-        same samples; it is converted.
+        If ``saved``, the recipe that was saved with the state, is given, the error names each field that differs.
 
         Raises:
-            StateError: the cursor belongs to another run or is damaged; or it was saved within a step, before slots
-                were drawn.
+            StateError: the cursor belongs to another run or is damaged.
         """
-        before = msgspec.structs.replace(recipe, format=undrawn(recipe.format))
-        is_before = before != recipe and self.recipe.get("format") == before.hashes()["format"]
         if self.version == PAST_VERSION:
-            is_before = False
             self._check_past(past, recipe, saved, self.step + (schedule.begin(self.step) < self.position))
         else:
-            self._check_recipe(before if is_before else recipe, saved)
+            self._check_recipe(recipe, saved)
         if (outside := outside_run(self.position, length)) is not None:
             raise StateError(f"the saved {outside}")
         if (step := schedule.step_of(self.position)) != self.step:
@@ -192,7 +184,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"the saved state says step {self.step} at position {self.position}, which is in step {step} of this"
                 " run"
             )
-        return self._drawn(recipe, schedule, length) if is_before else self
+        return self
 
     def _check_past(self, past: RunRecipe | None, recipe: RunRecipe, saved: RunRecipe | None, first_step: int) -> None:
         """Raise StateError unless a run has fed the same as the run of this cursor."""
@@ -230,20 +222,3 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"{sorted(PARTS)}"
             )
         return differing_parts(self.recipe, hashes)
-
-    def _drawn(self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None) -> Cursor:
-        """Convert a cursor from before slots were drawn, when each slot took the position of its own number."""
-        begin = schedule.begin(self.step)
-        num_balanced = (
-            0 if self.balanced_step is None else sum(step_part.num_taken for step_part in self.balanced_step.taken)
-        )
-        if self.position not in (begin + num_balanced, length):
-            raise StateError(
-                f"the saved state was taken within step {self.step:,}, at position {self.position:,}, by a version of "
-                "Headrace that assigned the samples of a blend's step to the ranks in turn; this version draws them "
-                f"(split {recipe.format['split']}), so the rest of that step would be other samples. Resume from a "
-                f"state between two steps, such as after position {begin:,}, or finish the step with the version that "
-                "saved it"
-            )
-        drawn_to = (self.position,) if self.position > begin + num_balanced else ()
-        return msgspec.structs.replace(self, recipe=recipe.hashes(), drawn_to=drawn_to)

@@ -465,7 +465,7 @@ def leaf_shares(node: Node) -> dict[str, Fraction]:
 def node_recipe(node: Declared) -> dict[str, object]:
     """Return what decides anything in a tree, JSON-safe, for the recipe of a run.
 
-    Fields that are new since the first version are written only where they are used. In a schedule each source is
+    Fields that do nothing are left out. In a schedule each source is
     written once, and so is each tree; segments whose trees differ only in their shares have one tree in common:
 
         {"path": "", "kind": "schedule",

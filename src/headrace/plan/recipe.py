@@ -1,7 +1,6 @@
-"""What a run is recorded as: its recipe, and the names of classes and functions in it.
+"""What a run is recorded as: its recipe, and the ids of classes and functions in it.
 
-`RunRecipe` holds everything that decides which bytes come when, in five parts with a hash each. Classes and functions
-of ours that moved keep the name under which the first runs were saved.
+`RunRecipe` holds everything that decides which bytes come when, in five parts with a hash each.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PARTS = ("format", "dataset", "blend", "order", "batch")
 
 CONTENTS: Final = "store_contents"
 """The part with the contents of files that ``dataset`` knows by names, sizes and offsets only, and the field of recipes
-that it is made of. Recipes and states that were saved before there was such a part lack it."""
+that it is made of. Recipes of data whose contents are not known lack it."""
 
 ORDER_FORMAT = {"order": 1, "blend": 1, "split": 2}
 """Versions of the algorithms behind the plan. A change that moves any sample raises one of them.
@@ -30,12 +29,7 @@ ORDER_FORMAT = {"order": 1, "blend": 1, "split": 2}
 
 def order_format(*, is_drawn: bool) -> dict[str, Any]:
     """Return the versions of the algorithms that a run uses; ``is_drawn`` says whether the slots of its steps are."""
-    return dict(ORDER_FORMAT) if is_drawn else undrawn(ORDER_FORMAT)
-
-
-def undrawn(versions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the versions that the same run used before slots, and the positions of lanes, were drawn."""
-    return {**versions, **{name: 1 for name in ("split", "framed") if name in versions}}
+    return dict(ORDER_FORMAT) if is_drawn else {**ORDER_FORMAT, "split": 1}
 
 
 class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,14 +81,17 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def differing_parts(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the parts whose hashes differ; the contents of files only if both know them, and the layouts are equal."""
+    """Return the parts whose hashes differ; the contents of files only if both know them, and the layouts are equal.
+
+    Some stores at URLs do not know their contents.
+    """
     found = [part for part in PARTS if one.get(part) != other.get(part)]
     are_others = CONTENTS in one and CONTENTS in other and one[CONTENTS] != other[CONTENTS]
     return [*found, CONTENTS] if are_others and "dataset" not in found else found
 
 
 def without_contents(recipe: Any) -> Any:
-    """Return the recipe of a dataset, or of several, as it was before it held the contents of files."""
+    """Return the recipe of a dataset, or of several, without the contents of files."""
     if isinstance(recipe, Mapping):
         return {name: without_contents(value) for name, value in recipe.items() if name != CONTENTS}
     return [without_contents(value) for value in recipe] if isinstance(recipe, list | tuple) else recipe
@@ -120,45 +117,21 @@ def canonical(value: Any) -> bytes:
     return msgspec.json.encode(value, order="sorted")
 
 
-_DECODING: Final = "headrace.samples.media.decoding"
+OURS: Final = "headrace:"
+"""How the ids of classes and functions of ours begin."""
 
-FIRST_MODULES: Final[dict[str, dict[str, str]]] = {
-    "headrace.compat.energon.wrappers": {
-        "FunctionEncoder": "headrace.datasets.encoded.functions",
-    },
-    "headrace.encoders.task_encoder": {
-        "AugmentTaskEncoder": "headrace.encoders.augment",
-        "DefaultTaskEncoder": "headrace.encoders.default",
-    },
-    f"{_DECODING}.av_decoder": {
-        "AVDecoder": f"{_DECODING}.av.decoder",
-        "get_clips_uniform": f"{_DECODING}.av.clips",
-        "get_single_frames_uniform": f"{_DECODING}.av.clips",
-    },
-    f"{_DECODING}.av_streams": {
-        "AVData": f"{_DECODING}.av.data",
-    },
-    "headrace.samples.media.mapper": {
-        "parse_field_map": "headrace.samples.media.field_map",
-        "parts_of": "headrace.samples.media.field_map",
-        "sources_of": "headrace.samples.media.field_map",
-    },
-    "headrace.samples.media.metadata": {
-        "AVMetadata": f"{_DECODING}.av.data",
-    },
-    "headrace.samples.media.registry": {
-        "load_function": "headrace.samples.media.references",
-    },
-}
-"""Present module -> name in it -> the module under which saved runs recorded that name."""
+_GUESTS: Final = "headrace.compat."
 
 
 def recorded_name(thing: Any) -> str:
-    """Return ``module.qualname`` of a class or function, or of the class of an object that has no name of its own.
+    """Return the id of a class or function, or of the class of an object that has no name of its own.
 
-    The body of a function plays no part. A class or function that has moved keeps the name under which the first runs
-    were saved.
+    Of one of ours it is ``headrace:TaskEncoder``, which holds wherever it is defined; of one in `headrace.compat` the
+    package that bears its name comes first, ``headrace.compat.energon:FunctionEncoder``. For all others it is
+    ``module.qualname``. The body of a function plays no part.
     """
     named = thing if hasattr(thing, "__qualname__") else type(thing)
-    module = FIRST_MODULES.get(named.__module__, {}).get(named.__qualname__.partition(".")[0], named.__module__)
-    return f"{module}.{named.__qualname__}"
+    module, name = named.__module__, named.__qualname__
+    if module.startswith(_GUESTS):
+        return f"{'.'.join(module.split('.')[:3])}:{name}"
+    return f"{OURS}{name}" if module.startswith("headrace.") else f"{module}.{name}"

@@ -148,15 +148,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return repr(values[name]) if name in values else "not there"
 
 
-def _with_version(run: dict[str, Any]) -> dict[str, Any]:
-    """The description of a run with its version. The first version did not write its number."""
-    return {"version": 1, **run}
-
-
 WORK_NAME = ".headrace"
-OLD_WORK_NAME = ".headrace-prepare"
-"""How earlier versions called the work folder."""
-
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
 WORK_VERSION = 1
@@ -262,10 +254,10 @@ class OutputFolder:
         with output_errors(self.work, "use as the work folder"):
             before = self._unfinished()
             if before is not None and not self._restart:
-                if before["version"] != WORK_VERSION:
+                if before.get("version") != WORK_VERSION:
                     raise OutputError(
                         f"{self.name}: an unfinished run of another version of Headrace is in this folder: its work "
-                        f"files are of version {before['version']}, those of this Headrace of version {WORK_VERSION}. "
+                        f"files are of version {before.get('version')}, those of this Headrace of {WORK_VERSION}. "
                         "Finish it with the version that began it, or give --restart to discard it"
                     )
                 if found := differences_in_words(before, run):
@@ -404,11 +396,11 @@ class OutputFolder:
         atomic_write(self.work / COMMIT_NAME, data + b"\n" + hash_bytes(data).encode() + b"\n")
 
     def _commit(self) -> dict[str, Any]:
-        """The moves that were written; OutputError if they are damaged. An earlier version wrote no hash."""
+        """The moves that were written; OutputError if they are damaged."""
         path = self.work / COMMIT_NAME
-        data, end, digest = read_small(path).partition(b"\n")
+        data, _, digest = read_small(path).partition(b"\n")
         try:
-            if end and digest != hash_bytes(data).encode() + b"\n":
+            if digest != hash_bytes(data).encode() + b"\n":
                 raise ValueError("its hash is not that of its content")
             plan: dict[str, Any] = json.loads(data)
             if plan.keys() != {"run", "remove", "moves"}:
@@ -442,7 +434,7 @@ class OutputFolder:
         if not (self.work / COMMIT_NAME).exists():
             return
         self._keep = True
-        self._run = self._completed = _with_version(self._commit()["run"])
+        self._run = self._completed = self._commit()["run"]
         self._move()
         self._clear()
 
@@ -451,7 +443,7 @@ class OutputFolder:
             found = json.loads(read_small(self.work / RUN_NAME))
         except (FileNotFoundError, ValueError, RecursionError):
             return None
-        return _with_version(found) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else None
 
     def _whole_output(self) -> Manifest | None:
         """The manifest of the output in this folder, if all its files are there."""
@@ -485,11 +477,6 @@ class OutputFolder:
             names = sorted(entry.name for entry in os.scandir(self.path) if entry.name != WORK_NAME)
         if not names:
             return
-        if OLD_WORK_NAME in names:
-            raise OutputError(
-                f"{self.name}: an unfinished run of an earlier version of Headrace is in this folder: finish it with"
-                f" that version, or remove {self.path / OLD_WORK_NAME} to begin anew"
-            )
         is_ours = MANIFEST_NAME in names
         if not self._overwrite:
             what = "holds the output of an earlier run" if is_ours else f"is not empty: it holds {names[0]!r}"

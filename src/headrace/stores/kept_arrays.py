@@ -69,15 +69,14 @@ class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of ``kept.json``; ``meta`` is text of the caller.
 
-    ``xxh3_128`` is a hash of the record itself, computed with this field empty. Version 1 had neither this hash nor
-    ``kind`` and ``version``.
+    ``xxh3_128`` is a hash of the record itself, computed with this field empty.
     """
 
     arrays: dict[str, KeptFile]
     meta: str
     meta_xxh3_128: str
     kind: str = _KIND
-    version: int = 1
+    version: int = 0
     xxh3_128: str = ""
 
 
@@ -137,15 +136,13 @@ def find_arrays(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes
     """
     place = folder / name
     try:
-        return _checked(place, since=1)
+        return _checked(place)
     except _DamageError as damage:
         raise StoreError(f"{damage}; remove {place}, and it is made again") from damage.__cause__
 
 
 def find_cache(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes] | None:
     """Return the same as `find_arrays`, for arrays that can be made again: damaged ones are removed with a warning.
-
-    Arrays that an earlier version of Headrace has kept are removed without a warning.
 
     Returns:
         The arrays and their ``meta``; None if there are none, or if they were removed.
@@ -155,7 +152,7 @@ def find_cache(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes]
     """
     place = folder / name
     try:
-        found = _checked(place, since=_VERSION)
+        found = _checked(place)
     except _DamageError as damage:
         _log.warning("%s; it is made again", damage)
         found = None
@@ -185,16 +182,14 @@ def check_arrays(folder: Path, name: str) -> list[Problem]:
     return faults
 
 
-def _checked(place: Path, *, since: int) -> tuple[dict[str, NDArray[Any]], bytes] | None:
-    """Return the arrays in a folder and their meta; None if there are none, or if their version is below ``since``."""
+def _checked(place: Path) -> tuple[dict[str, NDArray[Any]], bytes] | None:
+    """Return the arrays in a folder and their meta; None if there are none."""
     try:
         kept = _listed(place, _list_bytes(place))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreError(f"{place / KEPT_NAME}: cannot be read: {error.strerror or error}") from error
-    if kept.version < since:
-        return None
     return {key: _array(place / f"{key}.npy", file) for key, file in kept.arrays.items()}, kept.meta.encode()
 
 
@@ -231,15 +226,11 @@ def _listed(place: Path, data: bytes) -> KeptRecord:
     path = place / KEPT_NAME
     try:
         kept = msgspec.json.decode(data, type=KeptRecord)
-        whole = json_bytes(kept) if kept.version > 1 else data
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _DamageError(path, f"damaged: {error}") from error
-    if kept.kind != _KIND or not 1 <= kept.version <= _VERSION:
-        raise _DamageError(
-            path,
-            f"is {kept.kind} of version {kept.version}; known are the versions 1 to {_VERSION} of {_KIND}",
-        )
-    if kept.xxh3_128 != ("" if kept.version == 1 else _own_hash(kept)) or whole != data:
+    if kept.kind != _KIND or kept.version != _VERSION:
+        raise _DamageError(path, f"is {kept.kind} of version {kept.version}; expected version {_VERSION} of {_KIND}")
+    if kept.xxh3_128 != _own_hash(kept) or json_bytes(kept) != data:
         raise _DamageError(path, "damaged: its content does not match its own hash")
     if hash_bytes(kept.meta.encode()) != kept.meta_xxh3_128:
         raise _DamageError(path, "damaged: meta differs from what was written")

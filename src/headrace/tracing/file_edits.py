@@ -146,12 +146,6 @@ def _changed(
 def _reached(path: str | os.PathLike[str], file: RunFile, saved: SavedRun, run: Run, trained: Trained) -> int:
     """Return the position of the run from which the training goes on, as it was told, or as the file knows it."""
     if trained is None:
-        if not file.notes_states:
-            raise ConfigError(
-                f"{path}: an older Headrace wrote this file, which knows only that the training last began at "
-                f"position {file.reached:,}, and not how far it has come: pass --trained N, the number of steps that "
-                "are trained, or --state FILE, the state from which it goes on"
-            )
         reached = file.reached
     elif isinstance(trained, Mapping):
         cursor = Cursor.from_dict(trained)

@@ -261,6 +261,5 @@ def framed_history(run: FramedRun, journals: Iterable[str | os.PathLike[str]]) -
     paths = list(journals)
     own, *earlier = run.journal_hashes
     hashes = next((one for one in earlier if paths and are_journals_of(paths, one)), own)
-    run = run.as_saved(hashes)
     journal = read_journals(paths, hashes, run.lanes)
     return FramedHistory(history_of(run.stream), run.lanes, run.schedule, journal, reader=run.reader)

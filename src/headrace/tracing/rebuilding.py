@@ -38,15 +38,15 @@ from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.io import as_read_back, is_url
 from headrace.plan.packing import Packing
-from headrace.plan.recipe import FIRST_MODULES, without_contents
+from headrace.plan.recipe import OURS, without_contents
 from headrace.samples.media import SampleDecoder, resolve_sample_type
 from headrace.stores import EnergonStore, SampleStore, Store, open_tokens
 from headrace.stores import open as open_store
 from headrace.tracing.run_file import SavedRun, read_run_file
 from headrace.tracing.saved_mix import SavedSource, SavedStore
 
-OWN_ENCODERS: Final = "headrace."
-"""Encoders of modules that begin so are no code of the user."""
+_FACES: Final = ("headrace", "headrace.encoders", "headrace.samples.media")
+"""The packages that export the classes and functions of ours which a recipe may name."""
 
 
 def load_run(path: str | os.PathLike[str], *, at_step: int | None, trust_code: bool) -> Run:
@@ -109,7 +109,7 @@ def opened(saved: SavedStore, folder: str, *, as_samples: bool) -> Store | Sampl
     else:
         found = open_store(name) if as_samples else _tokens(name, saved)
     layout, contents = found.layout_fingerprint, found.contents_fingerprint
-    # Files of before do not have contents, and some stores at URLs do not know them.
+    # Some stores at URLs do not know their contents.
     is_same = saved.contents is UNSET or contents in (layout, saved.contents)
     if layout != saved.fingerprint or not is_same:
         raise StoreError(f"{name}: does not hold the data that the run was fed from")
@@ -165,7 +165,7 @@ class Rebuilder:
                     f"{where} cannot be made again from the file: {error}. Build the run in Python and pass it to "
                     "save_run"
                 ) from error
-            # The contents of files were compared when the store was opened; files of before do not have them.
+            # The contents of files were compared when the store was opened.
             if without_contents(as_read_back(found.recipe)) != without_contents(source.recipe):
                 raise ConfigError(
                     f"{where} cannot be made again from the file: its recipe does not tell all of it, and what was "
@@ -214,7 +214,7 @@ class Rebuilder:
 
     def _encoded(self, source: SavedSource, recipe: Mapping[str, Any]) -> Dataset:
         name = recipe["encoder"]
-        encoder = named_thing(name) if name.startswith(OWN_ENCODERS) else self._named(name, "task encoder")
+        encoder = named_thing(name) if name.startswith(OURS) else self._named(name, "task encoder")
         inner = self._made(source, recipe["dataset"])
         try:
             made = encoder()
@@ -245,7 +245,8 @@ class Rebuilder:
             options["part_filter"] = self._named(recipe["part_filter"], "part filter")
         elif recipe["field_map"] is None:
             options["part_filter"] = recipe["part_filter"]
-        module, _, name = recipe["sample_type"].rpartition(".")
+        of_ours, _, name = recipe["sample_type"].partition(":")
+        module, _, name = (of_ours, "", name) if name else of_ours.rpartition(".")
         kind = resolve_sample_type(module, name, trust_code=self._trust_code)
         return MediaDataset(self._store(source, as_samples=True), kind, recipe["field_map"], **options)
 
@@ -258,11 +259,11 @@ def named_thing(name: str) -> Any:
     """
     if "<" in name or name.startswith("__main__."):
         raise ConfigError(f"{name} cannot be imported by its name: define it at the top of a module")
-    for module, names in FIRST_MODULES.items():
-        for own, first in names.items():
-            if name == f"{first}.{own}" or name.startswith(f"{first}.{own}."):
-                name = module + name[len(first) :]
     try:
+        if name.startswith(OURS):
+            first = name.removeprefix(OURS).partition(".")[0]
+            face = next((one for one in _FACES if first in resolve_name(one).__all__), "headrace")
+            return resolve_name(name.replace(OURS, f"{face}:"))
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{name} cannot be imported: {error}") from error

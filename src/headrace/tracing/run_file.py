@@ -17,6 +17,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +45,7 @@ from headrace.plan.chaptered.changes import plan_of
 from headrace.plan.chaptered.chapters import Length
 from headrace.plan.cursor import outside_run
 from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
-from headrace.plan.recipe import differing_parts, undrawn
+from headrace.plan.recipe import differing_parts
 from headrace.tracing.saved_mix import (
     AnyMix,
     RecordedDataset,
@@ -52,14 +53,13 @@ from headrace.tracing.saved_mix import (
     SourceTable,
     is_by_tokens,
     loaded_mix,
-    planned,
     saved_mix,
 )
 from headrace.tracing.saved_plan import AnyNode, loaded_node, saved_node
 from headrace.tracing.trace import Trace
 
 VERSION = 2
-"""Version of the file. Version 1 had no edits, and not what is needed to make a run again."""
+"""Version of the file."""
 
 
 class SavedLength(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,8 +104,8 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch: dict[str, Any]
     sources: tuple[SavedSource, ...]
     plan: AnyNode
-    measured: SavedLength | None = None
-    data: AnyMix | None = None
+    measured: SavedLength
+    data: AnyMix | None
     added: tuple[SavedSource, ...] = ()
     edits: tuple[SavedEdit, ...] = ()
     edited: dict[str, str] | None = None
@@ -166,21 +166,16 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             StateError: as `trace`.
             ConfigError: the run is framed.
         """
-        if self.lanes is not None:
+        if self.data is None:
             raise ConfigError("the run is framed: it cannot be edited, and is not made again from its file")
         self._check_format()
         sources = (*self.sources, *self.added)
         if datasets is None:
             datasets = [RecordedDataset(source) for source in sources]
         try:
-            if self.data is None:
-                leaves = [source.leaf for source in self.sources]
-                data = planned(loaded_node(self.plan, leaves), self.plan, datasets, sources)
-            else:
-                data = loaded_mix(self.data, sources, datasets)
-            measured = self.measured or SavedLength(epochs=None, samples=self.length, drop_last=False)
+            measured = self.measured
             run = Run(
-                data,
+                loaded_mix(self.data, sources, datasets),
                 global_batch_size=self.schedule,
                 order=self.order,
                 epochs=measured.epochs,
@@ -198,13 +193,13 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return run
 
     def _check_format(self) -> None:
-        here = (
-            ORDER_FORMAT if "num_lanes" not in self.batch else {**order_format(is_drawn=False), "framed": FRAMED_FORMAT}
-        )
-        if self.format not in (here, undrawn(here)):
+        known = [order_format(is_drawn=True), order_format(is_drawn=False)]
+        if "num_lanes" in self.batch:  # a single lane takes all positions, and draws nothing
+            known = [{**known[1], "framed": version} for version in (FRAMED_FORMAT, 1)]
+        if self.format not in known:
             raise StateError(
                 f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
-                f"Headrace has {here}: use the version that wrote it"
+                f"Headrace has {known[0]}: use the version that wrote it"
             )
 
     def _check_hashes(self, recipe: RunRecipe, hashes: Mapping[str, str]) -> None:
@@ -219,8 +214,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The whole file. Paths of stores are relative to ``folder``, where the training began.
 
     ``generation`` is how often the runs were changed. ``reached`` is the position of the last run in the last state
-    that was given out, or else at the last start of the training. If ``notes_states`` is false, as in files of older
-    versions, only the start is known. ``digest`` is a hash of all else.
+    that was given out, or else at the last start of the training. ``digest`` is a hash of all else.
     """
 
     kind: Literal["headrace.run"] = "headrace.run"
@@ -228,7 +222,6 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     folder: str
     generation: int = 0
     reached: int = 0
-    notes_states: bool = False
     runs: tuple[SavedRun, ...]
     digest: str = ""
 
@@ -249,12 +242,12 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
         if not isinstance(content, dict) or content.get("kind") != "headrace.run":
             raise StateError(f"{path}: this is not a saved run; expected a file that save_run wrote")
         version = content.get("version")
-        if version not in (1, VERSION):
+        if version != VERSION:
             raise StateError(
-                f"{path}: has version {version!r}, and this Headrace reads versions 1 to {VERSION}: use the version"
-                " that wrote it, or a newer one"
+                f"{path}: has version {version!r}, and this Headrace reads version {VERSION}: use the version that"
+                " wrote it, or a newer one"
             )
-        if version == VERSION and content.get("digest") != _digest(content):
+        if content.get("digest") != _digest(content):
             raise StateError(
                 f"{path}: the saved run was changed since it was written, or is damaged: its content does not match "
                 "its digest. Restore the file; to change the run use `headrace run edit`, or Run.edit and save_run"
@@ -297,7 +290,7 @@ def note_state(path: str | os.PathLike[str], position: int) -> None:
     try:
         with _locked(Path(path)):
             file = read_run_file(path)
-            noted = msgspec.structs.replace(file, reached=position, notes_states=True)
+            noted = msgspec.structs.replace(file, reached=position)
             if noted != file:
                 _write(path, noted)
     except HeadraceError as error:
@@ -389,7 +382,7 @@ def save_run(
         new = msgspec.structs.replace(new, first_step=last.first_step, position=last.position)
     runs_now = (*kept, new)
     generation = 1 if file is None else file.generation + (runs_now != runs)
-    written = RunFile(folder=str(Path.cwd()), generation=generation, reached=position, notes_states=True, runs=runs_now)
+    written = RunFile(folder=str(Path.cwd()), generation=generation, reached=position, runs=runs_now)
     if file is None or msgspec.structs.replace(file, digest="") != written:
         write_run_file(path, written, before=file)
     _note_states_of(run, path)
@@ -398,7 +391,7 @@ def save_run(
 def _note_states_of(run: Run | FramedRun, path: str | os.PathLike[str]) -> None:
     # The folder may change before a state is given out.
     if isinstance(run, Run):
-        run.file = str(Path(path).absolute())
+        run.on_state = partial(note_state, Path(path).absolute())
 
 
 def saved_run(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:

@@ -136,7 +136,7 @@ def test_a_state_of_other_contents_is_refused(kind: str, tmp_path: Path) -> None
     with pytest.raises(StateError, match=rf"{CONTENTS}.* the first and last bytes of the data's files"):
         made(1, "u").load_state_dict(state)
     made(2, "t").load_state_dict(state)
-    # As it was saved before states knew contents.
+    # As it is saved where contents are not known.
     assert state["recipe"].pop(CONTENTS)
     made(3, "u").load_state_dict(state)
 
@@ -157,7 +157,6 @@ def test_a_run_file_and_an_edit_know_contents(tmp_path: Path) -> None:
 
 
 def test_random_numbers_do_not_depend_on_contents(tmp_path: Path) -> None:
-    """They are those of an earlier version."""
     one, two = (MapDataset(dataset(tmp_path / letter, letter=letter), _same, seeded=True) for letter in "tu")
     assert one.recipe != two.recipe
     assert one._key == two._key

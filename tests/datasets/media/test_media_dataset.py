@@ -387,7 +387,7 @@ def test_recipe_and_pickle(captions: Path, make_captions: Make, tmp_path: Path) 
     # Functions count by their names, which are the same in every process.
     cooked = MediaDataset(dataset.store, cookers=[Cooker(shout)], part_filter=functools.partial(str.startswith, "txt"))
     names = [cooked.recipe[name] for name in ("sample_type", "cooker", "part_filter", "sample_loader")]
-    assert names == ["headrace.samples.media.sample.CrudeSample", f"{__name__}.shout", "functools.partial", None]
+    assert names == ["headrace:CrudeSample", f"{__name__}.shout", "functools.partial", None]
     assert len({dataset.fingerprint, *(one.fingerprint for one in others)}) == 1 + len(others)
 
 

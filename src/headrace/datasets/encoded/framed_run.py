@@ -372,15 +372,15 @@ class FramedRun:
             StateError: the state is of another run, or lacks lanes.
         """
         cursor = Cursor.from_dict(at)
-        run, states = self._at(cursor)
-        if ended := [state.lane for state in states if run.lanes.is_last(state.lane, state.frame)]:
+        states = self._states_at(cursor)
+        if ended := [state.lane for state in states if self.lanes.is_last(state.lane, state.frame)]:
             raise ConfigError(
                 f"lane {ended[0]} has begun its last frame at unit {cursor.position:,}, so that the run cannot be "
                 "changed any more: edit it at an earlier state"
             )
-        position = run.lanes.reached(states)
-        return run._on(
-            run.stream.edit(
+        position = self.lanes.reached(states)
+        return self._on(
+            self.stream.edit(
                 position,
                 weights=weights,
                 add=add,
@@ -411,9 +411,9 @@ class FramedRun:
         check_restorable(self.unrestorable)
         if not self.edits:
             raise ConfigError("the run is not edited: all of its steps are as they were")
-        run, states = self._at(Cursor.from_dict(at))
-        edited, lanes = self.edits[-1].at_step, run.lanes
-        reader = run.reader(states)
+        states = self._states_at(Cursor.from_dict(at))
+        edited, lanes = self.edits[-1].at_step, self.lanes
+        reader = self.reader(states)
         last = max(state.unit * lanes.num_lanes + state.lane for state in states) - lanes.num_lanes
         for state in states:
             whole = lanes.frame_behind(state.lane, edited)
@@ -422,20 +422,20 @@ class FramedRun:
                 if len(unit.items.positions) and int(unit.items.positions.min()) < edited:
                     last = max(last, number)
                 number += lanes.num_lanes
-        return run.schedule.step_of(last) + 1 if last >= 0 else 0
+        return self.schedule.step_of(last) + 1 if last >= 0 else 0
 
-    def _at(self, cursor: Cursor) -> tuple[FramedRun, Sequence[LaneState]]:
-        """Return the run as it goes on from a saved state, and the states of all lanes."""
-        run = self.as_saved(cursor.recipe)
-        if run.num_edits_before(cursor.recipe) is None:
+    def _states_at(self, cursor: Cursor) -> Sequence[LaneState]:
+        """Return the states of all lanes, as they were saved."""
+        if self.num_edits_before(cursor.recipe) is None:
             raise StateError(f"the saved state, at unit {cursor.position:,}, is of another run")
-        states = run.lane_states(cursor)
-        if missing := set(range(run.lanes.num_lanes)) - {state.lane for state in states}:
+        states = self.lane_states(cursor)
+        if missing := set(range(self.lanes.num_lanes)) - {state.lane for state in states}:
             raise StateError(
-                f"the saved state lacks {len(missing)} of {run.lanes.num_lanes} lanes, so it is that of one rank: pass "
-                "Loader.gather_state_dict(), or merge the states of all ranks with headrace.loader.merge_state_dicts"
+                f"the saved state lacks {len(missing)} of {self.lanes.num_lanes} lanes, so it is that of one rank:"
+                " pass Loader.gather_state_dict(), or merge the states of all ranks with"
+                " headrace.loader.merge_state_dicts"
             )
-        return run, states
+        return states
 
     def rebuilt(self, edits: Sequence[Edit]) -> FramedRun:
         """Return the run as it was begun, with these edits, which rise by their positions."""
@@ -481,35 +481,16 @@ class FramedRun:
                 return number
         return None
 
-    def as_saved(self, hashes: Mapping[str, str]) -> FramedRun:
-        """Return this run, or the same run before positions were drawn, if these are the hashes of that one's recipe.
-
-        A lane that took positions in turn cannot continue with drawn positions, since lanes have not all come equally
-        far. So a run that began that way continues that way. The hashes may be those of the run before an edit.
-        """
-        if self.lanes.key is None:
-            return self
-        before = self._in_turn()
-        return self if before.num_edits_before(hashes) is None else before
-
     @property
     def journal_hashes(self) -> list[dict[str, str]]:
         """Hashes under which a journal may know this run, the first for a new one.
 
-        It may have been begun before positions were drawn, or under another policy for samples that break. An edited
-        run goes on with the journal of the run as it was begun.
+        It may have been begun under another policy for samples that break. An edited run goes on with the journal of
+        the run as it was begun.
         """
-        own = self.data.errors.on_error
-        runs = [run.rebuilt(()) for run in ([self] if self.lanes.key is None else [self, self._in_turn()])]
+        own, begun = self.data.errors.on_error, self.rebuilt(())
         policies = (own, *(one for one in ON_ERROR if one != own))
-        return [run._recipe(on_error).hashes() for run in runs for on_error in policies]
-
-    def _in_turn(self) -> FramedRun:
-        """Return the same run with lanes that take positions in turn."""
-        lanes = msgspec.structs.replace(self.lanes, key=None)
-        before = copy(self)
-        before.framing = replace(self.framing, lanes=lanes)
-        return before
+        return [begun._recipe(on_error).hashes() for on_error in policies]
 
     def first_frames(self, num_frames: int = 4) -> FrameTotals:
         """Encode the first frames of lane 0, and return how full their units are and what is carried on."""

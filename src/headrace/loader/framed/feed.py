@@ -202,7 +202,6 @@ class FramedFeed:
     Args:
         run: the run.
         options: see `Loader`.
-        original: the run that the loader was made for, if it continues as another one, see `FramedRun.as_saved`.
 
     Raises:
         ConfigError: a framed run cannot be balanced.
@@ -210,7 +209,7 @@ class FramedFeed:
 
     assignment: StepAssignment | None = None
 
-    def __init__(self, run: FramedRun, options: FeedOptions, original: FramedRun | None = None) -> None:
+    def __init__(self, run: FramedRun, options: FeedOptions) -> None:
         if options.dealing is not None:
             raise ConfigError(
                 "dealing needs to know where samples lie before they are read, and the samples of a step of a FramedRun"
@@ -237,7 +236,6 @@ class FramedFeed:
         )
         self._options = options
         self._describe = partial(describe_part, ranks=options.ranks)
-        self._original = original or run
         self._lanes = run.framing.lanes
         self._agrees = options.ranks.agree
         self._share = options.share
@@ -323,12 +321,6 @@ class FramedFeed:
     def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
         """See `Feed.gathered`."""
         return gathered_state(state, self._share.world_size)
-
-    def as_saved(self, recipe: Mapping[str, str]) -> FramedFeed:
-        """See `Feed.as_saved`."""
-        run = self._original.as_saved(recipe)
-        same = run.lanes == self.run.lanes
-        return self if same else FramedFeed(run, self._options, original=self._original)
 
     def identity(self, position: int) -> dict[str, Any]:
         """See `Feed.identity`: hashes of the whole recipe."""

@@ -346,7 +346,7 @@ def plan_energon(
 ) -> None:
     """Plan a run of `prepare_energon` in the dataset, for processes on any hosts to read its shards, see `open_job`.
 
-    The result is the same. What an unfinished run or an older plan has read is not read again.
+    The result is the same. What an unfinished run or another plan has read is not read again.
 
     Args:
         path: a folder of tars, or with ``media_only`` a folder of files, that all hosts can write to; or such a folder

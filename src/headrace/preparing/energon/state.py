@@ -82,7 +82,7 @@ class DatasetState(msgspec.Struct, frozen=True, kw_only=True):
         index: the index; None if only the tar indices were asked for.
         excluded: ``shard/key`` of samples that a run has excluded, because an earlier sample has the key.
         files: files of ``.nv-meta`` that users do not edit (index, its uuid and the info), with their hashes.
-        xxh3_128: hash of this file with this field empty. Files of older versions have neither it nor ``files``.
+        xxh3_128: hash of this file with this field empty.
     """
 
     version: int = VERSION
@@ -98,7 +98,7 @@ class DatasetState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_state(root: AnyPath) -> DatasetState:
-    """Read the state of a dataset; an empty one if there is none, it has another version, or it is damaged.
+    """Read the state of a dataset; an empty one if there is none, or it is damaged.
 
     If ``index.sqlite`` has changed since the state was written, the field ``index`` is None.
     """
@@ -117,10 +117,10 @@ def read_state(root: AnyPath) -> DatasetState:
 
 
 def load_state(root: AnyPath) -> DatasetState | None:
-    """Read the state of a dataset; None if there is none, or it has another version.
+    """Read the state of a dataset; None if there is none.
 
     Raises:
-        StoreError: the file is damaged.
+        StoreError: the file is damaged, or has another version.
     """
     path = root / META_FOLDER / STATE_NAME
     try:
@@ -131,9 +131,7 @@ def load_state(root: AnyPath) -> DatasetState | None:
         state = msgspec.json.decode(data, type=DatasetState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{path}: damaged: {error}") from error
-    if state.version != VERSION and not state.xxh3_128:
-        return None
-    if state.xxh3_128 and encode_state(state) != data:
+    if state.version != VERSION or encode_state(state) != data:
         raise StoreError(f"{path}: damaged: its content does not match its own hash")
     return state
 

@@ -109,8 +109,6 @@ def make_recipe(value: dict[str, Any]) -> Recipe:
         value["inputs"] = [_input(entry) for entry in inputs]
     if isinstance(value.get("template"), str):
         value["template"] = {"path": value["template"]}
-    if isinstance(value.get("ends"), dict) and "prepend_bos" in value["ends"]:
-        value["ends"] = _renamed(dict(value["ends"]))
     recipe = convert(value, Recipe)
     _check_recipe(recipe)
     return recipe
@@ -122,13 +120,6 @@ def _input(entry: Any) -> Any:
         return {"paths": entry}
     layout = entry.get("layout") if isinstance(entry, dict) else None
     return {**entry, "layout": SAID.get(layout.lower(), layout)} if isinstance(layout, str) else entry
-
-
-def _renamed(ends: dict[str, Any]) -> dict[str, Any]:
-    """Return ends without ``prepend_bos``, which older recipes have beside a ``bos`` that is a token."""
-    prepended, token = ends.pop("prepend_bos"), ends.pop("bos", None)
-    check_choice("ends.prepend_bos", prepended, (True, False, None))
-    return {**ends, "bos": "never" if prepended is False else token or ("always" if prepended else "known")}
 
 
 _COMMENT = re.compile(r'^\s*//|[,{}\[\]"]\s*//')

@@ -107,7 +107,7 @@ def _write(folder: Path, columns: Sequence[JoinColumn]) -> Join:
         if is_free:
             file.path = theirs
     if is_free:
-        # An older index may have this name, from a time when the other name was taken.
+        # An index may have this name, from a time when the other name was taken.
         with output_errors(ours, "remove"):
             ours.unlink(missing_ok=True)
     return Join(path=file.path, rows=counts.rows, skipped=counts.skipped, missing=tuple(counts.missing))
