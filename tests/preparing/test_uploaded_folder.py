@@ -150,7 +150,9 @@ def test_no_secret_is_in_what_a_run_leaves(kit: Any, bucket: MemoryBucket, input
         if number == 12:
             raise Stopped
 
-    storage = headrace.Storage(region="us-east-1", options={"key": "known", "secret": "planted-secret"})
+    storage = headrace.Storage(
+        region="us-east-1", options={"access_key_id": "known", "secret_access_key": "planted-secret"}
+    )
     for file in inputs.iterdir():
         bucket.put(f"in/{file.name}", file.read_bytes())
     given = options("shards", errors=ErrorOptions(on_error="skip"))
