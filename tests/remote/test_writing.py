@@ -54,7 +54,7 @@ if __name__ == "__main__":
     if what == "merge":
         headrace.merge([inputs + "/big"], output, options=CopyOptions(shards=4_000_000))
     else:
-        shards = OutputOptions(shard_tokens=30_000, shuffle=3 if what == "shuffled" else None)
+        shards = OutputOptions(shard_tokens=30_000)
         options = TextOptions(tokens=TokenOptions(backend="tokenizers"), workers=2, task_bytes=20_000, output=shards)
         prepare_text([inputs + "/in"], output, tokenizer=inputs + "/model", options=options)
 """
@@ -82,10 +82,8 @@ BOTH = pytest.mark.parametrize("remote_bucket", ["weed", "gcs"], indirect=True)
 ALL = pytest.mark.parametrize("remote_bucket", ["weed", "azurite", "gcs"], indirect=True)
 
 
-def prepare(
-    inputs: Path, output: str | Path, storage: headrace.Storage | None = None, shuffle: int | None = None
-) -> None:
-    options = msgspec.structs.replace(OPTIONS, output=OutputOptions(shard_tokens=30_000, shuffle=shuffle))
+def prepare(inputs: Path, output: str | Path, storage: headrace.Storage | None = None) -> None:
+    options = msgspec.structs.replace(OPTIONS, output=OutputOptions(shard_tokens=30_000))
     preparing.prepare_text([inputs / "in"], output, tokenizer=inputs / "model", options=options, storage=storage)
 
 
@@ -138,7 +136,7 @@ def test_every_command_writes_what_it_writes_locally(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     prepared_made.write_inputs(tmp_path)
-    for name in dict.fromkeys(("text", "text-shuffled", *COMMANDS)):
+    for name in dict.fromkeys(("text", *COMMANDS)):
         prepared_made.make(name)
     for name in COMMANDS:
         url = f"{remote_bucket.url}/{tmp_path.name}/{name}"
@@ -186,15 +184,11 @@ def killed_run(
 KILLED = (
     ("weed", "in order"),
     ("gcs", "in order"),
-    ("weed", "shuffled"),
     ("weed", "merge"),
-    ("gcs", "shuffled"),
     ("gcs", "merge"),
 )
-"""Of the 6, spread evenly, 4: all of the first server, and uploads in parts of the other one."""
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("remote_bucket", "what"), KILLED, indirect=["remote_bucket"])
 def test_killed_runs_end_in_the_same_objects(
     remote_bucket: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, what: str
@@ -203,7 +197,7 @@ def test_killed_runs_end_in_the_same_objects(
     if what == "merge":
         headrace.merge([inputs / "big"], tmp_path / "local", options=CopyOptions(shards=4_000_000))
     else:
-        prepare(inputs, tmp_path / "local", shuffle=3 if what == "shuffled" else None)
+        prepare(inputs, tmp_path / "local")
     wanted = files(tmp_path / "local")
     cache = tmp_path / "cache"
     code, words = killed_run(proxy, what, inputs, f"{remote_bucket.url}/{tmp_path.name}/whole", cache, None)
@@ -344,7 +338,7 @@ def test_an_existing_store_of_other_content_is_refused_and_no_secret_is_said(
 
     assert done().exit_code == 0
     before = objects(weed, url)
-    refused = done("--shuffle", "1")
+    refused = done("--shard-tokens", "1000")
     assert refused.exit_code == OutputError.exit_code
     assert f"{url}: the place holds the output of an earlier run; name another place" in refused.output
     for executor in ("plan", "local"):
