@@ -64,7 +64,6 @@ ENGINES = [
     Engine("fastokens from memory, 1 process", peer="fastokens", is_limit=True, processes=1),
     Engine("headrace"),
     Engine("headrace, 1 worker", processes=1),
-    Engine("headrace, shuffled", ("--shuffle", "1")),
     Engine("headrace with tokenizers", ("--backend", "tokenizers"), is_slow=True),
     Engine("Megatron's way", peer="megatron", is_slow=True),
     Engine("datatrove", peer="datatrove", is_slow=True),
@@ -261,8 +260,7 @@ def main() -> None:
                 found[engine.name].append(bench.measure(engine, slow if engine.is_slow else whole))
         rows = {name: common.medians(measured) for name, measured in found.items()}
         print(common.table(list(rows.values())))
-        # The engines whose tokens follow the order of the input.
-        ordered = [engine for engine in engines if not engine.is_limit and "--shuffle" not in engine.options]
+        ordered = [engine for engine in engines if not engine.is_limit]
         lines = claims(rows, lambda: count_different(bench, ordered, root) if ordered else 0)
         notes = [
             bench.first_documents(engine, first, rows[engine.name])

@@ -1,4 +1,4 @@
-"""Prepares a corpus: filters, removes duplicates, shuffles, and finds the input lines that documents come from."""
+"""Prepares a corpus: filters, removes duplicates, and finds the input lines that documents come from."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def main() -> None:
         tokens=preparing.TokenOptions(append_eod=True),
         filters=preparing.FilterSpec(min_chars=1000, function="prepare_corpus:has_classes"),
         deduplicate=True,
-        output=preparing.OutputOptions(shuffle=1, shard_tokens=50_000),
+        output=preparing.OutputOptions(shard_tokens=50_000),
         errors=preparing.ErrorOptions(on_error="skip", max_errors=0.1),
     )
     estimate = preparing.estimate_text([source], tokenizer=tokenizer, options=options)
     print(f"at most {estimate.documents} documents, {estimate.tokens:,} tokens, {estimate.output_bytes:,} bytes")
 
-    manifest = headrace.prepare(source, folder / "shuffled", tokenizer=tokenizer, options=options)
+    manifest = headrace.prepare(source, folder / "store", tokenizer=tokenizer, options=options)
     documents = manifest.ledger.documents
     print(f"{documents.read} read, {documents.kept} kept in {len(manifest.outputs)} shards")
     print(f"left out: {documents.dropped}")
@@ -47,8 +47,8 @@ def main() -> None:
         print(f"line {error.line}: {error.message}")
 
     decode = Tokenizer.from_file(str(tokenizer)).decode
-    origins = Provenance(folder / "shuffled" / "provenance")
-    with headrace.open(folder / "shuffled") as store:
+    origins = Provenance(folder / "store" / "provenance")
+    with headrace.open(folder / "store") as store:
         chosen = np.arange(3)
         for document, line, name in zip(chosen, origins.locate(chosen)[1], origins.ids(chosen), strict=True):
             begin = decode(store.document(document)[:12].tolist())

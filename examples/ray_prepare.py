@@ -31,7 +31,7 @@ def main() -> None:
     inputs, tokenizer, output = [folder / "text" / "large"], folder / "tokenizer.json", folder / "by-ray"
     options = preparing.TextOptions(
         tokens=preparing.TokenOptions(append_eod=True),
-        output=preparing.OutputOptions(shuffle=1),
+        deduplicate=True,
         task_bytes=50_000,
     )
     if preparing.plan_text(inputs, output, tokenizer=tokenizer, options=options) is None:

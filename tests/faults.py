@@ -98,14 +98,13 @@ class InlineWorkers:
 
 @contextlib.contextmanager
 def small_run() -> Iterator[None]:
-    """Pieces, buckets and checkpoints of some kB, workers in this process, one document in three proved."""
+    """Pieces and checkpoints of some kB, workers in this process, one document in three proved."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "WorkerProcesses", InlineWorkers)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
         patch.setattr(text_task, "PIECE_BYTES", 3000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
         patch.setattr(run_plan, "MIN_PENDING_BYTES", 4000)
-        patch.setattr("headrace.preparing.run_plan.MIN_BUCKET_BYTES", 4000)
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
         patch.setattr("headrace.preparing.backends.first_documents.NUM_DOCUMENTS", 5)
         yield

@@ -8,7 +8,6 @@ two APIs say differently, and uploads in parts:
     PUT KEY?partNumber=N&uploadId=ID    a part
     POST KEY?uploadId=ID                the object, of the parts that the body names; the upload is over
     DELETE KEY?uploadId=ID              ends an upload without an object
-    GET BUCKET?uploads                  the uploads that are not over
 """
 
 from __future__ import annotations
@@ -60,8 +59,6 @@ class GcsWrites:
         """Answer a write; leave reads, and the removal of objects, to the server."""
         place, _, query = path.partition("?")
         asked = dict(parse_qsl(query, keep_blank_values=True))
-        if method == "GET" and "uploads" in asked:
-            return self._listed(asked.get("prefix", ""))
         if method not in ("PUT", "POST", "DELETE"):
             return None
         try:
@@ -103,15 +100,6 @@ class GcsWrites:
             with error:
                 raise Refused(error.code, _CODES.get(error.code, "InternalError")) from None
         return Answer(200, {"ETag": f'"{written["etag"]}"', "x-goog-generation": str(written["generation"])}, b"", 0)
-
-    def _listed(self, prefix: str) -> Answer:
-        with self._lock:
-            found = [
-                f"<Upload><Key>{escape(key)}</Key><UploadId>{upload}</UploadId></Upload>"
-                for key, upload in self._uploads
-                if key.startswith(prefix)
-            ]
-        return _xml(200, f"<ListMultipartUploadsResult>{''.join(found)}</ListMultipartUploadsResult>")
 
     def _begin(self, key: str) -> Answer:
         upload = secrets.token_hex(8)

@@ -66,7 +66,6 @@ def memory_bucket() -> Iterator[MemoryBucket]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headrace.io.objects.client.connect", connect)
-        patch.setattr("headrace.io.objects.abandoned.abort_uploads", lambda url, storage, policy: None)
         yield bucket
 
 

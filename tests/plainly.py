@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from headrace.plan.keys import derive, source_key
 from headrace.preparing import TextOptions
 
 
@@ -127,21 +126,7 @@ def expect(files: list[Path], tokenizer: Path, options: TextOptions, *, eod: int
             documents.append(rows)
             name = record.get(records.id_field) if records.id_field else None
             origins.append(Origin(number, line, place, None if name is None else str(name)))
-    order = list(range(len(documents)))
-    if options.output.shuffle is not None:
-        key = source_key(options.output.shuffle, "", "prepare shuffle")
-        order.sort(key=lambda index: (derive(derive(key, origins[index].file), origins[index].place), index))
-    return Expected(
-        keys,
-        [documents[index] for index in order],
-        [origins[index] for index in order],
-        dropped,
-        errors,
-        read,
-        blank,
-        text_bytes,
-        made,
-    )
+    return Expected(keys, documents, origins, dropped, errors, read, blank, text_bytes, made)
 
 
 def stored(folder: Path, keys: list[str]) -> list[list[list[int]]]:

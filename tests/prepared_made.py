@@ -20,7 +20,6 @@ PICTURES = ("prepare", "rows/table.jsonl", "--format", "tar", "--key-field", "id
 COMMANDS: dict[str, tuple[str, ...]] = {
     "text": ("prepare", "text", *TOKENS, "--append-eod", "--eod", "<eos>"),
     "text-shards": ("prepare", "text", *TOKENS, "--shard-tokens", "9000", "--bos", "<bos>"),
-    "text-shuffled": ("prepare", "text", *TOKENS, "--shuffle", "5", "--shard-tokens", "9000"),
     "text-keyed": ("prepare", "text", *TOKENS, "--format", "keyed", "--field", "text", "--field", "title"),
     "text-ids": ("prepare", "text", *TOKENS, "--id-field", "id", "--deduplicate", "--min-chars", "40"),
     "text-paragraphs": ("prepare", "plain", *TOKENS, "--sample-by", "paragraph"),
@@ -34,7 +33,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("--split-ratio", "8,1,1", "--sample-type", "CaptioningSample"),
         *("--field-map", '{"image": "jpg", "caption": "json[caption]"}'),
     ),
-    "merged": ("merge", "text", "text-shuffled"),
+    "merged-shards": ("merge", "text", "text-shards"),
     "merged-keyed": ("merge", "text", "text-shards", "--format", "keyed", "--shard-tokens", "9000"),
     "split": ("split", "text", "--split", "8,1,1"),
     "split-parts": ("split", "text-keyed", "--parts", "3"),

@@ -146,7 +146,9 @@ def environment(endpoint: str, scheme: str = "s3") -> dict[str, str]:
 
 
 def s3_bucket(endpoint: str, name: str) -> Bucket:
-    storage = headrace.Storage(endpoint=endpoint, region="us-east-1", options={"key": ACCESS_KEY, "secret": SECRET})
+    storage = headrace.Storage(
+        endpoint=endpoint, region="us-east-1", options={"access_key_id": ACCESS_KEY, "secret_access_key": SECRET}
+    )
     store = S3Store(
         name,
         endpoint=endpoint,

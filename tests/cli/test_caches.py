@@ -1,4 +1,4 @@
-"""``headrace export-cache`` and ``headrace check-cache``."""
+"""``headrace export-cache``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from headrace.cli.caches import numbers
@@ -77,12 +76,6 @@ def test_options_of_another_description(run: Any) -> None:
     assert files("data/web/cache/GPTDataset_indices") == {
         name: data for name, data in files("cache").items() if name.startswith(TRAIN)
     }
-    checked = run("check-cache", "data/web")
-    assert checked.exit_code == 0
-    assert checked.stdout.splitlines() == [
-        f"data/web/cache/GPTDataset_indices/{TRAIN}-description.txt: right: train of data/web, 33 samples",
-        "data/web: 1 cache, all right",
-    ]
 
 
 def test_megatrons_default_split_is_in_the_name_to_the_letter(run: Any) -> None:
@@ -101,7 +94,6 @@ def test_another_cache_gives_way_only_on_purpose(run: Any) -> None:
     assert files("cache") == before
     assert run("export-cache", "data/web", *options, "--no-extra-token", "--replace").exit_code == 0
     assert files("cache") != before
-    assert run("check-cache", f"cache/{TRAIN}-description.txt", "--no-extra-token").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -120,47 +112,6 @@ def test_older_names_and_counts(run: Any, options: list[str], wanted: list[int])
     found = [json.loads(path.read_text()) for path in Path("old").glob("*GPTDataset*-description.txt")]
     assert sorted(each["num_samples"] for each in found) == wanted
     assert all(("path_prefix" in each) == ("core_v0.4" in options) for each in found)
-
-
-def test_check_names_what_is_stale(run: Any) -> None:
-    done = run("check-cache", "cache")
-    assert done.exit_code == 1
-    assert done.stdout.splitlines()[-1] == "cache: 9 caches, 1 faulty: remove these, and Megatron rebuilds them"
-    assert "  it fits add_extra_token_to_sequence=True and drop_last_partial_validation_sequence=False" in done.stdout
-    assert run("check-cache", "cache", "--keep-partial-validation").exit_code == 0
-    assert run("check-cache", "cache", "--keep-partial-validation", "--quiet").stdout == ""
-    path = Path(f"cache/{TRAIN}-shuffle_index.npy")
-    shuffled = np.load(path)
-    shuffled[[0, 1]] = shuffled[[1, 0]]
-    np.save(path, shuffled)
-    done = run("check-cache", f"cache/{TRAIN}-description.txt")
-    assert "right: train of data/web, 33 samples, in another order than its options give" in done.stdout
-    shutil.copy("data/code.bin", "data/web.bin")
-    shutil.copy("data/code.idx", "data/web.idx")
-    found = json.loads(run("check-cache", "cache", "--json").stdout)
-    assert found["ok"] is False
-    bad = {cache["of"] for cache in found["caches"] if not cache["ok"]}
-    assert bad == {"data/web", "a blend of 2 datasets"}
-    [stale] = [cache for cache in found["caches"] if TRAIN in cache["path"]]
-    assert stale["problems"][0] == {
-        "path": f"cache/{TRAIN}-document_index.npy",
-        "place": "",
-        "message": "14 entries; expected 4 epochs of 4 sequences",
-    }
-    assert "does not belong to these data" in stale["cause"]
-
-
-def test_data_that_moved(run: Any, place: Path) -> None:
-    (place / "data").rename(place / "elsewhere")
-    assert run("check-cache", f"cache/{TRAIN}-description.txt").exit_code == 1
-    assert run("check-cache", f"cache/{TRAIN}-description.txt", "--moved", "data=elsewhere").exit_code == 0
-    assert "write OLD=NEW" in run("check-cache", "cache", "--moved", "data").stderr
-
-
-def test_no_caches(run: Any) -> None:
-    done = run("check-cache", "data", "--json")
-    assert done.exit_code == 4
-    assert "data: no caches" in json.loads(done.stdout)["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def raw(folder: Path, corpus: Path, tokenizer: Path) -> Path:
 
 STORES: Final[dict[str, Callable[[Path, Path, Path], Path]]] = {
     "plain": text(),
-    "shuffled, in shards": text(shuffle=3, shard_tokens=9000),
+    "in shards": text(shard_tokens=9000),
     "keyed": text(format="keyed"),
     "domains": domains,
     "new tars": new_tars,

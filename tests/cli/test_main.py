@@ -101,7 +101,6 @@ measure no.tar --encoder no:Thing
 measure no.tar --encoder nothing
 quarantine no.tar --from nowhere
 export-cache STORE --num-samples x
-check-cache nowhere
 job status nowhere
 job task nowhere
 job finish nowhere

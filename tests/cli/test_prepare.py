@@ -119,7 +119,6 @@ STAGE = ("in.jsonl", "-o", "out", "--tokenizer", "t")
         ("--format keyed", TextOptions(output=OutputOptions(format="keyed"))),
         ("--shard-tokens 7", TextOptions(output=OutputOptions(shard_tokens=7))),
         ("--single", TextOptions(output=OutputOptions(shard_tokens=None))),
-        ("--shuffle 0", TextOptions(output=OutputOptions(shuffle=0))),
         ("--on-error skip", TextOptions(errors=ErrorOptions(on_error="skip"))),
         ("--on-error skip --max-errors 0", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0))),
         ("--on-error skip --max-errors 0.25", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0.25))),
@@ -225,7 +224,6 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
         ("in.jsonl -o out --tokenizer t --join ;", "--join needs several fields: give --field twice or more"),
         ("in.jsonl -o out --tokenizer t --field a --field a", "a field is named twice: a, a"),
         ("in.jsonl -o out --tokenizer t --shard-tokens 0", "shard_tokens is 0: at least 1 is needed, or --single"),
-        ("in.jsonl -o out --tokenizer t --shuffle -1", "the seed of --shuffle is -1"),
         ("in.jsonl -o out --tokenizer t --min-tokens 9 --max-tokens 3", "min_tokens is 9, above max_tokens"),
         ("in.jsonl -o out --tokenizer t --filter nowhere", "'nowhere' does not name a function: write module:function"),
         ("in.jsonl -o out --tokenizer t --max-record-bytes 9", "max_record_bytes is 9: it must be at least 1,048,576"),
@@ -265,10 +263,10 @@ def test_misuse(
 
 def test_progress_off_a_terminal(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("headrace.cli.progress.PLAIN_EVERY_S", 0.0)
-    arguments = ["prepare", corpus, "--tokenizer", tokenizer, "--shuffle", 1]
+    arguments = ["prepare", corpus, "--tokenizer", tokenizer]
     result = run(*arguments, "-o", tmp_path / "out")
     assert "documents" in result.stderr
-    assert any(re.fullmatch(r"sorting +[\d.]+%  100 documents  .* left", line) for line in result.stderr.splitlines())
+    assert any(re.fullmatch(r"encoding +[\d.]+%  [\d,]+ documents.*", line) for line in result.stderr.splitlines())
     assert "\r" not in result.stderr
     assert "\x1b" not in result.stderr
     assert run(*arguments, "-o", tmp_path / "quiet", "--quiet").output == ""

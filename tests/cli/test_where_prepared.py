@@ -31,12 +31,11 @@ def inputs(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-@pytest.mark.parametrize("shuffle", [(), ("--shuffle", 4)])
 @pytest.mark.parametrize("form", [(), ("--format", "keyed")])
 def test_every_document_of_a_prepared_store(
-    run: Any, inputs: Path, tokenizer: Path, tmp_path: Path, shuffle: tuple[Any, ...], form: tuple[Any, ...]
+    run: Any, inputs: Path, tokenizer: Path, tmp_path: Path, form: tuple[Any, ...]
 ) -> None:
-    options = ["--shard-tokens", 50, "--id-field", "url", "--min-tokens", 2, "--on-error", "skip", *shuffle, *form]
+    options = ["--shard-tokens", 50, "--id-field", "url", "--min-tokens", 2, "--on-error", "skip", *form]
     store = tmp_path / "store"
     assert run("prepare", inputs, "-o", store, "--tokenizer", tokenizer, *options).exit_code == 0
     with headrace.open(store) as opened:
@@ -54,7 +53,7 @@ def test_every_document_of_a_prepared_store(
         assert ids == [int(word[1:]) + 2 for word in record["text"].split()]
     assert len({one["id"] for one in found}) == len(tokens)
     places = [(one["input"], one["number"]) for one in found]
-    assert (places == sorted(places)) is not bool(shuffle)
+    assert places == sorted(places)
 
 
 def test_several_outputs_without_duplicates(run: Any, inputs: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_several_outputs_without_duplicates(run: Any, inputs: Path, tokenizer: P
     # Both files twice over, by way of a copy: of each text the first place stays.
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_bytes((inputs / f"{name}.jsonl").read_bytes())
-    options = ["--field", "text", "--field", "url", "--deduplicate", "--on-error", "skip", "--shuffle", 0]
+    options = ["--field", "text", "--field", "url", "--deduplicate", "--on-error", "skip"]
     arguments = [inputs, tmp_path / "*.jsonl", "-o", store, "--tokenizer", tokenizer, *options]
     assert run("prepare", *arguments).exit_code == 0
     found = json.loads(run("where", store, *range(120), "--json").stdout)["documents"]

@@ -18,7 +18,7 @@ import headrace
 from counts import cases
 from energon_prepared import prepared
 from headrace.compat.megatron import GPTDataset
-from headrace.compat.megatron.caches import CacheReading, check_cache
+from headrace.compat.megatron.caches import read_description
 from headrace.datasets import MeasuredFacts
 from headrace.datasets.metadataset import load_dataset
 from headrace.encoders import Fault, read_fault_report
@@ -29,7 +29,7 @@ from headrace.testing.damage import endured
 from headrace.testing.shards import write_raw
 from headrace.tracing import read_run_file, save_run
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
+GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache" / "cache"
 TRAIN = "bcb2920e883e4c70d54391dab1f3d247"
 Made = tuple[Path, Callable[[], Any]]
 
@@ -117,20 +117,10 @@ def plan(name: str) -> Callable[[Path], Made]:
     return make
 
 
-def megatron(name: str) -> Callable[[Path], Made]:
-    def make(folder: Path) -> Made:
-        shutil.copytree(GOLDEN, folder, dirs_exist_ok=True)
-        os.chdir(folder)
-        (path,) = Path("cache").glob(f"{TRAIN}-*-description.txt")
-
-        def use() -> None:
-            verdict = check_cache(path, CacheReading())
-            if not verdict.ok:
-                raise StoreError("; ".join(map(str, verdict.problems)))
-
-        return folder / "cache" / path.name.replace("description.txt", name), use
-
-    return make
+def description(folder: Path) -> Made:
+    (golden,) = GOLDEN.glob(f"{TRAIN}-*-description.txt")
+    path = Path(shutil.copy(golden, folder))
+    return path, lambda: read_description(str(path))
 
 
 def megatron_idx(folder: Path) -> Made:
@@ -202,10 +192,7 @@ READERS: Final[dict[str, Callable[[Path], Made]]] = {
     "array of facts": facts("num_outputs.npy"),
     "list of a plan": plan("kept.json"),
     "array of a plan": plan("pieces.npy"),
-    "document index": megatron("document_index.npy"),
-    "sample index": megatron("sample_index.npy"),
-    "shuffle index": megatron("shuffle_index.npy"),
-    "description": megatron("description.txt"),
+    "description": description,
     "Megatron's .idx": megatron_idx,
     "metadataset": metadataset,
     "dataset.yaml": dataset_yaml,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.engine.processes import MAX_DEATHS, run_tasks
 from headrace.engine.serving import Done, Failed, Progress, Reply
 from headrace.errors import HeadraceError, InputError, WorkerError
-from headrace.preparing.messages import HashTask, Order, SortTask
+from headrace.preparing.messages import FindTask, HashTask, Order
 from headrace.preparing.sources import SourceFile
 
 FILES = [
@@ -108,7 +108,7 @@ def test_results_in_order_and_workers_not_far_ahead(
 ) -> None:
     orders: list[Order] = []
     for number, is_task in enumerate(kinds):
-        orders.append(SortTask(first + sum(kinds[:number]), 0) if is_task else HashTask(number, FILES[number]))
+        orders.append(FindTask(first + sum(kinds[:number])) if is_task else HashTask(number, FILES[number]))
     last = first + sum(kinds)
     ready = [
         Done(*at, at == wanted(task_index)[-1])
@@ -175,13 +175,13 @@ def run(workers: Any, orders: list[Order]) -> list[object]:
     )
 
 
-@pytest.mark.parametrize("order", [SortTask(0, 0), HashTask(0, FILES[0])])
+@pytest.mark.parametrize("order", [FindTask(0), HashTask(0, FILES[0])])
 def test_a_task_that_kills_each_worker_ends_the_run(order: Order) -> None:
     workers = Mortal(idle=False)
     with pytest.raises(
         WorkerError, match=r"worker 1 of 1 was killed\. It was the 3rd worker .* the same task"
     ) as caught:
-        run(workers, [order, SortTask(1, 0)])
+        run(workers, [order, FindTask(1)])
     assert workers.num_deaths == MAX_DEATHS
     assert "run the same command again, with fewer --workers or more memory" in str(caught.value)
 
@@ -201,7 +201,7 @@ def test_deaths_are_counted_for_each_task_alone() -> None:
 
     workers = Unlucky(2, 0)
     orders: list[Order] = [HashTask(number, FILES[number]) for number in range(5)]
-    assert len(run(workers, [*orders, SortTask(0, 0), SortTask(1, 0)])) == 5 + 1 + 2
+    assert len(run(workers, [*orders, FindTask(0), FindTask(1)])) == 5 + 1 + 2
     assert workers.num_replaced == 7 * (MAX_DEATHS - 1)
 
 
@@ -215,13 +215,13 @@ def test_workers_that_die_before_they_have_anything_to_do() -> None:
 
     workers = Doomed(idle=True)
     with pytest.raises(WorkerError, match="No worker can be started; nothing was written"):
-        run(workers, [SortTask(0, 0)])
+        run(workers, [FindTask(0)])
     assert workers.num_deaths == 2 * MAX_DEATHS
 
 
 def test_a_result_that_no_task_gives_is_a_defect_and_no_endless_wait() -> None:
     workers: Any = FakeWorkers(2, 0)
-    orders = [SortTask(task_index, 0) for task_index in (0, 1, 9)]
+    orders = [FindTask(task_index) for task_index in (0, 1, 9)]
     with pytest.raises(HeadraceError, match="no task returns result 2"):
         list(
             run_tasks(

@@ -58,7 +58,7 @@ SAYS = {
         "document 2 is line ",
     ],
     "prompts.py": ["stopped with ", "filtered    ", "outstanding 0"],
-    "ray_prepare.py": ["encode: ", "sort: ", "the bytes of a run on one host: True"],
+    "ray_prepare.py": ["encode: ", "duplicates: ", "the bytes of a run on one host: True"],
     "sft_loop.py": ["of the layout messages", "ASCII string b.<|im_end|>'", "loss at first"],
     "sft_trainer.py": ["of the layout messages", "loss at first"],
     "stateful_loader.py": [

@@ -1,4 +1,4 @@
-"""Index caches beside megatron-core: it starts from ours without building, byte for byte its own, and we read its."""
+"""Index caches beside megatron-core: it starts from ours without building, byte for byte its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from counts import cases
 from headrace.compat.megatron import GPTBlend, GPTDataset, export_cache
-from headrace.compat.megatron.caches import CacheReading, CacheVerdict, check_cache, find_descriptions
+from headrace.errors import OutputError
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 
@@ -81,10 +81,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def check(folder: Path, reading: CacheReading) -> list[CacheVerdict]:
-    return [check_cache(path, reading) for path in find_descriptions(folder)]
-
-
 @pytest.fixture
 def forbid(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Call it, and Megatron can no longer build or save an index."""
@@ -127,24 +123,21 @@ def test_one_dataset(peer: Peer, tmp_path: Path, forbid: Any, seed: int) -> None
     made_by_them = files(place)
     if beside:
         place.rename(tmp_path / "theirs")
-    ours = []
     for number, part in enumerate(("train", "valid", "test")):
         if theirs[number] is None:
             continue
-        ours.append(
-            GPTDataset(
-                data,
-                sequence_length=size,
-                num_samples=wanted[number],
-                seed=seed,
-                split=split,
-                split_part=part,  # type: ignore[arg-type]
-                add_extra_token_to_sequence=extra,
-                drop_last_partial_validation_sequence=drop,
-            )
+        ours = GPTDataset(
+            data,
+            sequence_length=size,
+            num_samples=wanted[number],
+            seed=seed,
+            split=split,
+            split_part=part,  # type: ignore[arg-type]
+            add_extra_token_to_sequence=extra,
+            drop_last_partial_validation_sequence=drop,
         )
         [made] = export_cache(
-            ours[-1],
+            ours,
             tokenizer=Tokenizer.unique_identifiers,
             path_to_cache=None if beside else tmp_path / "ours",
         )
@@ -156,12 +149,6 @@ def test_one_dataset(peer: Peer, tmp_path: Path, forbid: Any, seed: int) -> None
         assert (one is None) == (other is None)
         if one is not None:
             assert torch.equal(one[len(one) - 1]["tokens"], other[len(other) - 1]["tokens"])
-    flags = {"add_extra_token_to_sequence": extra, "drop_last_partial_validation_sequence": drop}
-    verdicts = check(tmp_path / "theirs", CacheReading(**flags))
-    assert [(verdict.ok, verdict.is_own_order) for verdict in verdicts] == [(True, True)] * len(ours)
-    for verdict in verdicts:
-        [same] = [one for one in ours if one.split_part == verdict.part]
-        assert verdict.samples == len(same)
 
 
 @pytest.mark.usefixtures("alone")
@@ -190,14 +177,8 @@ def test_blends(peer: Peer, tmp_path: Path, forbid: Any, seed: int) -> None:
     forbid()
     again = build(peer, [wanted] * 3, tmp_path / "ours", **options)[0]
     assert torch.equal(again[len(again) - 1]["tokens"], theirs[len(theirs) - 1]["tokens"])
-    verdicts = check(tmp_path / "theirs", CacheReading())
     is_blend = len(prefixes) > 1 or not per_part
     assert len(files(tmp_path / "theirs")) == 4 * len(prefixes) + 3 * is_blend
-    assert len(verdicts) == len(prefixes) + is_blend
-    assert all(verdict.ok and verdict.is_own_order for verdict in verdicts)
-    kind = "BlendedDataset" if is_blend else "GPTDataset"
-    [path] = (tmp_path / "theirs").glob(f"*-{kind}-train-description.txt")
-    assert check_cache(path, CacheReading()).samples == len(ours)
 
 
 def test_without_a_cache_megatron_would_build(peer: Peer, tmp_path: Path, forbid: Any) -> None:
@@ -211,7 +192,7 @@ def test_without_a_cache_megatron_would_build(peer: Peer, tmp_path: Path, forbid
 
 @pytest.mark.usefixtures("alone")
 def test_b6_replaced_data_and_another_flag(peer: Peer, tmp_path: Path) -> None:
-    """Megatron reads both caches without a word; here they are refused."""
+    """Megatron reads both caches without a word; here the order is that of the data, and the export names the cache."""
     rng = np.random.default_rng(0)
     write(peer, tmp_path / "x", rng)
     options: dict[str, Any] = {
@@ -221,15 +202,20 @@ def test_b6_replaced_data_and_another_flag(peer: Peer, tmp_path: Path) -> None:
         "split": "1,0,0",
     }
     [theirs, _, _] = build(peer, [100] * 3, tmp_path / "cache", add_extra_token_to_sequence=False, **options)
-    [path] = (tmp_path / "cache").glob("*-description.txt")
-    assert check_cache(path, CacheReading()).cause.startswith("it fits add_extra_token_to_sequence=False")
-    assert check_cache(path, CacheReading(add_extra_token_to_sequence=False)).samples == len(theirs)
     [stale, _, _] = build(peer, [100] * 3, tmp_path / "cache", **options)
     assert np.array_equal(stale.sample_index, theirs.sample_index)
+
+    def refused() -> GPTDataset:
+        ours = GPTDataset(str(tmp_path / "x"), sequence_length=8, num_samples=100, seed=1)
+        with pytest.raises(OutputError, match="another cache"):
+            export_cache(ours, tokenizer=Tokenizer.unique_identifiers, path_to_cache=tmp_path / "cache")
+        return ours
+
+    before = refused()
     write(peer, tmp_path / "x", rng)
-    assert (
-        "it does not belong to these data" in check_cache(path, CacheReading(add_extra_token_to_sequence=False)).cause
-    )
+    [stale, _, _] = build(peer, [100] * 3, tmp_path / "cache", **options)
+    assert np.array_equal(stale.sample_index, theirs.sample_index)
+    assert not np.array_equal(refused().sample_index, before.sample_index)
 
 
 def test_golden_files_are_made_anew(peer: Peer, tmp_path: Path) -> None:

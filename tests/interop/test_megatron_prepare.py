@@ -145,21 +145,6 @@ def test_each_shard_is_megatrons(tmp_path: Path, megatron: Any, texts: list[str]
     assert found == documents
 
 
-@pytest.mark.parametrize("shards", [(), ("--shard-tokens", "20000")], ids=["single", "sharded"])
-def test_shuffled_text_is_the_same_documents(
-    tmp_path: Path, megatron: Any, texts: list[str], shards: tuple[str, ...]
-) -> None:
-    tokenizer = train(tmp_path, texts, 620)
-    write_records(tmp_path / "in.jsonl", [{"text": text} for text in texts])
-    documents = encode(tokenizer, texts)
-    out = prepare(tmp_path, "--shuffle", "5", *shards)
-    files = sorted(out.glob("*.bin"))
-    assert (len(files) > 1) == bool(shards)
-    found = [document for file in files for document in read_documents(megatron, file.with_suffix(""))]
-    assert found != documents
-    assert sorted(found) == sorted(documents)
-
-
 def test_several_fields_are_megatrons_json_keys(tmp_path: Path, megatron: Any, texts: list[str]) -> None:
     """``--field a --field b`` as ``--json-keys a b``: a pair of files for each key."""
     tokenizer = train(tmp_path, texts, 620)

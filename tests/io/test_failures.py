@@ -7,6 +7,7 @@ import http.server
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from counts import PATIENCE_S
 from headrace.engine.uploading import RUN, Upload
 from headrace.errors import ConfigError, OutputError, StoreAwayError
 from headrace.io import FetchPolicy
+from headrace.io.objects import writer
 from headrace.io.objects.failures import advice_for
 from headrace.io.objects.lookups import Objects
 from headrace.io.objects.writer import ObjectWriter
@@ -52,7 +54,7 @@ def server(answers: Answers) -> Iterator[tuple[headrace.Storage, list[str]]]:
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
-    options = {"key": "planted-key", "secret": SECRET}
+    options = {"access_key_id": "planted-key", "secret_access_key": SECRET}
     try:
         endpoint = f"http://127.0.0.1:{found.server_address[1]}"
         yield headrace.Storage(endpoint=endpoint, region="us-east-1", options=options), asked
@@ -66,25 +68,16 @@ def refusal(code: str, message: str = "as a test says") -> bytes:
     return f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>{message}</Message></Error>'.encode()
 
 
-REFUSALS = [
-    (403, "InvalidAccessKeyId", "the store does not know this access key"),
-    (403, "SignatureDoesNotMatch", "the secret key does not belong to the access key"),
-    (403, "RequestTimeTooSkewed", "the clock of this machine is wrong"),
-    (403, "AccessDenied", "check the credentials, and what they are allowed to do.*allow listing, too"),
-    (400, "ExpiredToken", "the session token has expired"),
-    (400, "AuthorizationHeaderMalformed", "the bucket is in another region"),
-]
-
-
-@pytest.mark.parametrize(("status", "code", "advice"), REFUSALS)
-def test_a_refusal_says_why_and_what_to_do(status: int, code: str, advice: str) -> None:
-    """A HEAD has no content, so a GET asks why."""
-    with server(lambda method, path: (status, refusal(code, SECRET))) as (storage, asked):
+@pytest.mark.parametrize(("status", "is_refused"), [(403, True), (401, True), (400, False)])
+def test_a_refusal_says_why(status: int, is_refused: bool) -> None:
+    """A HEAD has no content, so a GET asks why. What the store says is not interpreted."""
+    with server(lambda method, path: (status, refusal("SomeCode", f"some words {SECRET}"))) as (storage, asked):
         objects = Objects(storage)
-        with pytest.raises(StoreAwayError, match=f"{code}.*; {advice}") as caught:
+        with pytest.raises(StoreAwayError, match=r"s3://bucket/x.*SomeCode: some words \*\*\*") as caught:
             objects.status("s3://bucket/x")
     assert asked == ["HEAD", "GET"]
     assert (objects.stats.retries, objects.stats.gets) == (0, 1)
+    assert ("check the credentials" in str(caught.value)) == is_refused
     assert SECRET not in str(caught.value)
     assert "xml" not in str(caught.value)
 
@@ -92,7 +85,7 @@ def test_a_refusal_says_why_and_what_to_do(status: int, code: str, advice: str) 
 def test_a_bucket_in_another_region() -> None:
     with (
         server(lambda method, path: (301, b"")) as (storage, asked),
-        pytest.raises(StoreAwayError, match=r"set AWS_REGION in the environment, or pass Storage\(region="),
+        pytest.raises(StoreAwayError, match=r"region"),
     ):
         Objects(storage).status("s3://bucket/x")
     assert asked == ["HEAD"]
@@ -115,7 +108,7 @@ def test_a_bucket_that_is_not_there(deep: bool) -> None:
 def test_a_request_that_the_server_does_not_know_is_not_sent_again(status: int) -> None:
     with (
         server(lambda method, path: (status, b"")) as (storage, asked),
-        pytest.raises(OutputError, match="the server does not support this request"),
+        pytest.raises(OutputError, match=f"{status}"),
     ):
         ObjectWriter(storage).create("s3://bucket/x", b"x")
     assert asked == ["PUT"]
@@ -125,7 +118,7 @@ def test_a_server_without_ranges() -> None:
     with server(lambda method, path: (200, b"content")) as (storage, asked):
         objects = Objects(storage)
         objects.expect("s3://bucket/x", headrace.io.remote.Status(100, "1", 0))
-        with pytest.raises(StoreAwayError, match="the server does not answer ranges"):
+        with pytest.raises(StoreAwayError, match="non-partial response"):
             objects.ranges("s3://bucket/x", [(2, 5)])
     assert asked == ["GET"]
 
@@ -150,23 +143,19 @@ def test_an_endpoint_of_the_environment_without_a_scheme(monkeypatch: pytest.Mon
 def test_an_endpoint_that_does_not_speak_tls() -> None:
     with server(lambda method, path: (200, b"")) as (storage, asked):
         secure = headrace.Storage(endpoint=str(storage.endpoint).replace("http:", "https:"), options=storage.options)
-        with pytest.raises(StoreAwayError, match="the endpoint may have to begin with http://"):
+        with pytest.raises(StoreAwayError, match="check the endpoint"):
             Objects(secure).status("s3://bucket/x")
     assert asked == []
 
 
-def test_whose_credentials_were_not_found_is_said() -> None:
-    error = RuntimeError("Error performing GET http://169.254.169.254/latest/token")
-    for scheme, name in {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_", "az": "AZURE_STORAGE_"}.items():
-        said = advice_for(error, scheme) or ""
-        assert said.startswith("; no credentials were found: set ")
-        assert name in said
-    assert advice_for(error, "http") is None
+@pytest.mark.parametrize("host", ["169.254.169.254", "metadata.google.internal"])
+def test_credentials_that_were_not_found_end_at_once(host: str) -> None:
+    assert "credentials" in (advice_for(RuntimeError(f"Error performing GET http://{host}/latest/token")) or "")
 
 
 @pytest.mark.parametrize("words", ["status code: 503 Service Unavailable: SlowDown", "status code: 429", "reset"])
 def test_what_may_pass(words: str) -> None:
-    assert advice_for(RuntimeError(words), "s3") is None
+    assert advice_for(RuntimeError(words)) is None
 
 
 def listing(*found: tuple[str, int], folders: tuple[str, ...] = ()) -> bytes:
@@ -192,6 +181,28 @@ def test_objects_that_stand_for_folders_are_no_files() -> None:
         url = "s3://bucket/data"
         assert objects.listing(url) == ([f"{url}/sub"], [f"{url}/empty", f"{url}/x"])
         assert objects.below(url) == [f"{url}/empty", f"{url}/sub/y", f"{url}/x"]
+
+
+def test_an_upload_that_is_not_there_any_more_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a rule of the bucket's life cycle has ended it, or when the answer to its last request was lost."""
+    monkeypatch.setattr(writer, "WHOLE_BYTES", 1)
+    (tmp_path / "file").write_bytes(b"content")
+    ends: list[int] = []
+
+    def answers(method: str, path: str) -> tuple[int, bytes]:
+        if method == "POST" and "uploadId" not in path:
+            return 200, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
+        if method == "POST":
+            ends.append(404 if not ends else 200)
+            done = b"<CompleteMultipartUploadResult><ETag>1</ETag></CompleteMultipartUploadResult>"
+            return ends[-1], done if ends[-1] == 200 else refusal("NoSuchUpload")
+        return 200, b""
+
+    with server(answers) as (storage, _):
+        ours = ObjectWriter(storage, FetchPolicy(first_delay_s=0.005, deadline_s=PATIENCE_S))
+        assert ours.put_files({"s3://bucket/x": tmp_path / "file"})["s3://bucket/x"].size == 7
+    assert ends == [404, 200]
+    assert (ours.stats.uploads, ours.stats.retries) == (2, 1)
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["creates once", "overwrites"])

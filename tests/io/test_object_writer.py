@@ -17,7 +17,7 @@ from obstore.store import LocalStore
 import headrace
 from counts import cases
 from headrace.errors import OutputError, StoreError
-from headrace.io.objects import abandoned, client, writer
+from headrace.io.objects import client, writer
 from headrace.io.objects.files import ObjectFile
 from headrace.io.objects.lookups import Objects
 from headrace.io.objects.writer import ObjectWriter, part_bytes
@@ -173,33 +173,3 @@ def test_files_are_uploaded_whole_and_in_parts(
 def test_a_file_that_vanished_is_named(bucket: MemoryBucket, tmp_path: Path) -> None:
     with pytest.raises((OutputError, OSError), match="vanished"):
         ObjectWriter().put_files({f"{bucket.url}/x": tmp_path / "vanished"})
-
-
-def test_the_keys_to_sign_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(abandoned, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
-    policy = headrace.io.FetchPolicy()
-    assert abandoned._keys(headrace.Storage()) is None
-    assert abandoned.abort_uploads("s3://bucket/a", headrace.Storage(), policy) is None
-    assert abandoned.abort_uploads("az://bucket/a", headrace.Storage(), policy) is None
-    for options in (
-        {"key": "k", "secret": "s", "token": "t"},
-        {"access_key_id": "k", "secret_access_key": "s", "session_token": "t"},
-        {"aws_access_key_id": "k", "AWS_SECRET_ACCESS_KEY": "s", "aws_session_token": "t"},
-    ):
-        assert abandoned._keys(headrace.Storage(options=options)) == ("k", "s", "t")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "around")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    assert abandoned._keys(headrace.Storage()) == ("around", "secret", "")
-    assert abandoned._keys(headrace.Storage(anonymous=True)) is None
-
-
-def test_what_is_signed_holds_no_secret() -> None:
-    """That the signature is right, real servers say; see `tests/remote`."""
-    storage = headrace.Storage(endpoint="http://127.0.0.1:9000", region="us-east-1")
-    keys = abandoned._Keys("me", "hidden", "")
-    client = abandoned._Client("s3://bucket/a b", storage, headrace.io.FetchPolicy(), keys)
-    request = client._signed("GET", "/bucket", {"uploads": "", "prefix": "a b/"})
-    assert request.full_url == "http://127.0.0.1:9000/bucket?prefix=a%20b%2F&uploads="
-    assert "hidden" not in f"{request.header_items()} {request.full_url}"

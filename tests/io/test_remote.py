@@ -103,7 +103,9 @@ def test_a_status_is_the_same_by_size_and_etag() -> None:
 
 
 def test_words_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = Storage(options={"key": "planted-key", "secret": "planted-secret", "token": "planted-token"})
+    storage = Storage(
+        options={"access_key_id": "planted-key", "secret_access_key": "planted-secret", "token": "planted-token"}
+    )
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-around")
     words = "planted-key\n planted-secret, planted-around at http://host/x?sig=planted-token"
     assert Secrets([storage]).hidden(words) == "*** ***, *** at http://host/x?..."
@@ -119,7 +121,10 @@ def test_words_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: FetchPolicy(deadline_s=0), "deadline_s is 0"),
         (lambda: FetchPolicy(attempt_s=float("inf")), "attempt_s is inf"),
         (lambda: connect("gs://b", "gs", Storage(region="x")), "region='x' is for s3://"),
-        (lambda: connect("http://h", "http", Storage(options={"key": "x"})), "is for object stores, not for http"),
+        (
+            lambda: connect("http://h", "http", Storage(options={"access_key_id": "x"})),
+            "is for object stores, not for http",
+        ),
         (lambda: connect("s3://b", "s3", Storage(options={"kye": "hidden"})), "'kye' is not valid"),
         (lambda: reader_at("x", "mmap", Storage()), "this path is local"),
         (lambda: reader_at("s3://b/x", MmapReader()), "reads local files only"),

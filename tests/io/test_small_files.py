@@ -9,11 +9,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace
 from headrace import HeadraceError
-from headrace.compat.megatron.caches import read_text
+from headrace.compat.megatron.caches import read_description
 from headrace.datasets.metadataset import load_dataset
 from headrace.encoders.faults import read_fault_report
 from headrace.engine.job import load_plan
@@ -64,7 +65,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "tokenizer": ("tokenizer.json", load_tokenizer),
     "faults": ("faults.jsonl", lambda path: read_fault_report([path])),
     "plan": ("plan.json", lambda path: load_plan(path.parent)),
-    "megatron": ("description.txt", read_text),
+    "megatron": (f"{0:032}-GPTDataset-train-description.txt", lambda path: read_description(str(path))),
 }
 
 
@@ -97,3 +98,18 @@ def test_small_files_are_read(tmp_path: Path) -> None:
         read_small(tmp_path / "none")
     with pytest.raises(IsADirectoryError):
         read_small(tmp_path)
+
+
+def test_torn_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(100))
+    assert np.array_equal(map_npy(path), np.arange(100))
+    assert not map_npy(path).flags.writeable
+    whole = path.read_bytes()
+    for size in (0, 5, 9, 60, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"begins|there|takes"):
+            map_npy(path)
+    np.save(path, np.array([{}]), allow_pickle=True)
+    with pytest.raises(ValueError, match="numbers"):
+        map_npy(path)

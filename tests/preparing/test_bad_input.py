@@ -20,7 +20,6 @@ from headrace.errors import HeadraceError, InputError, OutputError, StoreError
 from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
-    OutputOptions,
     RecordOptions,
     TextOptions,
     TextProgress,
@@ -28,7 +27,6 @@ from headrace.preparing import (
     prepare_text,
 )
 from headrace.preparing.backends import first_documents
-from headrace.preparing.exchange.buckets import BucketWriter
 from headrace.preparing.store_output import StoreOutput
 from headrace.stores import load_manifest
 
@@ -165,8 +163,7 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize("shuffle", [None, 4])
-def test_bad_records_are_skipped_and_listed(kit: Any, tmp_path: Path, shuffle: int | None) -> None:
+def test_bad_records_are_skipped_and_listed(kit: Any, tmp_path: Path) -> None:
     """Each is named with its file and line; all others are there."""
     content = b""
     for bad, _ in BAD_LINES:
@@ -178,7 +175,6 @@ def test_bad_records_are_skipped_and_listed(kit: Any, tmp_path: Path, shuffle: i
         options = TextOptions(
             tokens=REFERENCE,
             errors=ErrorOptions(on_error="skip"),
-            output=OutputOptions(shuffle=shuffle),
             workers=workers,
             task_bytes=task_bytes,
         )
@@ -325,7 +321,7 @@ def test_a_filter_that_fails(kit: Any, tmp_path: Path, monkeypatch: pytest.Monke
     assert manifest.ledger.documents.kept == 1
 
 
-@pytest.mark.parametrize("place", ["worker", "buckets", "output"])
+@pytest.mark.parametrize("place", ["worker", "output"])
 def test_a_lost_document_does_not_go_unseen(
     kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -336,7 +332,7 @@ def test_a_lost_document_does_not_go_unseen(
         (site / "sitecustomize.py").write_text(LOSING_ENCODER)
         monkeypatch.syspath_prepend(str(site))
         monkeypatch.setattr("headrace.engine.processes.subprocess", subprocess)  # a real start, that reads its path
-    elif place == "output":
+    else:
         add = StoreOutput.add
         monkeypatch.setattr(
             StoreOutput,
@@ -345,14 +341,7 @@ def test_a_lost_document_does_not_go_unseen(
                 self, [(row[0][: row[1][:-1].sum()], row[1][:-1]) for row in rows], ordinals[:-1]
             ),
         )
-    else:
-        deal = BucketWriter.add
-
-        def losing(self: BucketWriter, order: Any, ordinals: Any, rows: Any) -> None:
-            deal(self, order[1:], ordinals[1:], [(row[0][row[1][0] :], row[1][1:]) for row in rows])
-
-        monkeypatch.setattr(BucketWriter, "add", losing)
-    options = TextOptions(tokens=REFERENCE, output=OutputOptions(shuffle=1 if place == "buckets" else None), workers=1)
+    options = TextOptions(tokens=REFERENCE, workers=1)
     with pytest.raises(HeadraceError, match=r"does not balance|This is a defect"):
         prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
     assert not opens(tmp_path / "out")

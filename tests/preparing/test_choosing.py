@@ -20,7 +20,7 @@ from headrace.preparing.energon import EnergonOptions
         ({"tokenizer": "t"}, "prepare_text"),
         ({"tokenizer": "t", "options": TextOptions(deduplicate=True)}, "prepare_text"),
         ({"recipe": "r.yaml"}, "prepare_recipe"),
-        ({"recipe": "r.yaml", "tokenizer": "t", "options": RecipeOptions(shuffle=1)}, "prepare_recipe"),
+        ({"recipe": "r.yaml", "tokenizer": "t", "options": RecipeOptions(deduplicate=True)}, "prepare_recipe"),
         ({"options": ShardOptions()}, "prepare_shards"),
     ],
 )

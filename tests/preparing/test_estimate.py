@@ -71,7 +71,7 @@ def both(kit: Any, path: Path, options: TextOptions, out: Path) -> tuple[Estimat
     [
         ("jsonl", TextOptions(tokens=REFERENCE)),
         ("jsonl.gz", TextOptions(tokens=TokenOptions(append_eod=True, bos=1))),
-        ("jsonl.zst", TextOptions(tokens=REFERENCE, output=OutputOptions(shuffle=1))),
+        ("jsonl.zst", TextOptions(tokens=REFERENCE, output=OutputOptions(shard_tokens=9000))),
         ("parquet", TextOptions(tokens=REFERENCE, output=OutputOptions(format="keyed"))),
         ("arrow", TextOptions(tokens=REFERENCE, filters=FilterSpec(min_tokens=100, max_chars=1500))),
         ("txt", TextOptions(tokens=REFERENCE, records=RecordOptions(sample_by="paragraph"))),
@@ -100,7 +100,6 @@ def test_a_small_input_is_read_whole(
     assert abs(estimate.output_bytes - output_bytes) <= 200 + slack
 
 
-@pytest.mark.parametrize("shuffle", [None, 3])
 @pytest.mark.parametrize(
     ("kind", "sample_by"),
     [
@@ -115,14 +114,13 @@ def test_a_small_input_is_read_whole(
 )
 @pytest.mark.sampled(1)
 def test_a_sample_tells_of_the_whole(
-    kit: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, sample_by: Any, shuffle: Any
+    kit: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, sample_by: Any
 ) -> None:
     monkeypatch.setattr("headrace.preparing.estimate.PLACE_BYTES", 8 << 10)
     path = write(tmp_path, kind, texts)
     options = TextOptions(
         tokens=REFERENCE,
         records=RecordOptions(sample_by=sample_by),
-        output=OutputOptions(shuffle=shuffle),
         workers=1,
         task_bytes=100_000,
     )

@@ -41,9 +41,7 @@ TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 PLAIN = TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
 CASES = {
     "plain": PLAIN,
-    "shuffled": TextOptions(
-        tokens=TOKENS, workers=2, task_bytes=50_000, output=OutputOptions(shuffle=1, shard_tokens=200_000)
-    ),
+    "shards": TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000, output=OutputOptions(shard_tokens=200_000)),
     "keyed, no duplicates": TextOptions(
         tokens=TOKENS,
         workers=2,

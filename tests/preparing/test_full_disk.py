@@ -22,12 +22,12 @@ from headrace.preparing.output_folder import WORK_NAME
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 CASES = {
     "plain": TextOptions(tokens=TOKENS, task_bytes=6000, output=OutputOptions(shard_tokens=9000)),
-    "keyed, shuffled, ids, no duplicates": TextOptions(
+    "keyed, ids, no duplicates": TextOptions(
         tokens=TOKENS,
         task_bytes=6000,
         deduplicate=True,
         records=RecordOptions(id_field="id"),
-        output=OutputOptions(format="keyed", shuffle=4, shard_tokens=9000),
+        output=OutputOptions(format="keyed", shard_tokens=9000),
     ),
 }
 
@@ -72,18 +72,18 @@ def test_an_old_output_survives_a_full_disk(kit: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
     options = CASES["plain"]
 
-    def action(shuffle: int | None) -> object:
-        other = OutputOptions(shuffle=shuffle)
+    def action(shard_tokens: int | None) -> object:
+        other = OutputOptions(shard_tokens=shard_tokens)
         return faults.prepare(tmp_path / "in", output, kit.tokenizer, options, workers=1, output=other, overwrite=True)
 
     action(None)
     old = faults.content(output)
-    moments = writes(lambda: action(1))
+    moments = writes(lambda: action(8000))
     new = faults.content(output)
     action(None)
     for moment in [*random.Random(0).sample(moments, cases(2, 60)), *moments[-2:]]:
         with faults.full_disk(moment), pytest.raises(OutputError, match="No space left on device"):
-            action(1)
+            action(8000)
         if not (output / WORK_NAME / "commit.json").exists():
             shutil.rmtree(output / WORK_NAME, ignore_errors=True)
         if all((output / name).exists() and (output / name).read_bytes() == data for name, data in old.items()):

@@ -49,13 +49,13 @@ from jobs_by_hand import do_some, finish, small_jobs
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 CASES = {
     "plain": TextOptions(tokens=TOKENS, task_bytes=3000, workers=1),
-    "shuffled, no duplicates, bad records": TextOptions(
+    "no duplicates, bad records": TextOptions(
         tokens=TOKENS,
         task_bytes=3000,
         workers=1,
         deduplicate=True,
         records=RecordOptions(id_field="id"),
-        output=OutputOptions(shuffle=7, shard_tokens=4000),
+        output=OutputOptions(shard_tokens=4000),
         errors=ErrorOptions(on_error="skip"),
     ),
 }
@@ -66,7 +66,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("inputs")
     faults.write_inputs(folder / "good", with_bad=False)
     faults.write_inputs(folder / "bad", with_bad=True)
-    return {"plain": folder / "good", "shuffled, no duplicates, bad records": folder / "bad"}
+    return {"plain": folder / "good", "no duplicates, bad records": folder / "bad"}
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_inputs_that_changed_since_the_plan(kit: Any, tmp_path: Path) -> None:
 
 def test_a_bad_record_is_told_of_as_by_a_local_run(kit: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     """All processes stop at it, ``finish`` names its line, and a plan that skips it keeps what is done."""
-    bad = inputs["shuffled, no duplicates, bad records"]
+    bad = inputs["no duplicates, bad records"]
     output, stops = tmp_path / "out", CASES["plain"]
     with small_jobs():
         local = faults.error_of(lambda: prepare_text([bad], tmp_path / "local", tokenizer=kit.tokenizer, options=stops))

@@ -16,7 +16,7 @@ from headrace.preparing import FilterSpec, OutputOptions, TextOptions, open_job,
 
 VARIANTS = {
     "plain": TextOptions(task_bytes=200_000),
-    "shuffled": TextOptions(task_bytes=200_000, output=OutputOptions(shuffle=5)),
+    "shards": TextOptions(task_bytes=200_000, output=OutputOptions(shard_tokens=200_000)),
     "deduplicated": TextOptions(task_bytes=200_000, deduplicate=True, filters=FilterSpec(min_chars=200)),
 }
 

@@ -16,10 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
+from headrace.preparing import TextOptions, prepare_text
 from headrace.preparing.backends.first_documents import most_characters
-from headrace.preparing.exchange.buckets import BucketWriter
-from headrace.preparing.run_plan import MAX_BUCKET_BYTES
 from headrace.preparing.sources import SourceFile
 
 MAX_WORKER_BYTES = 400_000_000
@@ -84,37 +82,6 @@ def texts(sources: list[str], size: int) -> Iterator[str]:
         yield text
 
 
-@pytest.mark.soak
-def test_the_disk_of_a_shuffled_run(
-    kit: Any, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most 1.1 times the output, at any moment."""
-    file = kit.write(tmp_path / "in.jsonl", ({"text": text} for text in texts(sources, 42_000_000)))
-    output = tmp_path / "out"
-    peak = 0
-
-    def look() -> None:
-        nonlocal peak
-        with contextlib.suppress(FileNotFoundError):
-            peak = max(peak, folder_bytes(output))
-
-    real_unlink = Path.unlink
-
-    def unlink(self: Path, missing_ok: bool = False) -> None:
-        if self.suffix == ".bucket":  # there is most just before something goes
-            look()
-        real_unlink(self, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", unlink)
-    options = TextOptions(tokens=TokenOptions(append_eod=True), workers=4, output=OutputOptions(shuffle=1))
-    with repeated(look, 0.005):
-        prepare_text([file], output, tokenizer=kit.tokenizer, options=options)
-    final = folder_bytes(output)
-    assert final > 30_000_000
-    assert peak >= final
-    assert peak <= PEAK_OF_OUTPUT * final, f"{peak:,} bytes for an output of {final:,}: {peak / final:.3f}"
-
-
 def watch_workers(peaks: dict[int, int]) -> Callable[[], None]:
     """Keeps the largest resident size of each child."""
 
@@ -143,39 +110,7 @@ def test_the_memory_of_a_worker(kit: Any, sources: list[str], tmp_path: Path, wh
     (file,) = tmp_path.iterdir()
     del text
     peaks: dict[int, int] = {}
-    options = TextOptions(workers=1, output=OutputOptions(shuffle=1))
+    options = TextOptions(workers=1)
     with repeated(watch_workers(peaks), 0.02):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
     assert 50_000_000 < max(peaks.values()) < MAX_WORKER_BYTES, f"{max(peaks.values()):,} bytes"
-
-
-def test_the_memory_of_a_sort(tmp_path: Path) -> None:
-    """Of the largest bucket that is planned."""
-    buckets = BucketWriter(tmp_path, 1)
-    rng = np.random.default_rng(2)
-    while sum(buckets.sizes) < MAX_BUCKET_BYTES:
-        lengths = rng.integers(0, 1000, 5000)
-        tokens = rng.integers(0, 60_000, int(lengths.sum())).astype(np.uint16)
-        order = np.sort(rng.integers(0, 1 << 64, len(lengths), np.uint64))
-        buckets.add(order, np.arange(len(lengths)), [(tokens, lengths)])
-        buckets.flush()
-    child = os.fork()
-    if child == 0:
-        os._exit(_sort(tmp_path, buckets.sizes[0]))
-    grown_mb = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert 0 < grown_mb < 250, f"{grown_mb} MB beside those of an idle worker"
-
-
-def _sort(folder: Path, size: int) -> int:
-    """Megabytes that the process grew by, or 255."""
-    from headrace.preparing.exchange.buckets import BucketSorter
-    from headrace.preparing.messages import SortTask
-
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        before = psutil.Process().memory_info().rss
-        BucketSorter(str(folder), str(folder), [np.dtype(np.uint16)]).run(SortTask(0, size))
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-        return min((int(line.split()[1]) * 1024 - before) >> 20, 255)
-    except BaseException:
-        return 255

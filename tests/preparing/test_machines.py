@@ -156,8 +156,8 @@ def run(slurm: slurm_cluster.Slurm, command: list[str], cwd: Path) -> subprocess
 def test_slurm_runs_arrays_and_what_is_behind_them(
     slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
 ) -> None:
-    output, shuffled = tmp_path / "out", ("--shuffle", "5")
-    more = [*shuffled, "--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "3", "--json"]
+    output, unique = tmp_path / "out", ("--deduplicate",)
+    more = [*unique, "--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "3", "--json"]
     with slurm.held():
         told = json.loads(run(slurm, arguments(data, output, *more), data).stdout)
         again = run(slurm, [*PREPARE, "finish", str(output), "--executor", "slurm"], data)
@@ -171,7 +171,7 @@ def test_slurm_runs_arrays_and_what_is_behind_them(
         {"name": behind, "is_array": False, "states": {"PENDING": 1}},
     ]
     slurm.wait_until_empty(PATIENCE_S)
-    assert content(output) == wanted(*shuffled)
+    assert content(output) == wanted(*unique)
 
 
 @pytest.mark.interop
@@ -256,7 +256,7 @@ def test_slurm_and_a_hundred_deaths(
 
     while deaths < DEATHS:
         output = tmp_path / f"{deaths}"
-        more = chance.choice([(), ("--shuffle", "5")])
+        more = chance.choice([(), ("--deduplicate",)])
         run(slurm, arguments(data, output, *more, "--executor", "slurm", "-q"), data)
         for _ in range(chance.randint(2, 8)):
             wait_for(at_work_or_over)
@@ -296,7 +296,7 @@ def kill_worker(ray: ray_cluster.Ray, chance: random.Random) -> None:
 def test_ray_loses_a_worker_a_node_and_its_driver(
     ray: ray_cluster.Ray, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
 ) -> None:
-    output, more = tmp_path / "out", ("--shuffle", "5", *FILTER)
+    output, more = tmp_path / "out", ("--deduplicate", *FILTER)
     with closed(data / "one"):
         with closed(data / "all"):
             first = drive(ray, data, output, *more)
@@ -335,7 +335,7 @@ def test_ray_and_a_hundred_deaths(
     deaths = 0
     while deaths < DEATHS:
         output = tmp_path / f"{deaths}"
-        more = chance.choice([(), ("--shuffle", "5")])
+        more = chance.choice([(), ("--deduplicate",)])
         driver = drive(ray, data, output, *more)
         for _ in range(chance.randint(2, 6)):
             wait_for(lambda driver=driver: ray.workers() or driver.poll() is not None)

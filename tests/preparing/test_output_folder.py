@@ -89,7 +89,7 @@ def test_overwrite_with_another_number_of_shards_and_format(
     options = TextOptions(
         tokens=PLAIN.tokens,
         records=RecordOptions(id_field="id"),
-        output=OutputOptions(format=old_format, shard_tokens=50, shuffle=3),
+        output=OutputOptions(format=old_format, shard_tokens=50),
         workers=1,
     )
     prepare_text([tmp_path / "many.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
@@ -127,13 +127,10 @@ COMPLETE = (
 )
 
 
-@pytest.mark.parametrize("shuffle", [None, 1])
-def test_killed_between_any_two_changes_of_the_finish(kit: Any, tmp_path: Path, shuffle: int | None) -> None:
+def test_killed_between_any_two_changes_of_the_finish(kit: Any, tmp_path: Path) -> None:
     """Also behind the last one, where the process dies before it could say that it succeeded: the same call does."""
     kit.write(tmp_path / "in.jsonl", [{"text": f"text {number % 20}"} for number in range(40)])
-    options = TextOptions(
-        tokens=PLAIN.tokens, deduplicate=True, workers=1, output=OutputOptions(shuffle=shuffle), task_bytes=500
-    )
+    options = TextOptions(tokens=PLAIN.tokens, deduplicate=True, workers=1, task_bytes=500)
     notices: list[str] = []
 
     def action() -> None:

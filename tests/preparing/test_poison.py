@@ -57,12 +57,12 @@ TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 SKIP = ErrorOptions(on_error="skip")
 CASES = {
     "plain": TextOptions(tokens=TOKENS, task_bytes=3000, errors=SKIP),
-    "shuffled, no duplicates, ids": TextOptions(
+    "no duplicates, ids": TextOptions(
         tokens=TOKENS,
         task_bytes=20_000,
         deduplicate=True,
         records=RecordOptions(id_field="id"),
-        output=OutputOptions(shuffle=7, shard_tokens=4000),
+        output=OutputOptions(shard_tokens=4000),
         errors=SKIP,
     ),
 }

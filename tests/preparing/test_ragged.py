@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.preparing.columns import IntArray, add_ends, keep_rows, take_rows, total_lengths
+from headrace.preparing.columns import IntArray, add_ends, keep_rows, total_lengths
 
 documents = st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=12)
 
@@ -29,15 +29,6 @@ def test_keep_rows(rows: list[list[int]], data: st.DataObject) -> None:
     kept = keep_rows(tokens, lengths, keep)
     assert kept.dtype == tokens.dtype
     assert unflat(kept, lengths[keep]) == [row for row, one in zip(rows, keep, strict=True) if one]
-
-
-@given(rows=documents, data=st.data())
-def test_take_rows(rows: list[list[int]], data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20)) if rows else []
-    tokens, lengths = flat(rows)
-    taken = take_rows(tokens, lengths, np.array(chosen, np.int64))
-    assert taken.dtype == tokens.dtype
-    assert unflat(taken, lengths[np.array(chosen, np.int64)]) == [rows[index] for index in chosen]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])

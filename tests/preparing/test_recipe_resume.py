@@ -26,23 +26,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         runs.SFT + "mask: {unstable: split}\noutput: {domain_key: source, shard_tokens: 1500}\n",
         {"id_field": "id"},
     ),
-    "conversations, shuffled, without duplicates, a limit, bad records": (
+    "conversations without duplicates, a limit, bad records": (
         runs.SFT_SAID + SKIP + "mask: {unstable: last_turn}\nfilters: {max_records: 33, min_tokens: 20}\n"
         "output: {position_ids: continuous, shard_tokens: 900}\n",
-        {"deduplicate": True, "shuffle": 4},
+        {"deduplicate": True},
     ),
-    "conversations by domain, keyed, shuffled, positions through the shard": (
+    "conversations by domain, keyed, positions through the shard": (
         runs.SFT + "mask: {unstable: last_turn}\n"
         "output: {format: keyed, domain_key: source, position_ids: continuous, shard_tokens: 2500}\n",
-        {"shuffle": 1, "id_field": "id"},
+        {"id_field": "id"},
     ),
     "conversations in HDF5, by domain, without duplicates": (
         runs.SFT + "mask: {unstable: split}\noutput: {format: hdf5, domain_key: source, shard_tokens: 2500}\n",
         {"deduplicate": True},
     ),
-    "conversations in JSON lines, by domain, shuffled": (
+    "conversations in JSON lines, by domain": (
         runs.SFT + "mask: {unstable: split}\noutput: {format: jsonl, domain_key: source, shard_tokens: 2500}\n",
-        {"shuffle": 7, "id_field": "id"},
+        {"id_field": "id"},
     ),
 }
 

@@ -35,19 +35,18 @@ TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 SKIP = ErrorOptions(on_error="skip")
 CASES = {
     "plain": TextOptions(tokens=TOKENS, task_bytes=6000, output=OutputOptions(shard_tokens=9000)),
-    "shuffled": TextOptions(tokens=TOKENS, task_bytes=6000, output=OutputOptions(shard_tokens=9000, shuffle=5)),
     "keyed": TextOptions(
         tokens=TOKENS,
         task_bytes=6000,
         records=RecordOptions(fields=("text", "title"), id_field="id"),
         output=OutputOptions(format="keyed", shard_tokens=9000),
     ),
-    "two fields, shuffled, no duplicates": TextOptions(
+    "two fields, no duplicates": TextOptions(
         tokens=TOKENS,
         task_bytes=4000,
         deduplicate=True,
         records=RecordOptions(fields=("text", "title"), id_field="id"),
-        output=OutputOptions(shard_tokens=6000, shuffle=1),
+        output=OutputOptions(shard_tokens=6000),
     ),
     "no duplicates, keyed, ids": TextOptions(
         tokens=TOKENS,
@@ -58,8 +57,8 @@ CASES = {
     "filtered, bad records skipped": TextOptions(
         tokens=TOKENS, filters=FilterSpec(min_chars=3, max_tokens=250), errors=SKIP, task_bytes=6000
     ),
-    "bad records skipped, keyed, shuffled": TextOptions(
-        tokens=TOKENS, errors=SKIP, task_bytes=6000, output=OutputOptions(format="keyed", shard_tokens=9000, shuffle=9)
+    "bad records skipped, keyed": TextOptions(
+        tokens=TOKENS, errors=SKIP, task_bytes=6000, output=OutputOptions(format="keyed", shard_tokens=9000)
     ),
 }
 
@@ -185,7 +184,7 @@ def test_killed_again_and_again(runs: Runs, tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("case", ["shuffled", "keyed"])
+@pytest.mark.parametrize("case", ["plain", "keyed"])
 def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Path, case: str) -> None:
     """Unlike a kill all that cleans up sees it; ``names`` are where a file has its name, and the folder is synced."""
     wanted, output = runs.wanted(case), tmp_path / "out"
@@ -211,7 +210,7 @@ def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Pa
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["plain", "keyed"])
 def test_an_overwrite_that_is_killed_never_mixes_old_and_new(runs: Runs, tmp_path: Path, case: str) -> None:
-    old, new = runs.wanted("bad records skipped, keyed, shuffled"), runs.wanted(case)
+    old, new = runs.wanted("bad records skipped, keyed"), runs.wanted(case)
     output = tmp_path / "out"
 
     def put_old() -> None:
@@ -236,7 +235,7 @@ def test_an_overwrite_that_is_killed_never_mixes_old_and_new(runs: Runs, tmp_pat
         if is_old != {name for name in old if name.endswith((".idx", "meta.json"))}:
             check_nothing_opens(output)
         # Any next run completes the move, whatever it is asked for; before there was one, the old output stays.
-        other = msgspec.structs.replace(CASES[case].output, shuffle=77)
+        other = msgspec.structs.replace(CASES[case].output, shard_tokens=77)
         is_committed = (output / WORK_NAME / "commit.json").exists()
         is_over = not is_committed and set(names) == set(new)
         with pytest.raises(OutputError, match="holds the output of an earlier run"):
@@ -287,7 +286,7 @@ def continued(folder: Path, **changes: Any) -> object:
         ),
         ({"filters": FilterSpec(min_chars=2)}, r"filters\.min_chars was 1, is 2"),
         ({"deduplicate": True}, "deduplicate was False, is True"),
-        ({"output": OutputOptions(shard_tokens=9000, shuffle=3)}, r"output\.shuffle was None, is 3"),
+        ({"output": OutputOptions(shard_tokens=8000)}, r"output\.shard_tokens was 9000, is 8000"),
         ({"output": OutputOptions(shard_tokens=9000, format="keyed")}, r"output\.format was 'indexed', is 'keyed'"),
         ({"task_bytes": 7000}, "task_bytes was 6000, is 7000"),
     ],

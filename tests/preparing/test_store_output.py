@@ -24,14 +24,16 @@ def open_output(folder: Path, layout: Any, shard_tokens: int | None, state: Outp
     return StoreOutput(folder, layout=layout, columns=columns, shard_tokens=shard_tokens, state=state)
 
 
-def rows_of(lengths: list[tuple[int, int]], first: int) -> list[tuple[Any, Any]]:
-    return [
+def add(output: StoreOutput, lengths: list[tuple[int, int]], first: int) -> None:
+    """Append documents from number ``first`` on, whose values are their numbers."""
+    rows = [
         (
             np.concatenate([np.full(pair[key], first + at, np.uint16) for at, pair in enumerate(lengths)] or [[]]),
             np.array([pair[key] for pair in lengths], np.int64),
         )
         for key in range(2)
     ]
+    output.add(rows, np.arange(first, first + len(lengths)))
 
 
 @pytest.mark.parametrize("layout", ["indexed", "keyed"])
@@ -54,14 +56,14 @@ def test_shards(
     first = 0
     for count, what in [*steps, (len(lengths), "go on")]:
         last = min(first + count, len(lengths))
-        output.add(rows_of(lengths[first:last], first))
+        add(output, lengths[first:last], first)
         first = last
         if what != "go on":
             state = output.checkpoint()
         if what == "die":
             # What comes after the last checkpoint is made again.
             if first < len(lengths):
-                output.add(rows_of(lengths[first : first + 1], first))
+                add(output, lengths[first : first + 1], first)
             output.suspend()
             output = open_output(folder, layout, shard_tokens, state)
     [shards] = output.finish()
@@ -86,11 +88,11 @@ def test_a_shard_of_a_layout_that_lists_its_documents_has_not_too_many(
 ) -> None:
     monkeypatch.setattr(store_output, "MAX_DOCUMENTS", 4)
     output = open_output(tmp_path, layout, 1000, OutputState())
-    output.add(rows_of([(1, 1)] * 3, 0))
+    add(output, [(1, 1)] * 3, 0)
     state = output.checkpoint()
     output.suspend()
     output = open_output(tmp_path, layout, 1000, state)
-    output.add(rows_of([(1, 1)] * 7, 3))
+    add(output, [(1, 1)] * 7, 3)
     [shards] = output.finish()
     assert [written[0].num_documents for written in shards] == ([10] if layout == "indexed" else [4, 4, 2])
 

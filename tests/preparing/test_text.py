@@ -174,7 +174,6 @@ def options_of_runs(draw: st.DrawFn) -> TextOptions:
         output=OutputOptions(
             format=draw(st.sampled_from(["indexed", "keyed"])),
             shard_tokens=draw(st.none() | st.integers(1, 3000)),
-            shuffle=draw(st.none() | st.integers(0, 2**63 - 1)),
         ),
         errors=ErrorOptions(on_error="skip", max_errors=1000),
         task_bytes=draw(st.integers(200, 1 << 20)),
@@ -207,14 +206,13 @@ def headrace_replace(value: Any, **changes: Any) -> Any:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("shuffle", [None, 7])
-def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_path: Path, shuffle: int | None) -> None:
+def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_path: Path) -> None:
     contents = []
     for workers in (1, 2, 3):
         output = tmp_path / str(workers)
         options = TextOptions(
             tokens=TokenOptions(append_eod=True),
-            output=OutputOptions(shuffle=shuffle, shard_tokens=200_000),
+            output=OutputOptions(shard_tokens=200_000),
             workers=workers,
             task_bytes=100_000,
         )
@@ -224,34 +222,6 @@ def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_pa
     assert contents[0] == contents[1] == contents[2]
     expected = plainly.expect(sorted(corpus.iterdir()), kit.tokenizer, options, eod=kit.eod, bos=None)
     assert plainly.stored(tmp_path / "3", expected.keys) == expected.documents
-
-
-@pytest.mark.soak
-def test_the_order_does_not_depend_on_the_buckets(
-    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = TextOptions(tokens=REFERENCE, output=OutputOptions(shuffle=3), workers=1, task_bytes=200_000)
-    found = []
-    for num_buckets in (1, 2, 64, 512):
-        monkeypatch.setattr("headrace.preparing.run.choose_num_buckets", lambda size, workers, n=num_buckets: n)
-        prepare_text([corpus], tmp_path / str(num_buckets), tokenizer=kit.tokenizer, options=options)
-        found.append((tmp_path / str(num_buckets) / "text_document.bin").read_bytes())
-    assert found[0] == found[1] == found[2] == found[3]
-
-
-def test_a_shuffle_is_uniform_enough(kit: Any, tmp_path: Path) -> None:
-    """Neighbours of the input do not stay together, and another seed gives another order."""
-    file = kit.write(tmp_path / "in.jsonl", ({"text": f"{number:05d}"} for number in range(2000)))
-    orders = []
-    for seed in (1, 2):
-        output = OutputOptions(shuffle=seed)
-        prepare_text([file], tmp_path / str(seed), tokenizer=kit.tokenizer, options=TextOptions(output=output))
-        _, lines = Provenance(tmp_path / str(seed) / "provenance").locate(np.arange(2000))
-        orders.append(lines)
-        assert sorted(lines.tolist()) == list(range(2000))
-        assert np.count_nonzero(np.abs(np.diff(lines)) == 1) < 12
-        assert 560 < np.abs(lines - np.arange(2000)).mean() < 780  # 2000 / 3 of a uniform one
-    assert np.count_nonzero(orders[0] == orders[1]) < 12
 
 
 def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,18 +242,10 @@ def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatc
     )
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setattr("headrace.engine.processes.subprocess", subprocess)  # a real start, that reads its path
-    for shuffle in (None, 5):
-        options = TextOptions(
-            tokens=REFERENCE,
-            records=RecordOptions(),
-            output=OutputOptions(shuffle=shuffle),
-            errors=ErrorOptions(on_error="skip"),
-            workers=1,
-        )
-        manifest = run_and_check(kit, [file], tmp_path / str(shuffle), options)
-        spans = np.load(tmp_path / str(shuffle) / "provenance/spans.npy")
-        assert len(spans) > 5
-        assert [error.line for error in manifest.errors] == [5_001]
+    options = TextOptions(tokens=REFERENCE, errors=ErrorOptions(on_error="skip"), workers=1)
+    manifest = run_and_check(kit, [file], tmp_path / "out", options)
+    assert len(np.load(tmp_path / "out" / "provenance/spans.npy")) > 5
+    assert [error.line for error in manifest.errors] == [5_001]
 
 
 def test_the_manifest(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,10 +292,9 @@ def test_a_large_vocabulary_takes_int32(kit: Any, tmp_path: Path) -> None:
         assert store.document(0).tolist()[-1] == 70_000
 
 
-@pytest.mark.parametrize("shuffle", [None, 1])
-def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuffle: int | None) -> None:
+def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path) -> None:
     seen: list[TextProgress] = []
-    options = TextOptions(output=OutputOptions(shuffle=shuffle), workers=2, task_bytes=100_000)
+    options = TextOptions(workers=2, task_bytes=100_000)
     manifest = prepare_text(
         [corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=options, on_progress=seen.append
     )
@@ -346,11 +307,7 @@ def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuf
     # A probe that was passed before is kept, and not made again.
     phases = list(dict.fromkeys(progress.phase for progress in seen))
     assert phases[1:].index("prove") == ("probe" in phases)
-    assert [phase for phase in phases if phase != "probe"] == [
-        *("tokenizer", "prove", "encode"),
-        *(("sort",) if shuffle is not None else ()),
-        "finish",
-    ]
+    assert [phase for phase in phases if phase != "probe"] == ["tokenizer", "prove", "encode", "finish"]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +325,6 @@ def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuf
         (TextOptions(records=RecordOptions(fields=("a/b", "c"))), "'a/b' cannot name an output file"),
         (TextOptions(records=RecordOptions(fields=("..", "c"))), "'..' cannot name an output file"),
         (TextOptions(output=OutputOptions(shard_tokens=0)), "shard_tokens is 0"),
-        (TextOptions(output=OutputOptions(shuffle=-1)), "seed of --shuffle is -1"),
         (TextOptions(errors=ErrorOptions(max_errors=1.5)), "or a share below 1"),
         (TextOptions(errors=ErrorOptions(max_errors=-1)), "max_errors is -1"),
         (TextOptions(filters=FilterSpec(min_chars=-1)), "min_chars is -1"),

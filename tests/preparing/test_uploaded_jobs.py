@@ -35,13 +35,13 @@ from headrace.preparing import (
     RecipeOptions,
     TextOptions,
     TokenOptions,
+    duplicates,
     finish_job,
     open_job,
     plan_recipe,
     plan_text,
     prepare_text,
 )
-from headrace.preparing.exchange import duplicates
 from headrace.samples.recipe import parse_recipe
 from memory_stores import MemoryBucket, Stopped, watched
 
@@ -49,14 +49,10 @@ PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), 
 CASES = {
     "one shard": PLAIN,
     "shards": msgspec.structs.replace(PLAIN, output=OutputOptions(shard_tokens=2500)),
-    "shuffled": msgspec.structs.replace(PLAIN, output=OutputOptions(shard_tokens=2500, shuffle=3)),
     "deduplicated": msgspec.structs.replace(PLAIN, deduplicate=True),
-    "both": msgspec.structs.replace(PLAIN, deduplicate=True, output=OutputOptions(shard_tokens=2500, shuffle=3)),
-}
-PHASES = {
-    "shuffled": ["encode", "sort"],
-    "deduplicated": ["encode", "duplicates"],
-    "both": ["encode", "duplicates", "sort"],
+    "deduplicated, in shards": msgspec.structs.replace(
+        PLAIN, deduplicate=True, output=OutputOptions(shard_tokens=2500)
+    ),
 }
 LOCAL = LocalExecutor(workers=2)
 
@@ -67,7 +63,6 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
     monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 8000)
-    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 2000)
     monkeypatch.setattr(duplicates, "BLOCK_PIECES", 4)
     with jobs_by_hand.small_jobs():
         yield
@@ -113,7 +108,7 @@ def test_tasks_on_hosts_that_share_nothing(
         show = Show(tasks=lambda progress: seen.update({progress.phase.partition("-")[0]: progress.num_tasks}))
         take_part(open_job(url), Limits(), show, workers=2)
         assert open_job(url).phase() is None
-    assert list(seen) == PHASES.get(name, ["encode"])
+    assert list(seen) == (["encode", "duplicates"] if given.deduplicate else ["encode"])
     assert all(count > 3 for count in seen.values())
     assert "web/headrace.json" not in bucket.content()
     del job
@@ -139,7 +134,7 @@ def test_finish_does_what_is_open(
     assert not hosts.left()
 
 
-@pytest.mark.parametrize("name", ["shards", "both"])
+@pytest.mark.parametrize("name", ["shards", "deduplicated, in shards"])
 def test_whatever_ends_processes(
     kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts, tmp_path: Path, name: str
 ) -> None:
@@ -180,7 +175,7 @@ def test_whatever_ends_processes(
     assert num_stopped > 2
 
 
-@pytest.mark.parametrize("name", ["shards", "both"])
+@pytest.mark.parametrize("name", ["shards", "deduplicated, in shards"])
 @pytest.mark.parametrize("moment", [3, 15])
 def test_two_hosts_finish_at_the_same_time(
     kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts, tmp_path: Path, name: str, moment: int
@@ -233,13 +228,13 @@ def test_an_unfinished_job_is_continued_discarded_or_refused(
     kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts, tmp_path: Path
 ) -> None:
     url = f"{bucket.url}/web"
-    given, other = CASES["shards"], CASES["shuffled"]
+    given, other = CASES["shards"], CASES["one shard"]
     with hosts.on(0):
         plan(kit, inputs, url, given)
         late = open_job(url)
         jobs_by_hand.do_here(late, [1, 2])
     with hosts.on(1):
-        message = r"/web: an unfinished run with other options writes to this place: output.shuffle was None, is 3"
+        message = r"/web: an unfinished run with other options writes to this place: output.shard_tokens was 2500, is "
         with pytest.raises(OutputError, match=message):
             plan(kit, inputs, url, other)
         plan(kit, inputs, url, msgspec.structs.replace(other, restart=True))
@@ -349,7 +344,7 @@ def test_what_a_killed_finish_has_left_is_removed_once_the_job_is_over(
         if is_over == "completed":
             finish_job(url, LOCAL, Show())
         else:
-            plan(kit, inputs, url, msgspec.structs.replace(CASES["both"], restart=True))
+            plan(kit, inputs, url, msgspec.structs.replace(CASES["deduplicated, in shards"], restart=True))
 
     def enter() -> None:
         with hosts.on(1):
@@ -385,7 +380,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "a limit": (
         recipe_runs.SFT + "mask: {unstable: last_turn}\nfilters: {max_records: 33, min_tokens: 20}\n"
         "output: {position_ids: continuous, shard_tokens: 900}\n",
-        {"deduplicate": True, "shuffle": 4},
+        {"deduplicate": True},
     ),
     "domains": (
         recipe_runs.SFT + "mask: {unstable: split}\n"

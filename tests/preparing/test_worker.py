@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from headrace.engine.serving import Failed, Parent
-from headrace.errors import InputError, OutputError, WorkerError
+from headrace.errors import InputError, WorkerError
 from headrace.preparing import TextOptions
 from headrace.preparing.backends import Choice
-from headrace.preparing.messages import HashTask, SortTask, TextTask
+from headrace.preparing.messages import HashTask, TextTask
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
 from headrace.preparing.tokenizer import load_tokenizer
@@ -34,7 +34,7 @@ def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any)
         choice=Choice(name="tokenizers", version="", reasons={}),
         task_bytes=1 << 20,
     )
-    setup = plan.setup(parts=str(folder), buckets=str(folder), tokenizer=str(kit.tokenizer), backend="tokenizers")
+    setup = plan.setup(parts=str(folder), tokenizer=str(kit.tokenizer), backend="tokenizers")
     setup = msgspec.structs.replace(setup, **{"parent": os.getppid(), **changes})
     ours, theirs = Pipe()
     theirs.close()
@@ -64,14 +64,6 @@ def test_a_tokeniser_that_contradicts_itself(kit: Any, files: list[SourceFile], 
     assert isinstance(reply, Failed)
     assert isinstance(reply.error(), InputError)
     assert "its vocabulary has 300 tokens: this tokenizer.json contradicts itself" in reply.message
-
-
-def test_a_bucket_that_is_gone(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
-    reply = make_worker(kit, tmp_path, files).handle(SortTask(3, 100))
-    assert isinstance(reply, Failed)
-    assert reply.task_index == 3
-    assert isinstance(reply.error(), OutputError)
-    assert "a bucket cannot be read back: No such file" in reply.message
 
 
 def test_what_nobody_foresaw_is_told_with_its_traceback(

@@ -36,7 +36,7 @@ from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 PROOF = TextOptions(tokens=TokenOptions(backend=NAME, append_eod=True), task_bytes=6000)
 CASES = {
     "plain": PROOF,
-    "shuffled": TextOptions(tokens=PROOF.tokens, task_bytes=6000, output=OutputOptions(shuffle=3, shard_tokens=9000)),
+    "shards": TextOptions(tokens=PROOF.tokens, task_bytes=6000, output=OutputOptions(shard_tokens=9000)),
     "keyed, no duplicates": TextOptions(
         tokens=PROOF.tokens,
         task_bytes=6000,

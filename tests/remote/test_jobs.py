@@ -31,7 +31,7 @@ from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, Shard
 from headrace.stores.energon import EnergonStore
 from measured_made import numbers
 from shards_made import image, rows, write_pictures, write_table
-from stored import files, objects, open_uploads
+from stored import files, objects
 
 pytestmark = pytest.mark.remote
 
@@ -40,11 +40,9 @@ OPTIONS = TextOptions(
 )
 VARIANTS = {
     "in order": OPTIONS,
-    "shuffled": msgspec.structs.replace(
-        OPTIONS, output=OutputOptions(shard_tokens=30_000, shuffle=3), deduplicate=True
-    ),
+    "deduplicated": msgspec.structs.replace(OPTIONS, deduplicate=True),
 }
-CLUSTERED = msgspec.structs.replace(OPTIONS, task_bytes=None, output=OutputOptions(shard_tokens=30_000, shuffle=3))
+CLUSTERED = msgspec.structs.replace(OPTIONS, task_bytes=None, deduplicate=True)
 C = TypeVar("C")
 SCRIPT = """
 import random
@@ -56,7 +54,7 @@ from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
 from headrace.preparing import finish_job, open_job, run_plan
 
-run_plan.RANGE_BYTES, run_plan.DEALT_BYTES = 100_000, 50_000  # several ranges and buckets
+run_plan.RANGE_BYTES = 100_000  # several ranges
 
 if __name__ == "__main__":
     SharedObjects.pause_s, SharedObjects.beat_s = 0.1, 1.0
@@ -176,7 +174,6 @@ def die_and_compare(
         hosts.start(4, "finish", url)
         hosts.wait()
         assert objects(bucket, url) == wanted
-        assert open_uploads(bucket, url) == 0
         assert not hosts.left(4)
     assert hosts.num_killed >= 2
 
@@ -184,7 +181,7 @@ def die_and_compare(
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("remote_bucket", "name"),
-    [("weed", "in order"), ("gcs", "in order"), ("gcs", "shuffled"), ("weed", "shuffled")],
+    [("weed", "in order"), ("gcs", "in order"), ("gcs", "deduplicated"), ("weed", "deduplicated")],
     indirect=["remote_bucket"],
 )
 def test_tasks_on_hosts_that_die(
@@ -199,7 +196,6 @@ def test_tasks_on_hosts_that_die(
     given = VARIANTS[name]
     prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 100_000)
-    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 50_000)
 
     def plan(url: str) -> None:
         plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
@@ -297,7 +293,7 @@ def prepared(inputs: Path, url: str, environ: dict[str, str], *more: str) -> dic
     """Run the command with an executor."""
     command = [sys.executable, "-m", "headrace", "prepare", str(inputs / "in"), "-o", url, "--json", *more]
     tokens = ["--tokenizer", str(inputs / "model"), "--backend", "tokenizers", "--shard-tokens", "30000"]
-    tokens += ["--shuffle", "3"]
+    tokens += ["--deduplicate"]
     done = subprocess.run([*command, *tokens], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert servers.SECRET not in done.stdout + done.stderr

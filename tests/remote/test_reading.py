@@ -218,7 +218,7 @@ def test_a_run_file_names_the_url_and_no_secret(weed: servers.Bucket, tmp_path: 
 def test_no_secret_in_any_words(weed: servers.Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weed.put(f"{tmp_path.name}/x.bin", b"x" * 1000)
     url = f"{weed.url}/{tmp_path.name}/x.bin"
-    options = {"key": servers.ACCESS_KEY, "secret": servers.SECRET + "x"}
+    options = {"access_key_id": servers.ACCESS_KEY, "secret_access_key": servers.SECRET + "x"}
     wrong = msgspec.structs.replace(weed.storage, options=options)
     nowhere = msgspec.structs.replace(weed.storage, endpoint="http://127.0.0.1:9")
     policy = FetchPolicy(deadline_s=0.3, first_delay_s=0.05)

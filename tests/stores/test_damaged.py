@@ -15,7 +15,6 @@ import headrace.stores as stores
 import made
 from counts import cases
 from energon_prepared import prepared
-from headrace.compat.megatron.caches import map_array
 from headrace.errors import HeadraceError
 from headrace.stores import EnergonStore, Provenance, SampleStore, Store, load_manifest
 from headrace.stores.kept_arrays import find_arrays, keep_arrays
@@ -129,12 +128,6 @@ def kept(name: str) -> Callable[[Path], Made]:
     return make
 
 
-def npy(folder: Path) -> Made:
-    path = folder / "x-shuffle_index.npy"
-    np.save(path, np.arange(50, dtype=np.uint32))
-    return path, lambda: int(map_array(path).sum())
-
-
 MEMBERS = [(f"k{number}.{part}", b'{"a": 1}') for number in range(5) for part in ("json", "txt")]
 
 
@@ -198,7 +191,6 @@ READERS: Final[dict[str, Callable[[Path], Made]]] = {
     "provenance.json": provenance(INFO_NAME),
     "kept.json": kept("kept.json"),
     "kept array": kept("ends.npy"),
-    ".npy": npy,
     ".tar": tar("a.tar"),
     ".tar.idx": tar("a.tar.idx"),
     "info": energon(".nv-meta/.info.json"),

@@ -28,7 +28,6 @@
     headrace ui PATH...                                         data, mixes and runs as pages in the browser
     headrace quarantine DATASET --from REPORT                   leave bad samples out of it
     headrace export-cache DATA... --num-samples N               write the index caches that Megatron looks for
-    headrace check-cache PATH                                   whether Megatron's index caches match the data
 
 `command` holds what all commands share: errors, exit codes and ``--json``. `progress` shows how far a long run is. The
 functions that look things up for the commands are in ``headrace.inspect``. This package may import every other one;
@@ -48,7 +47,6 @@ COMMANDS = {
     "cache": "caches:cache",
     "cat": "samples:cat",
     "check": "stores:check",
-    "check-cache": "caches:check_cache",
     "convert": "copying:convert",
     "export-cache": "caches:export_cache",
     "info": "stores:info",
@@ -71,7 +69,7 @@ TASKS = {
     "Make data": ("prepare", "job", "render", "merge", "convert", "split", "measure"),
     "Look at data": ("info", "check", "preview", "ls", "cat", "where", "quarantine", "ui"),
     "Follow a run": ("trace", "account", "run", "cache"),
-    "Work beside Megatron": ("export-cache", "check-cache"),
+    "Work beside Megatron": ("export-cache",),
 }
 """The commands by task, in the order of ``headrace --help``."""
 

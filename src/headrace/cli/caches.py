@@ -1,4 +1,4 @@
-"""``headrace cache``: the cache of blocks of a node; ``export-cache`` and ``check-cache``: Megatron's index caches."""
+"""``headrace cache``: the cache of blocks of a node; ``export-cache``: Megatron's index caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from headrace.inspect.figures import count, listing, plural, size, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.compat.megatron.caches import CacheVerdict
     from headrace.datasets import FixedDataset
     from headrace.tracing import PlannedCache, ReadingPlan
 
@@ -163,73 +162,6 @@ def _blend(
     return headrace.compat.megatron.GPTBlend.of(
         list(data), num_samples=num_samples, build=build, one_part=options["one_part"], era=options["blend_era"]
     )
-
-
-@click.command(cls=Command, name="check-cache", short_help="Check that Megatron's index caches match the data.")
-@click.argument("path", metavar="PATH")
-@click.option("--no-extra-token", is_flag=True, help="The run sets add_extra_token_to_sequence=False.")
-@click.option(
-    "--keep-partial-validation", is_flag=True, help="The run sets drop_last_partial_validation_sequence=False."
-)
-@click.option("--moved", metavar="OLD=NEW", multiple=True, help="Paths of data that begin with OLD now begin with NEW.")
-@click.option("--quiet", "-q", is_flag=True, help="Show only faults.")
-@json_option
-@click.pass_context
-def check_cache(
-    ctx: click.Context,
-    /,
-    path: str,
-    no_extra_token: bool,
-    keep_partial_validation: bool,
-    moved: tuple[str, ...],
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Check every cache of Megatron's at PATH against the data that its description.txt names.
-
-    PATH is Megatron's --data-cache-path, a description.txt in it, or the prefix of data that have a cache beside them.
-    The name of a cache does not change when the data at a path are replaced, so every entry is compared with the data.
-    Exit code 0: all caches are right; 1: faults, each printed with its file and row; 4: there is no cache.
-    """
-
-    from headrace.compat.megatron.caches import CacheReading, check_cache, find_descriptions
-
-    reading = CacheReading(not no_extra_token, not keep_partial_validation, dict(_pair(each) for each in moved))
-    descriptions = find_descriptions(Path(path))
-    verdicts = []
-    with ProgressBar(quiet=quiet or as_json) as bar:
-        for number, description in enumerate(descriptions):
-            text = f"cache {number + 1:,} of {len(descriptions):,}: {description}"
-            bar.update("checking", number, len(descriptions), text=text)
-            verdicts.append(check_cache(description, reading))
-    for verdict in verdicts:
-        if not as_json and not (quiet and verdict.ok):
-            print_report(cache_report(verdict))
-    faulty = sum(not verdict.ok for verdict in verdicts)
-    if as_json:
-        print_json({"path": path, "ok": not faulty, "caches": verdicts})
-    elif not quiet:
-        end = f"{faulty:,} faulty: remove these, and Megatron rebuilds them" if faulty else "all right"
-        click.echo(f"{path}: {plural(len(verdicts), 'cache')}, {end}")
-    if faulty:
-        ctx.exit(FAULTY)
-
-
-def cache_report(verdict: CacheVerdict) -> list[str]:
-    """Return the lines that report a verdict."""
-    if verdict.ok:
-        order = "" if verdict.is_own_order else ", in another order than its options give"
-        part = f"{verdict.part} of " if verdict.part else ""
-        return [f"{verdict.path}: right: {part}{verdict.of}, {plural(verdict.samples, 'sample')}{order}"]
-    lines = [str(problem) for problem in verdict.problems]
-    return [*lines, f"  {verdict.cause}"] if verdict.cause else lines
-
-
-def _pair(text: str) -> tuple[str, str]:
-    old, sign, new = text.partition("=")
-    if not sign or not old:
-        raise ConfigError(f"--moved {text}: write OLD=NEW, the old and the new beginning of the paths")
-    return old, new
 
 
 _SHOWN_EPOCHS = 8

@@ -53,7 +53,7 @@ _SHARDS = (
     Option(["--samples-per-shard"], metavar="N", type=int, help="Maximum samples per shard (default: 10,000)."),
     Option(["--shard-size"], metavar="BYTES", help="Maximum size of a shard, as 500MB (default: 1 GiB)."),
     common.SINGLE,
-    common.SHUFFLE,
+    Option(["--shuffle"], metavar="SEED", type=int, help="Shuffle all samples (default: keep their order)."),
 )
 
 

@@ -114,9 +114,6 @@ SHARD_TOKENS = Option(
     ["--shard-tokens"], metavar="N", type=int, help="Maximum number of tokens per shard (default: 2^30)."
 )
 SINGLE = Option(["--single"], is_flag=True, help="Write one shard of any size.")
-SHUFFLE = Option(
-    ["--shuffle"], metavar="SEED", type=int, help="Shuffle all documents or samples (default: keep their order)."
-)
 FILTER = Option(
     ["--filter", "function"], metavar="MODULE:FUNCTION", help="Drop records for which this function returns false."
 )

@@ -33,7 +33,7 @@ _INSTEAD = {
 
 _PLACES = {"format": "output", "shard_tokens": "output", "on_error": "errors", "max_errors": "errors"}
 _FROM_COMMAND_LINE = (
-    *("id_field", "max_record_bytes", "function", "deduplicate", "shuffle", "backend", "workers", "overwrite"),
+    *("id_field", "max_record_bytes", "function", "deduplicate", "backend", "workers", "overwrite"),
     "restart",
 )
 
@@ -62,7 +62,6 @@ _FROM_COMMAND_LINE = (
             ),
             common.SHARD_TOKENS,
             common.SINGLE,
-            common.SHUFFLE,
         ),
         "Errors": (common.ON_ERROR, common.MAX_ERRORS),
         "Run": (common.WORKERS, common.OVERWRITE, common.RESTART, common.DRY_RUN, common.QUIET),

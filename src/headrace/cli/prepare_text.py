@@ -34,7 +34,6 @@ _PHASES = {
     "probe": "probing the tokeniser",
     "prove": "proving the first documents",
     "encode": "encoding",
-    "sort": "sorting",
     "finish": "finishing",
 }
 
@@ -312,7 +311,6 @@ _OUTPUT = (
     ),
     common.SHARD_TOKENS,
     common.SINGLE,
-    common.SHUFFLE,
 )
 
 
@@ -372,7 +370,7 @@ def check_shards(given: Mapping[str, Any]) -> None:
 
 def _options(given: dict[str, Any]) -> TextOptions:
     check_shards(given)
-    output = common.chosen(given, "format", "shard_tokens", "shuffle")
+    output = common.chosen(given, "format", "shard_tokens")
     if given["single"]:
         output["shard_tokens"] = None
     tokens = common.chosen(given, "append_eod", "special_tokens_in_text", "backend")

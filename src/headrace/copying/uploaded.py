@@ -140,7 +140,6 @@ class UploadedDestination:
                     self.upload.clear()
                     raise
             self._is_first = is_first
-            self.upload.writer.abort_uploads(self.upload.url)
             self.upload.read_receipts()
         except BaseException:
             self._leave()

@@ -174,7 +174,7 @@ class Upload:
         self.clear()
 
     def clear(self) -> None:
-        """Remove what belongs to runs that are over: plan, receipts, results of tasks, and uploads that were not ended.
+        """Remove what belongs to runs that are over: plan, receipts, and results of tasks.
 
         The plan goes first, so that no other process begins a task any more.
         """
@@ -188,7 +188,6 @@ class Upload:
         names = [name for name in self._names() if name.startswith(below) and name != RUN]
         if PLAN in names:
             self.writer.delete([self._at(PLAN)])
-        self.writer.abort_uploads(self.url)
         self.writer.delete([self._at(name) for name in names])
         self.writer.delete([self._at(RUN)])
         self._receipts.clear()

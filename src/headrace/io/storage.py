@@ -15,12 +15,25 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.io.storage_options import PlainOptions, plain_options
 
-_SECRET_NAMES: Final = re.compile(r"key|secret|token|password|credential|account|sas|connection", re.IGNORECASE)
+_SECRET_NAMES: Final = re.compile(r"key|secret|token|password|credential|account|sas", re.IGNORECASE)
 _SECRET_ENVIRONMENT: Final = re.compile(r"^(AWS|AZURE|GOOGLE|GCS)_\w*(KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL)")
 _QUERY: Final = re.compile(r"\?[^\s\"'<>)]+")
 _MOST_WORDS: Final = 300
+_CLIENT_OPTIONS: Final = frozenset(
+    (
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_headers",
+        "proxy_url",
+        "root_certificate",
+        "user_agent",
+    )
+)
+"""Options of the HTTP client of any store."""
+
+_ENDPOINTS: Final = ("endpoint", "endpoint_url", "base_url")
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,15 +48,15 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         region: region of the bucket.
         profile: name of a profile of AWS; needs boto3.
         anonymous: whether requests are not signed, for public buckets. GCS can then only be read.
-        options: any other option, by the name that fsspec or obstore gives it, such as ``{"key": ..., "secret": ...}``;
-            what fsspec's mean here is in `headrace.io.storage_options`. Values are never printed.
+        options: any other option, by obstore's name for it, such as ``{"account_name": ..., "account_key": ...}``.
+            Values are never printed.
 
     Raises:
         ConfigError: a value is not allowed.
 
     Example:
-        >>> headrace.Storage(endpoint="http://127.0.0.1:8333", options={"key": "me", "secret": "hidden"})
-        Storage(endpoint='http://127.0.0.1:8333', options=['key', 'secret'])
+        >>> headrace.Storage(options={"access_key_id": "me", "secret_access_key": "hidden"})
+        Storage(options=['access_key_id', 'secret_access_key'])
     """
 
     endpoint: str | None = None
@@ -96,9 +109,8 @@ def _secrets_in(options: Mapping[str, Any], *, is_secret: bool) -> Iterator[str]
         is_here = is_secret or _SECRET_NAMES.search(name) is not None
         if isinstance(value, Mapping):
             yield from _secrets_in(value, is_secret=is_here)
-        elif is_here and isinstance(value, str):
-            parts = (part.partition("=")[2] for part in value.split(";")) if name == "connection_string" else ()
-            yield from (one for one in (value, *parts) if len(one) > 3)
+        elif is_here and isinstance(value, str) and len(value) > 3:
+            yield value
 
 
 def connect(root: str, scheme: str, storage: Storage, *, retries: Mapping[str, Any] | None = None) -> Any:
@@ -118,13 +130,13 @@ def connect(root: str, scheme: str, storage: Storage, *, retries: Mapping[str, A
         from obstore import exceptions, store
     except ImportError as error:
         raise MissingExtraError(f"{root}: object stores need obstore: pip install 'headrace[remote]'") from error
-    found, client, profile = options_of(root, scheme, storage)
+    found, client = options_of(root, scheme, storage)
     config: Any = found  # each store has a type of its own for it
     how: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
     name = root.partition("://")[2]
     try:
         if scheme == "s3":
-            return store.S3Store(name, config=config, **_profile(root, profile), **how)
+            return store.S3Store(name, config=config, **_profile(root, storage.profile), **how)
         if scheme == "gs":
             return store.GCSStore(name, config=config, **how)
         if scheme == "az":
@@ -135,22 +147,17 @@ def connect(root: str, scheme: str, storage: Storage, *, retries: Mapping[str, A
         raise ConfigError(f"{root}: cannot be reached as {storage!r} says: {words}") from None
 
 
-def options_of(root: str, scheme: str, storage: Storage) -> PlainOptions:
-    """Return all that is said of a store, by obstore's names.
+def options_of(root: str, scheme: str, storage: Storage) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the store and those of its HTTP client, by obstore's names.
 
     Raises:
-        ConfigError: an option has no meaning here, or not for this store.
+        ConfigError: an option has no meaning for this store.
     """
-    try:
-        config, given, profile = plain_options(scheme, storage.options)
-    except ConfigError as error:
-        raise ConfigError(f"{root}: {error}") from None
-    if profile is not None and storage.profile not in (None, profile):
-        raise ConfigError(f"{root}: the options name another profile than profile={storage.profile!r}; leave one out")
-    profile = storage.profile or profile
-    if profile is not None and config.get("skip_signature"):
-        raise ConfigError(f"{root}: a profile is named, but anon uses no credentials; leave one out")
-    client: dict[str, Any] = {"timeout": "600s", "connect_timeout": "10s", **given}
+    config = dict(storage.options)
+    client: dict[str, Any] = {"timeout": "600s", "connect_timeout": "10s"}
+    client |= {name: config.pop(name) for name in _CLIENT_OPTIONS & config.keys()}
+    if storage.profile is not None and config.get("skip_signature"):
+        raise ConfigError(f"{root}: a profile is named, but skip_signature uses no credentials; leave one out")
     if storage.endpoint is not None:
         config["base_url" if scheme == "gs" else "endpoint"] = storage.endpoint
     if storage.region is not None:
@@ -162,15 +169,14 @@ def options_of(root: str, scheme: str, storage: Storage) -> PlainOptions:
     if scheme == "http":
         if unsuitable := sorted(config):
             raise ConfigError(f"{root}: {', '.join(unsuitable)} is for object stores, not for http; leave it out")
-        client["allow_http"] = root.startswith("http://")
-        return PlainOptions(config, client)
-    endpoint = str(config.get("endpoint") or config.get("base_url") or _endpoint_around(scheme))
+        return config, {**client, "allow_http": root.startswith("http://")}
+    endpoint = str(next((config[name] for name in _ENDPOINTS if name in config), None) or _endpoint_around(scheme))
     if endpoint and not endpoint.startswith(("http://", "https://")):
         host = endpoint.rpartition("@")[2]  # without credentials that may stand there
         raise ConfigError(f"{root}: its endpoint is {host!r}; it must begin with http:// or https://")
     if endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
-    return PlainOptions(config, client, profile)
+    return config, client
 
 
 def _endpoint_around(scheme: str) -> str:

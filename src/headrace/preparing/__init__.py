@@ -5,8 +5,8 @@
     run_plan       files and options -> tasks, setup of the workers                         pure
       worker       spans -> blocks -> documents -> pieces on disk                            in the workers
       piece        documents on their way to the output
-    exchange       documents that come together: in the buckets of a shuffled run, or since their texts are the same
-    committer      pieces -> shards or buckets, ledger, table of origins, checkpoints
+    duplicates     documents whose texts are the same: found in one process, or by tasks
+    committer      pieces -> shards, ledger, table of origins, checkpoints
     tally          the counts of a block, a piece and a run, up to the ledger of the manifest
     output_folder  moves all files into the output folder, at once or not at all
     jobs           a run whose tasks any process on any host may do, see ``headrace.engine``

@@ -39,16 +39,6 @@ def total_lengths(rows: Sequence[tuple[NDArray[Any], IntArray]]) -> IntArray:
     return total
 
 
-def take_rows(tokens: NDArray[Any], lengths: IntArray, rows: IntArray) -> NDArray[Any]:
-    """The tokens of documents ``rows`` (m,), in that order. Cost: a copy, and about 0.3 us for each document."""
-    size = tokens.dtype.itemsize
-    ends = np.cumsum(lengths) * size
-    begins = ends - lengths * size
-    view = np.ascontiguousarray(tokens).view(np.uint8).data
-    spans = zip(begins[rows].tolist(), ends[rows].tolist(), strict=True)
-    return np.frombuffer(b"".join([view[begin:end] for begin, end in spans]), tokens.dtype)
-
-
 def add_ends(
     ids: NDArray[np.uint32], lengths: IntArray, *, bos: int | None, eod: int | None, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], IntArray]:

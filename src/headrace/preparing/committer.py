@@ -1,4 +1,4 @@
-"""Commits the pieces of a run in their order: to shards or buckets, to the ledger, and to the table of origins.
+"""Commits the pieces of a run in their order: to shards, to the ledger, and to the table of origins.
 
 The parent does this, since only it knows what came before a piece: which documents are duplicates, how many records
 were kept already, and which line of its input each document comes from.
@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from headrace.errors import InputError
 from headrace.io import output_errors, write_all
 from headrace.preparing.columns import Column, IntArray, Rows, count_ones, keep_rows, num_ids
-from headrace.preparing.exchange.buckets import NUMBERS_NAME, BucketWriter
-from headrace.preparing.exchange.duplicates import HASH_BYTES, FoundDuplicates, SeenHashes
+from headrace.preparing.duplicates import HASH_BYTES, FoundDuplicates, SeenHashes
 from headrace.preparing.ledger import RunLedger
-from headrace.preparing.messages import Dealt, PiecePosition
+from headrace.preparing.messages import PiecePosition
 from headrace.preparing.output_folder import RunState, save_state
 from headrace.preparing.piece import HASHES, Piece, SpanResult, piece_path
-from headrace.preparing.run_plan import BUCKETS_NAME, RunPlan
-from headrace.preparing.store_output import Ordinals, StoreOutput
+from headrace.preparing.run_plan import RunPlan
+from headrace.preparing.store_output import StoreOutput
 from headrace.preparing.tally import DUPLICATE, MAX_RECORDS, Tally, left_out
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
 
@@ -53,22 +52,18 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
         return next(reason for reason, which in self.reasons.items() if which[document])
 
     def left_out(self, piece: Piece, columns: Sequence[Column], rows: Rows) -> list[Tally]:
-        """The counts that take off what is left out, for each reason. ``rows`` are in the order of the piece."""
+        """The counts that take off what is left out, for each reason."""
         found = []
         for reason, which in self.reasons.items():
             if not which.any():
                 continue
-            if "rows" in piece.arrays:
-                which = which[piece.arrays["rows"]]
             keys: dict[str, int] = {}
             supervised = 0
-            for number, (column, (values, lengths)) in enumerate(zip(columns, rows, strict=True)):
+            for column, (values, lengths) in zip(columns, rows, strict=True):
                 if column.kind == "ids":
                     keys[column.key] = int(lengths[which].sum())
                 elif column.kind == "mask":
-                    ones = piece.arrays.get(f"ones.{number}")
-                    ones = count_ones(values, lengths) if ones is None else ones
-                    supervised += int(ones[which].sum())
+                    supervised += int(count_ones(values, lengths)[which].sum())
             found.append(
                 left_out(
                     reason,
@@ -234,12 +229,10 @@ class Committer:
         self._pending_bytes = 0
         self._max_pending_bytes = plan.pending_bytes  # kept, since computing it visits every file
         self._hashes: list[bytes] = []
-        folders = [work / SHARDS_NAME, work / BUCKETS_NAME]
         with output_errors(work, "create folders in"):
-            for folder in folders:
-                folder.mkdir(exist_ok=True)
+            (work / SHARDS_NAME).mkdir(exist_ok=True)
         self.output = StoreOutput(
-            folders[0],
+            work / SHARDS_NAME,
             layout=plan.options.output.format,
             columns=plan.columns,
             shard_tokens=plan.options.output.shard_tokens,
@@ -247,26 +240,15 @@ class Committer:
         )
         self.origins = ProvenanceWriter(
             work / ORIGINS_NAME,
-            with_order=plan.is_shuffled or self.output.has_domains,
+            with_order=self.output.has_domains,
             with_ids=plan.options.records.id_field is not None,
             state=state.provenance,
         )
-        self._buckets = self._numbers = self._seen = None
         self._found = found
-        if state.phase == "encode" and plan.options.deduplicate and found is None:
-            self._seen = self._load_seen()
-        if state.phase == "encode" and plan.is_shuffled:
-            if state.exchanges:
-                num_dealt = state.dealt[-1].first + state.dealt[-1].documents if state.dealt else 0
-                self._numbers = Ordinals(folders[1] / NUMBERS_NAME, num_dealt)
-            else:
-                self._buckets = BucketWriter(folders[1], state.num_buckets, state.bucket_sizes or None)
+        self._seen = self._load_seen() if plan.options.deduplicate and found is None else None
 
-    def take_text(self, piece: Piece, path: Path, parts: Path | str) -> None:
-        """Commit the next piece of pass 1; if tasks exchange documents, it has its own in ``parts``.
-
-        That is a file, or the name of one that is not on this host.
-        """
+    def take(self, piece: Piece, path: Path) -> None:
+        """Commit the next piece."""
         info = piece.info
         rows = self._rows(piece)
         is_new = self._find_new(piece)
@@ -276,11 +258,7 @@ class Committer:
         first = self.ledger.tally.documents.kept
         add_origins(self.origins, piece, chosen, first, self.ledger.state.lines)
         self.ledger.add(info, chosen.left_out(piece, self._plan.columns, rows))
-        if self._buckets is not None:
-            _add_to_buckets(self._buckets, piece, rows, chosen.keep, first)
-        elif self._numbers is not None:
-            self._number(self._numbers, piece, chosen.keep, first, parts)
-        elif chosen.is_all:
+        if chosen.is_all:
             self.output.add(rows, np.arange(first, first + info.num_documents))
         else:
             kept = [(keep_rows(*row, chosen.keep), row[1][chosen.keep]) for row in rows]
@@ -289,25 +267,14 @@ class Committer:
             self.state.task_index, self.state.cursor = info.task_index + 1, PiecePosition()
         else:
             self.state.cursor = PiecePosition(info.piece + 1, info.next_span, info.next_lines)
-        self._done_with([path], piece.size_bytes)
-
-    def take_sorted(self, piece: Piece, path: Path, bucket: Path | None) -> None:
-        """Commit the next piece of pass 2; ``bucket`` is what it was made of, if that is of no more use."""
-        if piece.info.num_documents:
-            self.output.add(self._rows(piece, is_sorted=True), piece.arrays["ordinals"])
-            if not self.output.has_domains:
-                self.origins.add_order(piece.arrays["ordinals"])
-        self.state.task_index = piece.info.task_index + 1
-        self._done_with([path] if bucket is None else [path, bucket], 2 * piece.size_bytes)
+        self._pending.append(path)
+        self._pending_bytes += piece.size_bytes
+        if self._pending_bytes >= self._max_pending_bytes:
+            self.checkpoint()
 
     def checkpoint(self) -> None:
         """Flush everything to the disk, save the state, and delete files that are no longer needed."""
         state = self.state
-        if self._buckets is not None:
-            self._buckets.flush()
-            state.bucket_sizes = self._buckets.sizes
-        if self._numbers is not None:
-            self._numbers.sync()
         if self._hashes:
             self._append_hashes()
         state.ledger = self.ledger.state
@@ -323,19 +290,6 @@ class Committer:
         if self._on_checkpoint is not None:
             self._on_checkpoint()
 
-    def begin_sorting(self) -> None:
-        """End pass 1, and begin pass 2."""
-        self.checkpoint()
-        if self.state.exchanges:
-            num_buckets = self.state.num_buckets
-            total_bytes = sum(dealt.size_bytes for dealt in self.state.dealt)
-            self.state.bucket_sizes = [total_bytes // num_buckets] * num_buckets  # about: only the progress shows them
-        self.state.phase, self.state.task_index = "sort", 0
-        self._buckets = self._numbers = self._seen = None
-        save_state(self._work, self.state)
-        with output_errors(self._work / SEEN_NAME, "remove"):
-            (self._work / SEEN_NAME).unlink(missing_ok=True)
-
     def add_order(self) -> None:
         """Write the order of the documents into the table of origins, one domain after another.
 
@@ -349,13 +303,7 @@ class Committer:
         self.output.suspend()
         self.origins.suspend()
 
-    def _done_with(self, paths: list[Path], num_bytes: int) -> None:
-        self._pending += paths
-        self._pending_bytes += num_bytes
-        if self._pending_bytes >= self._max_pending_bytes:
-            self.checkpoint()
-
-    def _rows(self, piece: Piece, *, is_sorted: bool = False) -> Rows:
+    def _rows(self, piece: Piece) -> Rows:
         none = np.zeros(0, np.int64)
         rows = [
             (
@@ -364,7 +312,7 @@ class Committer:
             )
             for number, column in enumerate(self._plan.columns)
         ]
-        if self.output.has_domains and not is_sorted:
+        if self.output.has_domains:
             numbers = np.array([self._domain(name) for name in piece.info.domains], rows[-1][0].dtype)
             rows[-1] = (numbers[rows[-1][0]], rows[-1][1])
         return rows
@@ -406,31 +354,6 @@ class Committer:
         self._hashes.append(hashes[is_new].tobytes())
         return is_new
 
-    def _number(self, numbers: Ordinals, piece: Piece, keep: BoolArray, first: int, parts: Path | str) -> None:
-        """Note the number of each document of a piece among all that are kept, for the tasks that sort.
-
-        They are in the order of the parts; those that are left out have the number -1.
-        """
-        if not piece.info.num_documents:
-            return
-        numbers.add(np.where(keep, first - 1 + np.cumsum(keep), -1)[piece.arrays["rows"]])
-        if isinstance(parts, str):
-            name, size_bytes = parts, piece.size_bytes  # only the progress shows the size
-        else:
-            name = parts.relative_to(self._work).as_posix()
-            with output_errors(parts, "find"):
-                size_bytes = parts.stat().st_size
-        last = self.state.dealt[-1] if self.state.dealt else None
-        self.state.dealt.append(
-            Dealt(
-                path=name,
-                size_bytes=size_bytes,
-                first=0 if last is None else last.first + last.documents,
-                documents=piece.info.num_documents,
-                domains=tuple(self._domain(name) for name in piece.info.domains),
-            )
-        )
-
     def _load_seen(self) -> SeenHashes:
         path, size = self._work / SEEN_NAME, self.state.seen
         with output_errors(path, "continue"):
@@ -447,17 +370,3 @@ class Committer:
             os.fsync(file.fileno())
         self.state.seen += len(data)
         self._hashes.clear()
-
-
-def _add_to_buckets(buckets: BucketWriter, piece: Piece, rows: Rows, keep: NDArray[np.bool_], first: int) -> None:
-    """Add the documents of a piece, which are sorted, to the buckets. Their ordinals follow the order of the input."""
-    if not piece.info.num_documents:
-        return
-    order, number = piece.arrays["order"], piece.arrays["rows"]
-    ordinals = first + number
-    if not keep.all():
-        ordinals = (first - 1 + np.cumsum(keep))[number]
-        is_kept = keep[number]
-        rows = [(keep_rows(*row, is_kept), row[1][is_kept]) for row in rows]
-        order, ordinals = order[is_kept], ordinals[is_kept]
-    buckets.add(order, ordinals, rows)

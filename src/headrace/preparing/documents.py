@@ -13,7 +13,7 @@ from headrace.errors import InputError
 from headrace.plan.keys import derive, derive_array
 from headrace.preparing.backends import REFERENCE, ProvedEncoder, RefusedTextError, SpecialFinder
 from headrace.preparing.columns import IntArray, Rows, add_ends, keep_rows, lacks, total_lengths
-from headrace.preparing.exchange.duplicates import hash_texts
+from headrace.preparing.duplicates import hash_texts
 from headrace.preparing.filters import Filters
 from headrace.preparing.messages import Setup
 from headrace.preparing.sources import BadRecord, Block

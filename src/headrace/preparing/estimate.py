@@ -43,7 +43,7 @@ text in ``meta.json`` (keyed), the header of an array (HDF5), the punctuation ar
 lines)."""
 
 _ORDER_BYTES = 8
-"""Bytes of a document in the table of origins, if documents are shuffled or have domains."""
+"""Bytes of a document in the table of origins, if documents have domains."""
 
 _JSON_SHARE = 2.3
 """Bytes of a number in JSON divided by its bytes in binary: about 5 to 2 for ids, 2 to 1 for masks."""
@@ -123,7 +123,7 @@ def _stops(plan: RunPlan, sample: _Sample) -> str:
 
 def _output_bytes(plan: RunPlan, documents: int, value_bytes: int) -> int:
     layout = plan.options.output.format
-    has_order = plan.is_shuffled or any(column.kind == "domain" for column in plan.columns)
+    has_order = any(column.kind == "domain" for column in plan.columns)
     per_document = _INDEX_BYTES[layout] * len(plan.keys) + _ORDER_BYTES * has_order
     if layout == "jsonl":
         value_bytes = round(value_bytes * _JSON_SHARE)
@@ -201,7 +201,7 @@ class _Sample:
         """Bytes of the inputs, documents, tokens, and bytes of values, weighted by the weights of the places."""
         self._plan = plan
         proved = ProvedEncoder(backend, plan.tokenizer.json, plan.options.tokens.special_tokens_in_text)
-        setup = plan.setup(parts="", buckets="", tokenizer="", backend=backend)
+        setup = plan.setup(parts="", tokenizer="", backend=backend)
         self._encoder = load_encoder(setup, plan.tokenizer.json, proved)
         key = source_key(0, plan.tokenizer.fingerprint, "prepare estimate")
         places, self.is_whole = choose_places(plan.files, key=key, num_points=NUM_PLACES, place_bytes=PLACE_BYTES)

@@ -15,6 +15,7 @@ from headrace.io import FileSum, as_read_back, file_sum
 from headrace.preparing.committer import ORIGINS_NAME, SHARDS_NAME
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.ledger import RunLedger
+from headrace.preparing.options import described_output
 from headrace.preparing.output_folder import RunState
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.store_output import series_folder
@@ -23,12 +24,10 @@ from headrace.stores import (
     BackendInfo,
     DocumentLedger,
     InputFile,
-    InputOrder,
     Ledger,
     Manifest,
     OutputShard,
     SampleLedger,
-    ShuffledOrder,
     TokenizerInfo,
     TokenLedger,
     WrittenShard,
@@ -153,7 +152,7 @@ def build_manifest(
         keys=counts,
         supervised=sum(supervised),
     )
-    choice, seed = plan.choice, plan.options.output.shuffle
+    choice = plan.choice
     manifest = Manifest(
         inputs=tuple(
             InputFile(path=file.name, format=file.format, size=file.size_bytes, xxh3_128=digest)
@@ -179,7 +178,6 @@ def build_manifest(
             routes=choice.routes,
             from_task_by=state.fallback,
         ),
-        order=InputOrder() if seed is None else ShuffledOrder(seed=seed),
         outputs=tuple(outputs),
         ledger=balance,
         errors=tuple(ledger.state.errors),
@@ -258,5 +256,6 @@ def described_options(plan: RunPlan) -> dict[str, Any]:
     code = {} if function is None else {"filter": function_fingerprint(function)}
     if plan.recipe is not None:
         return {**plan.recipe.described, **code}
-    names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
-    return {**{name: as_read_back(getattr(options, name)) for name in names}, **code}
+    names = ("records", "tokens", "filters", "deduplicate", "errors")
+    found = {name: as_read_back(getattr(options, name)) for name in names}
+    return {**found, "output": described_output(options.output), **code}

@@ -4,11 +4,10 @@ Phases of text and of recipes:
 
     encode       the tasks of the input, and the hashes of files that no single task reads whole
     duplicates   if they are left out: in one range of hashes of texts a task
-    sort         of shuffled runs: the buckets
 
 If a fast library proves wrong in a task, a second phase of encoding begins at the first such task, with the reference
 tokeniser, as a local run would. What is done in order is the local run itself: it finds the pieces of all tasks on
-disk. In a shuffled run it numbers the documents before they are sorted, and sees only the sorted pieces whole.
+disk.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import numpy as np
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
 from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, is_planned, load_plan
-from headrace.engine.ordered import OrderedStep, moved
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed
 from headrace.engine.shared import Shared
@@ -34,30 +32,25 @@ from headrace.engine.work_folder import inside
 from headrace.errors import ConfigError, sentence
 from headrace.io import AnyPath, atomic_write, check_readable, output_errors, path_at, read_small
 from headrace.preparing import worker
-from headrace.preparing.committer import ORIGINS_NAME
-from headrace.preparing.exchange.buckets import NUMBERS_NAME
-from headrace.preparing.exchange.duplicates import duplicates_path
+from headrace.preparing.duplicates import duplicates_path
 from headrace.preparing.filters import function_fingerprint
-from headrace.preparing.messages import Exchange, FindTask, HashTask, Order, Setup, SortTask
+from headrace.preparing.messages import FindTask, HashTask, Order, Setup
 from headrace.preparing.output_folder import (
     RUN_NAME,
-    STATE_NAME,
     WORK_NAME,
     OutputFolder,
-    RunState,
     load_state,
     mark_of,
     output_at,
 )
-from headrace.preparing.piece import HASHES, PARTS, piece_path
+from headrace.preparing.piece import HASHES, piece_path
 from headrace.preparing.run import REFERENCE, TextRun, begin_run, cut, encoding_phases, hash_files
-from headrace.preparing.run_plan import BUCKETS_NAME, RunPlan, encoding, finding, sorting
+from headrace.preparing.run_plan import RunPlan, encoding, finding
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
 KIND = "text"
 TOKENIZER_NAME: Final = "tokenizer.json"
-NUMBERS: Final = f"{BUCKETS_NAME}/{NUMBERS_NAME}"
 
 
 def plan_run(
@@ -108,8 +101,6 @@ class TextJob(Job):
             self._mark = mark_of(self.work)
         self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
         self._orders = self._plan.all_orders()
-        self._gathering = OrderedStep(self, f"number-{self._mark}", "numbers the documents before they are sorted")
-        self._known: RunState | None = None
         function = self._plan.options.filters.function
         if function is not None and function_fingerprint(function) != run["filter"]:
             raise ConfigError(
@@ -118,48 +109,31 @@ class TextJob(Job):
             )
 
     def phase(self) -> Phase | None:
-        """See `Job`. The last phase before documents are sorted is still returned if it is over, for `advance`."""
+        """See `Job`."""
         if not self.is_planned:
             return None  # another process has finished the job
-        state = self._state()
-        if state is not None and state.phase == "sort":
-            phase = sorting(self._mark, state.num_buckets, first_task=state.task_index)
-            return phase if self._read(phase).open_tasks else None
         phases = self._encoding()
-        if (exchange := self._exchange(state)) is not None and exchange.num_ranges:
-            phases.append(finding(self._mark, exchange.num_ranges))
+        if num_ranges := self._num_ranges():
+            phases.append(finding(self._mark, num_ranges))
         for phase in phases:
             receipts = self._read(phase)
             if receipts.open_tasks or receipts.failed:
                 return phase
-        return phases[-1] if self._plan.is_shuffled else None
+        return None
 
     def tasks(self, phase: Phase) -> Sequence[Order]:
         """See `Job`."""
         if phase.name.startswith("duplicates"):
             return [FindTask(number) for number in range(phase.num_tasks)]
-        if phase.name.startswith("sort"):
-            state = self._state()
-            sizes = state.bucket_sizes if state is not None else []
-            return [SortTask(bucket, size) for bucket, size in enumerate(sizes)]
         return self._orders
 
     def setup(self, phase: Phase, results: Path) -> Setup:
         """See `Job`."""
-        state = self._state()
-        url = "" if self.shared.is_folder else str(self.shared.place("")).rstrip("/")
-        if phase.name.startswith("sort"):
-            exchange = None
-            if state is not None and state.exchanges:
-                numbers = "" if self.shared.is_folder else self._gathering.files()[NUMBERS]
-                exchange = Exchange(dealt=tuple(state.dealt), url=url, numbers=numbers)
-            setup = self._plan.sort_setup(self.work, self._mark, exchange)
-        else:
-            exchange = self._exchange(state)
-            if phase.name.startswith("duplicates"):
-                exchange = Exchange(hashes=hash_files(self._encoding(), self._read), url=url)
-            setup = self._plan.setup_in(self.work, self._mark, self._backend(phase), exchange)
-        return msgspec.structs.replace(setup, parts=str(results))
+        setup = self._plan.setup_in(self.work, self._mark, self._backend(phase), self._num_ranges())
+        hashes: tuple[str, ...] = ()
+        if phase.name.startswith("duplicates"):
+            hashes = tuple(str(self.shared.place(name)) for name in hash_files(self._encoding(), self._read))
+        return msgspec.structs.replace(setup, parts=str(results), hashes=hashes)
 
     def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
         """See `Job`."""
@@ -172,10 +146,10 @@ class TextJob(Job):
         if phase.name.startswith("duplicates"):
             names = [duplicates_path("", task_index).name]
         else:
-            kinds = self._kinds(self._state()) if is_encoded else []
             names = [piece_path("", task_index, piece.piece).name for piece in done]
-            for piece, (_, documents, _) in zip(done, counts, strict=True):
-                names += [piece_path("", task_index, piece.piece, kind).name for kind in kinds if documents]
+            if self._num_ranges():
+                full = (piece for piece, (_, documents, _) in zip(done, counts, strict=True) if documents)
+                names += [piece_path("", task_index, piece.piece, HASHES).name for piece in full]
         return TaskResult(
             files=tuple(names),
             counts=dict(zip(("bytes", "documents", "tokens"), np.sum(counts, axis=0).tolist(), strict=True)),
@@ -193,45 +167,20 @@ class TextJob(Job):
         raise failed.error()
 
     def advance(self, phase: Phase, show: Show) -> None:
-        """See `Job`: number the documents of a shuffled run once all of them are there."""
-        following = self.phase() if self._plan.is_shuffled else None
-        if following is None or following.name.startswith("sort") or self._read(following).open_tasks:
-            return
-        if not self.shared.is_folder:
-            self._gathering.run(self._gathered, show)
-            return
-        with self._folder() as folder:
-            if folder.resume() is None:
-                self._local_run(folder, show).gather()
-
-    def _gathered(self, place: Path, show: Show) -> Sequence[str]:
-        """Number the documents, put what the next phase needs of it into a folder, and return the files."""
-        with self._folder() as folder:
-            if folder.resume() is not None:
-                return ()
-            atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
-            self._local_run(folder, show).gather()
-            found = [folder.work / STATE_NAME, folder.work / NUMBERS, *sorted((folder.work / ORIGINS_NAME).rglob("*"))]
-            names = [path.relative_to(folder.work).as_posix() for path in found if path.is_file()]
-            folder.leave_to_others()
-            return moved(names, folder.work, place)
+        """See `Job`: there is nothing to do."""
 
     def finish(self, show: Show) -> Manifest:
         """See `Job`: commit all pieces in their order, as the end of a local run."""
-        with self._folder() as folder:
+        with output_at(self.output, overwrite=self._plan.options.overwrite, restart=False) as folder:
             if (manifest := folder.resume()) is None:
                 if not self.shared.is_folder:
                     atomic_write(folder.work / TOKENIZER_NAME, self._plan.tokenizer.json)
-                    self._fetch_gathered(folder.work)
-                manifest, moves = self._local_run(folder, show).run()
+                local_run = TextRun(
+                    self._plan, folder, None, read=self._read, on_progress=show.progress, on_notice=show.notice
+                )
+                manifest, moves = local_run.run()
                 folder.commit(moves)
         return manifest
-
-    def _folder(self) -> OutputFolder:
-        return output_at(self.output, overwrite=self._plan.options.overwrite, restart=False)
-
-    def _local_run(self, folder: OutputFolder, show: Show) -> TextRun:
-        return TextRun(self._plan, folder, None, read=self._read, on_progress=show.progress, on_notice=show.notice)
 
     def _read(self, phase: Phase) -> Receipts:
         receipts = self.receipts(phase)
@@ -241,30 +190,10 @@ class TextJob(Job):
     def _encoding(self) -> list[Phase]:
         return encoding_phases(self._plan, self._orders, self._mark, self._read)
 
-    def _exchange(self, state: RunState | None) -> Exchange | None:
-        """Return what tasks exchange; None if the run was begun as a local one, which does it in order."""
-        return self._plan.exchange if state is None or state.exchanges else None
-
-    def _state(self) -> RunState | None:
-        """Return the checkpoint; at a URL there is one for all when the documents are numbered."""
-        if self.shared.is_folder:
-            return load_state(self.work)
-        if self._known is None and self._plan.is_shuffled and self._gathering.files():
-            self._gathering.fetch([STATE_NAME], self.work)
-            self._known = load_state(self.work)
-        return self._known
-
-    def _fetch_gathered(self, work: Path) -> None:
-        """Bring what another host has numbered to the work folder of a run that has no checkpoint of its own."""
-        if not (work / STATE_NAME).exists():
-            names = sorted(self._gathering.files(), key=lambda name: name == STATE_NAME)  # the checkpoint comes last
-            self._gathering.fetch(names, work)
-
-    def _kinds(self, state: RunState | None) -> list[str]:
-        """Return what a task of encoding writes beside each piece that has documents."""
-        exchange = self._exchange(state) or Exchange()
-        kinds = {HASHES: exchange.num_ranges, PARTS: exchange.num_buckets}
-        return [kind for kind, number in kinds.items() if number]
+    def _num_ranges(self) -> int:
+        """Return how many tasks find duplicates; 0 if the run was begun as a local one, which does it in order."""
+        state = load_state(self.work) if self.shared.is_folder else None
+        return self._plan.num_ranges if state is None or state.is_planned else 0
 
     def _backend(self, phase: Phase) -> str:
         return REFERENCE if phase.name.endswith(f"-{REFERENCE}") else self._plan.choice.name

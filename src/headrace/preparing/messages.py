@@ -53,43 +53,6 @@ class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens at which ``generation_config.json`` ends a generated text."""
 
 
-class Dealt(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A piece whose documents lie in a file of parts, one part for each bucket."""
-
-    path: str
-    """The file, relative to the work folder or to the URL of the exchange."""
-
-    size_bytes: int
-    first: int
-    """Documents of the pieces before it, including those that are left out."""
-
-    documents: int
-    domains: tuple[int, ...] = ()
-    """For each number in the domain column, the number of that domain in the run."""
-
-
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What tasks of a planned run write for each other, and what the tasks of a phase read of it."""
-
-    num_ranges: int = 0
-    """Ranges of text hashes, in each of which a task finds the duplicates; 0 keeps duplicates."""
-
-    num_buckets: int = 0
-    """Buckets in which tasks sort the documents; 0 keeps the order of the input."""
-
-    hashes: tuple[str, ...] = ()
-    """Files of the hashes of all pieces, relative to the work folder, in the order of the pieces."""
-
-    dealt: tuple[Dealt, ...] = ()
-    """All pieces whose documents are to be sorted, in their order."""
-
-    url: str = ""
-    """The URL that these files are relative to; empty if that is the work folder."""
-
-    numbers: str = ""
-    """The file of numbers, relative to the URL; empty if it is in the folder of the buckets."""
-
-
 class Setup(msgspec.Struct, frozen=True, tag=True):
     """The first message to a worker: what is the same for every task."""
 
@@ -97,10 +60,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     """Process id of the parent; a worker that finds another parent exits."""
 
     parts: str
-    """Folder for the pieces, also for those of sorted buckets."""
-
-    buckets: str
-    """Folder of the buckets of a shuffled run."""
+    """Folder for the pieces, or for what is found of duplicates."""
 
     records: RecordSpec
     max_record_bytes: int
@@ -112,17 +72,18 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     max_errors: int | None
     """A piece with more bad records need not be finished, as they alone fail the run; None sets no limit."""
     with_text_hashes: bool
-    order_key: int | None
-    """Key of the shuffle; None keeps the order of the input."""
-
     sample_key: int
     """Key that selects the documents which the reference tokeniser encodes as well."""
 
     making: RecipeSetup | None = None
     """None: each text is a document."""
 
-    exchange: Exchange | None = None
-    """None: the process that commits pieces finds duplicates, and deals documents to buckets."""
+    num_ranges: int = 0
+    """Ranges of text hashes, in each of which a task finds the duplicates; 0 leaves that to the process that commits
+    pieces."""
+
+    hashes: tuple[str, ...] = ()
+    """For tasks that find duplicates: the files, or the URLs, of the hashes of all pieces, in their order."""
 
 
 class PiecePosition(msgspec.Struct, frozen=True, array_like=True):
@@ -190,24 +151,6 @@ class ProbeTask(msgspec.Struct, frozen=True, tag=True):
         return self.order.label
 
 
-class SortTask(msgspec.Struct, frozen=True, tag=True):
-    """An order to sort a bucket into a piece of the same number."""
-
-    bucket: int
-    size: int
-    """Valid bytes of the bucket's file; what follows was not recorded before a kill."""
-
-    @property
-    def task_index(self) -> int:
-        """The place of its result in the order of all results."""
-        return self.bucket
-
-    @property
-    def label(self) -> str:
-        """See `AnyTask`."""
-        return f"bucket {self.bucket:,}"
-
-
 class FindTask(msgspec.Struct, frozen=True, tag=True):
     """An order to find the duplicates among the hashes of a range."""
 
@@ -244,4 +187,4 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
         return f"the hash of {self.file.name}"
 
 
-Order = TextTask | ProbeTask | SortTask | FindTask | HashTask
+Order = TextTask | ProbeTask | FindTask | HashTask

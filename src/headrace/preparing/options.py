@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -72,10 +72,10 @@ class TokenOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is written, and in which order.
+    """What is written.
 
     Example:
-        >>> output = headrace.preparing.OutputOptions(shard_tokens=1_000_000, shuffle=7)
+        >>> output = headrace.preparing.OutputOptions(shard_tokens=1_000_000)
         >>> headrace.preparing.TextOptions(output=output).output.format
         'indexed'
     """
@@ -88,8 +88,13 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A shard ends before the document that would bring it above this many tokens, all keys together; None writes one
     shard. A longer document is a shard of its own."""
 
-    shuffle: int | None = None
-    """Seed of a uniform shuffle of all documents; None keeps the order of the input."""
+
+def described_output(output: OutputOptions) -> dict[str, Any]:
+    """Return the options as a manifest lists them. It says that nothing is shuffled, as it did when that was a choice.
+
+    So the manifest of a store that was made then stays that of the same command.
+    """
+    return {**msgspec.to_builtins(output), "shuffle": None}
 
 
 class ErrorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,11 +146,11 @@ class TextOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknown_
     them. The other options change no byte, so the manifest does not keep them.
 
     Example:
-        >>> output = headrace.preparing.OutputOptions(shuffle=7)
+        >>> output = headrace.preparing.OutputOptions(format="keyed")
         >>> options = headrace.preparing.TextOptions(output=output, deduplicate=True, workers=1)
         >>> manifest = headrace.prepare("data/*.jsonl", "texts", tokenizer="tokenizer.json", options=options)
-        >>> manifest.order.seed
-        7
+        >>> manifest.outputs[0].format
+        'keyed'
     """
 
     records: RecordOptions = RecordOptions()
@@ -184,7 +189,6 @@ def check_documents(options: TextOptions) -> None:
     output = options.output
     if output.shard_tokens is not None and output.shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {output.shard_tokens}: at least 1 is needed, or --single for one shard")
-    check_seed(output.shuffle)
 
 
 def check_run(options: RunOptions, errors: ErrorOptions, *, what: str = "records") -> None:
@@ -207,12 +211,6 @@ def check_record_bytes(max_record_bytes: int) -> None:
     """Raise ConfigError if the longest record would be shorter than a block."""
     if max_record_bytes < BLOCK_BYTES:
         raise ConfigError(f"max_record_bytes is {max_record_bytes:,}: it must be at least {BLOCK_BYTES:,}")
-
-
-def check_seed(shuffle: int | None) -> None:
-    """Raise ConfigError if the seed of a shuffle is out of range."""
-    if shuffle is not None and not 0 <= shuffle < 1 << 63:
-        raise ConfigError(f"the seed of --shuffle is {shuffle}: allowed are 0 to 2^63 - 1")
 
 
 SPLIT_NAMES = ("train", "val", "test")

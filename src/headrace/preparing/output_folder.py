@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import xxhash
@@ -44,7 +44,7 @@ from headrace.io import (
     sync_folder,
 )
 from headrace.preparing.ledger import LedgerState
-from headrace.preparing.messages import Dealt, PiecePosition
+from headrace.preparing.messages import PiecePosition
 from headrace.preparing.store_output import OutputState
 from headrace.stores import MANIFEST_NAME, Manifest, ProvenanceState, load_manifest
 
@@ -56,24 +56,19 @@ TASK_NAME = "state.task"
 class RunState(msgspec.Struct, kw_only=True):
     """A checkpoint: all output before it is on disk; what comes after it lies in pieces, or is done again."""
 
-    phase: Literal["encode", "sort"] = "encode"
     task_index: int = msgspec.field(default=0, name="turn")
-    """The task, or the bucket, that comes next."""
+    """The task that comes next."""
     cursor: PiecePosition = PiecePosition()
     """The position in that task."""
     ledger: LedgerState
     output: OutputState = OutputState()
     provenance: ProvenanceState | None = None
-    num_buckets: int = 0
-    bucket_sizes: list[int] = []
     seen: int = 0
     """Valid bytes of the file of text hashes."""
-    exchanges: bool = False
-    """Whether tasks write parts for each other, as they do in planned runs; see `RunPlan.exchange`."""
+    is_planned: bool = False
+    """Whether the run was planned from its beginning on, so that its tasks find the duplicates."""
     is_found: bool = False
     """Whether duplicates were left out that tasks had found, so that the file of text hashes is of no use."""
-    dealt: list[Dealt] = []
-    """Pieces whose documents lie in parts."""
     domains: list[str] = []
     """Names of the domains, in the order of their first appearance in the input."""
     kept_records: int = 0

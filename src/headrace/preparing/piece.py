@@ -26,12 +26,9 @@ from numpy.typing import NDArray
 from headrace.engine.serving import Done
 from headrace.errors import OutputError
 from headrace.io import write_all
-from headrace.plan.keys import derive, derive_array
-from headrace.preparing.columns import Row, count_ones, take_rows
 from headrace.preparing.documents import BLANK, Documents
-from headrace.preparing.exchange.duplicates import write_hashes
-from headrace.preparing.exchange.parts import NumberedDocuments, parts_of, write_parts
-from headrace.preparing.messages import Exchange, Setup
+from headrace.preparing.duplicates import write_hashes
+from headrace.preparing.messages import Setup
 from headrace.preparing.sources import Block
 from headrace.preparing.tally import BAD, Tally
 
@@ -107,9 +104,8 @@ class Piece(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-PIECE, PARTS, HASHES = "piece", "parts", "hashes"
-"""Files of a piece: the piece itself; and, if tasks exchange documents, its documents as parts for the buckets, and
-their hashes as parts for the ranges. A piece without documents has neither."""
+PIECE, HASHES = "piece", "hashes"
+"""Files of a piece: the piece itself; and, if tasks find duplicates and it has documents, the hashes of these."""
 
 
 def piece_path(folder: str | Path, task_index: int, piece: int, kind: str = PIECE) -> Path:
@@ -194,18 +190,13 @@ class PieceBuilder:
     =================== ==================== =================================================================
     ``tokens.K``        (values,) of column  values of column K, one document after another
     ``lengths.K``       (n,) int64           number of values of each document
-    ``order``           (n,) uint64          shuffled runs: order hash, by which the documents are sorted
-    ``rows``            (n,) int64           shuffled runs: number of each document in the order of the input
-    ``text_hashes``     (n, 2) uint64        if duplicates are dropped: in the order of the input
+    ``text_hashes``     (n, 2) uint64        if duplicates are dropped
     ``lines``           (n,) int64           if duplicates are dropped, and in recipes: line in the span's part
-    ``ids``             (bytes,) uint8       if ids are stored: all in a row, in the order of the input
+    ``ids``             (bytes,) uint8       if ids are stored: all in a row
     ``ids_lengths``     (n,) int64           bytes of each id
     ``skipped_lines``   (s,) int64           lines of all spans that are not documents
     ``skipped_reasons`` (s,) int64           index into the reasons
     =================== ==================== =================================================================
-
-    If tasks exchange documents, their values and order hashes lie in a file of parts beside the piece, and the piece
-    has for each mask column K also ``ones.K``, (n,) int64, the number of ones of each document.
     """
 
     def __init__(self, setup: Setup, task_index: int, piece: int) -> None:
@@ -265,8 +256,6 @@ class PieceBuilder:
             self._put(f"tokens.{number}", tokens)
             self._put(f"lengths.{number}", lengths)
             self.num_bytes += tokens.nbytes
-        if self._setup.order_key is not None:
-            self._put("order", derive_array(derive(self._setup.order_key, span.file), documents.places))
         if documents.text_hashes is not None:
             self._put("text_hashes", documents.text_hashes)
         if documents.text_hashes is not None or self._setup.making is not None:
@@ -289,10 +278,10 @@ class PieceBuilder:
         Raises:
             OutputError: the system refuses a write.
         """
-        if self._setup.order_key is not None and self._tally.documents.kept:
-            self._sort()
-        if self._setup.exchange is not None and self._tally.documents.kept:
-            self._share(self._setup.exchange)
+        setup = self._setup
+        if setup.num_ranges and self._tally.documents.kept:
+            path = piece_path(setup.parts, self._task_index, self._number, HASHES)
+            write_hashes(path, setup.num_ranges, np.concatenate(self._arrays["text_hashes"]))
         info = PieceInfo(
             task_index=self._task_index,
             piece=self._number,
@@ -305,40 +294,10 @@ class PieceBuilder:
             reasons=tuple(self._reasons),
             domains=tuple(self._domains),
         )
-        write_piece(self._setup.parts, info, self._arrays)
+        write_piece(setup.parts, info, self._arrays)
         tally = self._tally
         counts = (tally.input_bytes, tally.documents.kept, tally.tokens.kept)
         return Done(self._task_index, self._number, is_last, msgspec.msgpack.encode(counts), self._next)
-
-    def _sort(self) -> None:
-        order = np.concatenate(self._arrays["order"])
-        rows = np.argsort(order, kind="stable")
-        self._arrays["order"] = [order[rows]]
-        self._arrays["rows"] = [rows]
-        for number in range(len(self._setup.columns)):
-            lengths = np.concatenate(self._arrays[f"lengths.{number}"])
-            tokens = np.concatenate(self._arrays[f"tokens.{number}"])
-            self._arrays[f"tokens.{number}"] = [take_rows(tokens, lengths, rows)]
-            self._arrays[f"lengths.{number}"] = [lengths[rows]]
-
-    def _share(self, exchange: Exchange) -> None:
-        """Write what other tasks read of the piece, and keep only what the process needs that commits it."""
-        arrays, folder = self._arrays, self._setup.parts
-        if exchange.num_ranges:
-            path = piece_path(folder, self._task_index, self._number, HASHES)
-            write_hashes(path, exchange.num_ranges, np.concatenate(arrays["text_hashes"]))
-        if not exchange.num_buckets:
-            return
-        (order,) = arrays.pop("order")
-        rows: list[Row] = []
-        for number, column in enumerate(self._setup.columns):
-            (values,), (lengths,) = arrays.pop(f"tokens.{number}"), arrays[f"lengths.{number}"]
-            rows.append((values, lengths))
-            if column.kind == "mask":
-                arrays[f"ones.{number}"] = [count_ones(values, lengths)]
-        documents = NumberedDocuments(order, np.arange(len(order)), rows)
-        path = piece_path(folder, self._task_index, self._number, PARTS)
-        write_parts(path, exchange.num_buckets, parts_of(order, exchange.num_buckets), documents)
 
     def _domain_numbers(self, names: list[str], numbers: NDArray[Any]) -> NDArray[Any]:
         """Translate the numbers of a block's domains into those of the piece."""

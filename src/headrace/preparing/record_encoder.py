@@ -20,7 +20,7 @@ from headrace.preparing import documents
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
 from headrace.preparing.columns import Rows, num_ids
 from headrace.preparing.documents import BlockState, Documents
-from headrace.preparing.exchange.duplicates import hash_documents
+from headrace.preparing.duplicates import hash_documents
 from headrace.preparing.filters import Filters
 from headrace.preparing.messages import RecipeSetup, Setup
 from headrace.preparing.sources import Block

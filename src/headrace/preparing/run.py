@@ -1,8 +1,7 @@
 """Runs a plan in its work folder: begins or continues the run, drives the workers, and commits the output.
 
-Runs over text and runs of a recipe share this code once their plan is made. A run has one pass over its tasks; if it is
-shuffled, a second pass sorts the buckets. This is also what a planned run does in order: there the pieces of all tasks
-lie on disk already.
+Runs over text and runs of a recipe share this code once their plan is made. This is also what a planned run does in
+order: there the pieces of all tasks lie on disk already.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ from headrace.io import atomic_write, file_sum, output_errors, path_at, reader_o
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
 from headrace.preparing.committer import Committer
-from headrace.preparing.exchange.buckets import bucket_path
-from headrace.preparing.exchange.duplicates import FoundDuplicates, duplicates_path
+from headrace.preparing.duplicates import FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest, described_options, finished_outputs, name_outputs
 from headrace.preparing.ledger import ADVICE, LedgerState, NothingLeftError, check_left, check_tolerance
-from headrace.preparing.messages import Exchange, Order, Setup, SortTask, TextTask
+from headrace.preparing.messages import Order, Setup, TextTask
 from headrace.preparing.output_folder import (
     STATE_NAME,
     TASK_NAME,
@@ -42,8 +40,8 @@ from headrace.preparing.output_folder import (
     mark_of,
     save_state,
 )
-from headrace.preparing.piece import HASHES, PARTS, PIECE, piece_path, read_piece
-from headrace.preparing.run_plan import RunPlan, TextProgress, choose_num_buckets, encoding, finding, sorting
+from headrace.preparing.piece import HASHES, PIECE, piece_path, read_piece
+from headrace.preparing.run_plan import RunPlan, TextProgress, encoding, finding
 from headrace.preparing.sources import SourceFile, check_all
 from headrace.preparing.sources.borders import with_borders
 from headrace.preparing.tally import Tally
@@ -93,20 +91,11 @@ def hash_files(phases: Sequence[Phase], read: ReadReceipts) -> tuple[str, ...]:
 
 
 class _Adopted(NamedTuple):
-    """What the task of another process has written."""
+    """The pieces that the task of another process has written."""
 
-    folder: Path
-    names: tuple[str, ...]
-    away: tuple[str, ...] = ()
-    """By which names its pieces are fetched, in their order; empty if they lie on this host."""
-
-    def num_pieces(self) -> int:
-        return sum(name.endswith(f".{PIECE}") for name in self.names)
-
-    def has_parts(self, folder: Path) -> bool:
-        """Whether its parts are there, or those of this run in ``folder``, which has made them again."""
-        parts = (name for name in self.names if name.endswith(f".{PARTS}"))
-        return all((self.folder / name).exists() or (folder / name).exists() for name in parts)
+    num_pieces: int
+    is_away: bool
+    """Whether they are fetched from a URL; otherwise they lie on this host."""
 
 
 class TextRun:
@@ -143,28 +132,15 @@ class TextRun:
         if state is None:
             count = len(self._plan.files)
             ledger = LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
-            state = RunState(ledger=ledger, exchanges=self._is_planned or (self._work / PLAN_NAME).exists())
-            if state.exchanges:
-                state.num_buckets = plan.exchange.num_buckets
-            elif self._plan.is_shuffled:
-                state.num_buckets = choose_num_buckets(self._plan.output_bytes, self._num_workers)
+            state = RunState(ledger=ledger, is_planned=self._is_planned or (self._work / PLAN_NAME).exists())
         else:
             self._on_notice(_continued(state))
         self._take_from(state)
-
-    def gather(self) -> None:
-        """Encode everything, and put the documents of a shuffled run into their buckets; a later run does the rest."""
-        with self._kept():
-            self._encode_all()
-            self._committer.suspend()
-        self._folder.keep()
 
     def run(self) -> tuple[Manifest, dict[str, str]]:
         """Do the whole run. Returns the manifest, and the moves for `OutputFolder.commit`."""
         with self._kept():
             self._encode_all()
-            if self._state.phase == "sort":
-                self._sort()
             self._check_inputs()
             # A run that is killed after this point continues from this point.
             self._on_progress(
@@ -193,16 +169,11 @@ class TextRun:
             self._stop_fetching()
 
     def _encode_all(self) -> None:
-        while self._state.phase == "encode":
-            try:
-                self._encode()
-            except _FallBackError as error:
-                self._fall_back(str(error))
-                continue
-            if not self._plan.is_shuffled:
-                break
-            self._check_inputs()
-            self._committer.begin_sorting()
+        try:
+            self._encode()
+        except _FallBackError as error:
+            self._fall_back(str(error))
+            self._encode()
 
     def _take_from(self, state: RunState) -> None:
         self._state = state
@@ -235,8 +206,8 @@ class TextRun:
         Raises:
             OutputError: they were all found before, but this host does not show them.
         """
-        state, num_ranges = self._state, self._plan.exchange.num_ranges
-        if not (state.exchanges and state.phase == "encode" and num_ranges):
+        state, num_ranges = self._state, self._plan.num_ranges
+        if not (state.is_planned and num_ranges):
             return None
         orders = self._plan.all_orders()
         receipts = self._read(finding(self._mark, num_ranges))
@@ -250,10 +221,6 @@ class TextRun:
         names = (receipts.away(receipts.done[number], duplicates_path("", number).name) for number in range(num_ranges))
         ranges = [receipts.shared.place(name) for name in names]
         return FoundDuplicates(ranges, hash_files(phases, self._read))
-
-    @property
-    def _exchange(self) -> Exchange | None:
-        return self._plan.exchange if self._state.exchanges else None
 
     @property
     def _tally(self) -> Tally:
@@ -273,19 +240,19 @@ class TextRun:
 
     def _encode(self) -> None:
         backend = REFERENCE if self._state.fallback else self._plan.choice.name
-        setup = self._plan.setup_in(self._work, self._mark, backend, self._exchange)
+        setup = self._plan.setup_in(self._work, self._mark, backend)
         state = self._state
         adopted: Mapping[int, _Adopted] = {}
         if self._is_planned or any(self._work.glob(f"{PHASE_PREFIX}*")):
             adopted = self._adopt(encoding(self._mark, backend, len(self._plan.all_orders())), Path(setup.parts))
         with output_errors(Path(setup.parts), "create"):
             Path(setup.parts).mkdir(exist_ok=True)
-            # Pieces that were encoded by a library which proved wrong. What tasks exchange is needed until the end.
+            # Pieces that were encoded by a library which proved wrong.
             for folder in self._work.glob("parts.*"):
-                if folder.name != Path(setup.parts).name and not state.exchanges:
+                if folder.name != Path(setup.parts).name:
                     shutil.rmtree(folder, ignore_errors=True)
         orders = self._plan.orders(first_task=state.task_index, start=state.cursor, hashed=self._ledger.state.hashes)
-        for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD, adopted):
+        for result in self._results(setup, orders, Path(setup.parts), adopted):
             if result.task_index < 0:
                 number, digest = result.read(tuple[int, str])
                 self._ledger.state.hashes[number] = digest
@@ -296,44 +263,10 @@ class TextRun:
             path = piece_path(setup.parts, result.task_index, result.piece)
             if self._fetched is not None:
                 self._fetched.wait(path)
-            self._committer.take_text(read_piece(path), path, self._parts(path, adopted.get(result.task_index)))
+            self._committer.take(read_piece(path), path)
             if result.is_last:
                 self._underway.pop(result.task_index, None)
             self._check_errors()
-
-    def _parts(self, path: Path, adopted: _Adopted | None) -> Path | str:
-        """Where the documents of a piece lie: beside it, or where the task of another process has put them.
-
-        If that is not on this host, this is the name by which they are known.
-        """
-        if adopted is not None and adopted.away:
-            return f"{adopted.away[0].rpartition('/')[0]}/{path.stem}.{PARTS}"
-        own = self._work / path.parent.name / f"{path.stem}.{PARTS}"
-        return own if adopted is None or not self._state.exchanges or own.exists() else adopted.folder / own.name
-
-    def _sort(self) -> None:
-        exchange = None
-        if self._state.exchanges:
-            shared = self._read(sorting(self._mark, self._state.num_buckets)).shared
-            url = "" if shared.is_folder else str(shared.place("")).rstrip("/")
-            exchange = Exchange(dealt=tuple(self._state.dealt), url=url)
-        setup = self._plan.sort_setup(self._work, self._mark, exchange)
-        folder = Path(setup.buckets)
-        adopted = self._adopt(sorting(self._mark, self._state.num_buckets), folder)
-        sizes = self._state.bucket_sizes
-        for bucket in range(self._state.task_index):  # left by a kill between a checkpoint and the removal after it
-            with output_errors(folder, "clear"):
-                bucket_path(folder, bucket).unlink(missing_ok=True)
-        orders: list[Order] = [
-            SortTask(bucket, sizes[bucket]) for bucket in range(self._state.task_index, self._state.num_buckets)
-        ]
-        for result in self._results(setup, orders, folder, 1, adopted):
-            if result.task_index >= 0:
-                path = piece_path(folder, result.task_index, result.piece)
-                if self._fetched is not None:
-                    self._fetched.wait(path)
-                made_of = bucket_path(folder, result.task_index) if exchange is None else None
-                self._committer.take_sorted(read_piece(path), path, made_of)
 
     def _adopt(self, phase: Phase, folder: Path) -> dict[int, _Adopted]:
         """Move the pieces of tasks that other processes did into a folder of this run.
@@ -354,11 +287,10 @@ class TextRun:
         wanted: dict[Path, str] = {}
         for receipt in sorted(receipts.done.values(), key=lambda receipt: receipt.task_index):
             pieces = [name for name in receipt.files if name.endswith(f".{PIECE}")]
-            away = () if is_here else tuple(receipts.away(receipt, name) for name in pieces)
-            if receipt.files:
-                adopted[receipt.task_index] = _Adopted(receipts.folder / receipt.attempt, receipt.files, away)
-            if receipt.task_index >= self._state.task_index:
-                wanted.update(zip((folder / name for name in pieces), away, strict=False))
+            if pieces:
+                adopted[receipt.task_index] = _Adopted(len(pieces), not is_here)
+            if receipt.task_index >= self._state.task_index and not is_here:
+                wanted |= {folder / name: receipts.away(receipt, name) for name in pieces}
         self._stop_fetching()
         if wanted:
             self._fetched = FetchedAhead(receipts.shared, wanted)
@@ -370,7 +302,7 @@ class TextRun:
             self._fetched = None
 
     def _results(
-        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int, adopted: Mapping[int, _Adopted]
+        self, setup: Setup, orders: list[Order], folder: Path, adopted: Mapping[int, _Adopted]
     ) -> Iterator[Done]:
         ready = list(self._ready(folder, adopted))
         done = {piece.task_index for piece in ready}
@@ -387,7 +319,7 @@ class TextRun:
                 orders,
                 first_task=self._state.task_index,
                 ready=ready,
-                run_ahead=run_ahead,
+                run_ahead=RUN_AHEAD,
                 on_progress=self._report,
                 interval_s=REPORT_S,
             ):
@@ -404,20 +336,18 @@ class TextRun:
         if folder.is_dir():
             for path in folder.glob("[0-9]*.piece"):
                 task_index, piece = (int(part) for part in path.name.split(".")[:2])
-                if task_index in adopted and adopted[task_index].away:
+                if task_index in adopted and adopted[task_index].is_away:
                     path.unlink()  # it is fetched again
                     continue
                 found.setdefault(task_index, {})[piece] = path
         for task_index, one in adopted.items():
-            if one.away:
-                found[task_index] = {piece: piece_path(folder, task_index, piece) for piece in range(len(one.away))}
+            if one.is_away:
+                found[task_index] = {piece: piece_path(folder, task_index, piece) for piece in range(one.num_pieces)}
         for task_index, pieces in sorted(found.items()):
             first = self._state.cursor.piece if task_index == self._state.task_index else 0
             numbers = [number for number in sorted(pieces) if number >= first]
             if task_index in adopted:
-                given = adopted[task_index]
-                is_whole = numbers == list(range(first, given.num_pieces()))
-                is_whole = is_whole and (bool(given.away) or given.has_parts(folder))
+                is_whole = numbers == list(range(first, adopted[task_index].num_pieces))
             else:
                 is_whole = self._is_whole(pieces, first, numbers)
             if task_index < self._state.task_index or not is_whole:
@@ -485,18 +415,6 @@ class TextRun:
 
     def _report(self, progress: Progress | None) -> None:
         tally = self._tally
-        if self._state.phase == "sort":
-            sizes = self._state.bucket_sizes
-            self._on_progress(
-                TextProgress(
-                    phase="sort",
-                    input_bytes=sum(sizes[: self._state.task_index]),
-                    total_bytes=sum(sizes),
-                    documents=tally.documents.kept,
-                    tokens=tally.tokens.kept,
-                )
-            )
-            return
         if progress is not None:
             self._underway[progress.task_index] = progress
         underway = [task for task_index, task in self._underway.items() if task_index >= self._state.task_index]
@@ -511,13 +429,10 @@ class TextRun:
 
 
 def _continued(state: RunState) -> str:
-    where = (
-        f"{state.ledger.tally.documents.kept:,} documents are done" if state.phase == "encode" else "sorting had begun"
-    )
-    return f"continuing the unfinished run in this folder: {where}"
+    return f"continuing the unfinished run in this folder: {state.ledger.tally.documents.kept:,} documents are done"
 
 
-RUN_FORMAT = 6
+RUN_FORMAT = 7
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 
@@ -580,7 +495,6 @@ def cut(plan: RunPlan) -> RunPlan:
         plan.files,
         task_bytes=plan.task_bytes,
         sample_by=plan.options.records.sample_by,
-        has_exact_places=plan.is_shuffled,
     )
     return msgspec.structs.replace(plan, files=files)
 

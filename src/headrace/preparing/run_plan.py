@@ -17,7 +17,6 @@ from headrace.preparing.backends import Choice, OnCompared
 from headrace.preparing.columns import Column
 from headrace.preparing.messages import (
     Encoding,
-    Exchange,
     HashTask,
     Order,
     PiecePosition,
@@ -38,50 +37,26 @@ from headrace.preparing.sources import (
 from headrace.preparing.tokenizer import TextTokenizer
 from headrace.stores import optimal_dtype
 
-BUCKETS_NAME = "buckets"
 MIN_PENDING_BYTES = 1 << 19
 MAX_PENDING_BYTES = 96 << 20
 MAX_OPEN_KEYS = 400
 _CHECKPOINTS = 64
 _BYTES_PER_TOKEN = 3
-"""A rough figure, used only to size buckets and checkpoints."""
-
-
-MIN_BUCKET_BYTES = 256 << 10
-MAX_BUCKET_BYTES = 32 << 20
-MAX_BUCKETS = 1 << 15
-BUCKETS_PER_WORKER = 64
-"""Buckets for each worker, as far as the limits on their size allow. Each worker sorts one at a time, so that only a
-small part of the whole is in memory."""
-
-DEALT_BYTES = 128 << 20
-"""Output in a bucket if tasks deal it. A task that sorts reads a part of every piece, so small ones would cost more."""
+"""A rough figure, used only to size checkpoints."""
 
 RANGE_BYTES = 512 << 20
 """Text whose hashes are a range. Documents of 500 bytes make 10^6 hashes of it, which take 120 MB of memory."""
 MAX_RANGES = 1 << 14
 
 
-def choose_num_buckets(output_bytes: int, num_workers: int) -> int:
-    """The number of buckets, a power of two, for an output of about this size. It does not change the output."""
-    fineness = BUCKETS_PER_WORKER * max(num_workers, 2)
-    size = min(max(output_bytes // fineness, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
-    return min(_power_of_two(-(-output_bytes // size)), MAX_BUCKETS)
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (max(least, 1) - 1).bit_length()
-
-
 class TextProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is, including the tasks that workers have not finished."""
 
-    phase: Literal["tokenizer", "probe", "prove", "encode", "sort", "finish"] = "encode"
-    """The phases come in this order. ``probe`` comes only if its outcome is not known yet, ``sort`` only if the run is
-    shuffled."""
+    phase: Literal["tokenizer", "probe", "prove", "encode", "finish"] = "encode"
+    """The phases come in this order. ``probe`` comes only if its outcome is not known yet."""
 
     input_bytes: int = 0
-    """What is done in this phase: bytes of the inputs, or of buckets; characters in ``probe`` and ``prove``."""
+    """What is done in this phase: bytes of the inputs; characters in ``probe`` and ``prove``."""
 
     total_bytes: int = 0
     """The whole of the same; 0 where the phase is short."""
@@ -166,11 +141,6 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.tokenizer.before_text[0] if is_missing else None
 
     @property
-    def is_shuffled(self) -> bool:
-        """Whether the documents are shuffled, and so leave the order of the input."""
-        return self.options.output.shuffle is not None
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the tokens in the store."""
         return np.dtype(optimal_dtype(self.tokenizer.vocab_size))
@@ -186,15 +156,15 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.text_bytes for file in self.files) * self.dtype.itemsize // _BYTES_PER_TOKEN
 
     @property
-    def exchange(self) -> Exchange:
-        """What the tasks write for each other if the run is planned. It depends on the input alone, not on workers."""
-        num_ranges = num_buckets = 0
-        if self.options.deduplicate:
-            text_bytes = sum(file.text_bytes for file in self.files)
-            num_ranges = min(_power_of_two(-(-text_bytes // RANGE_BYTES)), MAX_RANGES)
-        if self.is_shuffled:
-            num_buckets = min(_power_of_two(-(-self.output_bytes // DEALT_BYTES)), MAX_BUCKETS)
-        return Exchange(num_ranges=num_ranges, num_buckets=num_buckets)
+    def num_ranges(self) -> int:
+        """Ranges of text hashes in which the tasks of a planned run find duplicates; 0 if these are kept.
+
+        It depends on the input alone, not on workers.
+        """
+        if not self.options.deduplicate:
+            return 0
+        least = -(-sum(file.text_bytes for file in self.files) // RANGE_BYTES)
+        return min(1 << (max(least, 1) - 1).bit_length(), MAX_RANGES)
 
     @property
     def pending_bytes(self) -> int:
@@ -206,16 +176,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         noun = record_noun(self.files[file].format, self.options.records.sample_by)
         return f"{noun} {line + counted_from(noun):,}"
 
-    def setup(
-        self, *, parts: str, buckets: str, tokenizer: str, backend: str, exchange: Exchange | None = None
-    ) -> Setup:
+    def setup(self, *, parts: str, tokenizer: str, backend: str, num_ranges: int = 0) -> Setup:
         """The first message to each worker."""
         options = self.options
-        seed = options.output.shuffle
         return Setup(
             parent=os.getpid(),
             parts=parts,
-            buckets=buckets,
             records=self.record_spec(options),
             max_record_bytes=options.records.max_record_bytes,
             join=options.records.join,
@@ -234,27 +200,20 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             on_error=options.errors.on_error,
             max_errors=options.errors.max_errors if isinstance(options.errors.max_errors, int) else None,
             with_text_hashes=options.deduplicate,
-            order_key=None if seed is None else source_key(seed, "", "prepare shuffle"),
             sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
             making=None if self.recipe is None else self.recipe.making,
-            exchange=exchange,
+            num_ranges=num_ranges,
         )
 
-    def setup_in(self, work: Path, mark: str, backend: str, exchange: Exchange | None) -> Setup:
+    def setup_in(self, work: Path, mark: str, backend: str, num_ranges: int = 0) -> Setup:
         """The first message to each worker of a run in a work folder."""
         work = work.absolute()
         return self.setup(
             parts=str(work / f"parts.{mark}.{backend}"),
-            buckets=str(work / BUCKETS_NAME),
             tokenizer=str(work / "tokenizer.json"),
             backend=backend,
-            exchange=exchange,
+            num_ranges=num_ranges,
         )
-
-    def sort_setup(self, work: Path, mark: str, exchange: Exchange | None) -> Setup:
-        """The same for a run that sorts: its pieces lie beside the buckets."""
-        setup = self.setup_in(work, mark, self.choice.name, exchange)
-        return msgspec.structs.replace(setup, parts=setup.buckets)
 
     def all_orders(self) -> list[TextTask | HashTask]:
         """The tasks of a whole run, each with a place: those that encode, then those that hash files."""
@@ -299,8 +258,3 @@ def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, to
 def finding(mark: str, num_ranges: int) -> Phase:
     """The phase that finds duplicates, in one range of hashes a task."""
     return Phase(name=f"duplicates-{mark}", num_tasks=num_ranges)
-
-
-def sorting(mark: str, num_buckets: int, *, first_task: int = 0) -> Phase:
-    """The phase of a shuffled run that sorts its buckets; those before ``first_task`` are in the output already."""
-    return Phase(name=f"sort-{mark}", first_task=first_task, num_tasks=num_buckets)

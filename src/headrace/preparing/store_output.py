@@ -296,8 +296,8 @@ class StoreOutput:
         """The number of trained tokens in each series: the ones in its masks."""
         return [series.supervised for series in self._series]
 
-    def add(self, rows: Rows, ordinals: IntArray | None = None) -> None:
-        """Append n documents; ``rows`` has n for every column. With domains, also their ``ordinals`` (n,)."""
+    def add(self, rows: Rows, ordinals: IntArray) -> None:
+        """Append n documents; ``rows`` has n for every column. With domains, their ``ordinals`` (n,) are noted."""
         if not self.has_domains:
             self._series[0].add(rows)
             return
@@ -307,8 +307,7 @@ class StoreOutput:
         for number in np.unique(numbers).tolist():
             keep = numbers == number
             self._series[number].add([(keep_rows(*row, keep), row[1][keep]) for row in rows[:-1]])
-            if ordinals is not None:
-                self._ordinals[number].add(ordinals[keep])
+            self._ordinals[number].add(ordinals[keep])
 
     def checkpoint(self) -> OutputState:
         """Flush everything to the disk, and return the state to continue from."""

@@ -91,7 +91,6 @@ class UploadedFolder(OutputFolder):
             self.upload.clear()
             raise OutputError(f"{self.upload.url}: another run has written to this place meanwhile; name another one")
         self._is_first = before is None
-        self.upload.writer.abort_uploads(self.upload.url)
         return ""
 
     def __exit__(

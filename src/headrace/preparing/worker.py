@@ -29,11 +29,11 @@ from headrace.engine.serving import (
     serve,
 )
 from headrace.errors import InputError, RenderLimitError
+from headrace.io import is_url
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.preparing.documents import BlockEncoder, Documents, Encoder
-from headrace.preparing.exchange.buckets import BucketSorter, DealtSorter
-from headrace.preparing.exchange.duplicates import DuplicateFinder
-from headrace.preparing.messages import Exchange, FindTask, HashTask, Order, ProbeTask, Setup, SortTask, TextTask
+from headrace.preparing.duplicates import DuplicateFinder
+from headrace.preparing.messages import FindTask, HashTask, Order, ProbeTask, Setup, TextTask
 from headrace.preparing.piece import PieceBuilder
 from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
 
@@ -221,8 +221,6 @@ class TextWorker:
         try:
             if isinstance(order, HashTask):
                 return Done.of(order.task_index, (order.number, self._hash(order.file)))
-            if isinstance(order, SortTask):
-                return self._sorter.run(order)
             if isinstance(order, FindTask):
                 return self._finder.run(order)
             if self._text is None:
@@ -234,18 +232,9 @@ class TextWorker:
             return Failed(order.task_index, str(error), kind=MISMATCH)
 
     @functools.cached_property
-    def _sorter(self) -> BucketSorter | DealtSorter:
-        setup = self._setup
-        dtypes = [np.dtype(column.dtype) for column in setup.columns]
-        if setup.exchange is None:
-            return BucketSorter(setup.buckets, setup.parts, dtypes)
-        return DealtSorter(Path(setup.buckets), setup.parts, dtypes, setup.exchange)
-
-    @functools.cached_property
     def _finder(self) -> DuplicateFinder:
-        exchange = self._setup.exchange or Exchange()
-        work = exchange.url or Path(self._setup.buckets).parent
-        return DuplicateFinder(work, self._setup.parts, exchange.hashes)
+        setup = self._setup
+        return DuplicateFinder(setup.parts, [place if is_url(place) else Path(place) for place in setup.hashes])
 
     def _load(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved

@@ -57,6 +57,8 @@ def test_equals_the_plain_loops(
     assert order.document_index.tolist() == [document + 7 for document in plain.documents]
     assert order.sample_index.tolist() == [list(row) for row in plain.rows]
     assert order.shuffle_index.tolist() == plain.shuffled
+    assert np.array_equal(np.concatenate(list(order.document_index_chunks(size))), order.document_index)
+    assert np.array_equal(np.concatenate(list(order.sample_index_chunks())), order.sample_index)
     assert order.num_samples == len(order) == len(plain.shuffled) >= wanted
     found = order.locate(np.arange(order.num_samples))
     expected = [plainly.pieces(plain, sizes, i, int(extra)) for i in range(order.num_samples)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,8 +14,11 @@ import pytest
 import faults
 import jobs_by_hand
 from counts import cases
-from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine import executors
+from headrace.engine.doing import Limits
+from headrace.engine.executors import LocalExecutor, drive, take_part
 from headrace.engine.job import Show
+from headrace.engine.work_folder import ClaimedFolder
 from headrace.errors import InputError, OutputError
 from headrace.preparing import open_job, plan_shards, prepare_shards
 from headrace.preparing.output_folder import WORK_NAME
@@ -112,3 +117,27 @@ def test_a_plan_is_kept_and_a_local_run_goes_on_with_it(num_phases: int, tmp_pat
     assert not (tmp_path / "out" / WORK_NAME).exists()
     plan_shards(["pictures"], "out", options=options)
     assert not (tmp_path / "out" / WORK_NAME).exists()
+
+
+def test_processes_take_part_in_all_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One plans the shards, another one waits for it; one that a scheduler will end leaves that to others."""
+    prepare_shards(["pictures"], "local", options=CASES["folder"])
+    plan_shards(["pictures"], "out", options=CASES["folder"])
+    before = open_job("out").phase()
+    assert before is not None
+    take_part(open_job("out"), Limits(end_s=time.time() + 3600), Show(), workers=1)
+    assert open_job("out").phase() == before, "others have to plan the shards"
+    waited = []
+    claimed = ClaimedFolder(Path("out") / WORK_NAME, "busy")
+    claimed.claim()
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        claimed.leave(lambda: None)
+
+    monkeypatch.setattr(executors, "time", SimpleNamespace(sleep=wait))
+    assert take_part(open_job("out"), Limits(), Show(), workers=1) == 5
+    assert waited == [executors.REFRESH_S]
+    assert open_job("out").phase() is None
+    drive(open_job("out"), LocalExecutor(workers=1), Show())
+    assert faults.content(tmp_path / "out") == faults.content(tmp_path / "local")

@@ -80,11 +80,9 @@ def framed(content: bytes, frame_bytes: Sequence[int], writer: str) -> bytes:
     return b"".join(made) + (END_OF_BGZIP if writer.startswith("bgzip") else b"")
 
 
-def cut(path: Path, spec: RecordSpec, task_bytes: int, *, exact: bool = True) -> tuple[SourceFile, list[Span]]:
+def cut(path: Path, spec: RecordSpec, task_bytes: int) -> tuple[SourceFile, list[Span]]:
     """The file, and its spans."""
-    files = with_borders(
-        spans.find(path, spec), task_bytes=task_bytes, sample_by=spec.sample_by, has_exact_places=exact
-    )
+    files = with_borders(spans.find(path, spec), task_bytes=task_bytes, sample_by=spec.sample_by)
     tasks = plan_tasks(files, task_bytes=task_bytes, max_spans=1)
     return files[0], [span for task in tasks for span in task.spans]
 
@@ -102,10 +100,9 @@ LINES = st.one_of(
     writer=st.sampled_from(sorted(WRITERS)),
     task_bytes=st.sampled_from([1, 200, 1000, 4000]),
     options=st.sampled_from([{}, {"block_bytes": 50}, {"block_bytes": 50, "max_record_bytes": 100}]),
-    exact=st.booleans(),
 )
-@example([b"a" * 9, b"b" * 9, b"c" * 9], b"\n", [10], "zstd", 1, {}, True)  # lines begin where frames do
-@example([b"a" * 500, b"b"], b"\n", [10], "bgzip", 1, {}, True)  # a line over many spans
+@example([b"a" * 9, b"b" * 9, b"c" * 9], b"\n", [10], "zstd", 1, {})  # lines begin where frames do
+@example([b"a" * 500, b"b"], b"\n", [10], "bgzip", 1, {})  # a line over many spans
 def test_the_records_are_those_of_the_text(
     tmp_path_factory: pytest.TempPathFactory,
     lines: list[bytes],
@@ -114,7 +111,6 @@ def test_the_records_are_those_of_the_text(
     writer: str,
     task_bytes: int,
     options: dict[str, int],
-    exact: bool,
 ) -> None:
     content = b"\n".join(lines) + end
     folder, spec = tmp_path_factory.mktemp("cut"), RecordSpec(sample_by="line")
@@ -122,7 +118,7 @@ def test_the_records_are_those_of_the_text(
     path = folder / f"a.txt{ending(writer)}"
     path.write_bytes(framed(content, frame_bytes, writer))
     plain = spans.read(folder / "plain.txt", spec, **options)
-    file, parts = cut(path, spec, task_bytes, exact=exact)
+    file, parts = cut(path, spec, task_bytes)
     found = spans.read_spans(file, parts, spec, **options)
     assert found.texts == plain.texts
     assert found.lines == plain.lines
@@ -132,8 +128,6 @@ def test_the_records_are_those_of_the_text(
     ]
     if writer != "zstd, no sizes" or len(parts) == 1:
         assert found.places == plain.places
-    else:
-        assert not exact
     assert found.input_bytes <= path.stat().st_size
 
 
@@ -143,7 +137,7 @@ def test_the_parts_are_of_nearly_equal_size(tmp_path: Path, writer: str) -> None
     path = tmp_path / f"a.txt{ending(writer)}"
     path.write_bytes(framed(content, [1000], writer))
     size = path.stat().st_size
-    file, parts = cut(path, RecordSpec(sample_by="line"), -(-size * 4 // 10), exact=False)
+    file, parts = cut(path, RecordSpec(sample_by="line"), -(-size * 4 // 10))
     assert len(parts) == 10
     assert (parts[0].begin, parts[-1].end) == (0, size)
     frame = size // (len(content) // 1000)
@@ -159,12 +153,10 @@ def test_the_parts_are_of_nearly_equal_size(tmp_path: Path, writer: str) -> None
         lambda content: (".gz", zlib.compress(content, wbits=31)),
         lambda content: (".gz", zlib.compress(content[:99], wbits=31) + zlib.compress(content[99:], wbits=31)),
         lambda content: (".zst", zstd(content)),
-        lambda content: (".zst", zstd(content[:99], size=False) + zstd(content[99:])),
-        lambda content: (".zst", zstd(content[:4000]) + zstd(content[4000:8000], size=False) + zstd(content[8000:])),
     ],
 )
 def test_files_that_stay_whole(tmp_path: Path, make: Any) -> None:
-    """Other writers of gzip, a single frame, and frames of unknown size where places must be exact."""
+    """Other writers of gzip, and a single frame."""
     end, data = make(b"some words\n" * 1000)
     (tmp_path / f"a.txt{end}").write_bytes(data)
     file, parts = cut(tmp_path / f"a.txt{end}", RecordSpec(sample_by="line"), 1)
@@ -183,7 +175,7 @@ def test_a_file_with_a_small_share_of_the_text_stays_whole(tmp_path: Path) -> No
     (tmp_path / "a.jsonl.zst").write_bytes(framed(b"{}\n" * 1000, [99], "zstd"))
     (tmp_path / "b.jsonl").write_bytes(b"{}\n" * 10_000_000)
     files = spans.find([tmp_path / "a.jsonl.zst", tmp_path / "b.jsonl"], RecordSpec(fields=(), whole=True))
-    assert all(not file.borders for file in with_borders(files, task_bytes=1, sample_by="line", has_exact_places=True))
+    assert all(not file.borders for file in with_borders(files, task_bytes=1, sample_by="line"))
 
 
 def blocks(file: SourceFile, parts: Sequence[Span]) -> tuple[list[str], list[tuple[int, str]]]:
@@ -218,7 +210,7 @@ def test_damage_is_told_of_as_in_a_whole_file(
     }[kind]
     path = tmp_path_factory.mktemp("damage") / f"a.txt{ending(writer)}"
     path.write_bytes(damaged)
-    file, parts = cut(path, RecordSpec(sample_by="line"), data.draw(st.sampled_from([1, 6000])), exact=False)
+    file, parts = cut(path, RecordSpec(sample_by="line"), data.draw(st.sampled_from([1, 6000])))
     found, bad = blocks(file, parts)
     wanted, wanted_bad = blocks(file, [Span(0, 0, file.extent)])
     if kind != "a byte" or not wanted_bad:
@@ -257,15 +249,14 @@ def test_files_of_the_programs(tmp_path: Path, program: str) -> None:
     ]
     path.write_bytes(b"".join(made))
     spec = RecordSpec(sample_by="line")
-    file, parts = cut(path, spec, 1 << 20, exact=program == "zstd")
+    file, parts = cut(path, spec, 1 << 20)
     assert len(parts) >= 2
     assert spans.read_spans(file, parts, spec).texts == [(content + content).decode().splitlines()]
 
 
 @pytest.mark.parametrize("writer", ["bgzip", "zstd", "zstd, no sizes"])
-@pytest.mark.parametrize("shuffle", [None, 3])
 def test_a_run_writes_the_bytes_of_the_plain_text(
-    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, shuffle: int | None
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
     words = random.Random(2)
     records = [{"id": number, "text": "word " * words.randrange(30)} for number in range(600)]
@@ -281,7 +272,7 @@ def test_a_run_writes_the_bytes_of_the_plain_text(
         workers=2,
         deduplicate=True,
         records=RecordOptions(id_field="id"),
-        output=OutputOptions(shuffle=shuffle, shard_tokens=3000),
+        output=OutputOptions(shard_tokens=3000),
     )
     with faults.small_run():
         wanted = prepare_text([tmp_path / "plain"], tmp_path / "wanted", tokenizer=kit.tokenizer, options=options)
@@ -290,7 +281,7 @@ def test_a_run_writes_the_bytes_of_the_plain_text(
         job = open_job(tmp_path / "job")
         phase = job.phase()
         assert phase is not None
-        assert phase.num_tasks > 5 or (shuffle is not None and writer == "zstd, no sizes")
+        assert phase.num_tasks > 5
         monkeypatch.setattr("headrace.engine.doing.WorkerProcesses", faults.InlineWorkers)
         finish_job(tmp_path / "job", LocalExecutor(workers=2), Show())
     assert faults.content(tmp_path / "job") == faults.content(tmp_path / "made")

@@ -2,7 +2,7 @@
 
     prefix.bin, .idx --> GPTDataset --> GPTBlend --> Run(..., order=Order(kind="none")), or CyclicDataset around it
                          GPTFIMDataset: fill in the middle; MockGPTDataset: data without files
-    export_cache(dataset) --> the index files that Megatron looks for; caches: checks such files against the data
+    export_cache(dataset) --> the index files that Megatron looks for
     IndexedDataset, IndexedDatasetBuilder: read and write a pair of files sequence by sequence
 
 The order itself is arithmetic, and lives in `headrace.plan.megatron`. This room does not import torch.

@@ -1,298 +1,225 @@
-"""Megatron's index caches: checks whether they belong to the data, and writes those that Megatron looks for.
+"""Megatron's index caches, written as Megatron names and looks for them, so that it starts without building them.
 
-    folder/<md5>-GPTDataset-train-description.txt --> CacheFiles --> check_cache --> CacheVerdict
-                                 -document_index.npy, ...    mapped     |
-    data/web.bin, .idx  <- dataset_path                               every entry checked against the sizes
+    GPTDataset, GPTBlend --> export_cache --> <md5>-GPTDataset-train-description.txt, -document_index.npy, ...
+    {                                           |
+        "class": "GPTDataset",       text ------+
+        "dataset_path": "data/web",
+        "num_samples": 1000, ...
 
-The names of the files do not depend on the contents of the data, so Megatron uses old indices even if the data were
-replaced under their path. The check names the file and the row that differ.
+The md5 is that of the text in the ``description.txt``, which names the data only by their path. It holds neither their
+content nor the options of the extra token and of the partial sample, so Megatron reads a cache for data that were
+replaced.
 
-`headrace.plan.megatron.caches` knows what the names hash and what the arrays mean.
-
-With the caches that `export_cache` writes, Megatron starts without building them. Arrays are written as NumPy does, and
-the ``description.txt`` last, since Megatron uses a cache only if all its files exist.
+Arrays are written as NumPy does, and the ``description.txt`` last, since Megatron uses a cache only if all its files
+exist.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.compat.megatron.blend import GPTBlend
-from headrace.compat.megatron.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset, sizes_of_part
+from headrace.compat.megatron.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset
+from headrace.config import check_choice
 from headrace.datasets.dataset import Dataset
-from headrace.errors import ConfigError, HeadraceError, OutputError, StoreAwayError, StoreError
-from headrace.io import AtomicFile, check_local, commit, file_sum, map_npy, output_errors, read_small
-from headrace.plan.megatron import (
-    GPTOrder,
-    GPTSampling,
-    build_blending_indices,
-    build_exhaustive_blending_indices,
-    split_ranges,
-)
-from headrace.plan.megatron.caches import (
-    BLEND_SUFFIXES,
-    CHUNK,
-    DESCRIPTION,
-    GPT_SUFFIXES,
-    CacheDescription,
-    CachedIndices,
-    CacheEra,
-    GPTFacts,
-    IndexFault,
-    blend_facts,
-    built_otherwise,
-    check_blend_indices,
-    check_indices,
-    describe_blend,
-    describe_gpt,
-    fitting_sampling,
-    gpt_facts,
-    parse_description,
-)
-from headrace.stores import IndexedStore, Problem, Store
-from headrace.stores import open_tokens as open_store
+from headrace.errors import ConfigError, OutputError, StoreError
+from headrace.io import AtomicFile, check_local, commit, file_sum, output_errors, read_small
+from headrace.plan.megatron import GPTOrder, parse_split, split_ranges
+from headrace.stores import IndexedStore
+
+CacheEra = Literal["core", "core_v0.5", "core_v0.4"]
+"""Versions of megatron-core that name caches differently.
+
+``core`` is 0.7 and later. ``core_v0.5`` is 0.5 and 0.6, which leave the part out of the names of files, and the part of
+a blend out of its text. ``core_v0.4`` has fewer keys, and another name for the path.
+"""
+
+Part = Literal["train", "valid", "test"]
+BLEND: Final = "BlendedDataset"
+GPT_SUFFIXES: Final = ("document_index.npy", "sample_index.npy", "shuffle_index.npy")
+BLEND_SUFFIXES: Final = ("dataset_index.npy", "dataset_sample_index.npy")
+DESCRIPTION: Final = "description.txt"
+
+_NAME = re.compile(rf"([0-9a-f]{{32}})-(\w+?)(-(?:{'|'.join(SPLIT_PARTS)}))?-{re.escape(DESCRIPTION)}")
 
 
-def map_array(path: Path) -> NDArray[Any]:
-    """The array of an ``.npy`` file, mapped and read-only. O(1).
+class CacheDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The description that identifies a cache.
+
+    ``identifiers`` are JSON values in Megatron's order; ``era`` decides how files are named.
+    """
+
+    identifiers: dict[str, Any]
+    era: CacheEra = "core"
+
+    @property
+    def text(self) -> str:
+        """The content of ``description.txt``, in ASCII."""
+        return json.dumps(self.identifiers, indent=4)
+
+    @property
+    def md5(self) -> str:
+        """The md5 of the text, 32 hex digits."""
+        return _md5(self.text.encode())
+
+    @property
+    def class_name(self) -> str:
+        """The name of Megatron's class, such as ``GPTDataset`` or ``BlendedDataset``."""
+        return str(self.identifiers["class"])
+
+    @property
+    def is_blend(self) -> bool:
+        """Whether this is the cache of a blend."""
+        return self.class_name == BLEND
+
+    @property
+    def part(self) -> str:
+        """``"train"``, ``"valid"`` or ``"test"``; empty for blends before 0.7, which do not say it."""
+        return str(self.identifiers.get("split" if self.is_blend else "index_split") or "")
+
+    @property
+    def stem(self) -> str:
+        """The beginning of the names of all files of the cache."""
+        return "-".join([self.md5, self.class_name, *([self.part] if self.era == "core" else [])])
+
+    def file_name(self, suffix: str) -> str:
+        """Return the name of a file of the cache; ``suffix`` is ``"description.txt"`` or the name of an array."""
+        return f"{self.stem}-{suffix}"
+
+
+class GPTFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the description of a dataset says about its order; ``split`` is None if the data have only one part."""
+
+    dataset_path: str
+    num_samples: int | None
+    index_split: Part
+    random_seed: int
+    sequence_length: int
+    split: str | None
+
+
+def describe_gpt(
+    facts: GPTFacts, *, tokenizer: Mapping[str, Any] | None, class_name: str = "GPTDataset", era: CacheEra = "core"
+) -> CacheDescription:
+    """Return the description that Megatron writes for one dataset.
+
+    Args:
+        facts: the path as it is passed to Megatron, and the options as they are in its configuration.
+        tokenizer: the ``unique_identifiers`` of Megatron's tokeniser, in their order; ``core_v0.4`` has none.
+        class_name: the name of the dataset's class.
+        era: the version that names the files.
 
     Raises:
-        StoreError: the file is missing or incomplete, or holds something other than numbers in C order.
+        ConfigError: the split cannot be read, or the era is unknown.
     """
-    try:
-        return map_npy(path)
-    except FileNotFoundError as error:
-        raise StoreError(f"{path}: missing; without it Megatron builds the cache again") from error
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: incomplete: {error}; remove the cache so that it is built again") from error
+    check_choice("the era", era, get_args(CacheEra))
+    old = era == "core_v0.4"
+    identifiers: dict[str, Any] = {
+        "class": class_name,
+        "path_prefix" if old else "dataset_path": facts.dataset_path,
+        "num_samples": facts.num_samples,
+        "index_split": facts.index_split,
+    }
+    if old:
+        identifiers["split"] = facts.split
+    identifiers |= {"random_seed": facts.random_seed, "sequence_length": facts.sequence_length}
+    if not old:
+        identifiers["split"] = facts.split
+        identifiers["split_matrix"] = None if facts.split is None else split_matrix(facts.split)
+        identifiers["tokenizer"] = None if tokenizer is None else dict(tokenizer)
+    return CacheDescription(identifiers=identifiers, era=era)
 
 
-def read_text(path: Path) -> str:
-    """The text of a description.
+def describe_blend(
+    members: Sequence[CacheDescription], *, part: str, weights: Sequence[float], size: int | None
+) -> CacheDescription:
+    """Return the description of a blend. With a ``size`` the weights must be normalised; without, they are lengths."""
+    era = members[0].era
+    identifiers: dict[str, Any] = {"class": BLEND, "datasets": [member.identifiers for member in members]}
+    if era == "core":
+        identifiers["split"] = part
+    return CacheDescription(identifiers=identifiers | {"weights": list(weights), "size": size}, era=era)
+
+
+def split_matrix(split: str) -> list[list[float] | None]:
+    """Return the begin and end of each part's share, or None for an empty part.
+
+    The first begins with an integer 0, as in Megatron.
+
+    >>> split_matrix("98,2")
+    [[0, 0.98], [0.98, 1.0], None]
+    """
+    borders = accumulate(parse_split(split), initial=0)
+    return [[begin, end] if end > begin else None for begin, end in pairwise(borders)]
+
+
+def read_description(path: str) -> CacheDescription:
+    """Return the description in a ``description.txt``.
 
     Raises:
-        StoreError: the file cannot be read, or is not ASCII.
+        StoreError: the file cannot be read, its name or its text is not that of a description, or the name does not
+            hash the text.
     """
+    named = _NAME.fullmatch(Path(path).name)
+    if named is None:
+        raise StoreError(
+            f"{path}: this is not the description of a cache, which is named <md5>-<class>-<part>-{DESCRIPTION}"
+        )
     try:
-        return read_small(path).decode("ascii")
+        text = read_small(Path(path))
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise StoreError(f"{path}: cannot be read: {error}; Megatron writes ASCII; remove the cache") from error
-
-
-class CacheFiles(NamedTuple):
-    """A cache on disk: its folder, and the description of the data and options that it was built for."""
-
-    folder: Path
-    description: CacheDescription
-
-    def path(self, suffix: str) -> Path:
-        """The path of the file with this suffix."""
-        return self.folder / self.description.file_name(suffix)
-
-    def arrays(self, suffixes: Sequence[str]) -> list[NDArray[Any]]:
-        """The arrays with these suffixes, mapped; raises StoreError if one is missing or incomplete."""
-        return [map_array(self.path(suffix)) for suffix in suffixes]
-
-
-class CacheReading(NamedTuple):
-    """What a description does not say: some options of the run that built the cache, and where the data are now.
-
-    ``moved`` maps beginnings of the paths in descriptions to what they are now.
-    """
-
-    add_extra_token_to_sequence: bool = True
-    drop_last_partial_validation_sequence: bool = True
-    moved: Mapping[str, str] | None = None
-
-    def place(self, dataset_path: str) -> str:
-        """The present path of the data at this path."""
-        for old, new in (self.moved or {}).items():
-            if dataset_path.startswith(old):
-                return new + dataset_path.removeprefix(old)
-        return dataset_path
-
-
-class CacheVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the check of one cache found."""
-
-    path: str
-    """The path of the ``description.txt``."""
-
-    of: str
-    """The path of the data, or a phrase that says how many datasets the blend has."""
-
-    part: str
-    ok: bool
-    problems: tuple[Problem, ...]
-    cause: str
-    """The likely reason why the cache does not fit the data; empty if it fits."""
-
-    samples: int
-    is_own_order: bool
-    """Whether the order is the one that follows from seed, options and weights. Megatron also reads any other complete
-    order."""
-
-
-class _Finding(NamedTuple):
-    """The result of comparing the arrays of a cache with the data."""
-
-    samples: int = 0
-    is_own_order: bool = False
-    problems: tuple[Problem, ...] = ()
-    cause: str = ""
-
-
-def cache_at(path: Path) -> CacheFiles:
-    """The cache whose description lies at a path; raises StoreError if the file is not a description."""
-    return CacheFiles(path.parent, parse_description(read_text(path), str(path)))
-
-
-def find_descriptions(path: Path) -> list[Path]:
-    """All descriptions in a folder of caches, or beside the pair with this prefix, sorted. A file is returned as it is.
-
-    Raises:
-        StoreError: no description was found.
-    """
-    if path.is_file():
-        return [path]
-    found = sorted(path.glob(f"*-{DESCRIPTION}")) or sorted(path.glob(f"cache/*_indices/*-{DESCRIPTION}"))
-    if not found:
+    if _md5(text) != named[1]:
         raise StoreError(
-            f"{path}: no caches found; looked for <md5>-<class>-<part>-{DESCRIPTION}, which Megatron writes with its"
-            " arrays to --data-cache-path, or to <prefix>/cache/GPTDataset_indices; give that folder, or the prefix"
+            f"{path}: incomplete or changed: its name hashes another text, with the md5 {named[1]}; remove the cache"
         )
+    try:
+        identifiers = json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"{path}: not valid JSON: {error}; remove the cache") from error
+    if not isinstance(identifiers, dict) or identifiers.get("class") != named[2]:
+        raise StoreError(f"{path}: it does not describe the class {named[2]!r} of its name; remove the cache")
+    era: CacheEra = "core" if named[3] else "core_v0.4" if b'"path_prefix":' in text else "core_v0.5"
+    found = CacheDescription(identifiers=identifiers, era=era)
+    if found.file_name(DESCRIPTION) != named[0]:
+        raise StoreError(f"{path}: by its content, its name should be {found.file_name(DESCRIPTION)}; remove the cache")
     return found
 
 
-def check_cache(path: str | os.PathLike[str], reading: CacheReading) -> CacheVerdict:
-    """Check every entry of one cache against its data, and whether its order is the one that its options produce.
+def gpt_facts(description: CacheDescription, path: str) -> GPTFacts:
+    """Return the facts in the description of one dataset; ``path`` is for messages.
 
-    ``path`` is the description of the cache. Costs about 40 ns an entry, and one shuffle of the samples. All problems
-    are reported in the verdict, including missing files and data.
+    Raises:
+        StoreError: a fact is missing, or has another type.
     """
-    path = Path(path)
-    of, part, finding = "", "", _Finding()
+    identifiers = description.identifiers
+    if "path_prefix" in identifiers:
+        identifiers = {**identifiers, "dataset_path": identifiers["path_prefix"]}
     try:
-        cache = cache_at(path)
-        identifiers, part = cache.description.identifiers, cache.description.part
-        if cache.description.is_blend:
-            of = f"a blend of {len(identifiers.get('datasets', ())):,} datasets"
-            finding = _check_blend(cache, reading)
-        else:
-            of = str(identifiers.get("dataset_path", identifiers.get("path_prefix", "")))
-            finding = _check_dataset(cache, reading)
-    except StoreAwayError:
-        raise
-    except HeadraceError as error:
-        finding = _Finding(problems=(_as_problem(error, path),))
-    return CacheVerdict(
-        path=str(path),
-        of=of,
-        part=part,
-        ok=not finding.problems,
-        problems=finding.problems,
-        cause=finding.cause,
-        samples=finding.samples,
-        is_own_order=finding.is_own_order,
-    )
+        return msgspec.convert(identifiers, GPTFacts)
+    except msgspec.ValidationError as error:
+        what = f"not the description of a {description.class_name} of Megatron: {error}"
+        raise StoreError(f"{path}: {what}; only GPTDataset and similar classes can be read") from error
 
 
-def _check_dataset(cache: CacheFiles, reading: CacheReading) -> _Finding:
-    facts = gpt_facts(cache.description, str(cache.path(DESCRIPTION)))
-    found = CachedIndices(*cache.arrays(GPT_SUFFIXES))
-    sampling = GPTSampling(
-        sequence_length=facts.sequence_length,
-        num_samples=facts.num_samples,
-        seed=facts.random_seed,
-        add_extra_token=reading.add_extra_token_to_sequence,
-        drop_last_partial=reading.drop_last_partial_validation_sequence or facts.index_split != "valid",
-    )
-    with open_store(reading.place(facts.dataset_path), documents="sequences") as store:
-        split = facts.split or ONE_PART_SPLITS[facts.index_split]
-        sizes, first = sizes_of_part(store, split, facts.index_split, era="core")
-        sampling = fitting_sampling(found, sizes, sampling)
-        if faults := list(check_indices(found, sizes, sampling, first_sequence=first)):
-            other = built_otherwise(found, sizes, sampling, first_sequence=first)
-            return _Finding(problems=_problems(cache, faults), cause=_likely_cause(cache, store, other))
-    own = GPTOrder(sizes, sampling, first_sequence=first)
-    if not own.num_samples:
-        raise ConfigError(f"{store.path}: {facts.index_split!r} of {split!r} has no samples")
-    return _Finding(own.num_samples, _is_same_order(found, own))
+def _md5(text: bytes) -> str:
+    return hashlib.md5(text, usedforsecurity=False).hexdigest()
 
 
-def _is_same_order(found: CachedIndices, own: GPTOrder) -> bool:
-    chunks = zip(own.document_index_chunks(CHUNK), range(0, own.num_entries, CHUNK), strict=True)
-    documents = all(np.array_equal(chunk, found.document_index[at : at + CHUNK]) for chunk, at in chunks)
-    return documents and np.array_equal(own.shuffle_index, found.shuffle_index)
-
-
-def _check_blend(cache: CacheFiles, reading: CacheReading) -> _Finding:
-    """Check the caches of the blend's datasets, which lie in the same folder, then the cache of the blend itself."""
-    facts = blend_facts(cache.description, str(cache.path(DESCRIPTION)))
-    era = cache.description.era
-    lengths = []
-    for identifiers in facts.datasets:
-        member = CacheFiles(cache.folder, CacheDescription(identifiers=identifiers, era=era))
-        finding = _check_dataset(cache_at(member.path(DESCRIPTION)), reading)
-        if finding.problems:
-            return finding
-        lengths.append(finding.samples)
-    dataset_index, dataset_sample_index = cache.arrays(BLEND_SUFFIXES)
-    if facts.size is None and facts.weights != lengths:
-        reason = f"the blend is of datasets with {facts.weights} samples; they have {lengths}"
-        problems = _problems(cache, [IndexFault("dataset_index", "", reason)])
-        return _Finding(problems=problems, cause="their data or options have changed")
-    size = sum(lengths) if facts.size is None else facts.size
-    if faults := list(check_blend_indices(dataset_index, dataset_sample_index, size=size, lengths=lengths)):
-        cause = "it was built from other datasets, or it is damaged"
-        return _Finding(problems=_problems(cache, faults), cause=cause)
-    if not size:
-        raise ConfigError(f"{cache.path(DESCRIPTION)}: a blend of no samples")
-    if facts.size is None:
-        due, _ = build_exhaustive_blending_indices(lengths)
-    else:
-        due, _ = build_blending_indices([float(weight) for weight in facts.weights], size)
-    return _Finding(size, np.array_equal(due, dataset_index))
-
-
-def _problems(cache: CacheFiles, faults: Sequence[IndexFault]) -> tuple[Problem, ...]:
-    return tuple(
-        Problem(path=str(cache.path(f"{fault.array}.npy")), place=fault.place, message=fault.message)
-        for fault in faults
-    )
-
-
-def _as_problem(error: HeadraceError, path: Path) -> Problem:
-    """The error as a problem. Messages of caches and stores begin with the file that they are about."""
-    file, _, message = str(error).partition(": ")
-    if message and file.startswith(str(path.parent)):
-        return Problem(path=file, place="", message=message)
-    return Problem(path=str(path), place="", message=str(error))
-
-
-def _likely_cause(cache: CacheFiles, store: Store, other: GPTSampling | None) -> str:
-    """The likely reason why a cache does not fit the data; ``other`` are options with which it would fit."""
-    if other is not None:
-        return (
-            f"it fits add_extra_token_to_sequence={other.add_extra_token} and drop_last_partial_validation_sequence="
-            f"{other.drop_last_partial}, which are not part of its name"
-        )
-    changed_s = max(file.stat().st_mtime for file in store.files)
-    newer = changed_s > cache.path(GPT_SUFFIXES[0]).stat().st_mtime
-    when = f"{store.path}, written after it" if newer else store.path
-    return f"it fits no other options either: it does not belong to these data ({when}), or it is damaged"
+CHUNK = 1 << 20
 
 
 class ExportedCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -561,7 +488,7 @@ def cache_options(chosen: Mapping[str, Any], *, like: str | None, data_of: str |
 
 def _described(path: str) -> dict[str, Any]:
     """Return the options in a description."""
-    description = cache_at(Path(path)).description
+    description = read_description(path)
     if description.is_blend:
         raise ConfigError(
             f"{path} describes a blend: use the description of one of its datasets, which has all options"

@@ -7,7 +7,6 @@ paths      RemotePath, Objects         a URL with the methods of a path; what wa
 reader     ObjectReader                ranges of objects, merged into few GETs
 files      ObjectFile                  an object as a file that is read in order
 writer     ObjectWriter                creates, uploads and removes whole objects
-abandoned  abort_uploads               uploads that were begun and not ended
 """
 
 from __future__ import annotations

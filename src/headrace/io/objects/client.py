@@ -518,7 +518,7 @@ class Client:
                 words = f"no answer came within {limit_s:.3g} s"
             except Exception as error:
                 words = words_of(error, self._secrets)
-                advice = None if isinstance(error, _Passing) else advice_for(error, bucket_of(url).scheme)
+                advice = None if isinstance(error, _Passing) else advice_for(error)
                 if advice is not None:
                     raise StoreAwayError(f"{url}: {what}: {words}{advice}") from None
             began += max(0.0, monotonic() - started - limit_s)

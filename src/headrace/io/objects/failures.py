@@ -19,48 +19,20 @@ _SILENT: Final = re.compile(r"status code: (?:400|401|403)[^:]*:\s*$")
 _XML_ERROR: Final = re.compile(r"(?:<\?xml|<Error)\s*.*?<Code>\s*([^<]*?)\s*</Code>(.*)", re.DOTALL)
 _XML_MESSAGE: Final = re.compile(r"<Message>\s*([^<]*?)\s*</Message>")
 _REASON: Final = re.compile(r'(?:message|error): "([^"]+)"')
-_NO_CREDENTIALS: Final = re.compile(r"169\.254\.169\.254|metadata\.google|metadata/identity")
-_CREDENTIALS: Final = {
-    "s3": "set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass"
-    " Storage(profile=...) or Storage(anonymous=True)",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS in the environment, or pass Storage(anonymous=True), which only reads",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY in the environment, or pass"
-    " Storage(anonymous=True)",
-}
+_LASTING: Final = re.compile(
+    r"http://169\.254\.169\.254|http://metadata\.google|redirect without LOCATION|non-partial response"
+    r"|InvalidContentType|corrupt message|wrong version number|record overflow"
+    r"|UnknownIssuer|invalid peer certificate|certificate verify failed"
+    r"|Name or service not known|nodename nor servname"
+)
+"""Words of obstore on what the next attempt meets too: no credentials but those that a machine of the cloud would have,
+a bucket in another region, a server without ranges or without TLS, an unknown certificate, an unknown host."""
+
 _PERMISSION: Final = (
-    "check the credentials, and what they are allowed to do. A store whose objects may be read but not listed"
+    "; check the credentials, and what they are allowed to do. A store whose objects may be read but not listed"
     " says the same of an object that is not there: allow listing, too"
 )
 NO_BUCKET: Final = "there is no such bucket: check URL and endpoint"
-_REGION: Final = "the bucket is in another region: set AWS_REGION in the environment, or pass Storage(region=...)"
-_ADVICE: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
-    (re.compile(pattern), advice)
-    for pattern, advice in (
-        (r"ExpiredToken|TokenRefreshRequired", "the session token has expired: get new credentials"),
-        (r"InvalidToken", "the session token is not valid: get new credentials"),
-        (r"InvalidAccessKeyId", "the store does not know this access key: check the credentials, and the endpoint"),
-        (r"SignatureDoesNotMatch", "the secret key does not belong to the access key: check the credentials"),
-        (r"RequestTimeTooSkewed", "the clock of this machine is wrong: set it"),
-        (r"AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocationConstraint", _REGION),
-        (r"redirect without LOCATION", _REGION),
-        (r"NoSuchBucket|ContainerNotFound|bucket does not exist", NO_BUCKET),
-    )
-)
-_ENDPOINT: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
-    (re.compile(pattern), advice)
-    for pattern, advice in (
-        (
-            r"InvalidContentType|corrupt message|wrong version number|record overflow",
-            "the server does not speak TLS: the endpoint may have to begin with http://",
-        ),
-        (
-            r"UnknownIssuer|invalid peer certificate|certificate verify failed",
-            "the certificate of the server is not trusted: install that of its authority on this machine",
-        ),
-        (r"non-partial response", "the server does not answer ranges, without which nothing can be read"),
-        (r"Name or service not known|nodename nor servname", "there is no such host: check the endpoint"),
-    )
-)
 
 
 def words_of(error: Exception, secrets: Secrets) -> str:
@@ -89,23 +61,17 @@ def is_silent(error: Exception) -> bool:
     return _SILENT.search(_without_source(error)) is not None
 
 
-def advice_for(error: Exception, scheme: str) -> str | None:
+def advice_for(error: Exception) -> str | None:
     """Return advice, which may be empty, for a failure that does not pass; None for one that may."""
     kind, words = type(error).__name__, str(error)
-    if scheme in _CREDENTIALS and _NO_CREDENTIALS.search(words):
-        return f"; no credentials were found: {_CREDENTIALS[scheme]}"
-    status = _STATUS.search(words)
-    code = 0 if status is None else int(status[1])
-    if code < 500 and code not in _PASSING_STATUS:
-        for pattern, advice in _ADVICE if code or "LOCATION" in words else _ENDPOINT:
-            if pattern.search(words):
-                return f"; {advice}"
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        return f"; {_PERMISSION}"
+        return _PERMISSION
     if kind in ("NotSupportedError", "InvalidPathError", "AlreadyExistsError", "PreconditionError"):
         return ""
-    if code in _LASTING_STATUS:
-        return "; the server does not support this request"
-    if 300 <= code < 500 and code not in _PASSING_STATUS:
+    status = _STATUS.search(words)
+    code = 0 if status is None else int(status[1])
+    if code == 404:  # of an object it is a FileNotFoundError
+        return f"; {NO_BUCKET}"
+    if code in _LASTING_STATUS or (300 <= code < 500 and code not in _PASSING_STATUS):
         return ""
-    return None
+    return "; check the endpoint, the region and the credentials" if not code and _LASTING.search(words) else None

@@ -111,7 +111,7 @@ class ObjectReader(Reader):
         pool: the pool of open files.
 
     Example:
-        >>> storage = headrace.Storage(endpoint="http://127.0.0.1:8333", options={"key": "me", "secret": "hidden"})
+        >>> storage = headrace.Storage(endpoint="http://127.0.0.1:8333", region="us-east-1")
         >>> reader = headrace.io.ObjectReader(storage)
         >>> reader.stats.gets
         0

@@ -4,7 +4,7 @@
 
     small file      one PUT; with ``create`` one that leaves an object which is there as it is (``If-None-Match: *``)
     file from 64 MiB on     parts of 32 MiB, several at a time; the object appears when all are there
-    killed upload   its parts stay, hidden and billed, until `ObjectWriter.abort_uploads` finds them
+    killed upload   its parts stay, hidden and billed, until a rule of the bucket's life cycle removes them
 
 Every object appears whole or not at all. Requests are tried again, bounded and counted as those of reading are, see
 `headrace.io.objects.client`.
@@ -20,7 +20,6 @@ from typing import Final
 
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io.atomic import AtomicFile
-from headrace.io.objects import abandoned
 from headrace.io.objects.client import (
     MAX_IN_FLIGHT,
     Delete,
@@ -251,19 +250,6 @@ class ObjectWriter:
             for url, future in begun:
                 self._finish(url, future)
 
-    def abort_uploads(self, url: str) -> int | None:
-        """Abort the uploads in several parts that were begun below a folder and not ended, whoever began them.
-
-        A writer that is still at one of them begins it again.
-
-        Returns:
-            How many there were; None if the store does not list them, or the keys to sign with are not known here.
-
-        Raises:
-            OutputError: the store refuses it.
-        """
-        return abandoned.abort_uploads(url, self.storage, self._objects.policy)
-
     def _begin(self, what: Put | Delete) -> Future[FetchReply]:
         return submit(FetchRequest(what=what, storage=self.storage, policy=self._objects.policy))
 
@@ -281,11 +267,8 @@ def replace(path: RemotePath, data: bytes) -> None:
 
 
 def upload(path: RemotePath, file: Path) -> None:
-    """Do as `replace` does, with a file of any size; uploads in parts that others have left below its folder end."""
-    writer = _writer_of(path)
-    if part_bytes(file.stat().st_size):
-        writer.abort_uploads(str(path.parent))
-    writer.put_files({str(path): file})
+    """Do as `replace` does, with a file of any size."""
+    _writer_of(path).put_files({str(path): file})
     path.objects.forget()
 
 

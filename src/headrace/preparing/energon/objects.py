@@ -402,7 +402,6 @@ class ObjectWork(WorkFolder):
             # Another run was told to discard this one.
             (self.path / "commit").unlink()
             return
-        self._writer.abort_uploads(self._meta)
         self._writer.delete([f"{self._meta}/{name}" for name in self._replaced(commit)])
         self._write_indexes(commit)
         for name in commit.moves:

@@ -41,11 +41,11 @@ class RecipeOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknow
     Example:
         >>> from pathlib import Path
         >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
-        >>> _ = Path("shuffled.yaml").write_text("\\n".join(lines))
-        >>> options = headrace.preparing.RecipeOptions(shuffle=7, deduplicate=True)
-        >>> manifest = headrace.preparing.prepare_recipe("shuffled.yaml", "shuffled", options=options)
-        >>> manifest.order.seed
-        7
+        >>> _ = Path("seq.yaml").write_text("\\n".join(lines))
+        >>> options = headrace.preparing.RecipeOptions(deduplicate=True)
+        >>> manifest = headrace.preparing.prepare_recipe("seq.yaml", "seq", options=options)
+        >>> manifest.options["deduplicate"]
+        True
     """
 
     id_field: str | None = None
@@ -56,9 +56,6 @@ class RecipeOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknow
 
     function: str | None = None
     """``module:function`` that decides which records are kept, see `FilterSpec`."""
-
-    shuffle: int | None = None
-    """Seed of a uniform shuffle of all documents, within their domains; None keeps the order of the input."""
 
     backend: BackendName = "auto"
     """See `TokenOptions`."""
@@ -221,11 +218,7 @@ def _resolved(
         tokens=TokenOptions(special_tokens_in_text="encode", backend=options.backend),
         filters=FilterSpec(function=options.function),
         deduplicate=options.deduplicate,
-        output=OutputOptions(
-            format=output.format,
-            shard_tokens=output.shard_tokens,
-            shuffle=options.shuffle,
-        ),
+        output=OutputOptions(format=output.format, shard_tokens=output.shard_tokens),
         errors=ErrorOptions(on_error=recipe.errors.on_error, max_errors=recipe.errors.max_errors),
         workers=options.workers,
         task_bytes=options.task_bytes,

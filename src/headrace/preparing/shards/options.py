@@ -13,7 +13,6 @@ from headrace.preparing.options import (
     at_least_one,
     check_record_bytes,
     check_run,
-    check_seed,
     check_shares,
 )
 from headrace.samples.media.registry import check_field_map
@@ -149,7 +148,8 @@ def check_options(options: ShardOptions) -> None:
     check_run(options, options.errors)
     at_least_one(samples_per_shard=output.samples_per_shard, shard_bytes=output.shard_bytes)
     check_record_bytes(options.source.max_record_bytes)
-    check_seed(output.shuffle)
+    if output.shuffle is not None and not 0 <= output.shuffle < 1 << 63:
+        raise ConfigError(f"the seed of --shuffle is {output.shuffle}: allowed are 0 to 2^63 - 1")
     check_shares(output.split_ratio)
     if (output.sample_type is None) != (not output.field_map):
         raise ConfigError(

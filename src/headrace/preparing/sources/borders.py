@@ -46,9 +46,7 @@ _MAX_RATIO_BITS: Final = 16
 """No frame of zstd holds more than 2^15 bytes of text a byte: a block of 4 bytes holds at most 128 KiB."""
 
 
-def with_borders(
-    files: Sequence[SourceFile], *, task_bytes: int, sample_by: SampleBy, has_exact_places: bool
-) -> tuple[SourceFile, ...]:
+def with_borders(files: Sequence[SourceFile], *, task_bytes: int, sample_by: SampleBy) -> tuple[SourceFile, ...]:
     """Return the files, those that are compressed and above ``task_bytes`` with the borders at which they are cut.
 
     Cost: a read for each block of the files that are cut: of each 64 KiB (bgzip) or 128 KiB (zstd) of text. Objects are
@@ -58,8 +56,6 @@ def with_borders(
         files: the files.
         task_bytes: the bytes of text between two borders, roughly; at least a frame lies between them.
         sample_by: what a record of a text file is; only lines can be cut.
-        has_exact_places: whether the place of a record must be exact, since the shuffle depends on it. A file with
-            frames that do not say how much text they hold is then not cut.
 
     Raises:
         InputError: a file cannot be read.
@@ -77,13 +73,13 @@ def with_borders(
             and not file.fault
             and file.text_bytes > least
         ):
-            borders = _chosen(file, -(-file.size_bytes * COMPRESSION_RATIO // least), has_exact_places)
+            borders = _chosen(file, -(-file.size_bytes * COMPRESSION_RATIO // least))
             file = msgspec.structs.replace(file, borders=borders)
         found.append(file)
     return tuple(found)
 
 
-def _chosen(file: SourceFile, num_parts: int, has_exact_places: bool) -> tuple[Border, ...]:
+def _chosen(file: SourceFile, num_parts: int) -> tuple[Border, ...]:
     """Choose borders that make at most so many parts, of nearly equal size as far as the frames allow it."""
     chosen: list[Border] = []
     part = 1
@@ -94,8 +90,6 @@ def _chosen(file: SourceFile, num_parts: int, has_exact_places: bool) -> tuple[B
             is_exact = True
             for begin, place in frames(file, raw.fileno()):
                 is_exact = is_exact and place >= 0
-                if has_exact_places and not is_exact:
-                    return ()
                 if begin * num_parts >= file.size_bytes * part:
                     chosen.append(Border(begin, place))
                     part = begin * num_parts // file.size_bytes + 1

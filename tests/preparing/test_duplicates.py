@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import InputError, StoreError
-from headrace.preparing.exchange import duplicates
-from headrace.preparing.exchange.duplicates import HashArray, SeenHashes, hash_texts
+from headrace.preparing import duplicates
+from headrace.preparing.duplicates import HashArray, SeenHashes, hash_texts
 
 MAX = (1 << 64) - 1
 EXTREMES = st.sampled_from([0, 1, 2, MAX, MAX - 1, 1 << 63, (1 << 63) - 1, 0x7FF0000000000001])

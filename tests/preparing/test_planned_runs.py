@@ -1,14 +1,12 @@
-"""Planned runs whose tasks exchange documents make what local runs make, whoever does the tasks, and whoever dies."""
+"""Planned runs whose tasks find duplicates make what local runs make, whoever does the tasks, and whoever dies."""
 
 from __future__ import annotations
 
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,12 +17,10 @@ from hypothesis import strategies as st
 import faults
 import recipe_runs as runs
 from counts import cases
-from headrace.engine import executors
 from headrace.engine.doing import Limits
 from headrace.engine.executors import take_part
 from headrace.engine.job import Show
 from headrace.engine.serving import Done
-from headrace.engine.work_folder import ClaimedFolder
 from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
@@ -33,16 +29,16 @@ from headrace.preparing import (
     RecordOptions,
     TextOptions,
     TokenOptions,
+    duplicates,
     open_job,
     plan_recipe,
     plan_text,
     prepare_text,
 )
 from headrace.preparing.backends import MismatchError
-from headrace.preparing.exchange import buckets, duplicates
-from headrace.preparing.messages import Order, TextTask
+from headrace.preparing.messages import FindTask, TextTask
 from headrace.preparing.output_folder import WORK_NAME, load_state
-from headrace.preparing.worker import TextWork, TextWorker
+from headrace.preparing.worker import TextWork
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 from jobs_by_hand import do_some, finish, small_jobs
@@ -50,10 +46,9 @@ from jobs_by_hand import do_some, finish, small_jobs
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[None]:
-    """Several ranges and buckets, and several blocks of pieces, of inputs of some kB."""
+    """Several ranges, and several blocks of pieces, of inputs of some kB."""
     with small_jobs(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 5000)
-        patch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 1000)
         patch.setattr(duplicates, "BLOCK_PIECES", 4)
         yield
 
@@ -83,7 +78,6 @@ def random_options(chance: random.Random) -> TextOptions:
         filters=FilterSpec(min_chars=chance.choice([0, 9])),
         deduplicate=chance.random() < 0.8,
         output=OutputOptions(
-            shuffle=chance.choice([None, 1, 2]),
             shard_tokens=chance.choice([500, 100_000]),
             format=chance.choice(["indexed", "keyed"]),
         ),
@@ -126,20 +120,16 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "a limit": (
         runs.SFT + "mask: {unstable: last_turn}\nfilters: {max_records: 33, min_tokens: 20}\n"
         "output: {position_ids: continuous, shard_tokens: 900}\n",
-        {"deduplicate": True, "shuffle": 4},
+        {"deduplicate": True},
     ),
     "domains": (
         runs.SFT + "mask: {unstable: split}\n"
         "output: {format: keyed, domain_key: source, position_ids: continuous, shard_tokens: 2500}\n",
-        {"deduplicate": True, "shuffle": 1, "id_field": "id"},
-    ),
-    "domains in the order of the input": (
-        runs.SFT + "mask: {unstable: split}\noutput: {domain_key: source, shard_tokens: 1500}\n",
-        {"deduplicate": True},
+        {"deduplicate": True, "id_field": "id"},
     ),
     "a limit, all that is kept": (
         runs.SFT + "mask: {unstable: split}\nfilters: {max_records: 40}\noutput: {domain_key: source}\n",
-        {"shuffle": 9},
+        {},
     ),
 }
 
@@ -162,10 +152,9 @@ def test_recipes_as_in_a_local_run(case: str, tmp_path: Path) -> None:
     assert dropped.keys() >= {"duplicate"} or not options.get("deduplicate")
 
 
-BOTH = TextOptions(
+UNIQUE = TextOptions(
     tokens=TokenOptions(append_eod=True, backend="tokenizers"),
     deduplicate=True,
-    output=OutputOptions(shuffle=3),
     errors=ErrorOptions(on_error="skip"),
     task_bytes=3000,
     workers=1,
@@ -182,132 +171,73 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wanted(kit: Any, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("wanted") / "out"
-    prepare_text([inputs], output, tokenizer=kit.tokenizer, options=BOTH)
+    prepare_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     return faults.content(output)
 
 
 def planned(kit: Any, inputs: Path, output: Path, until: str, **changes: Any) -> Path:
-    """A planned run whose tasks are done up to the phase of this name."""
-    plan_text([inputs], output, tokenizer=kit.tokenizer, options=msgspec.structs.replace(BOTH, **changes))
-    while (phase := open_job(output).phase()) is not None and not phase.name.startswith(until):
+    """A planned run whose tasks are done up to the phase of this name; all of them, if it is empty."""
+    plan_text([inputs], output, tokenizer=kit.tokenizer, options=msgspec.structs.replace(UNIQUE, **changes))
+    while (phase := open_job(output).phase()) is not None and not (until and phase.name.startswith(until)):
         do_some(output)
-        open_job(output).advance(phase, Show())
     return output
-
-
-def counted(action: Callable[[], object]) -> Counter[str]:
-    """How many bytes the largest task of each kind loads; and ``in order``, what is read of pieces to commit them."""
-    most: Counter[str] = Counter()
-    loaded = 0
-    handle, read_piece = TextWorker.handle, faults.run.read_piece
-
-    def reading(read: Callable[[Path, int], Any]) -> Callable[[Path, int], Any]:
-        def read_counted(path: Path, part: int) -> Any:
-            nonlocal loaded
-            data = read(path, part)
-            loaded += data.size
-            return data
-
-        return read_counted
-
-    def handled(worker: TextWorker, order: Order) -> Any:
-        nonlocal loaded
-        loaded = 0
-        reply = handle(worker, order)
-        kind = type(order).__name__
-        most[kind] = max(most[kind], loaded)
-        return reply
-
-    def committed(path: Path) -> Any:
-        piece = read_piece(path)
-        most["in order"] += piece.size_bytes
-        return piece
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextWorker, "handle", handled)
-        patch.setattr(faults.run, "read_piece", committed)
-        for module in (buckets, duplicates):
-            patch.setattr(module, "read_part", reading(module.read_part))
-        action()
-    return most
 
 
 def test_what_a_task_loads_does_not_grow_with_the_input(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten times the input makes more buckets and ranges, not larger ones; nobody reads the documents in between."""
-    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 4000)
+    """Ten times the input makes more ranges, not larger ones."""
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 20_000)
+    most: list[int] = []
+    find = duplicates.DuplicateFinder.run
+
+    def counted(finder: duplicates.DuplicateFinder, order: FindTask) -> Done:
+        done = find(finder, order)
+        most[-1] = max(most[-1], done.read(tuple[int, int, int])[0])
+        return done
+
+    monkeypatch.setattr(duplicates.DuplicateFinder, "run", counted)
     chance = random.Random(1)
     words = [f"w{number}" for number in range(500)]
-    found: list[Counter[str]] = []
     for size in (150, 1500):
         lines = [json.dumps({"text": " ".join(chance.choices(words, k=30))}) for _ in range(size)]
         file, output = tmp_path / f"{size}.jsonl", tmp_path / f"{size}"
         file.write_text("\n".join([*lines, *lines[: size // 3], ""]))
-
-        def do(file: Path = file, output: Path = output) -> None:
-            planned(kit, file, output, "sort", task_bytes=10_000)
-            do_some(output)
-
-        most = counted(do)
+        most.append(0)
+        planned(kit, file, output, "", task_bytes=10_000)
         finish(output)
-        assert most["in order"] < (output / "text_document.bin").stat().st_size / 2
-        found.append(most)
-    small, large = found
-    assert small["SortTask"] > 0 < small["FindTask"]
-    assert large["SortTask"] < 2 * small["SortTask"]
-    assert large["FindTask"] < 3 * small["FindTask"]
+    small, large = most
+    assert 0 < large < 3 * small
 
 
 def test_phases_and_what_each_leaves(kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
-    output = planned(kit, inputs, tmp_path / "out", "sort")
-    state = load_state(output / WORK_NAME)
-    assert state is not None
-    assert (state.exchanges, state.is_found, state.seen) == (True, True, 0)
-    assert len(state.dealt) > 5
+    output = planned(kit, inputs, tmp_path / "out", "duplicates")
     phase = open_job(output).phase()
     assert phase is not None
-    assert phase.num_tasks == state.num_buckets > 4
+    assert phase.num_tasks > 4
+    planned(kit, inputs, output, "")
+    assert load_state(output / WORK_NAME) is None
     assert sorted(path.name.split("-")[1] for path in (output / WORK_NAME).glob("phase-*")) == ["duplicates", "encode"]
-    assert not list((output / WORK_NAME).rglob("*.bucket"))
     finish(output)
     assert faults.content(output) == wanted
 
 
-def test_processes_take_part_in_all_phases(
-    kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One numbers the documents, another one waits for it; one that a scheduler will end leaves that to others."""
+def test_processes_take_part_in_all_phases(kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
     output = planned(kit, inputs, tmp_path / "out", "encode")
-    take_part(open_job(output), Limits(end_s=time.time() + 3600), Show(), workers=1)
-    over = open_job(output).phase()
-    assert over is not None
-    assert over.name.startswith("duplicates"), "others have to begin with the sorting"
-    waited = []
-    claimed = ClaimedFolder(output / WORK_NAME, "busy")
-    claimed.claim()
-
-    def wait(seconds: float) -> None:
-        waited.append(seconds)
-        claimed.leave(lambda: None)
-
-    monkeypatch.setattr(executors, "time", SimpleNamespace(sleep=wait))
-    assert take_part(open_job(output), Limits(), Show(), workers=1) > 4
-    assert waited == [executors.REFRESH_S]
+    assert take_part(open_job(output), Limits(end_s=time.time() + 3600), Show(), workers=1) > 4
     assert open_job(output).phase() is None
     finish(output)
     assert faults.content(output) == wanted
 
 
-@pytest.mark.parametrize("until", ["encode", "duplicates", "sort"])
+@pytest.mark.parametrize("until", ["encode", "duplicates", ""])
 def test_a_local_run_goes_on_with_a_planned_one(
     kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path, until: str
 ) -> None:
     output = planned(kit, inputs, tmp_path / "out", until)
     do_some(output, most=4)
-    faults.run_killed(lambda: prepare_text([inputs], output, tokenizer=kit.tokenizer, options=BOTH), 200)
-    prepare_text([inputs], output, tokenizer=kit.tokenizer, options=BOTH)
+    faults.run_killed(lambda: prepare_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE), 200)
+    prepare_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     assert faults.content(output) == wanted
 
 
@@ -316,12 +246,12 @@ def test_a_local_run_that_was_killed_goes_on_as_a_planned_one(
     kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path, share: float
 ) -> None:
     def local(output: Path) -> Callable[[], object]:
-        return lambda: prepare_text([inputs], output, tokenizer=kit.tokenizer, options=BOTH)
+        return lambda: prepare_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
 
     moments = len(faults.list_changes(local(tmp_path / "count")))
     output = tmp_path / "out"
     faults.run_killed(local(output), int(share * moments))
-    plan_text([inputs], output, tokenizer=kit.tokenizer, options=BOTH)
+    plan_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     do_some(output, most=5)
     finish(output)
     assert faults.content(output) == wanted
@@ -330,37 +260,23 @@ def test_a_local_run_that_was_killed_goes_on_as_a_planned_one(
 def test_a_bad_record_and_then_a_plan_that_skips_it(
     kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path
 ) -> None:
-    output, stops = tmp_path / "out", msgspec.structs.replace(BOTH, errors=ErrorOptions())
+    output, stops = tmp_path / "out", msgspec.structs.replace(UNIQUE, errors=ErrorOptions())
     local = faults.error_of(lambda: prepare_text([inputs], tmp_path / "local", tokenizer=kit.tokenizer, options=stops))
     plan_text([inputs], output, tokenizer=kit.tokenizer, options=stops)
     # The local run has written nothing; tasks of the plan are done, and their work is kept.
     kept = str(local).replace("Nothing was written", f"What is done so far is kept in {output}/.headrace")
     assert str(faults.error_of(lambda: finish(output))) == kept != str(local)
-    plan_text([inputs], output, tokenizer=kit.tokenizer, options=BOTH)
+    plan_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     finish(output)
     assert faults.content(output) == wanted
 
 
-@pytest.mark.parametrize("lost", ["*.0.piece", "*.0.parts"])
-def test_pieces_and_parts_that_are_lost_are_made_again(
-    kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path, lost: str
-) -> None:
+def test_pieces_that_are_lost_are_made_again(kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
     output = planned(kit, inputs, tmp_path / "out", "duplicates")
     do_some(output)
-    for path in sorted(output.glob(f"{WORK_NAME}/phase-*/*/{lost}"))[::3]:
+    for path in sorted(output.glob(f"{WORK_NAME}/phase-*/*/*.0.piece"))[::3]:
         path.unlink()
     faults.run_killed(lambda: finish(output), 120)
-    finish(output)
-    assert faults.content(output) == wanted
-
-
-def test_sorted_pieces_that_are_lost_are_made_again(
-    kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path
-) -> None:
-    output = planned(kit, inputs, tmp_path / "out", "sort")
-    do_some(output)
-    for path in sorted(output.glob(f"{WORK_NAME}/phase-sort*/*/*.piece"))[::3]:
-        path.unlink()
     finish(output)
     assert faults.content(output) == wanted
 
@@ -368,7 +284,7 @@ def test_sorted_pieces_that_are_lost_are_made_again(
 def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: Path, tmp_path: Path) -> None:
     """What tasks before it have written is used to the end."""
     tokens = TokenOptions(append_eod=True, backend="fastokens")
-    options = msgspec.structs.replace(BOTH, tokens=tokens)
+    options = msgspec.structs.replace(UNIQUE, tokens=tokens)
     run = TextWork.run
 
     def wrong(work: TextWork, order: TextTask) -> Done:
@@ -379,11 +295,8 @@ def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: Path, tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TextWork, "run", wrong)
         prepare_text([inputs], tmp_path / "local", tokenizer=kit.tokenizer, options=options)
-        output = planned(kit, inputs, tmp_path / "out", "sort", tokens=tokens)
+        output = planned(kit, inputs, tmp_path / "out", "", tokens=tokens)
         names = [path.name for path in (output / WORK_NAME).glob("phase-encode-*")]
         assert sorted(name.rpartition("-")[2] for name in names) == ["fastokens", "tokenizers"]
-        state = load_state(output / WORK_NAME)
-        assert state is not None
-        assert len({Path(dealt.path).parts[0] for dealt in state.dealt}) == 2
         finish(output)
     assert faults.content(output) == faults.content(tmp_path / "local")

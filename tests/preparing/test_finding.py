@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace.preparing.exchange import duplicates
-from headrace.preparing.exchange.duplicates import (
+from headrace.preparing import duplicates
+from headrace.preparing.duplicates import (
     DuplicateFinder,
     FoundDuplicates,
     HashArray,
@@ -28,7 +28,7 @@ def find(folder: Path, pieces: list[HashArray], num_ranges: int) -> tuple[FoundD
     for number, hashes in enumerate(pieces):
         names.append(f"{number}.0.hashes")
         write_hashes(folder / names[-1], num_ranges, hashes)
-    finder = DuplicateFinder(folder, str(folder), names)
+    finder = DuplicateFinder(str(folder), [folder / name for name in names])
     loaded = [finder.run(FindTask(number)).read(tuple[int, int, int])[0] for number in range(num_ranges)]
     ranges = [duplicates_path(folder, number) for number in range(num_ranges)]
     return FoundDuplicates(ranges, names), names, loaded
@@ -62,6 +62,12 @@ def test_a_task_loads_the_hashes_of_its_range(tmp_path: Path) -> None:
     pieces = [np.concatenate((hashes, np.repeat(hashes[:1], 5000, axis=0))) for hashes in pieces]
     found, names, loaded = find(tmp_path, pieces, 16)
     total = 8 * 500
-    assert max(loaded) < 2 * total / 16 * 64, "of some 64 bytes for each"
-    assert sum(loaded) < total * 64
+    assert max(loaded) < 2 * total / 16 * 24, "24 bytes for each"
+    assert sum(loaded) == total * 24
     assert np.count_nonzero(found.is_new(names[7], pieces[7])) == 500
+
+
+def test_nothing_was_kept(tmp_path: Path) -> None:
+    found, names, loaded = find(tmp_path, [], 2)
+    assert (names, loaded) == ([], [0, 0])
+    assert found._pieces.size == 0

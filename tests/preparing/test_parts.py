@@ -1,4 +1,4 @@
-"""Files of parts: each reader gets the documents of its part, and nothing else, and notices any damage."""
+"""Files of parts: each reader gets the columns of its part, and nothing else, and notices any damage."""
 
 from __future__ import annotations
 
@@ -11,23 +11,13 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import OutputError
-from headrace.preparing.exchange.parts import NumberedDocuments, decode_frames, joined, parts_of, read_part, write_parts
-
-DTYPES = (np.dtype(np.uint16), np.dtype(np.int64))
+from headrace.preparing.duplicates import Columns, parts_of, read_part, write_parts
 
 
-def documents(seed: int, count: int) -> NumberedDocuments:
+def drawn(seed: int, count: int) -> Columns:
     rng = np.random.default_rng(seed)
     keys = np.sort(rng.integers(0, 1 << 64, count, np.uint64))
-    rows = []
-    for dtype in DTYPES:
-        lengths = rng.integers(0, 9, count)
-        rows.append((rng.integers(0, 60_000, int(lengths.sum())).astype(dtype), lengths))
-    return NumberedDocuments(keys, rng.permutation(count), rows)
-
-
-def content(frame: NumberedDocuments) -> list[list[int]]:
-    return [part.tolist() for part in (frame.keys, frame.numbers, *(array for row in frame.rows for array in row))]
+    return np.stack((keys, *rng.integers(0, 1 << 64, (2, count), np.uint64)))
 
 
 @settings(deadline=None, max_examples=cases(20, 200))
@@ -36,30 +26,23 @@ def test_what_is_read_is_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, bits: int
 ) -> None:
     path = tmp_path_factory.mktemp("parts") / "1.0.parts"
-    wanted, num_parts = documents(seed, count), 1 << bits
-    parts = parts_of(wanted.keys, num_parts)
+    wanted, num_parts = drawn(seed, count), 1 << bits
+    parts = parts_of(wanted[0], num_parts)
     write_parts(path, num_parts, parts, wanted)
-    frames, num_bytes = [], 8 * (num_parts + 1)
-    for part in range(num_parts):
-        data = read_part(path, part)
-        num_bytes += data.size
-        of_part = list(decode_frames(data, DTYPES, path))
-        assert sum(len(frame.keys) for frame in of_part) == np.count_nonzero(parts == part)
-        frames += of_part
-    assert content(joined(frames, DTYPES)) == content(wanted)
-    assert num_bytes == path.stat().st_size
+    found = [read_part(path, part, 3) for part in range(num_parts)]
+    assert [columns.shape[1] for columns in found] == np.bincount(parts, minlength=num_parts).tolist()
+    assert np.array_equal(np.concatenate(found, axis=1), wanted)
+    assert path.stat().st_size == 8 * (num_parts + 1) + sum(8 + columns.nbytes for columns in found)
     assert [name.name for name in path.parent.iterdir()] == [path.name]
 
 
 def read_all(path: Path, num_parts: int) -> int:
-    return sum(
-        len(frame.keys) for part in range(num_parts) for frame in decode_frames(read_part(path, part), DTYPES, path)
-    )
+    return sum(read_part(path, part, 3).shape[1] for part in range(num_parts))
 
 
 def test_any_damage_is_noticed(tmp_path: Path) -> None:
-    path, written = tmp_path / "1.0.parts", documents(3, 12)
-    write_parts(path, 4, parts_of(written.keys, 4), written)
+    path, written = tmp_path / "1.0.parts", drawn(3, 12)
+    write_parts(path, 4, parts_of(written[0], 4), written)
     data = path.read_bytes()
     assert read_all(path, 4) == 12
     for at in range(len(data)):
@@ -72,12 +55,12 @@ def test_any_damage_is_noticed(tmp_path: Path) -> None:
             read_all(path, 4)
     path.write_bytes(bytes(len(data)))  # as after a loss of power
     with pytest.raises(OutputError, match=r"1\.0\.parts: a part is damaged: it was cut short"):
-        read_part(path, 2)
+        read_part(path, 2, 3)
     path.unlink()
     with pytest.raises(OutputError, match=r"1\.0\.parts: cannot read: No such file"):
-        read_part(path, 2)
+        read_part(path, 2, 3)
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"1\.0\.parts: cannot write: No such file"):
-        write_parts(tmp_path / "none" / "1.0.parts", 1, np.zeros(3, np.int64), documents(1, 3))
+        write_parts(tmp_path / "none" / "1.0.parts", 1, np.zeros(3, np.int64), drawn(1, 3))

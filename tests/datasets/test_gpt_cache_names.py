@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,20 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace.errors import ConfigError, StoreError
-from headrace.plan.megatron.caches import (
-    BlendFacts,
+from headrace.compat.megatron.caches import (
     CacheDescription,
     GPTFacts,
-    blend_facts,
     describe_blend,
     describe_gpt,
     gpt_facts,
-    parse_description,
+    read_description,
     split_matrix,
 )
+from headrace.errors import ConfigError, StoreError
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "megatron_cache" / "cache"
+GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache" / "cache"
 DESCRIPTIONS = sorted(GOLDEN.glob("*-description.txt"))
 FACTS: dict[str, Any] = {
     "dataset_path": "data/web",
@@ -38,16 +37,22 @@ FACTS: dict[str, Any] = {
 TOKENIZER = {"class": "Tüte", "tokenizer_path": ["a", "b"], "n": "1"}
 
 
+def written(description: CacheDescription, folder: Path) -> str:
+    path = folder / description.file_name("description.txt")
+    path.write_text(description.text)
+    return str(path)
+
+
 @pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda path: path.name[:8])
 def test_megatrons_own(path: Path) -> None:
     text = path.read_text()
-    found = parse_description(text, str(path))
+    found = read_description(str(path))
     assert (found.text, found.file_name("description.txt"), found.era) == (text, path.name, "core")
     if found.is_blend:
-        facts = blend_facts(found, str(path))
-        members = [CacheDescription(identifiers=each) for each in facts.datasets]
+        members = [CacheDescription(identifiers=each) for each in found.identifiers["datasets"]]
         assert all((GOLDEN / member.file_name("description.txt")).exists() for member in members)
-        made = describe_blend(members, part=found.part, weights=facts.weights, size=facts.size)
+        weights, size = found.identifiers["weights"], found.identifiers["size"]
+        made = describe_blend(members, part=found.part, weights=weights, size=size)
     else:
         made = describe_gpt(gpt_facts(found, str(path)), tokenizer=TOKENIZER)
     assert made.text == text
@@ -69,7 +74,7 @@ def test_the_text() -> None:
     assert made.file_name("x.npy") == f"{hashlib.md5(text.encode()).hexdigest()}-GPTDataset-train-x.npy"
 
 
-def test_older_eras() -> None:
+def test_older_eras(tmp_path: Path) -> None:
     """The keys and names of the tags core_v0.4.0 to core_v0.6.0, by their source."""
     old = describe_gpt(GPTFacts(**FACTS), tokenizer=None, era="core_v0.4")
     assert list(old.identifiers) == [
@@ -83,8 +88,7 @@ def test_older_eras() -> None:
         blend = describe_blend([each, each], part="train", weights=[0.5, 0.5], size=9)
         assert list(blend.identifiers) == ["class", "datasets", "weights", "size"]
         for made in (each, blend):
-            name = f"some/folder/{made.file_name('description.txt')}"
-            assert parse_description(made.text, name) == made
+            assert read_description(written(made, tmp_path)) == made
     assert gpt_facts(old, "") == gpt_facts(middle, "") == GPTFacts(**FACTS)
 
 
@@ -105,12 +109,12 @@ def test_older_eras() -> None:
 )
 def test_what_is_described_is_read_back(facts: dict[str, Any], era: Any, tokenizer: dict[str, Any]) -> None:
     made = describe_gpt(GPTFacts(**facts), tokenizer=None if era == "core_v0.4" else tokenizer, era=era)
-    found = parse_description(made.text, made.file_name("description.txt"))
+    blend = describe_blend([made], part=facts["index_split"], weights=[3], size=None)
+    with TemporaryDirectory() as folder:
+        found = read_description(written(made, Path(folder)))
+        assert read_description(written(blend, Path(folder))) == blend
     assert found == made
     assert gpt_facts(found, "") == GPTFacts(**facts)
-    blend = describe_blend([made], part=facts["index_split"], weights=[3], size=None)
-    again = blend_facts(parse_description(blend.text, blend.file_name("description.txt")), "")
-    assert again == BlendFacts(datasets=[made.identifiers], weights=[3], size=None)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +148,10 @@ def renamed(text: str, kind: str = "GPTDataset", part: str = "-train") -> tuple[
         (*renamed(GOOD.text, part="-valid"), "by its content, its name should be .*-GPTDataset-train-description.txt"),
     ],
 )
-def test_descriptions_that_are_none(text: str, name: str, message: str) -> None:
+def test_descriptions_that_are_none(tmp_path: Path, text: str, name: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
     with pytest.raises(StoreError, match=message):
-        parse_description(text, f"cache/{name}")
+        read_description(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("change", [{"num_samples": "3"}, {"index_split": "dev"}, {"random_seed": 1.5}])
@@ -156,12 +161,6 @@ def test_facts_of_another_type(change: dict[str, Any]) -> None:
         gpt_facts(bad, "at")
     with pytest.raises(StoreError, match="sequence_length"):
         gpt_facts(CacheDescription(identifiers={**FACTS, "class": "x", "sequence_length": None}), "at")
-
-
-def test_a_blend_without_a_weight_for_each() -> None:
-    blend = describe_blend([GOOD, GOOD], part="train", weights=[1.0], size=3)
-    with pytest.raises(StoreError, match="at: there are 2 datasets but 1 weights"):
-        blend_facts(blend, "at")
 
 
 def test_an_unknown_era() -> None:

@@ -13,14 +13,23 @@ constructs it.
 
 In a planned run the hashes are shared out instead: the task that encodes a piece writes them beside it, sorted; a task
 for each range of hashes finds which documents are duplicates of earlier ones (`DuplicateFinder`); and the process that
-commits the pieces reads what was found (`FoundDuplicates`).
+commits the pieces reads what was found (`FoundDuplicates`). All of these files are files of parts: each is written
+whole, by one task, and each reader needs two short reads of it, whatever its size:
+
+    uint64 x (parts + 1)    where each part begins, and where the last one ends
+    parts                   xxh3_64 of the rest, then the columns of the part, (n,) uint64 each
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Final
 
 import numpy as np
@@ -28,19 +37,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.engine.serving import Done
-from headrace.errors import InputError, StoreError
+from headrace.errors import InputError, OutputError, StoreError
+from headrace.io import Reader, output_errors, write_all
 from headrace.preparing.columns import Column, IntArray, Rows
-from headrace.preparing.exchange.parts import (
-    NumberedDocuments,
-    at,
-    decode_frames,
-    for_each,
-    joined,
-    parts_of,
-    read_part,
-    write_parts,
-)
 from headrace.preparing.messages import FindTask
+
+DAMAGED: Final = "the machine may have lost power. Run again with --restart"
 
 HashArray = NDArray[np.uint64]
 """(n, 2) uint64: the high and low half of each 128-bit hash."""
@@ -274,10 +276,95 @@ def _lower_bounds(run: HashArray, hashes: HashArray, begins: IntArray, ends: Int
     return begins
 
 
+READS_AT_ONCE: Final = 32
 BLOCK_PIECES = 256
 """Pieces whose duplicates are loaded at a time."""
 
-_HASH_DTYPES: Final = (np.dtype(np.uint64),)
+Columns = NDArray[np.uint64]
+"""(columns, n) uint64: what a part holds of n documents."""
+
+
+def parts_of(keys: NDArray[np.uint64], num_parts: int) -> IntArray:
+    """(n,) the part of each key if a power of two of parts share all keys by their high bits."""
+    if num_parts == 1:
+        return np.zeros(len(keys), np.int64)
+    return (keys >> np.uint64(64 - (num_parts.bit_length() - 1))).astype(np.int64)
+
+
+def write_parts(path: Path, num_parts: int, parts: IntArray, columns: Columns) -> None:
+    """Write a file of parts, which appears whole or not at all. It is not synced.
+
+    Args:
+        path: the file.
+        num_parts: how many parts it has.
+        parts: (n,) ascending, the part of each document.
+        columns: (columns, n) what is written of the documents.
+
+    Raises:
+        OutputError: the system refuses a write.
+    """
+    edges = np.searchsorted(parts, np.arange(num_parts + 1)).tolist()
+    bodies = [columns[:, first:last].tobytes() for first, last in itertools.pairwise(edges)]
+    bodies = [xxhash.xxh3_64_intdigest(body).to_bytes(8, sys.byteorder) + body for body in bodies]
+    begins = np.cumsum([8 * (num_parts + 1), *map(len, bodies)], dtype=np.uint64)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            write_all(file.write, b"".join([begins.tobytes(), *bodies]))
+        temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(f"{path}: cannot write: {error.strerror or error}") from error
+
+
+def read_part(place: Path | str, part: int, num_columns: int) -> Columns:
+    """Read one part of a file, or of the object at a URL: (``num_columns``, n), as they were written.
+
+    Raises:
+        OutputError: the file cannot be read, or is not as it was written.
+        StoreError: the object cannot be read.
+    """
+    data = _part_at(place, part)
+    if data.size < 8 or xxhash.xxh3_64_intdigest(data[8:].data) != int(data[:8].view(np.uint64)[0]):
+        raise OutputError(f"{place}: a part is damaged; {DAMAGED}")
+    return data[8:].view(np.uint64).reshape(num_columns, -1)
+
+
+def _part_at(place: Path | str, part: int) -> NDArray[np.uint8]:
+    if isinstance(place, str):
+        begin, end = _bytes_at(place, 8 * part, 16).view(np.uint64).tolist()
+        return _bytes_at(place, begin, end - begin)
+    with output_errors(place, "read"), place.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(8 * part)
+        bounds = np.fromfile(file, np.uint64, 2).tolist()
+        if len(bounds) == 2 and 0 < bounds[0] <= bounds[1] <= size:
+            file.seek(bounds[0])
+            return np.fromfile(file, np.uint8, bounds[1] - bounds[0])
+    raise OutputError(f"{place}: a part is damaged: it was cut short; {DAMAGED}")
+
+
+def _bytes_at(url: str, offset: int, length: int) -> NDArray[np.uint8]:
+    try:
+        return _objects().read_ranges(url, np.array([offset]), np.array([length]))
+    except FileNotFoundError:
+        raise StoreError(f"{url}: is not there any more") from None
+
+
+@functools.cache
+def _objects() -> Reader:
+    """Return what reads objects in this process, as its environment says; it is loaded when the first URL comes."""
+    made: Reader = resolve_name("headrace.io.objects:ObjectReader")()
+    return made
+
+
+def _read_parts(places: Sequence[Path | str], part: int, num_columns: int) -> Iterator[Columns]:
+    """Yield the same part of each file, in their order; of objects, many are read at the same time."""
+    if all(isinstance(place, Path) for place in places):
+        yield from (read_part(place, part, num_columns) for place in places)
+        return
+    with ThreadPoolExecutor(READS_AT_ONCE) as threads:
+        yield from threads.map(lambda place: read_part(place, part, num_columns), places)
 
 
 def write_hashes(path: Path, num_ranges: int, hashes: HashArray) -> None:
@@ -288,23 +375,21 @@ def write_hashes(path: Path, num_ranges: int, hashes: HashArray) -> None:
     """
     first = first_of_each(hashes)
     high, low = hashes[first].T
-    write_parts(
-        path,
-        num_ranges,
-        parts_of(high, num_ranges),
-        NumberedDocuments(high, first, [(low, np.ones(len(low), np.int64))]),
-    )
+    write_parts(path, num_ranges, parts_of(high, num_ranges), np.stack((high, first.astype(np.uint64), low)))
 
 
 class DuplicateFinder:
     """Finds the duplicates among the hashes of a range, in a worker. Memory: about 120 bytes for each hash.
 
-    The result is a file of parts: part k tells of the pieces from 256 k on. The keys are the numbers of pieces, and the
-    numbers are the documents in these that have the same text as a document of an earlier piece.
+    The result is a file of parts: part k tells of the pieces from 256 k on. It holds the numbers of pieces, and the
+    documents in these that have the same text as a document of an earlier piece.
+
+    Args:
+        folder: where to put the results.
+        hashes: the files, or the URLs, of the hashes of all pieces, in their order.
     """
 
-    def __init__(self, work: Path | str, folder: str, hashes: Sequence[str]) -> None:
-        self._work = work
+    def __init__(self, folder: str, hashes: Sequence[Path | str]) -> None:
         self._folder = folder
         self._hashes = hashes
 
@@ -314,26 +399,19 @@ class DuplicateFinder:
         Raises:
             OutputError: a file of hashes is damaged or cannot be read, or the result cannot be written.
         """
-        frames: list[NumberedDocuments] = []
-        pieces: list[IntArray] = []
-        size = 0
-        read = for_each(self._work, lambda name: read_part(at(self._work, name), order.range), self._hashes)
-        for piece, (name, data) in enumerate(zip(self._hashes, read, strict=True)):
-            size += data.size
-            for frame in decode_frames(data, _HASH_DTYPES, at(self._work, name)):
-                frames.append(frame)
-                pieces.append(np.full(len(frame.keys), piece, np.int64))
-        high, documents, ((low, _),) = joined(frames, _HASH_DTYPES)
+        found = list(_read_parts(self._hashes, order.range, 3))
+        high, documents, low = np.concatenate([np.zeros((3, 0), np.uint64), *found], axis=1)
+        pieces = np.repeat(np.arange(len(found)), [columns.shape[1] for columns in found])
         is_later = np.ones(len(high), np.bool_)
         is_later[first_of_each(np.stack((high, low), axis=1))] = False
-        where = np.concatenate([np.zeros(0, np.int64), *pieces])[is_later]
+        where = pieces[is_later]
         write_parts(
             duplicates_path(self._folder, order.range),
             -(-len(self._hashes) // BLOCK_PIECES),
             where // BLOCK_PIECES,
-            NumberedDocuments(where.astype(np.uint64), documents[is_later], []),
+            np.stack((where.astype(np.uint64), documents[is_later])),
         )
-        return Done.of(order.range, (size, len(high), 0))
+        return Done.of(order.range, (sum(columns.nbytes for columns in found), len(high), 0))
 
 
 def duplicates_path(folder: str | Path, number: int) -> Path:
@@ -346,7 +424,7 @@ class FoundDuplicates:
 
     Args:
         ranges: the files, or the URLs, of what was found in each range; there is at least one.
-        hashes: the names of the files of hashes, as the finders had them.
+        hashes: the names of the files of hashes, in the order that the finders had.
     """
 
     def __init__(self, ranges: Sequence[Path | str], hashes: Sequence[str]) -> None:
@@ -372,9 +450,6 @@ class FoundDuplicates:
         return found
 
     def _load(self, block: int) -> None:
-        read = for_each(self._ranges[0], lambda path: read_part(path, block), self._ranges)
-        found = zip(self._ranges, read, strict=True)
-        frames = [frame for path, data in found for frame in decode_frames(data, (), path)]
-        pieces, documents, _ = joined(frames, ())
+        pieces, documents = np.concatenate(list(_read_parts(self._ranges, block, 2)), axis=1).astype(np.int64)
         order = np.argsort(pieces, kind="stable")
-        self._pieces, self._documents, self._block = pieces[order].astype(np.int64), documents[order], block
+        self._pieces, self._documents, self._block = pieces[order], documents[order], block
