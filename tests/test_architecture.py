@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "_version": set(),
     "__main__": {"cli"},
     "io": {"errors"},
-    "cache": {"io", "plan", "config", "errors"},
+    "cache": {"io", "config", "errors"},
     "engine": {"io", "errors"},
     "stores": {"io", "config", "errors"},
     "plan": {"config", "errors"},

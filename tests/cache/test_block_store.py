@@ -1,4 +1,4 @@
-"""The folder of a cache: what it keeps, against the plan; what survives kills, torn files and full disks."""
+"""The folder of a cache: what it keeps, and what goes; what survives kills, torn files and full disks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ import killing
 from headrace.cache import BlockStore
 from headrace.cache import block_store as module
 from headrace.cache import process as process_module
-from headrace.cache.eviction import NEVER, PlannedBlock, Policy, Wanted, block_name
 from headrace.cache.folder import FOLDER_NAME
 from headrace.cache.process import CacheProcess, IndexFullError
+from headrace.cache.transaction import CacheBlock, block_name
 from headrace.errors import ConfigError, OutputError, StoreError
-from headrace.plan.caching import next_uses, simulate
 
 BLOCK = 64
 
@@ -39,97 +38,96 @@ def bytes_of(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, BLOCK, dtype=np.uint8)
 
 
-def make(folder: Path, *, blocks: int = 4, policy: Policy = "plan") -> BlockStore:
-    return BlockStore(folder / "cache", limit_bytes=blocks * BLOCK, block_bytes=BLOCK, policy=policy)
+def make(folder: Path, *, blocks: int = 4) -> BlockStore:
+    return BlockStore(folder / "cache", limit_bytes=blocks * BLOCK, block_bytes=BLOCK)
 
 
 def read(store: BlockStore, number: int) -> bool:
     """Whether a block is there, with the bytes that it must have."""
     out = np.zeros(BLOCK, np.uint8)
-    is_there = store.read(Wanted(name_of(number), BLOCK, 0, BLOCK), [(0, out.data)])
+    is_there = store.read(name_of(number), [(0, out.data)])
     assert not is_there or (out == bytes_of(number)).all()
     return is_there
 
 
-def claimed(store: BlockStore, number: int) -> str:
-    return store.claim([Wanted(name_of(number), BLOCK, 0, BLOCK)])[0].who
+def claimed(store: BlockStore, number: int, label: str | None = "web") -> str:
+    return store.claim([CacheBlock(name_of(number), BLOCK, label)])[0]
 
 
 def put(store: BlockStore, number: int) -> bool:
-    return store.put(name_of(number), BLOCK, 0, bytes_of(number))
+    return store.put(name_of(number), bytes_of(number))
 
 
-def fetch(store: BlockStore, number: int) -> str:
-    claim = claimed(store, number)
+def fetch(store: BlockStore, number: int, label: str | None = "web") -> str:
+    claim = claimed(store, number, label)
     if claim == "ours":
         put(store, number)
     return claim
 
 
-def plan(store: BlockStore, run: str, step: int, step_s: float, next_uses: dict[int, int]) -> None:
-    """Plan a span that uses whole blocks, after the one before was read."""
-    blocks = [
-        PlannedBlock(Wanted(name_of(number), BLOCK, 0, BLOCK), use, lambda _: (0, BLOCK))
-        for number, use in next_uses.items()
-    ]
-    span = store.next_span()
-    store.plan(run, step, step_s, span=span, blocks=blocks, done=[span - 1])
-
-
 @given(st.lists(st.integers(0, 7), max_size=30), st.integers(1, 4))
-def test_the_hits_are_those_of_the_plan(blocks: list[int], capacity: int) -> None:
-    array = np.array(blocks, dtype=np.int64)
-    later = next_uses(array)
+def test_the_first_blocks_are_kept(blocks: list[int], capacity: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = make(Path(folder), blocks=capacity)
+        store.use("web")
         hits = []
-        for step, (block, use) in enumerate(zip(blocks, later.tolist(), strict=True)):
-            plan(store, "run", step, 1.0, {block: NEVER if use == len(blocks) else use})
+        for block in blocks:
             hits.append(read(store, block))
             if not hits[-1]:
                 fetch(store, block)
             assert store.content().num_bytes <= store.limit_bytes
-    assert hits == simulate(array, capacity, "plan").is_hit.tolist()
+    kept = list(dict.fromkeys(blocks))[:capacity]
+    assert hits == [block in kept and block in blocks[:at] for at, block in enumerate(blocks)]
 
 
-@given(st.lists(st.integers(0, 7), max_size=20), st.integers(1, 4))
-def test_pinned_blocks_are_the_first(blocks: list[int], capacity: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        store = make(Path(folder), blocks=capacity, policy="pin")
-        hits = [read(store, block) or fetch(store, block) == "never" for block in blocks]
-    assert hits == simulate(np.array(blocks, dtype=np.int64), capacity, "pin").is_hit.tolist()
-
-
-def test_blocks_that_nobody_knows_go_first(tmp_path: Path) -> None:
+def test_blocks_that_no_living_process_reads_make_room(tmp_path: Path) -> None:
+    old = make(tmp_path, blocks=2)
+    old.use("old")
+    assert [fetch(old, number, "old") for number in (1, 2)] == ["ours", "ours"]
     store = make(tmp_path, blocks=2)
-    assert fetch(store, 1) == "ours"
-    plan(store, "run", 0, 1.0, {2: 5})
-    assert fetch(store, 2) == "ours"
-    assert fetch(store, 3) == "bypass", "it is not known when it is used, so nothing goes for it"
-    plan(store, "run", 1, 1.0, {4: 9})
-    assert fetch(store, 4) == "ours"
-    assert [read(store, one) for one in (1, 2, 4)] == [False, True, True]
-    plan(store, "run", 2, 1.0, {6: 20})
-    assert fetch(store, 6) == "bypass"
+    store.use("new")
+    assert fetch(store, 3, "new") == "bypass", "the other one may still read both"
+    old.use_none()
+    assert fetch(store, 4, None) == "bypass", "its home is elsewhere, so nothing goes for it"
+    assert fetch(store, 3, "new") == "ours"
+    assert [read(store, number) for number in (1, 2, 3)].count(True) == 2
+    assert fetch(store, 4, "new") == "ours"
+    assert [read(store, number) for number in (1, 2, 3, 4)] == [False, False, True, True]
+    assert fetch(store, 5, "new") == "bypass"
+    assert store.stats.evicted_blocks == 2
+    assert store.content().num_bytes == 2 * BLOCK
 
 
-def test_two_runs_are_compared_by_their_pace(tmp_path: Path) -> None:
-    store, other = make(tmp_path, blocks=2), make(tmp_path, blocks=2)
-    plan(store, "slow", 0, 10.0, {1: 3})
-    assert fetch(store, 1) == "ours"
-    plan(other, "fast", 0, 0.1, {2: 50})
-    assert fetch(other, 2) == "ours"
-    # In 5 s, in 30 s, and now one in 20 s: the slow run's block goes.
-    plan(other, "fast", 0, 0.1, {3: 200})
-    assert fetch(other, 3) == "ours"
+def test_a_dead_process_keeps_no_blocks(tmp_path: Path) -> None:
+    """Until somebody else needs the room, they stay: for the run that is started again."""
+
+    def work() -> None:
+        store = make(tmp_path, blocks=2)
+        store.use("old")
+        fetch(store, 1, "old")
+        fetch(store, 2, "old")
+
+    assert killing.run(work, moment=1000)
+    store = make(tmp_path, blocks=2)
+    assert [read(store, number) for number in (1, 2)] == [True, True]
+    store.use("new")
+    assert fetch(store, 3, "new") == "ours"
     assert store.content().blocks == 2
-    assert [read(store, one) for one in (1, 2, 3)] == [True, True, True], "its reader is not done yet"
-    store.finish([0])
-    assert [read(store, one) for one in (1, 2, 3)] == [False, True, True]
+
+
+def test_a_process_that_is_killed_keeps_its_claims_no_longer(tmp_path: Path) -> None:
+    dead = make(tmp_path, blocks=1)
+    assert claimed(dead, 1) == "ours"
+    for process in dead._processes.values():
+        process.leave()
+    store = make(tmp_path, blocks=1)
+    assert not store.is_being_fetched(name_of(1))
+    assert fetch(store, 1) == "ours"
+    assert read(store, 1)
 
 
 def test_a_block_that_another_fetches_is_waited_for(tmp_path: Path) -> None:
-    store, other = make(tmp_path, policy="pin"), make(tmp_path, policy="pin")
+    store, other = make(tmp_path), make(tmp_path)
     assert claimed(store, 1) == "ours"
     assert claimed(other, 1) == "theirs"
     assert claimed(store, 1) == "theirs", "as another thread of the same process"
@@ -150,13 +148,15 @@ def test_killed_at_any_moment(tmp_path: Path, moment: int) -> None:
     def work() -> None:
         store = make(tmp_path, blocks=2)
         for number in range(4):
-            plan(store, "run", number, 1.0, {number: 10 - number})
+            # Two blocks fit, and the last two take their place.
+            store.use_none()
+            store.use(str(number // 2))
             if not read(store, number):
-                fetch(store, number)
+                fetch(store, number, str(number // 2))
 
     is_whole = killing.run(work, moment=moment)
     store = make(tmp_path, blocks=2)
-    assert store.content().runs == 0
+    assert store.content().readers == 0
     for number in range(4):
         if not read(store, number):
             fetch(store, number)
@@ -171,11 +171,11 @@ def test_killed_at_any_moment(tmp_path: Path, moment: int) -> None:
 
 
 def test_torn_and_changed_files_are_fetched_again(tmp_path: Path) -> None:
-    store = make(tmp_path, policy="pin")
+    store = make(tmp_path)
     for number in range(3):
         fetch(store, number)
-    paths = [store._path(name_of(number)) for number in range(3)]
-    fresh = make(tmp_path, policy="pin")
+    paths = [store._process().path(name_of(number)) for number in range(3)]
+    fresh = make(tmp_path)
     os.truncate(paths[0], BLOCK // 2)
     assert [read(fresh, number) for number in range(3)] == [False, True, True]
     assert fresh.stats.torn_blocks == 1
@@ -184,10 +184,10 @@ def test_torn_and_changed_files_are_fetched_again(tmp_path: Path) -> None:
     changed[5] ^= 1
     paths[1].write_bytes(changed)
     paths[2].unlink()
-    found = list(make(tmp_path, policy="pin").verify())
+    found = list(make(tmp_path).verify())
     assert sorted(line.partition(": ")[2].partition(":")[0] for line in found) == ["damaged", "missing"]
-    assert list(make(tmp_path, policy="pin").verify()) == []
-    assert fetch(make(tmp_path, policy="pin"), 1) == "ours"
+    assert list(make(tmp_path).verify()) == []
+    assert fetch(make(tmp_path), 1) == "ours"
 
 
 def flip(path: Path, at: int) -> None:
@@ -203,65 +203,36 @@ def flip(path: Path, at: int) -> None:
 def test_a_block_is_compared_with_its_hash_before_its_first_byte_is_used(
     tmp_path: Path, wanted: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = make(tmp_path, policy="pin")
+    store = make(tmp_path)
     fetch(store, 1)
-    path = store._path(name_of(1))
+    path = store._process().path(name_of(1))
     flip(path, 40)
-    fresh = make(tmp_path, policy="pin")
+    fresh = make(tmp_path)
     out = np.zeros(wanted[1] - wanted[0], np.uint8)
-    assert not fresh.read(Wanted(name_of(1), BLOCK, *wanted), [(wanted[0], out.data)])
+    assert not fresh.read(name_of(1), [(wanted[0], out.data)])
     assert not out.any()
     assert fresh.stats.torn_blocks == 1
     assert "1 damaged blocks fetched again" in fresh.stats.describe()
     assert f"{path}: the file of a block is damaged; it is removed, and fetched again" in caplog.text
     assert fetch(fresh, 1) == "ours"
     assert read(fresh, 1)
-    assert read(make(tmp_path, policy="pin"), 1)
-
-
-def test_a_part_of_a_block_is_compared_too(tmp_path: Path) -> None:
-    """The index cannot be wrong about where the part begins, either."""
-    wanted = Wanted(name_of(1), BLOCK, 16, 48)
-    out = np.zeros(32, np.uint8)
-
-    def kept() -> Path:
-        store = make(tmp_path, blocks=1)
-        # Without room for all of a block only what is read of it is kept.
-        plan(store, "run", 0, 1.0, {2: 50})
-        assert fetch(store, 2) == "ours"
-        part = PlannedBlock(wanted, 5, lambda _: (16, 48))
-        store.plan("run", 0, 1.0, span=store.next_span(), blocks=[part], done=[0])
-        assert not store.read(wanted, [(16, out.data)])
-        assert store.claim([wanted]) == [("ours", 16, 48)]
-        assert store.put(name_of(1), BLOCK, 16, bytes_of(1)[16:48])
-        assert store.read(wanted, [(16, out.data)])
-        assert (out == bytes_of(1)[16:48]).all()
-        return store._path(f"{name_of(1)}@16-48")
-
-    flip(kept(), 3)
-    assert not make(tmp_path).read(wanted, [(16, out.data)])
-    kept()
-    with sqlite3.connect(tmp_path / "cache" / "index.sqlite") as index:
-        index.execute("UPDATE blocks SET first = 8, bytes = 40")
-    out[:] = 0
-    assert not make(tmp_path).read(wanted, [(16, out.data)])
-    assert not out.any()
+    assert read(make(tmp_path), 1)
 
 
 def test_a_block_is_compared_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch(make(tmp_path, policy="pin"), 1)
+    fetch(make(tmp_path), 1)
     monkeypatch.setattr(process_module, "_OPEN_BLOCKS", 1)
     compared = []
     digest = process_module._digest
     monkeypatch.setattr(process_module, "_digest", lambda block: compared.append(1) or digest(block))
-    store = make(tmp_path, policy="pin")
+    store = make(tmp_path)
     fetch(store, 2)
     for _ in range(3):
         assert read(store, 1)
         assert read(store, 2)
     assert len(compared) == 1, "the other one was written by this process"
     # Another process has found it damaged, and written it anew.
-    path = store._path(name_of(1))
+    path = store._process().path(name_of(1))
     (tmp_path / "new").write_bytes(path.read_bytes())
     (tmp_path / "new").rename(path)
     assert read(store, 1)
@@ -272,7 +243,7 @@ def test_a_block_is_compared_once_in_a_process(tmp_path: Path, monkeypatch: pyte
 def test_a_damaged_index_is_named_and_the_run_goes_on_without_the_cache(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = make(tmp_path, policy="pin")
+    store = make(tmp_path)
     fetch(store, 1)
     index = tmp_path / "cache" / "index.sqlite"
     if damage == "later":
@@ -282,7 +253,7 @@ def test_a_damaged_index_is_named_and_the_run_goes_on_without_the_cache(
         with contextlib.closing(sqlite3.connect(index)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         whole = index.read_bytes()
-        store = make(tmp_path, policy="pin")
+        store = make(tmp_path)
         for left in (tmp_path / "cache").glob("index.sqlite*"):
             left.unlink()
         if damage == "another database":
@@ -293,8 +264,8 @@ def test_a_damaged_index_is_named_and_the_run_goes_on_without_the_cache(
             index.write_bytes(damaged.get(damage, b"no database at all " * 300))
         assert not read(store, 1)
     assert claimed(store, 2) == "bypass"
-    plan(store, "run", 0, 1.0, {2: 5})
-    store.finish([0])
+    store.use("web")
+    store.use_none()
     assert not read(store, 2)
     assert claimed(store, 2) == "bypass"
     assert caplog.text.count("index.sqlite: the index of the cache cannot be used: ") == 1
@@ -309,7 +280,7 @@ def test_a_damaged_index_is_named_and_the_run_goes_on_without_the_cache(
 
 def test_a_disk_that_has_no_room_for_the_index_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block whose entry could not be written is read nevertheless, and one that was given up is fetched again."""
-    store = make(tmp_path, policy="pin")
+    store = make(tmp_path)
     assert fetch(store, 0) == "ours"
     assert claimed(store, 1) == claimed(store, 2) == "ours"
 
@@ -336,7 +307,7 @@ def test_a_disk_that_has_no_room_for_the_index_is_survived(tmp_path: Path, monke
 
 
 def test_a_full_disk_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = make(tmp_path, policy="pin")
+    store = make(tmp_path)
     fetch(store, 0)
 
     def full(*_: object) -> int:
@@ -369,14 +340,14 @@ def test_only_what_is_its_own_is_removed(tmp_path: Path) -> None:
     assert own.read_text() == "kept"
     assert store.content().blocks == 0
     with pytest.raises(ConfigError, match=r"holds blocks of 64 bytes, and 32 are asked for: use block=64"):
-        BlockStore(tmp_path / "cache", limit_bytes=640, block_bytes=32, policy="pin")
+        BlockStore(tmp_path / "cache", limit_bytes=640, block_bytes=32)
     (tmp_path / "cache" / FOLDER_NAME).write_text("{")
     with pytest.raises(ConfigError, match="damaged, or of another version"):
         make(tmp_path)
 
 
 def test_it_is_usable_in_a_process_that_was_forked(tmp_path: Path) -> None:
-    store = make(tmp_path, policy="pin")
+    store = make(tmp_path)
     fetch(store, 0)
 
     def work() -> None:
@@ -398,7 +369,7 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
 def _enters(folder: Path, together: Barrier) -> None:
     try:
         for number in range(20):
-            store = BlockStore(folder / str(number), limit_bytes=1 << 20, block_bytes=64, policy="plan")
+            store = BlockStore(folder / str(number), limit_bytes=1 << 20, block_bytes=64)
             together.wait()
             store.content()
     except BaseException:

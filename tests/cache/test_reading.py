@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from click.testing import CliRunner
 import headrace
 from children import results_of
 from headrace.cache import Cache, CachedReader, CacheStats, check_cache, clear_cache, describe_cache
-from headrace.cache.eviction import Wanted, block_name
+from headrace.cache.transaction import CacheBlock, block_name
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.io import FilePool, MmapReader, PreadReader, Reader
@@ -59,7 +58,7 @@ def test_each_block_is_fetched_once_and_counted(tmp_path: Path, data: np.ndarray
 
 
 def test_what_is_not_kept_is_fetched_as_far_as_it_is_read(tmp_path: Path, data: np.ndarray) -> None:
-    cache = Cache(tmp_path / "cache", limit=2000, block=1000, policy="pin")
+    cache = Cache(tmp_path / "cache", limit=2000, block=1000)
     reader = cache.reader("pread")
     for offset in range(0, 10_000, 500):
         assert (reader.read(str(tmp_path / "data.bin"), offset, 10) == data[offset : offset + 10]).all()
@@ -68,16 +67,34 @@ def test_what_is_not_kept_is_fetched_as_far_as_it_is_read(tmp_path: Path, data: 
     assert stats.fetched_bytes == 2 * 1000 + 16 * 10
 
 
-@pytest.mark.parametrize("policy", ["plan", "pin"])
+def test_a_node_keeps_the_blocks_that_it_is_the_home_of(tmp_path: Path, data: np.ndarray) -> None:
+    """Also in a worker, whose cache is a copy; and it makes room for them if the number of nodes changes."""
+    path = str(tmp_path / "data.bin")
+    cache = Cache(tmp_path / "cache", limit=4000, block=1000)
+    cache.keep_homes([path], [5], num_nodes=3, node=1)
+    copy = pickle.loads(pickle.dumps(cache.reader("pread")))
+    for reader in (cache.reader("pread"), copy):
+        assert (reader.read(path, 0, 10_000) == data).all()
+    # Blocks 5 to 14, of which 7, 10 and 13 have their home here.
+    assert (cache.stats.fetched_blocks, cache.stats.bypassed_blocks) == (3, 7)
+    assert (copy.cache.stats.fetched_blocks, copy.cache.stats.hits) == (0, 3)
+    copy.cache.store.use_none()
+    cache.keep_homes([path], [5], num_nodes=2, node=0)
+    assert (cache.reader("pread").read(path, 0, 10_000) == data).all()
+    # 6, 8, 10, 12 and 14; 10 is there.
+    assert cache.stats.evicted_blocks == 3
+    assert describe_cache(cache.folder).blocks == 4
+
+
 @pytest.mark.parametrize("through", ["loader", "step"])
-def test_flipped_bits_never_become_tokens(tmp_path: Path, policy: Any, through: str) -> None:
+def test_flipped_bits_never_become_tokens(tmp_path: Path, through: str) -> None:
     """Neither of a block, nor of the index: blocks are fetched anew and counted, and a run goes on without an index."""
     with headrace.stores.IndexedWriter(str(tmp_path / "web"), dtype="int32") as writer:
         writer.add_documents(np.arange(5001, dtype=np.int32), np.array([100, 1900, 3001]))
         writer.finish()
 
     def steps() -> tuple[list[list[int]], CacheStats]:
-        cache = Cache(tmp_path / "cache", limit="10MB", block="1KiB", policy=policy)
+        cache = Cache(tmp_path / "cache", limit="10MB", block="1KiB")
         dataset = headrace.WindowDataset(headrace.open(tmp_path / "web", cache=cache), seq_len=25)
         run = headrace.Run(dataset, global_batch_size=20, samples=200, order=headrace.Order(seed=1))
         if through == "step":
@@ -156,8 +173,6 @@ def test_processes_that_read_at_once_fetch_each_block_once(tmp_path: Path, data:
 def test_what_is_not_allowed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="limit 10 has no room for a block"):
         Cache(tmp_path, limit=10, block=100)
-    with pytest.raises(ConfigError, match="policy is 'lru'"):
-        Cache(tmp_path, limit="1MB", policy="lru")  # type: ignore[arg-type]
     cache = Cache(tmp_path / "cache", limit="1MB", block=100)
     for inner in (MmapReader(), CachedReader(cache, PreadReader())):
         with pytest.raises(ConfigError, match="cannot be read through a cache"):
@@ -194,8 +209,7 @@ def test_a_wait_that_takes_too_long_says_for_what(
     path = str(tmp_path / "data.bin")
     cache, other = (Cache(tmp_path / "cache", limit="1MB", block=1000) for _ in range(2))
     reader = cache.reader("pread")
-    wanted = Wanted(block_name(reader.identity(path), 2), 1000, 0, 1000)
-    assert other.store.claim([wanted])[0].who == "ours"
+    assert other.store.claim([CacheBlock(block_name(reader.identity(path), 2), 1000, "web")]) == ["ours"]
     with caplog.at_level(logging.WARNING, "headrace"), reading_for(lambda: "samples of step 3 on rank 1 of 2"):
         assert (reader.read(path, 2100, 50) == data[2100:2150]).all()
     [line] = caplog.messages

@@ -14,7 +14,7 @@ import corpora
 import headrace
 from children import results_of
 from headrace.cache import Cache
-from headrace.cache.eviction import block_name
+from headrace.cache.transaction import block_name
 from headrace.datasets.block_uses import BlockUses
 from headrace.errors import ConfigError, StateError
 from headrace.io import PreadReader
@@ -218,12 +218,12 @@ def test_four_nodes_fetch_each_home_block_once(prefix: str, tmp_path: Path) -> N
     identity = PreadReader().identity(uses.files[0])
     # The first and last 4 KiB are read to open the store.
     inner = set(range(4, uses.table.num_blocks - 5))
-    for node, _, (fetched, _, evicted), _ in results:
-        # Of some blocks the ends are samples that are read elsewhere, and only the part between them is kept.
-        files = {path.name.partition("@")[0] for path in (tmp_path / str(node) / "blocks").glob("*/*")}
+    for node, _, (fetched, bypassed, evicted), _ in results:
+        files = {path.name for path in (tmp_path / str(node) / "blocks").glob("*/*")}
         kept = {number for number in inner if block_name(identity, number) in files}
         assert kept == {number for number in inner if number % 4 == node}
         assert (fetched, evicted) == (len(files), 0), "none was fetched twice"
+        assert bypassed > 0, "foreign samples are read past the cache"
     # The data leave the store once, and little else: what is foreign, and what opens the store on each node.
     total = sum(num_bytes for *_, num_bytes in results)
     opened = 4 * (9 * BLOCK + Path(f"{prefix}.idx").stat().st_size)

@@ -116,7 +116,7 @@ def test_a_small_input_is_read_whole(
 def test_a_sample_tells_of_the_whole(
     kit: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, sample_by: Any
 ) -> None:
-    monkeypatch.setattr("headrace.preparing.estimate.PLACE_BYTES", 8 << 10)
+    monkeypatch.setattr("headrace.preparing.estimate.SAMPLE_BYTES", 800_000)
     path = write(tmp_path, kind, texts)
     options = TextOptions(
         tokens=REFERENCE,
@@ -134,30 +134,23 @@ def test_a_sample_tells_of_the_whole(
     assert estimate.output_bytes == pytest.approx(size_of(tmp_path / "out"), rel=0.15)
 
 
-@pytest.mark.soak
-def test_files_of_all_kinds_together(
-    kit: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each counts by what it holds: compressed bytes hold more, and a thousand tiny files less than one large one."""
-    monkeypatch.setattr("headrace.preparing.estimate.PLACE_BYTES", 4 << 10)
-    inputs = [write(tmp_path, kind, part) for kind, part in (("jsonl", texts[:900]), ("jsonl.gz", texts[900:1500]))]
-    (tmp_path / "tiny").mkdir()
-    for number, text in enumerate(texts[1500:1700]):
-        (tmp_path / f"tiny/{number}.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    options = TextOptions(tokens=REFERENCE, workers=1)
-    estimate = estimate_text([*inputs, tmp_path / "tiny"], tokenizer=kit.tokenizer, options=options)
-    manifest = prepare_text([*inputs, tmp_path / "tiny"], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
-    assert estimate.inputs == 202
-    assert estimate.tokens == pytest.approx(manifest.ledger.tokens.kept, rel=0.15)
-    assert estimate.documents == pytest.approx(manifest.ledger.documents.kept, rel=0.2)
+def test_files_are_read_in_their_order(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents of the first file are what is seen; a file that was read whole counts with all of its bytes."""
+    monkeypatch.setattr("headrace.preparing.estimate.SAMPLE_BYTES", 300_000)
+    paths = [tmp_path / f"{number}.jsonl" for number in range(4)]
+    for path in paths:
+        kit.write(path, [{"text": "a b " * 25}] * 2000)
+    estimate = estimate_text(paths, tokenizer=kit.tokenizer, options=TextOptions(tokens=REFERENCE))
+    assert not estimate.is_exact
+    assert paths[0].stat().st_size < estimate.sampled_bytes < sum(path.stat().st_size for path in paths[:3])
+    assert estimate.documents == pytest.approx(8000, rel=0.01)
 
 
 def test_bytes_of_a_compressed_file_count_where_they_are_used(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader takes 256 KiB of a file at a time, and of these 100 MB of text may come."""
-    monkeypatch.setattr("headrace.preparing.estimate.PLACE_BYTES", 2 << 10)
-    monkeypatch.setattr("headrace.preparing.estimate.NUM_PLACES", 16)
+    monkeypatch.setattr("headrace.preparing.estimate.SAMPLE_BYTES", 1 << 20)
     lines = b"".join(json.dumps({"text": f"same text {number}" * 30}).encode() + b"\n" for number in range(8000))
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(lines))
     assert len(lines) > 30 * (tmp_path / "in.jsonl.gz").stat().st_size
@@ -166,17 +159,6 @@ def test_bytes_of_a_compressed_file_count_where_they_are_used(
     )
     assert not estimate.is_exact
     assert estimate.documents == pytest.approx(8000, rel=0.1)
-
-
-def test_long_lines_count_where_they_begin(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the bytes are in lines far longer than a place."""
-    monkeypatch.setattr("headrace.preparing.estimate.PLACE_BYTES", 2 << 10)
-    monkeypatch.setattr("headrace.preparing.estimate.NUM_PLACES", 256)
-    lines = [{"text": "a b " * 25} for _ in range(10_000)] + [{"text": "a b " * 5_000} for _ in range(50)]
-    kit.write(tmp_path / "in.jsonl", lines)
-    estimate = estimate_text([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=TextOptions(tokens=REFERENCE))
-    assert estimate.documents == pytest.approx(10_050, rel=0.3)
-    assert estimate.tokens == pytest.approx(2 * 10_000 * 50, rel=0.02)
 
 
 def test_bad_records_are_counted(kit: Any, tmp_path: Path) -> None:

@@ -3,17 +3,15 @@
     Cache("/nvme/headrace", limit="2TB").reader("pread") --> CachedReader, a reader like any other
         ranges of a file --> blocks --> BlockStore: on the disk -------------> bytes
                                            |  not there: claim
-                                           +-- kept: one process fetches what is read of it in time, the others wait
+                                           +-- kept: one process fetches the block, the others wait
                                            +-- not kept: only the ranges are fetched
 
-    a loader --> BlockStore.plan, in the order of the run: reserves what is kept, pins what is read
-        Transaction: changes the index --> Eviction: what makes room, by next uses
+What is read in a full order stays, the first blocks that come; what is read block by block makes room for what follows;
+and what no living process reads makes room for all others.
+`BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn writes. `Transaction` is
+a change of that index. `CacheProcess` is what one process has of it: its connection, its lock and its open files.
 
-What is kept is decided by next use, as far as a loader has planned it, or is the first that comes (``policy="pin"``).
-`BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn writes. `CacheProcess` is
-what one process has of it: its connection, its lock and its open files.
-
-May import: io, plan, config, errors.
+May import: io, config, errors.
 """
 
 from __future__ import annotations

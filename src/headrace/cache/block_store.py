@@ -1,18 +1,13 @@
 """`BlockStore`: blocks in a folder, shared by all processes of a node, and an index that says which of them are whole.
 
     folder/headrace-cache.json      what the folder is: its version, and the bytes of a block
-    folder/index.sqlite             blocks with their owners and checksums, and their next uses by run
+    folder/index.sqlite             blocks with their owners and checksums, and who reads what
     folder/blocks/7f/7f3a...-12     block 12 of the file whose identity hashes to 7f3a...
-    folder/blocks/7f/7f3a...-13@64-96   bytes 64 to 96 of block 13, where no more of it will be read in time
     folder/owners/HOST.PID.RANDOM   a file that its process holds locked for as long as it lives
 
 A block is written under a temporary name, synced and renamed, so that it is there whole or not at all; then the index
 says so. A process that wants to fetch a block first enters itself as its owner. If it dies, its lock is gone, and the
 next process that wants the block takes its place. Files are removed only if the index lists them.
-
-A loader plans its reads in order, see `BlockStore.plan`. A block that is to be kept is then reserved: its room is kept,
-and whoever needs it first fetches it. Blocks that planned reads need are pinned until these are done: one that makes
-room for others meanwhile leaves the index at once, as the plan says, and the disk when no pin is left.
 
 The index is changed in transactions of SQLite, which a kill cannot tear. A process that was forked opens it anew.
 """
@@ -20,7 +15,6 @@ The index is changed in transactions of SQLite, which a kill cannot tear. A proc
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import time
@@ -34,10 +28,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.cache.eviction import Claim, KeptBlock, PlannedBlock, Policy, Wanted, file_name
 from headrace.cache.folder import make_folder
-from headrace.cache.process import CacheProcess, IndexFaultError, IndexFullError
-from headrace.cache.transaction import Transaction
+from headrace.cache.process import CacheProcess, IndexFaultError, IndexFullError, read_pieces
+from headrace.cache.transaction import CacheBlock, Fetcher, Transaction
 from headrace.errors import OutputError, StoreError
 from headrace.io import write_all
 
@@ -93,14 +86,14 @@ class CacheStats(msgspec.Struct, kw_only=True):
 
 
 class CacheContent(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the folder of a cache: whole blocks, blocks that are being fetched, runs that use it now."""
+    """What is in the folder of a cache: whole blocks, blocks that are being fetched, and other processes that read."""
 
     folder: str
     block_bytes: int
     blocks: int
     num_bytes: int
     fetching: int
-    runs: int
+    readers: int
 
 
 class BlockStore:
@@ -110,21 +103,18 @@ class BlockStore:
         folder: the folder; it is created.
         limit_bytes: the most bytes of all blocks.
         block_bytes: the bytes of a block; an existing folder must have the same.
-        policy: ``"plan"`` evicts by next use, ``"pin"`` evicts nothing.
 
     Raises:
         ConfigError: the folder holds other files, or blocks of another size.
         OutputError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, *, limit_bytes: int, block_bytes: int, policy: Policy) -> None:
+    def __init__(self, folder: Path, *, limit_bytes: int, block_bytes: int) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.block_bytes = block_bytes
-        self.policy = policy
         self._stats = CacheStats()
         self._no_writes_until = 0.0
-        self._spans = itertools.count()
         # Connections of the process that forked this one stay here: they must not be closed.
         self._processes: dict[int, CacheProcess] = {}
         self._locks: dict[int, Lock] = {}
@@ -142,73 +132,52 @@ class BlockStore:
             for name, number in more.items():
                 setattr(self._stats, name, getattr(self._stats, name) + number)
 
-    def read(self, wanted: Wanted, pieces: Iterable[tuple[int, memoryview]]) -> bool:
-        """Read pieces of a block, which lie in what is wanted, and return whether they were there.
+    def use(self, label: str) -> None:
+        """Say that this process reads by a label, so that blocks that are kept for it stay while this process lives."""
+        process = self._process()
+        if label not in process.labels:
+            process.labels.add(label)
+            with contextlib.suppress(IndexFaultError), self._changing(process) as change:
+                change.use(label)
 
-        A piece is the byte of the block where it begins, and where it goes. A file is compared with its hash before a
+    def use_none(self) -> None:
+        """Forget by which labels this process reads."""
+        process = self._process()
+        process.labels.clear()
+        with contextlib.suppress(IndexFaultError), self._changing(process) as change:
+            change.use_none()
+
+    def read(self, name: str, pieces: Iterable[tuple[int, memoryview]]) -> bool:
+        """Read pieces of a block, and return whether they were there.
+
+        A piece is the byte of the block where it begins, and where it goes. A block is compared with its hash before a
         process reads its first byte, and dropped if it is damaged.
         """
-        block = self._process().open(wanted)
-        if block is None:
+        file = self._process().open(name)
+        if file is None:
             return False
-        if block == "torn" or not block.read(pieces):
-            self._drop_torn(wanted.name)
+        if file == "torn" or not read_pieces(file.fd, pieces):
+            self._drop_torn(name)
             return False
         return True
 
-    def plan(
-        self, run: str, step: int, step_s: float, *, span: int, blocks: Sequence[PlannedBlock], done: Sequence[int]
-    ) -> set[str]:
-        """Decide what is kept of the blocks that a span of samples is going to read.
-
-        Spans are planned in the order of the run, and read at any time after that. What is to be kept and is not there
-        is reserved, so that `claim` gives it to whoever reads it first. All blocks are pinned until the span is done.
-        Return the names of the blocks that were reserved.
-
-        Args:
-            run: the name of the run.
-            step: its step.
-            step_s: about how long a step takes, by which the uses of several runs are compared.
-            span: the number of the span, which no other one of this process has.
-            blocks: the blocks.
-            done: the numbers of planned spans that were read, or will not be.
-        """
-        # What finds no room is not known, and its block is the first to go.
-        with contextlib.suppress(IndexFaultError), self._changing(self._process()) as change:
-            change.release(done)
-            change.note_step(run, step, step_s)
-            return change.plan(run, span, blocks)
-        return set()
-
-    def next_span(self) -> int:
-        """Return a number for the next span that is planned."""
-        return next(self._spans)
-
-    def finish(self, done: Sequence[int]) -> None:
-        """Unpin the blocks of spans that were read, or will not be, and give up what was reserved for these only."""
-        with contextlib.suppress(IndexFaultError), self._changing(self._process()) as change:
-            change.release(done)
-
-    def claim(self, wanted: Sequence[Wanted]) -> list[Claim]:
-        """Return for each part that was not there who fetches it.
+    def claim(self, blocks: Sequence[CacheBlock]) -> list[Fetcher]:
+        """Return for each block that was not there who fetches it.
 
         If this process does, the room for it is kept, and `put` or `give_up` must follow. If another one does, or has
         done so, it is there soon.
         """
         try:
             with self._changing(self._process()) as change:
-                return [change.claim(one) for one in wanted]
+                return [change.claim(block) for block in blocks]
         except IndexFaultError as error:
             self._pause(error)
-            return [Claim("bypass", one.begin, one.end) for one in wanted]
+            return ["bypass"] * len(blocks)
 
-    def put(self, name: str, size: int, begin: int, data: ByteArray) -> bool:
-        """Write the part of a block that this process has claimed, and return whether it is there.
-
-        A full disk is survived.
-        """
+    def put(self, name: str, data: ByteArray) -> bool:
+        """Write a block that this process has claimed, and return whether it is there. A full disk is survived."""
         process = self._process()
-        path = process.path(file_name(name, size, begin, begin + len(data)))
+        path = process.path(name)
         temporary = path.with_name(f".{name}.{process.owner}.tmp")
         try:
             path.parent.mkdir(exist_ok=True)
@@ -216,7 +185,7 @@ class BlockStore:
             try:
                 write_all(lambda view: os.write(descriptor, view), data.data)
                 os.fsync(descriptor)
-                process.note_written(path.name, descriptor)
+                process.note_written(name, descriptor)
             finally:
                 os.close(descriptor)
             temporary.rename(path)
@@ -245,7 +214,7 @@ class BlockStore:
     def is_being_fetched(self, name: str) -> bool:
         """Return whether a living process has claimed a block, and has not written it yet."""
         process = self._process()
-        rows = process.ask("SELECT owner FROM blocks WHERE name = ? AND is_begun = 1", name)
+        rows = process.ask("SELECT owner FROM blocks WHERE name = ?", name)
         return bool(rows) and process.is_claimed(name, rows[0][0])
 
     def wait(self, name: str, limit_s: float) -> None:
@@ -266,17 +235,15 @@ class BlockStore:
             ((blocks, num_bytes),) = process.ask(
                 "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM blocks WHERE owner IS NULL"
             )
-            owners = [
-                row[0] for row in process.ask("SELECT owner FROM blocks WHERE owner IS NOT NULL AND is_begun = 1")
-            ]
-            runs = {run for owner, run in process.ask("SELECT owner, run FROM runs") if process.lives(owner)}
+            owners = [row[0] for row in process.ask("SELECT owner FROM blocks WHERE owner IS NOT NULL")]
+            others = [row[0] for row in process.ask("SELECT DISTINCT owner FROM uses") if row[0] != process.owner]
         return CacheContent(
             folder=str(self.folder),
             block_bytes=self.block_bytes,
             blocks=blocks,
             num_bytes=num_bytes,
             fetching=sum(map(process.lives, owners)),
-            runs=len(runs),
+            readers=sum(map(process.lives, others)),
         )
 
     def verify(self) -> Iterator[str]:
@@ -288,26 +255,26 @@ class BlockStore:
             StoreError: the index is damaged, or a block cannot be read.
         """
         with self._needing_index() as process:
-            rows = [KeptBlock(*row) for row in process.ask("SELECT * FROM blocks ORDER BY name")]
-        for row in rows:
-            path = process.path(row.file)
-            if row.owner is not None:
-                if not process.lives(row.owner):
-                    self._forget(row.name)
+            rows = process.ask("SELECT name, bytes, owner, digest FROM blocks ORDER BY name")
+        for name, num_bytes, owner, digest in rows:
+            path = process.path(name)
+            if owner is not None:
+                if not process.lives(owner):
+                    self._forget(name)
                     yield f"{path}: was not finished by a process that died"
                 continue
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
-                self._forget(row.name)
+                self._forget(name)
                 yield f"{path}: missing"
                 continue
             except OSError as error:
                 raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-            if len(data) != row.num_bytes or xxhash.xxh3_128_hexdigest(data) != row.digest:
-                self._drop_torn(row.name)
+            if len(data) != num_bytes or xxhash.xxh3_128_hexdigest(data) != digest:
+                self._drop_torn(name)
                 yield f"{path}: damaged: it has {len(data):,} bytes, or other ones than were written"
-        yield from self._unlisted({row.file for row in rows})
+        yield from self._unlisted({row[0] for row in rows})
 
     def clear(self) -> int:
         """Remove all blocks that no living process is fetching, and return how many these were.
@@ -358,7 +325,7 @@ class BlockStore:
         """A transaction of this process; see `CacheProcess.changing` for what it raises."""
         with process.changing():
             may_write = not process.index_fault and time.monotonic() >= self._no_writes_until
-            change = Transaction(process, policy=self.policy, limit_bytes=self.limit_bytes, may_write=may_write)
+            change = Transaction(process, limit_bytes=self.limit_bytes, may_write=may_write)
             yield change
             self._stats.evicted_blocks += change.num_evicted
 
@@ -385,7 +352,7 @@ class BlockStore:
 
     def _drop_torn(self, name: str) -> None:
         self.count(torn_blocks=1)
-        _log.warning("%s: the file of a block is damaged; it is removed, and fetched again", self._path(name))
+        _log.warning("%s: the file of a block is damaged; it is removed, and fetched again", self._process().path(name))
         self._forget(name)
 
     def _forget(self, name: str) -> None:
@@ -400,15 +367,8 @@ class BlockStore:
                 owner = path.name.removesuffix(".tmp").partition(".")[2].partition(".")[2]
                 if process.lives(owner):
                     continue
-            elif path.name in listed or self._is_listed(path.name):
+            elif path.name in listed or process.ask("SELECT 1 FROM blocks WHERE name = ?", path.name):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
             yield f"{path}: was left behind by a process that died"
-
-    def _is_listed(self, file: str) -> bool:
-        listed = "SELECT 1 FROM blocks WHERE name = ? AND file = ? UNION ALL SELECT 1 FROM leaving WHERE file = ?"
-        return bool(self._process().ask(listed, file.partition("@")[0], file, file))
-
-    def _path(self, file: str) -> Path:
-        return self._process().path(file)

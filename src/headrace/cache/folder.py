@@ -12,7 +12,7 @@ from headrace.io import atomic_write, json_bytes, output_errors, read_small
 
 FOLDER_NAME: Final = "headrace-cache.json"
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 class _Folder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

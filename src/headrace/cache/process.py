@@ -15,14 +15,27 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import xxhash
 
-from headrace.cache.eviction import SCHEMA, Wanted, file_name
 from headrace.errors import StoreError
 from headrace.io import FilePool, output_errors, unique_name
 from headrace.io.readers import OpenFile
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS blocks (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL, label TEXT NOT NULL,
+    owner TEXT, digest TEXT);
+CREATE INDEX IF NOT EXISTS by_label ON blocks (label);
+CREATE TABLE IF NOT EXISTS totals (label TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS more AFTER INSERT ON blocks BEGIN
+    INSERT INTO totals VALUES (NEW.label, NEW.bytes) ON CONFLICT (label) DO UPDATE SET bytes = bytes + NEW.bytes; END;
+CREATE TRIGGER IF NOT EXISTS fewer AFTER DELETE ON blocks BEGIN
+    UPDATE totals SET bytes = bytes - OLD.bytes WHERE label = OLD.label; END;
+CREATE TABLE IF NOT EXISTS uses (owner TEXT NOT NULL, label TEXT NOT NULL, PRIMARY KEY (owner, label)) WITHOUT ROWID;
+"""
+"""``blocks`` have an owner while a process fetches them, and a digest after that. ``uses`` says who reads what."""
 
 _BUSY_S: Final = 60.0
 _OPEN_BLOCKS: Final = 64
@@ -57,42 +70,31 @@ def _pread(descriptor: int, view: memoryview, at: int) -> int:
     return count
 
 
-class OpenBlock(NamedTuple):
-    """An open file of a part of a block, and the byte of the block where it begins."""
-
-    file: OpenFile
-    first: int
-
-    def has(self, wanted: Wanted) -> bool:
-        """Return whether all that is wanted is in the part."""
-        return self.first <= wanted.begin and wanted.end <= self.first + self.file.size
-
-    def read(self, pieces: Iterable[tuple[int, memoryview]]) -> bool:
-        """Read pieces, see `BlockStore.read`, and return whether the file had all of their bytes."""
-        descriptor, first = self.file.fd, self.first
-        for begin, view in pieces:
-            at, count = begin - first, 0
-            while count < len(view):
-                more = _pread(descriptor, view[count:], at + count)
-                if more <= 0:
-                    return False
-                count += more
-        return True
+def read_pieces(descriptor: int, pieces: Iterable[tuple[int, memoryview]]) -> bool:
+    """Read pieces of an open file, each from a byte on, and return whether it had all of their bytes."""
+    for begin, view in pieces:
+        count = 0
+        while count < len(view):
+            more = _pread(descriptor, view[count:], begin + count)
+            if more <= 0:
+                return False
+            count += more
+    return True
 
 
-def _mark(file: str, descriptor: int) -> int:
+def _mark(name: str, descriptor: int) -> int:
     """Return a hash of what tells an open file of a block from others."""
     status = os.fstat(descriptor)
-    return hash((file, status.st_ino, status.st_size, status.st_mtime_ns))
+    return hash((name, status.st_ino, status.st_size, status.st_mtime_ns))
 
 
-def _digest(block: OpenBlock) -> str:
-    """Return the hash of an open file of a block, as far as the disk can read it."""
+def _digest(descriptor: int) -> str:
+    """Return the hash of an open file, as far as the disk can read it."""
     hasher = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_READ_BYTES))
     at = 0
     with contextlib.suppress(OSError):
-        while count := os.preadv(block.file.fd, [buffer], at):
+        while count := os.preadv(descriptor, [buffer], at):
             hasher.update(buffer[:count])
             at += count
     return hasher.hexdigest()
@@ -122,6 +124,7 @@ class CacheProcess:
     Attributes:
         lock: is held by a thread that uses the index.
         owner: the name of the process in the index and in ``owners``.
+        labels: those by which this process reads, as far as the index knows.
         index: the connection; to an empty index in memory, if that of the folder cannot be used.
         index_fault: why the index of the folder cannot be used; empty if it can.
 
@@ -132,10 +135,11 @@ class CacheProcess:
     def __init__(self, folder: Path) -> None:
         self.lock = Lock()
         self.owner = unique_name()
+        self.labels: set[str] = set()
         self._folder = folder
         self._files = FilePool(_OPEN_BLOCKS)
         self._claimed: dict[str, Event] = {}
-        # Hashes of file, inode, size and time: a file that another process has written anew is verified anew.
+        # Hashes of name, inode, size and time: a file that another process has written anew is verified anew.
         self._verified: set[int] = set()
         self.index_fault = ""
         path = folder / "owners" / self.owner
@@ -239,60 +243,44 @@ class CacheProcess:
             path.unlink()
         return False
 
-    def path(self, file: str) -> Path:
-        """Return the path of a file of a block."""
-        return self._folder / "blocks" / file[:2] / file
+    def path(self, name: str) -> Path:
+        """Return the path of a block."""
+        return self._folder / "blocks" / name[:2] / name
 
-    def open(self, wanted: Wanted) -> OpenBlock | Literal["torn"] | None:
-        """Open the file that has what is wanted of a block, and compare all of it with its hash, once in this process.
+    def open(self, name: str) -> OpenFile | Literal["torn"] | None:
+        """Open the file of a block, and compare all of it with its hash, once in this process.
 
         This takes about a millisecond for 8 MiB in the page cache. Return None if there is no file, and ``"torn"`` if
         it holds other bytes than were written.
         """
-        name = wanted.name
-        block: OpenBlock | None = self._files.get(name)
-        if block is not None:
-            if block.has(wanted):
-                return block
-            self._files.drop(name)
-        found = self._open_file(name, 0)
-        if found is None or _mark(name, found.file.fd) not in self._verified:
-            rows = self.ask(
-                "SELECT file, first, bytes, digest FROM blocks WHERE name = ? AND owner IS NULL"
-                " UNION ALL SELECT file, first, bytes, digest FROM leaving WHERE name = ?",
-                name,
-                name,
-            )
-            if not rows or not (rows[0][1] <= wanted.begin and wanted.end <= rows[0][1] + rows[0][2]):
-                return None
-            file, first, num_bytes, digest = rows[0]
-            found = self._open_file(file, first)
-            if found is None:
-                return None
-            # The name says where the part begins, too, so that the index cannot be wrong about it alone.
-            if file != file_name(name, wanted.size, first, first + num_bytes) or _digest(found) != digest:
-                return "torn"
-            self._verified.add(_mark(file, found.file.fd))
-        self._files.make_room()
-        self._files.put(name, found)
-        return found
-
-    def note_written(self, file: str, descriptor: int) -> None:
-        """Take an open file for verified, which this process has written."""
-        self._verified.add(_mark(file, descriptor))
-
-    def _open_file(self, file: str, first: int) -> OpenBlock | None:
-        path = self.path(file)
+        file: OpenFile | None = self._files.get(name)
+        if file is not None:
+            return file
+        path = self.path(name)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-        return OpenBlock(OpenFile(os.fstat(descriptor).st_size, fd=descriptor), first)
+        file = OpenFile(os.fstat(descriptor).st_size, fd=descriptor)
+        if (mark := _mark(name, descriptor)) not in self._verified:
+            rows = self.ask("SELECT digest FROM blocks WHERE name = ? AND owner IS NULL", name)
+            if not rows:
+                return None
+            if _digest(descriptor) != rows[0][0]:
+                return "torn"
+            self._verified.add(mark)
+        self._files.make_room()
+        self._files.put(name, file)
+        return file
 
-    def unlink(self, name: str, file: str) -> None:
+    def note_written(self, name: str, descriptor: int) -> None:
+        """Take an open file for verified, which this process has written."""
+        self._verified.add(_mark(name, descriptor))
+
+    def unlink(self, name: str) -> None:
         """Remove the file of a block."""
         self._files.drop(name)
         with contextlib.suppress(FileNotFoundError):
-            self.path(file).unlink()
+            self.path(name).unlink()

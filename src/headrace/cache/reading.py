@@ -6,23 +6,20 @@ import contextlib
 import logging
 import os
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
-from operator import attrgetter, itemgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+import xxhash
 
 from headrace.cache.block_store import BlockStore, ByteArray, CacheContent, CacheStats
-from headrace.cache.eviction import BlockPart, Claim, MissingBlock, Policy, Wanted, block_name
 from headrace.cache.folder import read_folder
-from headrace.config import check_choice
-from headrace.errors import ConfigError, StoreError
+from headrace.cache.transaction import PASSING, CacheBlock, block_name
+from headrace.errors import ConfigError
 from headrace.io import MmapReader, Reader, parse_size, reader
-from headrace.io.readers import NO_ENDS, FileRanges, IntArray, OpenFile, ReadFailure, read_for
+from headrace.io.readers import NO_ENDS, FileRanges, IntArray, OpenFile, read_for
 from headrace.io.waits import Wait, waiting
 
 if TYPE_CHECKING:
@@ -37,12 +34,16 @@ WAIT_S: Final = 60.0
 Counts = Callable[[], Sequence[int]]
 """Returns numbers in the order of the fields of `CacheStats`."""
 
-P = TypeVar("P", BlockPart, MissingBlock)
-
-HeldParts = dict[tuple[str, int], list[tuple[int, ByteArray]]]
-"""By file and number of a block: its parts, sorted, each with the byte of the block where it begins."""
-
 _log = logging.getLogger("headrace")
+
+
+class _Homes(NamedTuple):
+    """Which blocks of a file have their home on a node: those of which ``(first + number) % num_nodes`` is ``node``."""
+
+    first: int
+    num_nodes: int
+    node: int
+    label: str
 
 
 class Cache:
@@ -53,10 +54,10 @@ class Cache:
         cache = headrace.Cache("/nvme/headrace", limit="2TB")
         store = headrace.open("s3://bucket/web", cache=cache)
 
-    A loader of these data then says when each block is used next on this node. A block is kept if it is used again
-    before the last one of those that are there; that one goes. Blocks of which no loader has told are kept while there
-    is room, and go first. With ``policy="pin"`` the first blocks that come stay, and no others are kept; no loader is
-    needed.
+    In the order ``full``, and without a loader, the first blocks that come are kept, while there is room. In all other
+    orders the samples of a block come together, and blocks make room in the order in which they came. Blocks go, too,
+    whose folder no living process reads any more. If a loader deals its samples to nodes, see `headrace.Dealing`, each
+    node keeps only the blocks that it is the home of.
 
     Blocks are named by a hash of the identity of their file: its path or URL, its size, and its time of change or ETag.
     A file that changes is another file. A block that is not kept is not fetched whole: only what is read of it is. A
@@ -66,10 +67,9 @@ class Cache:
         folder: a folder of its own on a local disk; it is created.
         limit: the most bytes of all blocks, such as ``"2TB"``.
         block: the bytes of a block.
-        policy: ``"plan"`` or ``"pin"``.
 
     Raises:
-        ConfigError: a size or the policy is not allowed.
+        ConfigError: a size is not allowed.
 
     Example:
         >>> cache = headrace.Cache("cache", limit="100MB", block="64KiB")
@@ -79,26 +79,16 @@ class Cache:
         (2, True)
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        limit: str | int,
-        block: str | int = "8MiB",
-        policy: Policy = "plan",
-    ) -> None:
-        check_choice("policy", policy, ("plan", "pin"))
+    def __init__(self, folder: str | os.PathLike[str], *, limit: str | int, block: str | int = "8MiB") -> None:
         self.folder = Path(folder)
         self.limit_bytes = parse_size(limit, "limit")
         self.block_bytes = parse_size(block, "block")
-        self.policy = policy
         if self.limit_bytes < self.block_bytes:
             raise ConfigError(f"limit {limit} has no room for a block of {self.block_bytes:,} bytes")
         self._store: BlockStore | None = None
         self._identities: dict[str, str] = {}
-        self._owners: dict[str, CachedReader] = {}
-        self._readers: list[CachedReader] = []
-        self._held: HeldParts = {}
+        self._labels: dict[str, str] = {}
+        self._homes: dict[str, _Homes] = {}
         # Of the workers of this process: numbers of those that have ended, and functions that return those of others.
         self._pid = os.getpid()
         self._ended = _counts_of(CacheStats())
@@ -113,9 +103,7 @@ class Cache:
             OutputError: it cannot be written.
         """
         if self._store is None:
-            self._store = BlockStore(
-                self.folder, limit_bytes=self.limit_bytes, block_bytes=self.block_bytes, policy=self.policy
-            )
+            self._store = BlockStore(self.folder, limit_bytes=self.limit_bytes, block_bytes=self.block_bytes)
         return self._store
 
     @property
@@ -143,8 +131,8 @@ class Cache:
         return ended
 
     def describe(self) -> str:
-        """Return folder, policy and ``stats`` in a line."""
-        return f"{self.folder}, {self.policy}, {self.limit_bytes:,} bytes: {self.stats.describe()}"
+        """Return folder, limit and ``stats`` in a line."""
+        return f"{self.folder}, {self.limit_bytes:,} bytes: {self.stats.describe()}"
 
     def reader(self, inner: str | Reader) -> CachedReader:
         """Return a reader that reads files through the cache, and what is not there by another reader.
@@ -154,70 +142,51 @@ class Cache:
         """
         return CachedReader(self, reader(inner))
 
-    def identity(self, path: str) -> str | None:
-        """Return the identity of a file that a reader of this cache can open; None if there is none."""
-        if path not in self._identities:
-            for one in self._readers:
-                with contextlib.suppress(StoreError):
-                    self._identities[path] = one.inner.identity(path)
-                    self._owners[path] = one
-                    break
-        return self._identities.get(path)
+    def keep_homes(self, files: Sequence[str], firsts: Sequence[int], *, num_nodes: int, node: int) -> None:
+        """From now on keep only those blocks of some files that have their home on this node.
 
-    def fetch(self, blocks: Sequence[MissingBlock]) -> None:
-        """Fetch blocks that are not there, those of objects all at the same time, unless others do; see `BlockStore`.
-
-        Raises:
-            StoreError: an object cannot be read, or has changed.
+        Args:
+            files: the paths of the files.
+            firsts: the number of the first block of each file, of which the ones after it follow.
+            num_nodes: the number of nodes; the home of a block is its number modulo this.
+            node: this node.
         """
-        for one, some in self._by_reader(blocks):
-            one.fetch(some)
+        label = xxhash.xxh3_64_hexdigest(repr((tuple(files), tuple(firsts), num_nodes, node)).encode())
+        self._homes |= {path: _Homes(first, num_nodes, node, label) for path, first in zip(files, firsts, strict=True)}
+        # What was kept of these files for another number of nodes may make room now.
+        self.store.use_none()
+        self.store.use(label)
 
-    @contextlib.contextmanager
-    def holding(self, parts: Sequence[BlockPart]) -> Iterator[None]:
-        """Hold parts of blocks in memory until the end of the block, for reads of them, without keeping the blocks.
+    def use(self, path: str) -> str:
+        """Return the label for which blocks of a file are kept, and note that this process reads by it."""
+        label = self._labels.get(path)
+        if label is None:
+            label = self._labels[path] = xxhash.xxh3_64_hexdigest(path.rpartition("/")[0].encode())
+        if path in self._homes:
+            label = self._homes[path].label
+        self.store.use(label)
+        return label
 
-        Parts are sorted, and those of a block do not touch. What is not there is fetched, of all objects at the same
-        time.
-
-        Raises:
-            StoreError: as `fetch`.
-        """
-        held: HeldParts = {}
-        for one, some in self._by_reader(parts):
-            held |= one.fetch_parts(some)
-        self._held |= held
-        try:
-            yield
-        finally:
-            for key in held:
-                self._held.pop(key, None)
-
-    def held(self, path: str, number: int) -> list[tuple[int, ByteArray]]:
-        """Return the parts of a block that are held, sorted, each with the byte of the block where it begins."""
-        return self._held.get((path, number), [])
-
-    def _by_reader(self, places: Sequence[P]) -> Iterable[tuple[CachedReader, list[P]]]:
-        found: dict[CachedReader, list[P]] = {}
-        for place in places:
-            if self.identity(place.path) is not None:
-                found.setdefault(self._owners[place.path], []).append(place)
-        return found.items()
+    def is_home(self, path: str, number: int) -> bool:
+        """Return whether this node is the home of a block, or no other one is."""
+        homes = self._homes.get(path)
+        return homes is None or (homes.first + number) % homes.num_nodes == homes.node
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"limit": self.limit_bytes, "block": self.block_bytes, "policy": self.policy}
-        return _cache, (str(self.folder), options)
+        return _cache, (str(self.folder), {"limit": self.limit_bytes, "block": self.block_bytes}, self._homes)
 
     def __repr__(self) -> str:
-        return f"<Cache: {self.folder}, {self.limit_bytes:,} bytes, {self.policy}>"
+        return f"<Cache: {self.folder}, {self.limit_bytes:,} bytes>"
 
 
 def _counts_of(stats: CacheStats) -> tuple[int, ...]:
     return msgspec.structs.astuple(stats)
 
 
-def _cache(folder: str, options: dict[str, Any]) -> Cache:
-    return Cache(folder, **options)
+def _cache(folder: str, options: dict[str, Any], homes: dict[str, _Homes]) -> Cache:
+    cache = Cache(folder, **options)
+    cache._homes |= homes
+    return cache
 
 
 class _Piece(NamedTuple):
@@ -226,15 +195,6 @@ class _Piece(NamedTuple):
     begin: int
     length: int
     at: int
-
-
-class _Claimed(NamedTuple):
-    """A block of an open file that this process has claimed."""
-
-    file: OpenFile
-    path: str
-    number: int
-    claim: Claim
 
 
 class CachedReader(Reader):
@@ -258,7 +218,6 @@ class CachedReader(Reader):
         self.cache = cache
         self.inner = inner
         self.reads_urls = inner.reads_urls
-        cache._readers.append(self)
         # The folder is made here, before threads and workers use it.
         _ = cache.store
 
@@ -272,10 +231,13 @@ class CachedReader(Reader):
 
     def keep(self, path: str) -> None:
         """Keep a whole file, such as an index, as the inner reader does."""
+        self.cache.use(path)
         self.inner.keep(path)
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """Keep whole files, and the ends of others, as the inner reader does."""
+        for path in (*paths, *ends):
+            self.cache.use(path)
         self.inner.keep_all(paths, ends)
 
     def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
@@ -303,13 +265,13 @@ class CachedReader(Reader):
         self.inner.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.cache, self.inner)
+        return _cached, (self.cache, self.inner, self.blocks_pass)
 
     def _open(self, path: str) -> OpenFile:
         file = self.inner._open(path)
         if path not in self.cache._identities:
             self.cache._identities[path] = self.inner.identity(path)
-            self.cache._owners[path] = self
+        self.cache.use(path)
         return file
 
     def _take(self, fd: int, size: int) -> OpenFile:
@@ -321,133 +283,73 @@ class CachedReader(Reader):
             return
         store = self.cache.store
         missing: dict[int, list[_Piece]] = {}
-        num_hits = num_held = 0
+        num_hits = 0
         for number, pieces in _by_block(offsets, lengths, store.block_bytes).items():
-            if store.read(self._wanted(file, path, number, pieces), _views(pieces, out)):
+            if store.read(self._name(path, number), _views(pieces, out)):
                 num_hits += 1
-            elif _copied(self.cache.held(path, number), pieces, out):
-                num_held += 1
             else:
                 missing[number] = pieces
-        store.count(hits=num_hits, bypassed_blocks=num_held, read_bytes=len(out))
+        store.count(hits=num_hits, read_bytes=len(out))
         at_a_time = max(1, FETCH_BYTES // store.block_bytes)
         numbers = sorted(missing)
         for first in range(0, len(numbers), at_a_time):
             self._fetch(file, path, {number: missing[number] for number in numbers[first : first + at_a_time]}, out)
 
-    def fetch(self, blocks: Sequence[MissingBlock]) -> None:
-        """Fetch blocks of files that this reader reads, unless others do; raises StoreError as `Cache.fetch` does."""
-        at_a_time = max(1, FETCH_BYTES // self.cache.block_bytes)
-        for first in range(0, len(blocks), at_a_time):
-            some = blocks[first : first + at_a_time]
-            files = [self._open(block.path) for block in some]
-            claims = self.cache.store.claim([block.wanted for block in some])
-            ours = [
-                _Claimed(file, block.path, block.number, claim)
-                for file, block, claim in zip(files, some, claims, strict=True)
-                if claim.who == "ours"
-            ]
-            # Who reads such a block meets the fault again, and tries again.
-            with contextlib.suppress(ReadFailure):
-                self._fetch_claimed(ours, [], _unused)
-
-    def fetch_parts(self, parts: Sequence[BlockPart]) -> HeldParts:
-        """Return those of some parts whose blocks are not there; raises StoreError as `Cache.fetch` does."""
-        store = self.cache.store
-        places, ranges = [], []
-        for (path, number), group in groupby(parts, attrgetter("path", "number")):
-            file = self._open(path)
-            begins, ends = (
-                np.array(column, dtype=np.int64) for column in zip(*(one[2:] for one in group), strict=True)
-            )
-            wanted = Wanted(self._name(path, number), self._size(file, number), int(begins[0]), int(ends[-1]))
-            if not store.read(wanted, ()):
-                places.append((path, number, begins))
-                ranges.append(FileRanges(file, path, number * store.block_bytes + begins, ends - begins))
-        # Who reads a part that is not there meets the fault again, and tries again.
-        with contextlib.suppress(ReadFailure):
-            found = self._fetch_claimed([], ranges, _unused) if ranges else []
-            return {
-                (path, number): list(zip(begins.tolist(), data, strict=True))
-                for (path, number, begins), data in zip(places, found, strict=True)
-            }
-        return {}
-
     def _fetch(self, file: OpenFile, path: str, missing: dict[int, list[_Piece]], out: ByteArray) -> None:
         """Fetch blocks that are not there, to keep them or only as far as they are read; fill what is read of them."""
-        store = self.cache.store
-        wanted = {number: self._wanted(file, path, number, pieces) for number, pieces in missing.items()}
-        claims = dict(zip(missing, store.claim(list(wanted.values())), strict=True))
-
-        def fill(one: _Claimed, block: ByteArray) -> None:
-            for piece in missing[one.number]:
-                begin = piece.begin - one.claim.begin
-                out[piece.at : piece.at + piece.length] = block[begin : begin + piece.length]
-
-        def fetch(ours: list[_Claimed], bypassed: list[int]) -> None:
-            pieces = [piece for number in bypassed for piece in _placed(number, missing, store)]
-            ranges = [FileRanges(file, path, *_columns(pieces))] if pieces else []
-            for data in self._fetch_claimed(ours, ranges, fill):
-                for piece, found in zip(pieces, data, strict=True):
-                    out[piece.at : piece.at + piece.length] = found
-            if bypassed:
-                store.count(bypassed_blocks=len(bypassed))
-
-        fetch(
-            [_Claimed(file, path, number, claim) for number, claim in claims.items() if claim.who == "ours"],
-            [number for number, claim in claims.items() if claim.who == "bypass"],
-        )
-        late = []
-        for number in [number for number, claim in claims.items() if claim.who == "theirs"]:
-            if self._waited(path, number, wanted[number], missing[number], out):
-                store.count(waited_blocks=1)
-            else:
-                late.append(number)
+        claims = self.cache.store.claim([self._block(file, path, number) for number in missing])
+        by: dict[str, list[int]] = {"ours": [], "theirs": [], "bypass": []}
+        for number, claim in zip(missing, claims, strict=True):
+            by[claim].append(number)
+        self._fetch_claimed(file, path, by["ours"], by["bypass"], missing, out)
+        late = [number for number in by["theirs"] if not self._waited(path, number, missing[number], out)]
+        self.cache.store.count(waited_blocks=len(by["theirs"]) - len(late))
         if late:
-            fetch([], late)
+            self._fetch_claimed(file, path, [], late, missing, out)
 
     def _fetch_claimed(
-        self, ours: Sequence[_Claimed], ranges: Sequence[FileRanges], use: Callable[[_Claimed, ByteArray], None]
-    ) -> list[list[ByteArray]]:
-        """Fetch blocks that this process has claimed and ranges of others at the same time, and return the ranges.
-
-        ``use`` gets each block before it is written to the cache.
-        """
-        store = self.cache.store
-        files = []
-        for _, group in groupby(ours, attrgetter("path")):
-            some = list(group)
-            firsts = [one.number * store.block_bytes + one.claim.begin for one in some]
-            sizes = [one.claim.end - one.claim.begin for one in some]
-            files.append(FileRanges(some[0].file, some[0].path, *map(np.array, (firsts, sizes))))
+        self,
+        file: OpenFile,
+        path: str,
+        ours: list[int],
+        bypassed: list[int],
+        missing: dict[int, list[_Piece]],
+        out: ByteArray,
+    ) -> None:
+        """Fetch blocks that this process has claimed, and at the same time what is read of those that nobody keeps."""
+        store, size = self.cache.store, self.cache.block_bytes
+        pieces = [piece._replace(begin=number * size + piece.begin) for number in bypassed for piece in missing[number]]
+        wanted = [(number * size, self._block(file, path, number).size) for number in ours], [one[:2] for one in pieces]
         num_kept = 0
         try:
             with self._waiting():
-                found = self.inner._read_together([*files, *ranges])
-            for one, block in zip(ours, chain.from_iterable(found[: len(files)]), strict=True):
-                use(one, block)
-                size = self._size(one.file, one.number)
-                num_kept += store.put(self._name(one.path, one.number), size, one.claim.begin, block)
+                blocks, ranges = self.inner._read_together([FileRanges(file, path, *_columns(one)) for one in wanted])
+            # Without ranges there is one empty array.
+            for number, block in zip(ours, blocks, strict=False):
+                for piece in missing[number]:
+                    out[piece.at : piece.at + piece.length] = block[piece.begin : piece.begin + piece.length]
+                num_kept += store.put(self._name(path, number), block)
         except BaseException:
             # Blocks that are there by now are not given up: they have no owner any more.
-            for one in ours:
-                store.give_up(self._name(one.path, one.number))
+            for number in ours:
+                store.give_up(self._name(path, number))
             raise
-        fetched = sum(int(one.lengths.sum()) for one in (*files, *ranges))
-        store.count(fetched_blocks=num_kept, fetched_bytes=fetched)
-        return found[len(files) :]
+        for piece, data in zip(pieces, ranges, strict=False):
+            out[piece.at : piece.at + piece.length] = data
+        fetched_bytes = sum(length for one in wanted for _, length in one)
+        store.count(fetched_blocks=num_kept, bypassed_blocks=len(bypassed), fetched_bytes=fetched_bytes)
 
     def _waiting(self) -> Wait:
         """Say that this thread waits for files, which may lie on slow disks. A reader of objects says so itself."""
         return contextlib.nullcontext() if self.inner.reads_urls else waiting()
 
-    def _waited(self, path: str, number: int, wanted: Wanted, pieces: list[_Piece], out: ByteArray) -> bool:
+    def _waited(self, path: str, number: int, pieces: list[_Piece], out: ByteArray) -> bool:
         """Wait for a block that another process or thread fetches, and return whether it came."""
-        store = self.cache.store
+        store, name = self.cache.store, self._name(path, number)
         until = time.monotonic() + WAIT_S
         while True:
-            is_coming = store.is_being_fetched(wanted.name)
-            if store.read(wanted, _views(pieces, out)):
+            is_coming = store.is_being_fetched(name)
+            if store.read(name, _views(pieces, out)):
                 return True
             if not is_coming:
                 return False
@@ -461,19 +363,21 @@ class CachedReader(Reader):
                 )
                 return False
             with waiting():
-                store.wait(wanted.name, 1.0)
+                store.wait(name, 1.0)
 
-    def _wanted(self, file: OpenFile, path: str, number: int, pieces: list[_Piece]) -> Wanted:
-        begin = min(piece.begin for piece in pieces)
-        end = max(piece.begin + piece.length for piece in pieces)
-        return Wanted(self._name(path, number), self._size(file, number), begin, end)
+    def _block(self, file: OpenFile, path: str, number: int) -> CacheBlock:
+        size = min(self.cache.block_bytes, file.size - number * self.cache.block_bytes)
+        label = PASSING if self.blocks_pass else self.cache.use(path)
+        return CacheBlock(self._name(path, number), size, label if self.cache.is_home(path, number) else None)
 
     def _name(self, path: str, number: int) -> str:
         return block_name(self.cache._identities[path], number)
 
-    def _size(self, file: OpenFile, number: int) -> int:
-        block_bytes = self.cache.block_bytes
-        return min(block_bytes, file.size - number * block_bytes)
+
+def _cached(cache: Cache, inner: Reader, blocks_pass: bool) -> CachedReader:
+    found = CachedReader(cache, inner)
+    found.blocks_pass = blocks_pass
+    return found
 
 
 def _by_block(offsets: IntArray, lengths: IntArray, block_bytes: int) -> dict[int, list[_Piece]]:
@@ -499,32 +403,10 @@ def _views(pieces: list[_Piece], out: ByteArray) -> Iterator[tuple[int, memoryvi
         yield begin, view[at : at + length]
 
 
-def _copied(held: list[tuple[int, ByteArray]], pieces: list[_Piece], out: ByteArray) -> bool:
-    """Copy pieces of a block from parts of it that are held, and return whether all lie in these."""
-    for piece in pieces:
-        at = bisect_right(held, piece.begin, key=itemgetter(0)) - 1
-        if at < 0 or piece.begin + piece.length > held[at][0] + len(held[at][1]):
-            return False
-        begin = piece.begin - held[at][0]
-        out[piece.at : piece.at + piece.length] = held[at][1][begin : begin + piece.length]
-    return True
-
-
-def _unused(_: _Claimed, __: ByteArray) -> None:
-    """Leave a block that is only written to the cache."""
-
-
-def _columns(pieces: list[_Piece]) -> tuple[IntArray, IntArray]:
-    """Return where pieces begin, and their lengths."""
-    begins, lengths, _ = zip(*pieces, strict=True)
-    return np.array(begins, dtype=np.int64), np.array(lengths, dtype=np.int64)
-
-
-def _placed(number: int, missing: dict[int, list[_Piece]], store: BlockStore) -> Iterator[_Piece]:
-    """Yield the pieces of a block with their places in the file."""
-    begin = number * store.block_bytes
-    for piece in missing[number]:
-        yield piece._replace(begin=begin + piece.begin)
+def _columns(ranges: Sequence[tuple[int, int]]) -> tuple[IntArray, IntArray]:
+    """Return where ranges begin, and their lengths."""
+    begins, lengths = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
+    return np.ascontiguousarray(begins), np.ascontiguousarray(lengths)
 
 
 def describe_cache(folder: str | os.PathLike[str]) -> CacheContent:
@@ -558,4 +440,4 @@ def _existing(folder: str | os.PathLike[str]) -> BlockStore:
     block_bytes = read_folder(Path(folder))
     if block_bytes is None:
         raise ConfigError(f"{folder}: there is no cache here; expected a folder that headrace.Cache has made")
-    return BlockStore(Path(folder), limit_bytes=block_bytes, block_bytes=block_bytes, policy="pin")
+    return BlockStore(Path(folder), limit_bytes=block_bytes, block_bytes=block_bytes)

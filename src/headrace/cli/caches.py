@@ -16,10 +16,8 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, size, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from headrace.datasets import FixedDataset
-    from headrace.tracing import PlannedCache, ReadingPlan
+    from headrace.tracing import ReadingPlan
 
 PARTS = ("train", "valid", "test")
 SEED = 1234
@@ -164,9 +162,6 @@ def _blend(
     )
 
 
-_SHOWN_EPOCHS = 8
-
-
 @click.group(name="cache", short_help="Plan, check and clear the block cache of a node.")
 def cache() -> None:
     """Plan the cache that keeps blocks of remote data on the disk of a node, or look after it.
@@ -185,11 +180,9 @@ def cache() -> None:
 def plan(path: str, limit: str, nodes: int, steps: str | None, block: str | None, as_json: bool) -> None:
     """Say what the last run in FILE reads from its stores, and what caches of this size save, before it begins.
 
-    FILE is what save_run wrote. Each node takes an equal part of every step and has a cache of its own. Four policies
-    stand side by side: plan keeps what is used next, pin keeps the first blocks that come, lru and fifo are what others
-    do. All of them keep whole blocks here; a run fetches fewer bytes with plan, since of a block that will go again it
-    keeps only what is read before. Only indexes are read, no data. If there are more than a million reads, those of a
-    sample of the blocks are followed, and the errors of the figures are printed.
+    FILE is what save_run wrote. Each node takes an equal part of every step, and has a cache of its own that keeps the
+    first blocks that come. Only indexes are read, no data. If the steps have more than a million samples, some steps
+    are counted, spread evenly, and their numbers are scaled up.
     """
     given: dict[str, Any] = {} if block is None else {"block": block}
     found = tracing.reading_plan(
@@ -205,7 +198,7 @@ def plan(path: str, limit: str, nodes: int, steps: str | None, block: str | None
 @click.argument("folder", metavar="DIR")
 @json_option
 def info(folder: str, as_json: bool) -> None:
-    """Say how many blocks the cache in DIR holds, and how many runs use it now."""
+    """Say how many blocks the cache in DIR holds, and how many other processes read through it now."""
     found = headrace.cache.describe_cache(folder)
     if as_json:
         print_json(found)
@@ -215,7 +208,7 @@ def info(folder: str, as_json: bool) -> None:
             "holds",
             f"{plural(found.blocks, 'block')}, {size(found.num_bytes)}, of {size(found.block_bytes)} each at most",
         ),
-        ("now", f"{plural(found.runs, 'run')}, {plural(found.fetching, 'block')} being fetched"),
+        ("now", f"{plural(found.readers, 'reader')}, {plural(found.fetching, 'block')} being fetched"),
     ]
     print_report([f"{folder}: a cache of blocks", *listing(pairs)])
 
@@ -255,46 +248,24 @@ def clear(folder: str, as_json: bool) -> None:
 def plan_lines(found: ReadingPlan) -> list[str]:
     """Return the report of a plan."""
     ratio = found.read_bytes / max(1, found.stored_bytes)
+    steps = found.end_step - found.first_step
+    blocks = f"{plural(found.stored_blocks, 'block')} of {size(found.block_bytes)}"
     lines = [
         f"{found.run}: steps {count(found.first_step)} to {count(found.end_step - 1)} on {plural(found.nodes, 'node')}",
-        f"  data    {plural(found.stored_files, 'file')}, {size(found.stored_bytes)}",
-        f"  reads   {plural(found.reads, 'block')} of {size(found.block_bytes)} in some step",
+        f"  data    {plural(found.stored_files, 'file')}, {size(found.stored_bytes)}, {blocks}",
+        f"  reads   {plural(found.reads, 'block')} in some step",
         f"  used    {size(found.read_bytes)} of them, {ratio:.2f} times the data",
         f"  caches  {size(found.limit_bytes)} a node, {size(found.limit_bytes * found.nodes)} in all",
     ]
-    if found.followed < 1:
-        lines.append(f"  sample  {found.followed:.2%} of the blocks were followed; errors are one standard error")
-    lines += ["", *_policies(found, found.caches)]
-    if found.dealt:
-        lines += ["", f"with samples dealt to the nodes that hold their blocks, {found.foreign:.1%} foreign:"]
-        lines += _policies(found, found.dealt)
-    epochs = [one.epoch for one in found.caches[0].epochs]
-    if len(epochs) > 1:
-        caches = [(one.policy, one) for one in found.caches] + [(f"{one.policy}, dealt", one) for one in found.dealt]
-        rows = [["hit rate in epoch", *(f"{epoch:,}" for epoch in epochs[:_SHOWN_EPOCHS])]]
-        rows += [[name, *(f"{each.hit_rate:.1%}" for each in one.epochs[:_SHOWN_EPOCHS])] for name, one in caches]
-        lines += ["", *table(rows)]
-        if len(epochs) > _SHOWN_EPOCHS:
-            lines.append(f"  and {len(epochs) - _SHOWN_EPOCHS:,} more epochs (--json lists all)")
-    return [*lines, *found.notes]
-
-
-def _policies(found: ReadingPlan, caches: Sequence[PlannedCache]) -> list[str]:
-    """Return a table of policies."""
-    is_exact = found.followed == 1
-    rows = [["policy", "hit rate", "GETs", "fetched", "of what is used", "busiest steps"]]
-    for one in caches:
-        rows.append(
-            [
-                one.policy,
-                f"{one.hit_rate:.1%}" + ("" if is_exact else f" ± {one.hit_rate_error:.1%}"),
-                count(one.gets),
-                size(one.fetched_bytes) + ("" if is_exact else f" ± {size(one.fetched_bytes_error)}"),
-                f"{one.fetched_bytes / max(1, found.read_bytes):.2f}",
-                f"{size(one.peak_step_bytes)} a step",
-            ]
-        )
-    return table(rows)
+    if found.counted_steps < steps:
+        lines.append(f"  counted {count(found.counted_steps)} of the {count(steps)} steps, and scaled up")
+    rows = [["samples", "blocks of a node", "kept", "GETs", "fetched", "of what is used"]]
+    dealt = [] if found.dealt is None else [(f"dealt, {found.foreign:.1%} foreign", found.dealt)]
+    for name, cache in [("in order", found.cache), *dealt]:
+        share = cache.fetched_bytes / max(1, found.read_bytes)
+        kept = f"{count(cache.kept_blocks)}, {cache.kept_blocks / max(1, cache.blocks):.1%}"
+        rows.append([name, count(cache.blocks), kept, count(cache.gets), size(cache.fetched_bytes), f"{share:.2f}"])
+    return [*lines, "", *table(rows), *found.notes]
 
 
 def _steps(text: str) -> tuple[int, int]:

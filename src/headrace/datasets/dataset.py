@@ -323,16 +323,6 @@ class Dataset(ABC):
             " windows, packs, records and media samples, and for what is made of these"
         )
 
-    @property
-    def is_in_file_order(self) -> bool:
-        """Whether a sample's ranges never begin before those of the sample before it, file by file, in any epoch."""
-        return False
-
-    @property
-    def is_planned_anew(self) -> bool:
-        """Whether a sample is made of other documents or samples in each epoch, as packs with ``repack`` are."""
-        return False
-
     def holders(self, document: int) -> IntArray:
         """(n,) int64, rising: the samples that may have tokens of a document in any epoch.
 
@@ -523,16 +513,6 @@ class FixedWrapper(FixedDataset):
     def extents(self, addresses: IntArray) -> list[Extents]:
         """Return those of the inner dataset."""
         return self.dataset.extents(addresses)
-
-    @property
-    def is_in_file_order(self) -> bool:
-        """Whether the inner dataset is."""
-        return self.dataset.is_in_file_order
-
-    @property
-    def is_planned_anew(self) -> bool:
-        """Whether the inner dataset is."""
-        return self.dataset.is_planned_anew
 
 
 def repeated(constants: Sample, num_samples: int) -> Sample:

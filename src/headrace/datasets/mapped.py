@@ -214,16 +214,6 @@ class MapDataset(CountedDataset):
         """Return the ranges of the samples of the dataset."""
         return self.dataset.extents(self._inner(addresses))
 
-    @property
-    def is_in_file_order(self) -> bool:
-        """Whether the dataset is."""
-        return self.dataset.is_in_file_order
-
-    @property
-    def is_planned_anew(self) -> bool:
-        """Whether the dataset is."""
-        return self.dataset.is_planned_anew
-
     def holders(self, document: int) -> IntArray:
         """Return the samples of the dataset that may have tokens of a document."""
         return self.dataset.holders(document)

@@ -67,18 +67,22 @@ def readers_of(datasets: Iterable[Dataset]) -> tuple[Reader, ...]:
     return tuple(dict.fromkeys(reader for store in stores for reader in store.readers))
 
 
-def cache_of(datasets: Iterable[Dataset]) -> Any:
+def cache_of(datasets: Iterable[Dataset], *, order: str) -> Any:
     """Return the `headrace.Cache` through which datasets are read; None without one. O(stores).
 
+    Their readers are told of the order in which they are going to read, the kind of an `Order`.
+
     Raises:
-        ConfigError: they are read through several, none of which could be told of all that comes.
+        ConfigError: they are read through several.
     """
-    readers = readers_of(datasets)
-    found = {one.cache.folder.absolute(): one.cache for one in readers if one.cache is not None}
+    readers = [one for one in readers_of(datasets) if one.cache is not None]
+    for one in readers:
+        one.blocks_pass = order != "full"
+    found = {one.cache.folder.absolute(): one.cache for one in readers}
     if len(found) > 1:
         raise ConfigError(
             f"these data are read through {len(found)} caches, {', '.join(map(str, sorted(found)))}: open all of them"
-            " through the same one, which then knows all blocks that this node uses next"
+            " through the same one, which then counts all reads, and keeps what this node is the home of"
         )
     return next(iter(found.values()), None)
 

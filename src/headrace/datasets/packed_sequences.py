@@ -331,11 +331,6 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         parts = [self.store.extents(items.starts, lengths, key) for key in keys]
         return [part._replace(rows=packs[part.rows]) for part in parts]
 
-    @property
-    def is_planned_anew(self) -> bool:
-        """Whether documents change places in each epoch."""
-        return self.packing.repack
-
     def holders(self, document: int) -> IntArray:
         """Return the packs of a document; with ``repack``, all that may hold it in an epoch. One pass over the plan."""
         return self.all_holders(np.array([checked(self.store, document)], dtype=np.int64))

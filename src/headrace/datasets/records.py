@@ -375,11 +375,6 @@ class RecordDataset(RaggedDataset):
         """Return the ranges of each key that is read."""
         return [key.extents(addresses) for key in self._keys.values()]
 
-    @property
-    def is_in_file_order(self) -> bool:
-        """True: records follow one another under each key."""
-        return True
-
     def holders(self, document: int) -> IntArray:
         """Return the sample of a record: its own number."""
         return record_sample(self.store, document)

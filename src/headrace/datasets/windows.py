@@ -256,11 +256,6 @@ class WindowDataset(FixedDataset, CountedDataset):
             found.append(self.store.extents(addresses + 1, np.full_like(addresses, self.seq_len), self.loss_mask_key))
         return found
 
-    @property
-    def is_in_file_order(self) -> bool:
-        """True: windows follow one another in the stream, by a stride and at most as much more for the phase."""
-        return True
-
     def holders(self, document: int) -> IntArray:
         """Return the windows that overlap a document, in any phase."""
         phases = self._num_phases if self.phase else 1

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,20 +18,13 @@ from headrace.datasets.dataset import repeated
 from headrace.datasets.mix import cache_of
 from headrace.datasets.run import Located
 from headrace.datasets.states import check_blocks, check_group_batches, identity, read_identity, resumed_draw, verified
-from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for
 from headrace.plan import Cursor, Share, micro_batches
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
 from headrace.plan.slots import num_micro_batches
 
-if TYPE_CHECKING:
-    from headrace.cache import Cache
-    from headrace.datasets.cache_planner import CachedSpan, CachePlanner
-
 __all__ = ["NumpyLoader"]
-
-_PLANNER: Final = "headrace.datasets.cache_planner:CachePlanner"
 
 _AHEAD = 2
 """Batches that are read ahead."""
@@ -63,8 +53,6 @@ class NumpyLoader:
         micro_batch_size: samples in a batch of this process.
         rank: the data-parallel rank of this process, such as ``jax.process_index()``.
         world_size: the number of these ranks, such as ``jax.process_count()``.
-        per_node: the number of ranks on each node, for data that are read through a `headrace.Cache`, such as 1 for
-            JAX. None goes by the variables of ``torchrun``; without these all ranks are on one node.
 
     Raises:
         ConfigError: an argument is not allowed, or does not suit the run.
@@ -81,9 +69,7 @@ class NumpyLoader:
         ((4, 128), [12, 13, 14, 15], 16)
     """
 
-    def __init__(
-        self, run: Run, *, micro_batch_size: int, rank: int = 0, world_size: int = 1, per_node: int | None = None
-    ) -> None:
+    def __init__(self, run: Run, *, micro_batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         if not isinstance(run, Run):
             raise ConfigError(f"run is {run!r:.80}; expected a Run. The units of a FramedRun need headrace.Loader")
         if not run.traits.has_tokens:
@@ -98,25 +84,14 @@ class NumpyLoader:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
         self.run = run
+        cache_of(run.datasets, order=run.order.kind)
         self._share = Share(rank, world_size, micro_batch_size)
         check_group_batches(run.traits.is_group_batches, self._share)
         check_blocks(run, self._share, 0)
-        self._planner = self._planner_for(cache_of(run.datasets), per_node)
         self._draw = run.draw
         self._position = 0
         self._iteration = 0
         self._ended = False
-
-    def _planner_for(self, cache: Cache | None, per_node: int | None) -> CachePlanner | None:
-        world_size = self._share.world_size
-        if per_node is not None and (per_node < 1 or world_size % per_node):
-            raise ConfigError(f"per_node is {per_node}; it must divide the number of ranks, {world_size}")
-        if cache is None:
-            return None
-        planner: CachePlanner = resolve_name(_PLANNER)(
-            self.run, self._share, cache, per_node=ranks_on_each_node(world_size, per_node)
-        )
-        return planner
 
     @property
     def position(self) -> int:
@@ -146,9 +121,8 @@ class NumpyLoader:
     def _batches(self, iteration: int) -> Iterator[NumpyBatch]:
         begin = self._position
         read_identity(self.run)
-        stream = None if self._planner is None else self._planner.begin()
         planned = self._planned(begin)
-        read = _Reading(self.run, begin, self._share, self._planner)
+        read = _Reading(self.run, begin, self._share)
         with ThreadPoolExecutor(1, "headrace-read") as thread:
             ahead: deque[tuple[Future[NumpyBatch], int]] = deque()
             try:
@@ -159,8 +133,6 @@ class NumpyLoader:
                         break
                     future, after = ahead.popleft()
                     batch = future.result()
-                    if self._planner is not None:
-                        self._planner.done()
                     if iteration != self._iteration:
                         raise StateError(
                             "this iterator is outdated: the loader was iterated anew or loaded another state; use the"
@@ -170,8 +142,6 @@ class NumpyLoader:
                     yield batch
             finally:
                 thread.shutdown(cancel_futures=True)
-                if self._planner is not None and stream is not None and not sys.is_finalizing():
-                    self._planner.finish(stream)
         # An iteration that began at the end, from a state saved there, is rightly empty.
         self._ended = self._position > begin
 
@@ -189,10 +159,7 @@ class NumpyLoader:
             located = run.locate(slots if draw is None else draw.positions(slots))
             row = 0
             for size, step, after in zip(plan.sizes.tolist(), plan.steps.tolist(), plan.afters.tolist(), strict=True):
-                one = _Planned(located.rows(row, row + size), step, after)
-                if self._planner is not None:
-                    one = one._replace(cached=self._planner.add(one.located.positions, [step], [size]))
-                yield one
+                yield _Planned(located.rows(row, row + size), step, after)
                 row += size
             position, wanted = int(plan.afters[-1]), _PLANNED
 
@@ -238,20 +205,18 @@ class NumpyLoader:
 
 
 class _Planned(NamedTuple):
-    """A micro-batch that is not read yet, its step, the position of the run after it, and what a cache plans."""
+    """A micro-batch that is not read yet, its step, and the position of the run after it."""
 
     located: Located
     step: int
     after: int
-    cached: CachedSpan | None = None
 
 
 class _Reading:
     """Reads planned micro-batches, in order and in one thread, and counts what their loss is divided by."""
 
-    def __init__(self, run: Run, position: int, share: Share, planner: CachePlanner | None) -> None:
+    def __init__(self, run: Run, position: int, share: Share) -> None:
         self._run = run
-        self._planner = planner
         self._where = f"on rank {share.rank} of {share.world_size}"
         self._totals = StepTotals(run) if run.traits.is_counted else None
         if self._totals is not None:
@@ -260,7 +225,7 @@ class _Reading:
     def __call__(self, planned: _Planned) -> NumpyBatch:
         run, located = self._run, planned.located
         words = partial("{} samples of step {:,} {}".format, len(located.positions), planned.step, self._where)
-        with reading_for(words), self._fetched(planned):
+        with reading_for(words):
             batch: NumpyBatch = dict(run.read(located))
         batch["sample_positions"] = located.positions.copy()
         batch |= repeated(run.constants, len(located.positions))
@@ -275,10 +240,3 @@ class _Reading:
             batch["cu_seqlens"] = bounds = cu_seqlens(batch["position_ids"])
             batch["max_seqlen"] = int(np.diff(bounds).max(initial=0))
         return batch
-
-    def _fetched(self, planned: _Planned) -> AbstractContextManager[None]:
-        """Plan what a cache keeps of a micro-batch, and have it fetched until the end of the block."""
-        if self._planner is None or planned.cached is None:
-            return nullcontext()
-        self._planner.plan(planned.cached)
-        return planned.cached.fetched(self._planner.cache)

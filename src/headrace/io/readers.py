@@ -249,6 +249,8 @@ class Reader(ABC):
     """Whether it reads objects by URL, as well as local files."""
     cache: Any = None
     """The `headrace.Cache` that it reads through; None for a reader without one. This room knows no more of it."""
+    blocks_pass: bool = False
+    """Whether samples that lie together are read together, so that what a cache holds of them may go after that."""
 
     def __init__(self, *, pool: FilePool = OPEN_FILES, retries: RetryPolicy | None = None) -> None:
         self._pool = pool

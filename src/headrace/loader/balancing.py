@@ -6,7 +6,7 @@ Costs follow from lengths that are known before any sample is read, and blocks f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,9 +33,12 @@ from headrace.plan import (
     unbalanced,
 )
 from headrace.plan.balance import ASSIGNMENT_VERSION, costs_of
-from headrace.plan.caching.dealing import dealt_order, home_nodes, nodes_of
+from headrace.plan.dealing import dealt_order, home_nodes, nodes_of
 from headrace.plan.recipe import recorded_name
 from headrace.plan.slots import AnyDraw
+
+if TYPE_CHECKING:
+    from headrace.cache import Cache
 
 CostOfLengths = Callable[[IntArray], NDArray[Any]]
 Cost = Literal["tokens", "supervised_tokens"] | CostOfLengths
@@ -298,6 +301,21 @@ class BlockDealing(NamedTuple):
             raise ConfigError(f"dealing is {dealing!r:.80}; expected a Dealing, as headrace.Dealing(by='blocks')")
         per_node = ranks_on_each_node(ranks.world_size, ranks.per_node)
         return cls(BlockUses.of_run(run, block_bytes=dealing.block_bytes), per_node)
+
+    def tell(self, cache: Cache, ranks: Ranks) -> None:
+        """Tell the cache of this node which blocks have their home here, so that it keeps no others.
+
+        Raises:
+            ConfigError: samples are dealt by other blocks than those of the cache.
+        """
+        table = self.uses.table
+        if table.block_bytes != cache.block_bytes:
+            raise ConfigError(
+                f"samples are dealt by blocks of {table.block_bytes:,} bytes, and the cache has blocks of"
+                f" {cache.block_bytes:,}: pass Dealing(block={cache.block_bytes})"
+            )
+        num_nodes, node = ranks.world_size // self.per_node, ranks.rank // self.per_node
+        cache.keep_homes(self.uses.files, table.firsts[:-1].tolist(), num_nodes=num_nodes, node=node)
 
 
 class _Resumed(NamedTuple):

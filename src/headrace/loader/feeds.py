@@ -9,13 +9,10 @@ parts are named here, and imported when such a run comes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from pkgutil import resolve_name
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 from weakref import proxy
 
@@ -24,7 +21,6 @@ import xxhash
 from headrace.datasets import Run
 from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_blocks, check_group_batches, identity, read_identity, resumed_draw, verified
-from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for
 from headrace.loader import workers
@@ -53,8 +49,6 @@ from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
 if TYPE_CHECKING:
     from headrace.cache import Cache
     from headrace.datasets import FramedRun
-    from headrace.datasets.cache_planner import CachePlanner
-    from headrace.datasets.dataset import Tell
     from headrace.loader.balancing import Balance, BlockDealing, Dealing, StepAssignment
 
 
@@ -73,7 +67,6 @@ CHECK_SEEDED: Final = "headrace.loader.ragged:check_seeded"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
-PLANNER: Final = "headrace.datasets.cache_planner:CachePlanner"
 TIMER: Final = "headrace.loader.shard_times:FileTimer"
 COUNTS: Final = "headrace.loader.collating:BatchCounts"
 
@@ -194,7 +187,7 @@ class SpanFeed:
         self._choice = ReadingChoice(options.reading, here, run.traits)
         self._options = options
         self._share = options.share
-        self.cache: Cache | None = cache_of(run.datasets)
+        self.cache: Cache | None = cache_of(run.datasets, order=run.order.kind)
         self._debug = options.debug
         self.assignment: StepAssignment | None = None
         dealing: BlockDealing | None = None
@@ -202,18 +195,9 @@ class SpanFeed:
             dealing = resolve_name(DEALING)(run, options.dealing, options.ranks)
         if options.balance is not None or dealing is not None:
             self.assignment = resolve_name(ASSIGNMENT)(run, options.share, balance=options.balance, dealing=dealing)
-        self._planner: CachePlanner | None = None
-        if self.cache is not None:
-            self._planner = resolve_name(PLANNER)(
-                run,
-                options.share,
-                self.cache,
-                per_node=ranks_on_each_node(options.ranks.world_size, options.ranks.per_node),
-                dealt=None if dealing is None else dealing.uses,
-                is_balanced=options.balance is not None,
-            )
-        planner, times_files = self._planner, options.times_files
-        self._reader = StreamReader(run, self._choice, options.ranks, self.cache, planner, times_files=times_files)
+        if dealing is not None and self.cache is not None:
+            dealing.tell(self.cache, options.ranks)
+        self._reader = StreamReader(run, self._choice, options.ranks, self.cache, times_files=options.times_files)
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
 
@@ -229,12 +213,8 @@ class SpanFeed:
         pace = pace_of(run, self._share, is_here=not self._choice.begin().num_workers)
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
-        if self._planner is not None:
-            work = _told(self._planner, work)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
         for span, rows in self._reader.filled(work):
-            if self._planner is not None:
-                self._planner.done()
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
             handed = chain([HandOver(rows.times, len(batches), span.located.sources, rows.timed)], repeat(None))
@@ -353,14 +333,12 @@ class StreamReader:
         choice: ReadingChoice,
         ranks: Ranks,
         cache: Cache | None = None,
-        planner: CachePlanner | None = None,
         *,
         times_files: bool = False,
     ) -> None:
         self.run = run
         self._choice = choice
         self._cache = cache
-        self._planner = planner
         self._words = partial(span_words, ranks=ranks)
         self._describe = partial(describe_span, run, ranks=ranks)
         self._pin = pins(choice.asked or Reading())
@@ -370,8 +348,6 @@ class StreamReader:
             self._read = resolve_name(READ_OPAQUE if is_opaque else READ_RAGGED if is_ragged else READ_COUNTED)
         if times_files:
             self._read = resolve_name(TIMER)(self._read)
-        if cache is not None:
-            self._read = partial(_fetch_and_read, cache, self._read)
         self._workers: workers.WorkerPool[BatchSpan] | None = None
         self._ahead: Ahead[BatchSpan] = Ahead()
 
@@ -399,7 +375,7 @@ class StreamReader:
             return self._filled_here(spans, reading)
         if self._workers is None:
             self._workers = self._make_workers(reading)
-        made = self._workers.filled(spans if self._planner is None else _planned(self._planner, spans))
+        made = self._workers.filled(spans)
         return ((span, _pinned(rows)) for span, rows in made) if self._pin else made
 
     def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:
@@ -410,7 +386,7 @@ class StreamReader:
             (span, (span, buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))))
             for span in spans
         )
-        read = partial(_read, self._read, self.run, self._planner, self._pin, self._words)
+        read = partial(_read, self._read, self.run, self._pin, self._words)
         if not reading.num_threads:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
@@ -433,59 +409,15 @@ class StreamReader:
             self._workers.close()
 
 
-def _told(planner: CachePlanner, spans: Iterator[BatchSpan]) -> Iterator[BatchSpan]:
-    """Yield spans, each as one that `CachePlanner.plan` can plan; `CachePlanner.done` follows."""
-    stream = planner.begin()
-    # A loop that was left ends this generator when the program does, and by then the globals may be gone. The locks of
-    # the process go with it, so that nothing is pinned any more.
-    is_finalizing = sys.is_finalizing
-    try:
-        for span in spans:
-            yield span._replace(cached=planner.add(span.located.positions, span.steps, span.sizes))
-    finally:
-        if not is_finalizing():
-            planner.finish(stream)
-
-
-def _planned(planner: CachePlanner, spans: Iterator[BatchSpan]) -> Iterator[BatchSpan]:
-    """Yield spans for another process, which are planned here: several together, but not the first ones."""
-    most = 1
-    while together := list(islice(spans, most)):
-        for span in together:
-            if span.cached is not None:
-                planner.plan(span.cached)
-            yield span
-        most = min(2 * most, planner.num_together)
-
-
-def _fetch_and_read(
-    cache: Cache, read: ReadRows, run: Run, span: BatchSpan, out: Any, tell: Tell | None = None
-) -> SpanRows:
-    """Read a span when the blocks that it is the first to use are there, those of all files at the same time."""
-    begin = perf_counter()
-    with nullcontext() if span.cached is None else span.cached.fetched(cache):
-        fetch_s = perf_counter() - begin
-        rows = read(run, span, out, tell)
-    return rows._replace(times=rows.times._replace(read=rows.times.read + fetch_s))
-
-
 def _read(
-    read: ReadRows,
-    run: Run,
-    planner: CachePlanner | None,
-    pin: bool,
-    words: Callable[[BatchSpan], str],
-    task: tuple[BatchSpan, Any],
+    read: ReadRows, run: Run, pin: bool, words: Callable[[BatchSpan], str], task: tuple[BatchSpan, Any]
 ) -> SpanRows:
-    """Read a span in this process, usually in a thread, in which it is planned before and divided after that, too.
+    """Read a span in this process, usually in a thread, in which it is divided after that, too.
 
-    A loop that trains beside it would wait for the interpreter lock with each statement to a database, and with each
-    view of a tensor.
+    A loop that trains beside it would wait for the interpreter lock with each view of a tensor.
     """
     span, memory = task
     with reading_for(partial(words, span)):
-        if planner is not None and span.cached is not None:
-            planner.plan(span.cached)
         rows = read(run, span, memory, None)
     batches = divide(_pinned(rows) if pin else rows, span, run.constants)
     return rows._replace(columns={}, ragged=None, batches=batches)

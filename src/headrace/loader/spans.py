@@ -24,7 +24,6 @@ from headrace.errors import ConfigError
 from headrace.plan import IntArray, Share, micro_batches
 
 if TYPE_CHECKING:
-    from headrace.datasets.cache_planner import CachedSpan
     from headrace.encoders import Fault
     from headrace.loader.ranks import Ranks
 
@@ -105,14 +104,13 @@ class BatchSpan(NamedTuple):
     """Consecutive micro-batches of one rank: the samples to read, and how to divide them.
 
     Micro-batch i has the next ``sizes[i]`` rows of ``located``, and belongs to global step ``steps[i]``. After it, the
-    position of the run is ``afters[i]``. Of samples that are read through a cache, ``cached`` is what it plans of them.
+    position of the run is ``afters[i]``.
     """
 
     located: Located
     sizes: list[int]
     steps: list[int]
     afters: list[int]
-    cached: CachedSpan | None = None
 
 
 class RaggedBatch(NamedTuple):

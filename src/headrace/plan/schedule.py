@@ -171,15 +171,6 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         begins = positions - (positions - firsts[pieces]) % sizes[pieces]
         return begins, begins + sizes[pieces]
 
-    def steps(self, positions: IntArray) -> IntArray:
-        """Return (n,) int64: the step of each of (n,) int64 positions."""
-        sizes = np.array([size for _, size in self.pieces], dtype=np.int64)
-        steps = np.array([step for step, _ in self.pieces], dtype=np.int64)
-        firsts = np.append(0, np.cumsum(np.diff(steps) * sizes[:-1]))
-        pieces = np.searchsorted(firsts, positions, side="right") - 1
-        found: IntArray = steps[pieces] + (positions - firsts[pieces]) // sizes[pieces]
-        return found
-
     def _end_step(self, piece: int) -> int | None:
         return self.pieces[piece + 1][0] if piece + 1 < len(self.pieces) else None
 

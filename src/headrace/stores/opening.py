@@ -248,8 +248,8 @@ def open(  # noqa: A001
         documents: for tokens, as in `open_tokens`.
         dataset_order: for tokens, as in `open_tokens`.
         storage: for a URL, how the object store is reached; None goes by the environment.
-        cache: a `headrace.Cache` on a local disk, through which the data are read. A loader of these data tells it what
-            comes next, so that it need not be given again.
+        cache: a `headrace.Cache` on a local disk, through which the data are read. A loader of these data finds it, so
+            that it need not be given again.
 
     Raises:
         StoreError: as in `open_tokens`.
@@ -316,8 +316,8 @@ def open_tokens(
         documents: for pairs, ``"sequences"`` makes each sequence a document, whatever the index says.
         dataset_order: for HDF5, ``"number"``, or ``"name"`` for AstrAI's order, with data_10 before data_2.
         storage: for a URL, how the object store is reached; None goes by the environment.
-        cache: a `headrace.Cache` on a local disk, through which the data are read. A loader of these data tells it what
-            comes next, so that it need not be given again.
+        cache: a `headrace.Cache` on a local disk, through which the data are read. A loader of these data finds it, so
+            that it need not be given again.
 
     Raises:
         StoreError: nothing is there, a file is missing, or the data are malformed, of an unknown format or of two

@@ -445,11 +445,6 @@ class SampleStore(AnyStore):
             StoreError: a file is missing, changed or cut short.
         """
 
-    @property
-    def is_in_file_order(self) -> bool:
-        """Whether samples follow one another in ``data_files``; false if a shard is listed twice, or out of order."""
-        return False
-
     @abstractmethod
     def key(self, index: int) -> str:
         """Return the key of one sample; raises the same errors as ``read``."""

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
         account,
     )
     from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
+    from headrace.tracing.bill import PlannedCache, ReadingPlan, reading_plan
     from headrace.tracing.curves import MixCurve, MixMark, MixPoint, mix_curve
     from headrace.tracing.differences import RunDifference, first_difference
     from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file, undo_in_run_file
     from headrace.tracing.framed import FramedHistory, framed_history
-    from headrace.tracing.future import PlannedCache, PlannedEpoch, ReadingPlan, reading_plan
     from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
     from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
     from headrace.tracing.rebuilding import filed_run
@@ -70,9 +70,8 @@ _HOMES = {
     "MixPoint": "headrace.tracing.curves",
     "read_run_file": "headrace.tracing.run_file",
     "read_state": "headrace.tracing.states",
-    "PlannedCache": "headrace.tracing.future",
-    "PlannedEpoch": "headrace.tracing.future",
-    "ReadingPlan": "headrace.tracing.future",
+    "PlannedCache": "headrace.tracing.bill",
+    "ReadingPlan": "headrace.tracing.bill",
     "RunAccount": "headrace.tracing.accounting",
     "RunDifference": "headrace.tracing.differences",
     "RunFile": "headrace.tracing.run_file",
@@ -87,7 +86,7 @@ _HOMES = {
     "StepGrid": "headrace.tracing.grids",
     "Times": "headrace.tracing.answers",
     "Topology": "headrace.tracing.answers",
-    "reading_plan": "headrace.tracing.future",
+    "reading_plan": "headrace.tracing.bill",
     "trace_sample": "headrace.tracing.history",
     "trace_step": "headrace.tracing.history",
     "Traced": "headrace.tracing.answers",
@@ -109,7 +108,6 @@ __all__ = [
     "MixMark",
     "MixPoint",
     "PlannedCache",
-    "PlannedEpoch",
     "ReadingPlan",
     "RunAccount",
     "RunDifference",

@@ -170,9 +170,6 @@ class Sources:
 class _Records:
     """Records as they are stored: sample i is record i, whatever a dataset makes of it, read from some keys."""
 
-    is_in_file_order = True
-    is_planned_anew = False
-
     def __init__(self, store: Store, keys: Iterable[str]) -> None:
         self._store = store
         self._keys = tuple(keys)

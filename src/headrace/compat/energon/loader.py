@@ -332,12 +332,7 @@ class OwnOrderLoader(EnergonLoader):
         as_columns: bool = False,
     ) -> None:
         super().__init__(dataset, as_columns=as_columns)
-        cache = cache_of(own.run.datasets)
-        if cache is not None and cache.policy != "pin":
-            raise ConfigError(
-                f"these data are read through the cache {cache.folder}, which plans what it keeps, and this is not"
-                " known for Energon's own order: choose another order, or make the cache with policy='pin'"
-            )
+        cache = cache_of(own.run.datasets, order="shards")
         self._own = own
         self._reader = StreamReader(
             own.run, ReadingChoice(reading, reading, own.run.traits), dataset.worker_config.ranks, cache

@@ -132,16 +132,6 @@ class EncodedDataset(EncoderDataset):
         """Return the ranges of the samples of the dataset; those of substitutes are not known beforehand."""
         return self.dataset.extents(self.indices(addresses))
 
-    @property
-    def is_in_file_order(self) -> bool:
-        """Whether the dataset is."""
-        return self.dataset.is_in_file_order
-
-    @property
-    def is_planned_anew(self) -> bool:
-        """Whether the dataset is."""
-        return self.dataset.is_planned_anew
-
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """What decides the samples; the encoder is recorded by name and version."""

@@ -142,16 +142,6 @@ class MeasuredUnits:
         found = self._store.extents(rows.samples)
         return [found._replace(rows=units[found.rows])]
 
-    @property
-    def is_in_file_order(self) -> bool:
-        """Whether units are single outputs, of a store whose samples are in that order."""
-        return self.form is None and self._store.is_in_file_order
-
-    @property
-    def is_planned_anew(self) -> bool:
-        """Whether a unit has other members in another epoch."""
-        return self.differs_by_epoch
-
     @cached_property
     def differs_by_epoch(self) -> bool:
         """Whether a unit has other members in another epoch."""
@@ -416,16 +406,6 @@ class MeasuredDataset(EncoderDataset):
     def extents(self, addresses: IntArray) -> list[Extents]:
         """Return the ranges of all samples in each unit."""
         return self.units.extents(addresses)
-
-    @property
-    def is_in_file_order(self) -> bool:
-        """See `MeasuredUnits.is_in_file_order`."""
-        return self.units.is_in_file_order
-
-    @property
-    def is_planned_anew(self) -> bool:
-        """Whether a unit has other members in another epoch."""
-        return self.units.differs_by_epoch
 
     def find_keys(self, key: str) -> list[int]:
         """Return the units that hold outputs of the first sample with a key. Raises as `MeasuredUnits.find_keys`."""

@@ -396,11 +396,6 @@ class MediaDataset(SampleDataset):
         """Return one range for each sample, with all of its parts, also those that are not read."""
         return [self.store.extents(addresses)]
 
-    @property
-    def is_in_file_order(self) -> bool:
-        """Whether every shard comes once, in the order of the files."""
-        return self.store.is_in_file_order
-
     def address_of(self, restore_key: Any) -> int | None:
         """Return the number of the sample with a restore key, see `SampleDataset.address_of`."""
         match restore_key:

@@ -215,12 +215,7 @@ class FramedFeed:
                 "dealing needs to know where samples lie before they are read, and the samples of a step of a FramedRun"
                 " are only known when they are fed: leave dealing out"
             )
-        self.cache: Cache | None = cache_of(run.stream.datasets)
-        if self.cache is not None and self.cache.policy != "pin":
-            raise ConfigError(
-                f"the data of this run are read through the cache {self.cache.folder}, which plans what it keeps, and"
-                " when a sample of a FramedRun comes is only known when it is fed: make the cache with policy='pin'"
-            )
+        self.cache: Cache | None = cache_of(run.stream.datasets, order=run.stream.order.kind)
         if options.balance is not None:
             raise ConfigError(
                 "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "

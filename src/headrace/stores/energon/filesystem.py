@@ -133,11 +133,6 @@ class FilesystemStore(SampleStore):
         return Extents(self, rows, files, np.zeros_like(files), self.data_sizes()[files])
 
     @property
-    def is_in_file_order(self) -> bool:
-        """True: the files are numbered in the order of the samples."""
-        return True
-
-    @property
     def contents_fingerprint(self) -> str:
         """xxh3_128 of ``fingerprint``, and of the first and last 4 KiB of 64 files, spread evenly.
 

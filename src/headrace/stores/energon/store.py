@@ -309,11 +309,6 @@ class EnergonStore(SampleStore):
         return self._shards.tars.extents(self, *self._places(indices))
 
     @property
-    def is_in_file_order(self) -> bool:
-        """Whether the part lists each shard once."""
-        return bool((np.diff(self._which) > 0).all())
-
-    @property
     def tars(self) -> tuple[str, ...]:
         """The paths of the shards that are tars, each once."""
         return tuple(map(self._shards.tars.path, np.flatnonzero(self._shards.is_tar).tolist()))

@@ -525,11 +525,6 @@ class TarStore(SampleStore):
         return self._shards.extents(self, shards, indices - self._bounds[shards])
 
     @property
-    def is_in_file_order(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def faults(self) -> dict[str, tuple[TarFault, ...]]:
         """The faults of shards of which only the samples before the fault are used, by shard."""
         return {name: index.faults for name, index in zip(self.shards, self._indexes, strict=True) if index.faults}

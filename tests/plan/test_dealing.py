@@ -1,4 +1,4 @@
-"""Dealing: permutations, equal counts, the fewest foreign samples, resumes, and figures for 8 to 256 nodes."""
+"""Blocks of files; dealing: permutations, equal counts, few foreign samples, resumes, figures for 8 to 256 nodes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,57 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.plan import StepPart, balanced
-from headrace.plan.caching.dealing import dealt, dealt_order, home_nodes, nodes_of
+from headrace.plan.dealing import FileBlocks, dealt, dealt_order, home_nodes, nodes_of, ranks_of
+from headrace.plan.slots import taken_by
 
 TOPOLOGIES = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3))
 """Nodes, ranks a node, samples a micro-batch."""
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any)
+
+
+@given(SIZES, st.integers(1, 9), st.data())
+def test_touched_blocks_hold_the_bytes_of_the_ranges(sizes: list[int], block_bytes: int, data: st.DataObject) -> None:
+    table = FileBlocks(sizes, block_bytes=block_bytes)
+    ranges = data.draw(
+        st.lists(st.tuples(st.integers(0, len(sizes) - 1), st.floats(0, 1), st.floats(0, 1)), max_size=6)
+    )
+    files = np.array([file for file, _, _ in ranges], dtype=np.int64)
+    ends = [sorted((int(low * sizes[file]), int(high * sizes[file]))) for file, low, high in ranges]
+    begins, stops = (np.array([pair[at] for pair in ends], dtype=np.int64) for at in (0, 1))
+    assert table.num_blocks == sum(-(-size // block_bytes) for size in sizes)
+    assert table.num_bytes == sum(sizes)
+    found = table.touched(np.arange(len(ranges)), files, begins, stops)
+    expected: dict[tuple[int, int], int] = {}
+    for row, (file, begin, stop) in enumerate(zip(files.tolist(), begins.tolist(), stops.tolist(), strict=True)):
+        for byte in range(begin, stop):
+            block = int(table.firsts[file]) + byte // block_bytes
+            expected[row, block] = expected.get((row, block), 0) + 1
+    pairs = zip(found.rows.tolist(), found.blocks.tolist(), strict=True)
+    assert dict(zip(pairs, found.used_bytes.tolist(), strict=True)) == expected
+
+
+def test_sizes_at_the_limits_of_int32() -> None:
+    for size in (2**31 - 1, 2**31, 2**31 + 1):
+        table = FileBlocks([size, 5], block_bytes=1 << 23)
+        zeros = np.zeros(1, dtype=np.int64)
+        last = table.touched(zeros, zeros, zeros + size - 1, zeros + size)
+        assert last.blocks.tolist() == [(size - 1) >> 23]
+        assert table.touched(zeros, zeros + 1, zeros, zeros + 5).blocks.tolist() == [table.num_blocks - 1]
+
+
+def test_wrong_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 1 byte"):
+        FileBlocks([5], block_bytes=0)
+    with pytest.raises(ConfigError, match="at least 0"):
+        FileBlocks([-1], block_bytes=4)
+
+
+def test_ranks_of_slots() -> None:
+    for size, world_size, micro in ((12, 2, 3), (13, 2, 2), (7, 4, 3), (1, 5, 1), (31, 3, 4)):
+        offsets = np.arange(size)
+        found = ranks_of(offsets, np.full(size, size), world_size=world_size, micro_batch_size=micro)
+        assert found.tolist() == [taken_by(at, size, world_size, micro)[0] for at in range(size)]
 
 
 @given(st.lists(st.integers(-1, 30), max_size=60), TOPOLOGIES)

@@ -1,5 +1,9 @@
 """Dealing the samples of a step to the nodes that hold them: which rank takes a sample is free, which step is not.
 
+A *block* is a part of a file, of equal size except at the end of the file. The blocks of all files are numbered:
+
+    blocks of 8 bytes, files of 20 and 8 bytes      file 0: blocks 0 1 2      file 1: block 3
+
 Each node is the home of a share of the blocks of all files: block b has its home on node b modulo the number of nodes.
 The samples of a step go to the homes of their blocks, in equal counts; what is too much for one node goes to those that
 have too few:
@@ -17,7 +21,7 @@ Within a node, samples stay in their order, or are balanced by their costs over 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +30,69 @@ from headrace.errors import ConfigError
 from headrace.plan.balance import balanced, continued_order
 from headrace.plan.cursor import StepPart
 from headrace.plan.keys import IntArray
+
+
+class Touched(NamedTuple):
+    """The parts of ranges that lie in one block each; all (n,) int64.
+
+    ``rows`` are those of the ranges, ``blocks`` the blocks, and ``used_bytes`` how many bytes of the block a range has.
+    """
+
+    rows: IntArray
+    blocks: IntArray
+    used_bytes: IntArray
+
+
+class FileBlocks:
+    """The blocks of some files, numbered through in the order of the files.
+
+    Args:
+        sizes: (files,) int64, the bytes of each file.
+        block_bytes: the bytes of a block; the last block of a file may be shorter.
+
+    Raises:
+        ConfigError: a size is below 0, or ``block_bytes`` below 1.
+
+    Example:
+        >>> table = headrace.plan.dealing.FileBlocks([20, 8], block_bytes=8)
+        >>> table.num_blocks
+        4
+        >>> zeros = np.zeros(1, dtype=np.int64)
+        >>> table.touched(zeros, zeros, zeros + 6, zeros + 17).used_bytes.tolist()
+        [2, 8, 1]
+    """
+
+    def __init__(self, sizes: Sequence[int] | IntArray, *, block_bytes: int) -> None:
+        file_bytes: IntArray = np.asarray(sizes, dtype=np.int64)
+        if block_bytes < 1 or (file_bytes < 0).any():
+            raise ConfigError(f"blocks have at least 1 byte and files at least 0, found {block_bytes} and {sizes}")
+        self.block_bytes = block_bytes
+        self.num_bytes = int(file_bytes.sum())
+        counts = -(-file_bytes // block_bytes)
+        self.firsts: IntArray = np.append(np.zeros(1, dtype=np.int64), np.cumsum(counts))
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks of all files."""
+        return int(self.firsts[-1])
+
+    def touched(self, rows: IntArray, files: IntArray, begins: IntArray, ends: IntArray) -> Touched:
+        """Cut ranges ``[begins, ends)`` of files at the borders of blocks; empty ranges touch no block.
+
+        All arguments are (n,) int64.
+        """
+        kept = ends > begins
+        if not kept.all():
+            rows, files, begins, ends = rows[kept], files[kept], begins[kept], ends[kept]
+        first, last = begins // self.block_bytes, (ends - 1) // self.block_bytes
+        counts = last - first + 1
+        if (counts == 1).all():
+            return Touched(rows, self.firsts[files] + first, ends - begins)
+        lines = np.repeat(np.arange(len(rows)), counts)
+        within = np.arange(len(lines)) - np.repeat(np.cumsum(counts) - counts, counts) + first[lines]
+        low = np.maximum(begins[lines], within * self.block_bytes)
+        high = np.minimum(ends[lines], (within + 1) * self.block_bytes)
+        return Touched(rows[lines], self.firsts[files[lines]] + within, high - low)
 
 
 def ranks_of(offsets: IntArray, sizes: IntArray, *, world_size: int, micro_batch_size: int) -> IntArray:
@@ -65,7 +132,7 @@ def dealt(homes: IntArray, nodes: IntArray, num_nodes: int) -> IntArray:
 
     Example:
         >>> nodes = np.array([0, 0, 1, 1, 0, 0, 1, 1])
-        >>> headrace.plan.caching.dealing.dealt(np.array([0, 0, 1, 0, 0, 1, 0, 1]), nodes, 2).tolist()
+        >>> headrace.plan.dealing.dealt(np.array([0, 0, 1, 0, 0, 1, 0, 1]), nodes, 2).tolist()
         [0, 0, 1, 0, 0, 1, 1, 1]
     """
     if len(homes) != len(nodes):
