@@ -274,7 +274,6 @@ MAX_FILES = 24
 MAX_DEPTH = 3
 SAME_NAME = {
     "Store": "AstrAI's own name of its class, in compat",
-    "JsonlStore": "AstrAI's own name of its class, in compat",
 }
 """Public names that two classes have, and why."""
 

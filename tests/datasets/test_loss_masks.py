@@ -216,11 +216,10 @@ def test_peers_orders_say_that_they_do_not_use_it(tmp_path: Path, caplog: pytest
     assert "the store's 'loss_mask' is not used" in dataset.describe()
     caplog.clear()
     keyed = records_made.write(tmp_path / "keyed", records_made.sft(1, 30, counted=False))
-    sequence = DatasetFactory.load("seq", keyed, 16)
+    DatasetFactory.load("seq", keyed, 16)
     assert "training type 'seq' does not use the loss mask 'loss_mask'" in caplog.text
-    assert "the store's 'loss_mask' is not used" in sequence.dataset.describe()
     caplog.clear()
-    assert "not used" not in DatasetFactory.load("sft", keyed, 16).dataset.describe()
+    DatasetFactory.load("sft", keyed, 16)
     assert not caplog.text
 
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 from counts import cases
 from headrace import ConfigError
-from headrace.compat.astrai import ResumableDistributedSampler, sampler
+from headrace.compat import astrai
+from headrace.compat.astrai import ResumableDistributedSampler
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets rank and number of ranks."""
 
     def set_place(rank: int, ranks: int) -> None:
-        monkeypatch.setattr(sampler, "_place", lambda group: (rank, ranks))
+        monkeypatch.setattr(astrai, "_place", lambda group: (rank, ranks))
 
     return set_place
 
@@ -94,8 +95,8 @@ def test_going_on_by_batches_is_exact(
 ) -> None:
     """Partial batches, ends of epochs and all: what comes is what an uninterrupted run would have had."""
     rank = data.draw(st.integers(0, ranks - 1))
-    place = sampler._place
-    sampler._place = lambda group: (rank, ranks)  # type: ignore[assignment]
+    place = astrai._place
+    astrai._place = lambda group: (rank, ranks)  # type: ignore[assignment]
     try:
         each = -(-count // ranks)
         if drop_last and each < size:
@@ -110,7 +111,7 @@ def test_going_on_by_batches_is_exact(
         rest = batches(resumed, size, drop_last)
         assert [next(rest) for _ in range(9)] == wanted
     finally:
-        sampler._place = place
+        astrai._place = place
 
 
 def test_the_fault_that_is_kept_for_parity() -> None:
@@ -148,10 +149,10 @@ def test_contradictions_are_refused(options: dict[str, Any], message: str) -> No
 def test_the_place_is_that_of_the_process_group(tmp_path: Any) -> None:
     import torch.distributed as dist
 
-    assert sampler._place(None) == (0, 1)
+    assert astrai._place(None) == (0, 1)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
-        assert sampler._place(None) == (0, 1)
+        assert astrai._place(None) == (0, 1)
         assert list(ResumableDistributedSampler(range(3), process_group=dist.group.WORLD, shuffle=False)) == [0, 1, 2]
     finally:
         dist.destroy_process_group()

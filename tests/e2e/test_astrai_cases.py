@@ -143,9 +143,10 @@ def test_case_15_groups_of_different_sizes(tmp_path: Path) -> None:
         {"prompts": [10, 11], "responses": [12, 13], "masks": [1] * 2, "response_lengths": [1, 1]},
     ]
     groups[0]["rewards"], groups[1]["rewards"] = [1.0, 0.5, 0.25], [0.75, 0.5]
-    dataset = headrace.compat.astrai.DatasetFactory.load("grpo", records_made.write(tmp_path / "groups", groups), 8)
+    path = records_made.write(tmp_path / "groups", groups)
+    dataset = headrace.compat.astrai.DatasetFactory.load("grpo", path)
     assert [len(dataset[number]["responses"]) for number in range(2)] == [3, 2]
-    records = dataset.dataset
+    records = headrace.GroupDataset(headrace.open(path))
     batch = collate_fn(records)([records[0], records[1]])
     assert batch["responses"].shape == (2, 3, 2)
     assert batch["prompts"].tolist() == [[1, 2, 3], [0, 10, 11]]

@@ -16,7 +16,6 @@ import headrace
 from headrace import preparing, stores
 from headrace.cli import COMMANDS, main
 from headrace.compat import astrai, megatron
-from headrace.compat.astrai import stores as files
 from headrace.datasets import MediaDataset
 from headrace.datasets.metadataset import load_dataset, prepare_metadataset
 from headrace.errors import ConfigError
@@ -157,11 +156,7 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "load_dataset": load_dataset,
     "prepare_metadataset": prepare_metadataset,
     "DatasetFactory.load": lambda path: astrai.DatasetFactory.load("seq", path, 8),
-    "save_h5": lambda path: files.save_h5(path, "x", {}),
-    "load_h5": files.load_h5,
-    "save_bin": lambda path: files.save_bin(path, {}),
-    "load_bin": files.load_bin,
-    "detect_format": files.detect_format,
+    "detect_format": astrai.detect_format,
     "read_run_file": read_run_file,
     "load_recipe": load_recipe,
     "load_tokenizer": load_tokenizer,

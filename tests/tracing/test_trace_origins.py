@@ -22,7 +22,6 @@ from headrace import (
     SFTDataset,
     WindowDataset,
 )
-from headrace.compat.astrai import StreamWindows
 from headrace.compat.megatron import CyclicDataset, GPTDataset
 from headrace.datasets import Collation, Dataset, FilledDataset
 from headrace.datasets.dataset import Origins
@@ -115,7 +114,7 @@ def test_megatron_samples(corpus: list[corpora.Corpus]) -> None:
     assert cyclic.origins(some) == dataset.origins(some)
 
 
-def test_records_streams_and_maps(tmp_path: Path) -> None:
+def test_records_and_maps(tmp_path: Path) -> None:
     store = records_made.store(tmp_path, records_made.sft(0, 20), "keyed")
     records = SFTDataset(store, Collation())
     assert [one.document for (one,) in records.origins(np.array([3, 0]))] == [3, 0]
@@ -127,11 +126,6 @@ def test_records_streams_and_maps(tmp_path: Path) -> None:
     assert mapped.holders(7).tolist() == [7]
     with pytest.raises(ConfigError, match="samples have no keys"):
         mapped.find_key("7")
-    windows = WindowDataset(store, seq_len=9, document_ids=True)
-    streams = StreamWindows({"sequence": store}, "seq", window_size=9)
-    assert len(streams) == len(windows)
-    assert streams.origins(streams.locate(np.arange(9))) == windows.origins(windows.locate(np.arange(9)))
-    assert streams.holders(5).tolist() == windows.holders(5).tolist()
 
 
 def test_media(tmp_path: Path) -> None:

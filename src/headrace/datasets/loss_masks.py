@@ -113,7 +113,8 @@ def supervised_share(store: Store, mask: str, *, tokens: str | None = None) -> S
 def shown_mask(store: Store, key: str | None) -> str:
     """Return the end of a dataset's description: what share its mask trains, or that the store's mask is not used."""
     if key is None:
-        return unused_text(mask_of(store))
+        mask = mask_of(store)
+        return "" if mask is None else f", the store's {mask!r} is not used: masked tokens are trained on too"
     try:
         share = str(supervised_share(store, key))
     except (HeadraceError, OSError):
@@ -121,20 +122,11 @@ def shown_mask(store: Store, key: str | None) -> str:
     return f", {share} supervised by {key!r}"
 
 
-def unused_text(mask: str | None) -> str:
-    """Return the end of a dataset's description if the mask of the store is not used."""
-    return "" if mask is None else f", the store's {mask!r} is not used: masked tokens are trained on too"
-
-
 def warn_unused_mask(store: Store, who: str) -> None:
     """Warn that the store's mask is not used, where samples are those of another system that has no such mask."""
     if len(store.keys) == 1:
         _warn_left_out(store)
-    warn_unused(store, mask_of(store), who)
-
-
-def warn_unused(store: Store, mask: str | None, who: str) -> None:
-    """Warn that a mask is not used, if there is one."""
+    mask = mask_of(store)
     if mask is not None:
         _log.warning(
             "%s: %s does not use the loss mask %r of this store, so that masked tokens are trained on too: use "

@@ -1,30 +1,35 @@
 """AstrAI's tests of its data, at its version of today and at that of 2026-06 (``astrai_seed``), with our names.
 
-    names        datasets, stores, the sampler and the functions for files are those of ``headrace.compat.astrai``
-    documented   and what AstrAI's configurations make of records is what `headrace prepare` makes of them. The changes
-                 are: the dtypes of masks and rewards are named; a store without a window size has records; and in
-                 2026-06, pairs and groups without the borders of records are asked for as windows
+    names        datasets, stores and the sampler are those of ``headrace.compat.astrai``
+    documented   and what AstrAI's configurations make of records is what `headrace prepare` makes of them, where the
+                 dtypes of masks and rewards are named
 
-What we have no name for stays AstrAI's own: its checkpoints, its configuration classes, and in ``names`` its pipeline.
+What we have no name for stays AstrAI's own: its functions for files, its checkpoints, its configuration classes, and in
+``names`` its pipeline.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
-import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import headrace
 import headrace.compat.astrai as ours
 from headrace.plan.packing import Packing, plan_packs
+from headrace.preparing.messages import RecipeSetup
+from headrace.preparing.recipes import find_template, find_tokenizer
+from headrace.preparing.record_encoder import find_end_names, make_maker
+from headrace.samples.recipe import parse_recipe
+from headrace.samples.recipe.recipe import lengths_key
 from suites.suite import Absent, Suite, variant
 
 SUITE = Suite(name="astrai", tests=("tests/data",), options=("--continue-on-collection-errors",))
@@ -35,23 +40,18 @@ NAMES = {
     "DatasetFactory": "DatasetFactory",
     "GRPODataset": "GRPODataset",
     "H5Store": "H5Store",
-    "JsonlStore": "JsonlStore",
     "MmapStore": "MmapStore",
-    "RDSampler": "RDSampler",
+    "RDSampler": "ResumableDistributedSampler",
     "ResumableDistributedSampler": "ResumableDistributedSampler",
+    "SEQDataset": "SEQDataset",
+    "SFTDataset": "SFTDataset",
     "Store": "Store",
     "StoreFactory": "StoreFactory",
     "detect_format": "detect_format",
-    "dpo_collate_fn": "dpo_collate_fn",
-    "grpo_collate_fn": "grpo_collate_fn",
-    "load_bin": "load_bin",
-    "load_h5": "load_h5",
-    "save_bin": "save_bin",
-    "save_h5": "save_h5",
 }
 """AstrAI's names and ours."""
 
-MODULES = ("dataset", "dataset.dataset", "dataset.storage", "dataset.sampler", "serialization")
+MODULES = ("dataset", "dataset.dataset", "dataset.storage", "dataset.sampler")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,10 +62,6 @@ def pytest_load_initial_conftests() -> None:
     if variant() != "itself":
         replace(MODULES, {name: getattr(ours, other) for name, other in NAMES.items()})
     if variant() == "documented":
-        if hasattr(importlib.import_module("astrai.dataset"), "RDSampler"):  # not in the version of 2026-06
-            ours.Store.__init__.__defaults__ = (0, None)
-        else:
-            ours.DatasetFactory.load = partial(load_windows, ours.DatasetFactory.load)
         replace(
             ("preprocessing", "preprocessing.builder", "preprocessing.pipeline", "preprocessing.packing"),
             {
@@ -126,11 +122,6 @@ def replace(modules: Sequence[str], names: dict[str, Any]) -> None:
                 setattr(found, name, value)
 
 
-def load_windows(load: Any, train_type: str, *arguments: Any, **options: Any) -> Any:
-    """Load a dataset with windows, which AstrAI had for all training types."""
-    return load(train_type, *arguments, layout="windows", **options)
-
-
 class MaskBuilder:
     """AstrAI's mask builders, by what `headrace prepare` makes of single records with the same configuration."""
 
@@ -146,14 +137,9 @@ class MaskBuilder:
             {"rewards": "float64"} if "rewards" in (values["input"].get("sources") or ()) else {}
         )
         folder = written(tokenizer)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made = ours.TokenizeTransform(values, folder).apply([item])
-        except headrace.InputError:
+        found = sequences(values, folder, item)
+        if found is None:
             return None
-        made.pop("position_ids", None)
-        found = {key: as_lists(rows[0]) for key, rows in made.items()}
         domain = item.get(domain_key) if domain_key else None
         return {**found, "domain": domain if isinstance(domain, str) else "__default__"}
 
@@ -174,8 +160,32 @@ class MultiMaskBuilder(MaskBuilder):
     keys = "sources"
 
 
-def as_lists(row: Any) -> Any:
-    return [as_lists(part) for part in row] if isinstance(row, list) else row.tolist()
+def sequences(config: dict[str, Any], folder: Path, item: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the sequences of one record, or their lists, as `headrace prepare` makes them; None if it is left out."""
+    recipe = parse_recipe(json.dumps(config), name="the configuration")
+    loaded, place = find_tokenizer(recipe, folder)
+    recipe, template = find_template(recipe, place, {})
+    setup = RecipeSetup(
+        recipe=msgspec.json.encode(recipe),
+        sources=(),
+        template=None if template is None else msgspec.json.encode(template),
+        special_tokens=find_end_names(loaded, place, template).tokens,
+        before_text=loaded.before_text,
+    )
+    maker = make_maker(setup, loaded.json, source=0)
+    made = maker.make([item])
+    if made.bad or made.dropped:
+        return None
+    rows = {name: values.tolist() for name, (values, _) in made.arrays.items()}
+    stored = {key.name: key.stored for key in maker.keys}
+    for key in maker.keys:
+        lengths = rows.get(stored.get(lengths_key(key.parallel_to or key.name), ""))
+        if key.kind in ("ids", "mask") and lengths is not None:
+            ends = list(itertools.accumulate(lengths))
+            flat = rows[key.stored]
+            rows[key.stored] = [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    apart = {"position_ids", *(key.stored for key in maker.keys if key.kind == "lengths")}
+    return {name: row for name, row in rows.items() if name not in apart}
 
 
 def written(tokenizer: Any) -> Path:
