@@ -131,7 +131,7 @@ def preview(ctx: click.Context, /, path: str, html: str | None, plain: bool, as_
     options["pictures"] = html is not None or (to_terminal and way != "none")
     with inspect.open_preview(path, **options, with_figures=not to_terminal) as found:
         if html is not None:
-            write_page(html, inspect.page_of(found), quiet=as_json)
+            write_page(html, _page_of(found), quiet=as_json)
         if as_json:
             print_json(found)
         elif to_terminal:
@@ -175,6 +175,12 @@ def check_page_name(name: str) -> None:
         raise ConfigError(f"--html {name}: the name of the page must end in .html")
 
 
+def _page_of(found: inspect.Preview | inspect.OpenPreview | inspect.Rendering) -> str:
+    from headrace.ui import page_of
+
+    return page_of(found)
+
+
 def write_page(name: str, text: str, *, quiet: bool) -> None:
     """Write a page atomically, and print its name and size.
 
@@ -216,7 +222,7 @@ def render(recipe: str, record: int, plain: bool, html: str | None, as_json: boo
     with ProgressBar(quiet=as_json) as bar:
         rendering = inspect.render(recipe, record, **options, on_progress=bar.update)
     if html is not None:
-        write_page(html, inspect.page_of(rendering), quiet=as_json)
+        write_page(html, _page_of(rendering), quiet=as_json)
     if as_json:
         print_json(rendering)
     elif html is None:

@@ -17,7 +17,6 @@ origins, ``lines()`` is what it prints without. Files by topic:
     origins, rendering   where samples and documents come from (`document_origins`); what a recipe makes of a record
     run_files            the file of a run, and what an edit of it changes
     lines                previews and renderings as lines of a terminal, with pictures; `figures` formats numbers
-    pages                previews and renderings as one HTML file
     views/               what only the pages of ``headrace ui`` show
 
 Nothing that a ``dataset.yaml`` names is imported, and pickles are not read. Pictures need Pillow, video and sound need
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     )
     from headrace.inspect.metadataset import MetadatasetDescription, MixVerdict, check_mix, describe_metadataset
     from headrace.inspect.origins import SampleOrigins, find_shards, where, with_inputs
-    from headrace.inspect.pages import page_of
     from headrace.inspect.questions import (
         CHECK_FITS,
         PREVIEW_FITS,
@@ -130,7 +128,6 @@ _HOMES = {
     "open_preview": "headrace.inspect.questions",
     "open_samples": "headrace.inspect.sample_preview",
     "pack_figures": "headrace.inspect.description",
-    "page_of": "headrace.inspect.pages",
     "parts_heading": "headrace.inspect.lines",
     "parts_lines": "headrace.inspect.lines",
     "preview": "headrace.inspect.questions",
@@ -202,7 +199,6 @@ __all__ = [
     "open_preview",
     "open_samples",
     "pack_figures",
-    "page_of",
     "parts_heading",
     "parts_lines",
     "preview",

@@ -8,8 +8,6 @@ from importlib.resources import files
 from threading import Event
 from typing import Any, Final
 
-import jinja2
-from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -18,14 +16,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace import _version
 from headrace.errors import ConfigError, HeadraceError
-from headrace.inspect import figures, views
-from headrace.inspect.lines import turns
+from headrace.inspect import views
 from headrace.inspect.questions import check
-from headrace.ui import drawing, events, media, run_pages, shell, store_pages
+from headrace.ui import events, media, run_pages, store_pages
 from headrace.ui.places import NotNamedError, Places
-from headrace.ui.requests import Query, link
+from headrace.ui.rendering import environment as page_environment
+from headrace.ui.requests import Query
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
@@ -79,7 +76,7 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
         ending: is set when the server ends, and ends streams of events.
     """
     ending = ending or Event()
-    environment = _environment()
+    environment = page_environment()
 
     def answer(page: Page) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
@@ -151,68 +148,6 @@ async def _static(request: Request) -> Response:
     if kind is None or "/" in name or not file.is_file():
         raise HTTPException(404)
     return Response(file.read_bytes(), media_type=kind)
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("headrace.ui"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_harmless,
-        auto_reload=False,
-    )
-    environment.globals.update(link=link, drawing=drawing, shell=shell, version=_version.__version__)
-    environment.filters.update(
-        count=figures.count,
-        size=figures.size,
-        plural=figures.plural,
-        short=_short,
-        percent=_percent,
-        json=figures.as_json,
-        turns=turns,
-        broken=_broken,
-        dropped=_dropped,
-        source=drawing.source_name,
-        utc=_utc,
-        sum_values=_sum_values,
-    )
-    return environment
-
-
-def _harmless(value: Any) -> Any:
-    """Make texts harmless before they are escaped: characters that do not print, or move others, are written out."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return "\n".join(figures.safe_text(line) for line in value.split("\n"))
-    return "" if value is None else value
-
-
-def _short(number: float) -> str:
-    return figures.short(number).strip()
-
-
-def _percent(share: float | None, digits: int = 1) -> str:
-    return "" if share is None else f"{100 * share:.{digits}f} %"
-
-
-def _utc(date: str) -> str:
-    """Return a date of a file, such as ``2026-03-01T12:30:09+00:00``, as pages show dates."""
-    return date[:16].replace("T", " ") if date.endswith("+00:00") else date
-
-
-def _broken(text: str) -> str:
-    """Mark line breaks of the data, to tell them from those of the page."""
-    return "\n".join(figures.safe_lines(text))
-
-
-def _dropped(documents: dict[str, int], tokens: dict[str, int]) -> list[str]:
-    """Return the reasons of both that have a count."""
-    return [reason for reason in dict.fromkeys((*documents, *tokens)) if documents.get(reason) or tokens.get(reason)]
-
-
-def _sum_values(counts: dict[str, int]) -> int:
-    return sum(counts.values())
 
 
 class _Guarded:

@@ -10,8 +10,8 @@ import numpy as np
 from starlette.responses import Response
 
 from headrace.errors import ConfigError
-from headrace.inspect.pages import PLAYED
 from headrace.inspect.samples import MAX_PIXELS_SIDE, PartViewer, need_samples
+from headrace.ui.files import PLAYED
 from headrace.ui.requests import Query
 
 MAX_PLAYED: Final = 1 << 30

@@ -16,8 +16,9 @@ from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, RunFile, Topology, Traced
 from headrace.ui import drawing, shell
+from headrace.ui.rendering import boxes_of
 from headrace.ui.requests import Query, link
-from headrace.ui.store_pages import Values, boxes_of
+from headrace.ui.store_pages import Values
 
 SHOWN_RANKS: Final = 64
 SHOWN_ROWS: Final = 200

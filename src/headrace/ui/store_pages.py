@@ -8,13 +8,14 @@ import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
-from headrace.inspect.pages import PLAYED
 from headrace.inspect.questions import open_preview, preview
 from headrace.inspect.sample_preview import OpenPreview, SamplePreview
 from headrace.inspect.samples import LookedAtSample
 from headrace.inspect.shown import Preview
 from headrace.inspect.views import SampleOutline
 from headrace.ui import drawing, shell
+from headrace.ui.files import PLAYED
+from headrace.ui.rendering import boxes_of
 from headrace.ui.requests import Query, link
 
 Values = tuple[str, dict[str, Any]]
@@ -196,21 +197,6 @@ def sample(asked: Query) -> Values:
         "played": [name for name in looked.raw.parts if name.rpartition(".")[2].lower() in PLAYED],
         "copy": shell.documents(path, [looked.shown.number]),
     }
-
-
-def boxes_of(sample: Any) -> dict[str, Any]:
-    """Return the boxes on each picture of a sample, drawn; by the name of the part."""
-    found: dict[str, Any] = {}
-    for part in sample.parts:
-        drawn = [
-            (boxes.kind, *place, f"{boxes.kind} {at}" + (f": {boxes.texts[at]}" if boxes.texts else ""))
-            for boxes in sample.boxes
-            if boxes.picture == part.name
-            for at, place in enumerate(boxes.boxes)
-        ]
-        if drawn and "width" in part.facts:
-            found[part.name] = drawing.boxes(drawn, float(part.facts["width"]), float(part.facts["height"]))
-    return found
 
 
 def _facts(opened: Preview | OpenPreview) -> SamplePreview:

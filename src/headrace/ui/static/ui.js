@@ -72,7 +72,6 @@ document.addEventListener("click", event => {
 });
 document.addEventListener("change", event => {
   const field = event.target, form = field.closest("form[data-live]");
-  if (field.dataset.toggle) document.body.classList.toggle(field.dataset.toggle, field.checked);
   if (form) submitLive(form);
 });
 document.addEventListener("input", event => {
