@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -198,20 +197,3 @@ def test_validation_takes_all_of_a_blend(folder: Path) -> None:
         given = {"val": True, "split_part": "train", "batch_size": 4}
         theirs, ours = (flat(take(make(path, **given))) for make in (their_loader, our_loader))
         assert theirs == ours == ["d0", "d1", "d2", *(f"a{number}" for number in range(40, 61))]
-
-
-@pytest.mark.parametrize("package", ["megatron.energon", "headrace.compat.energon"])
-def test_load_config_as_its_own_code_calls_it(folder: Path, package: str) -> None:
-    """The same program with the import changed: ``dataset.yaml`` and what it does not say make a factory."""
-    config = import_module("megatron.energon.dataset_config" if package == "megatron.energon" else package)
-    names = import_module(package)
-    worker_config = names.WorkerConfig.default_worker_config()
-    worker_config.num_workers = 0
-    path = import_module(f"{package}.epathlib" if package == "megatron.energon" else package).EPath(folder / "a")
-    made = config.load_config(
-        path / config.MAIN_FOLDER_NAME / "dataset.yaml",
-        default_type=names.StandardWebdatasetFactory,
-        default_kwargs={"path": path, "split_part": "val", "training": False, "worker_config": worker_config},
-    )
-    loader = energon_peer.quietly(names.get_loader, made.build())
-    assert [one.text for one in energon_peer.quietly(list, loader)] == [f"a{number}" for number in range(40, 61)]

@@ -18,7 +18,8 @@ from PIL import Image
 
 import headrace
 import media_stores_made
-from headrace.compat.energon import MergeTransform
+from headrace.compat.energon import CustomTransform, MergeTransform
+from headrace.errors import ConfigError
 from headrace.loader import Ranks, Reading
 from headrace.samples.media import CaptioningSample, SampleDecoder
 from headrace.stores.tar.writer import TarWriter
@@ -105,13 +106,24 @@ def test_crops_are_the_same_after_a_resume_on_other_ranks(v2: Any, pictures: hea
     assert not torch.equal(rest[2], rest[-1]), "another epoch draws other crops"
 
 
+class Halved(CustomTransform):
+    def apply_transform(self, matrix: Any, dst_size: Any) -> Any:
+        return self.scale(0.5, 0.5) @ matrix, dst_size // 2, None
+
+
 def test_energons_merged_transforms_are_torchvisions(v2: Any) -> None:
     """One resampling gives about what the transforms give one after another: nearly the same pixels."""
     from torchvision import transforms
 
-    gradient = Image.linear_gradient("L").resize((80, 60)).convert("RGB")
-    steps = [transforms.Resize((48, 64)), transforms.CenterCrop((40, 40)), transforms.RandomHorizontalFlip(1.0)]
-    found, expected = MergeTransform(steps)(gradient), transforms.Compose(steps)(gradient)
-    assert found.size == expected.size == (40, 40)
-    apart = v2.functional.pil_to_tensor(found).int() - v2.functional.pil_to_tensor(expected).int()
-    assert apart.abs().float().mean() < 3
+    gradient = Image.linear_gradient("L").resize((160, 120)).convert("RGB")
+    bilinear = transforms.InterpolationMode.BILINEAR
+    for drawn in (transforms.RandomRotation(30, interpolation=bilinear), transforms.RandomPerspective(0.3, p=1.0)):
+        torch.manual_seed(1)
+        found = MergeTransform([Halved(), drawn])(gradient)
+        torch.manual_seed(1)
+        expected = transforms.Compose([transforms.Resize((60, 80)), drawn])(gradient)
+        assert found.size == expected.size == (80, 60)
+        apart = v2.functional.pil_to_tensor(found).int() - v2.functional.pil_to_tensor(expected).int()
+        assert apart.abs().float().mean() < 3
+    with pytest.raises(ConfigError, match="CenterCrop is not one of"):
+        MergeTransform([transforms.CenterCrop(8)])

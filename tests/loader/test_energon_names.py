@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import multiprocessing
 import pickle
 import sys
 import tarfile
@@ -23,7 +21,6 @@ from counts import PATIENCE_S
 from headrace.compat import energon
 from headrace.compat.energon import (
     BaseWebdatasetFactory,
-    BlendDataset,
     Cooker,
     DefaultDecoderWebdatasetFactory,
     DefaultTaskEncoder,
@@ -31,6 +28,8 @@ from headrace.compat.energon import (
     FileStore,
     FileStoreCachePool,
     Lazy,
+    LimitDataset,
+    RepeatDataset,
     Sample,
     SampleDecoder,
     TaskEncoder,
@@ -38,15 +37,14 @@ from headrace.compat.energon import (
     WorkerConfig,
     basic_sample_keys,
     edataclass,
-    get_dataset_from_config,
     get_loader,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     stateless,
 )
-from headrace.datasets import MediaDataset
-from headrace.errors import ConfigError, DecodeError, StateError
+from headrace.datasets import Limit, MediaDataset, Repeat
+from headrace.errors import ConfigError, DecodeError
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 COUNT = 24
@@ -291,14 +289,6 @@ def test_media_metadata_has_attributes() -> None:
     assert facts == {"type": "image", "width": 4, "height": 3}
 
 
-def test_folders_of_plain_files_are_paths(tmp_path: Path) -> None:
-    text = "splits: {train: {path: data, aux: {media: 'filesystem://media', more: other}}}\n"
-    (tmp_path / "mix.yaml").write_text(text)
-    [found] = energon.traverse_metadataset(tmp_path / "mix.yaml", split_part="train")
-    assert found.aux == {"media": EPath(tmp_path / "media"), "more": EPath(tmp_path / "other")}
-    assert found.path == EPath(tmp_path / "data")
-
-
 def test_cookers_that_nothing_calls_are_told(root: Path, crude: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Cooking(DefaultTaskEncoder):  # type: ignore[type-arg]
         cookers = (Cooker(lambda sample: sample),)
@@ -327,19 +317,6 @@ def test_arguments_without_effect_are_told_once(root: Path, recwarn: pytest.Warn
         train(root, handler=print, image_decode="pil")
 
 
-def test_arguments_of_wrappers_that_say_something_are_named(root: Path) -> None:
-    batches = train(root)
-    samples = MediaDataset.open(root, "train")
-    with pytest.warns(UserWarning, match=r"MapDataset: accepted.*failure_tolerance: use WorkerConfig") as told:
-        energon.MapDataset(batches, str, failure_tolerance=3, map_fn_config=None)
-    assert "map_fn_config" not in str(told[0].message)
-    with pytest.warns(UserWarning, match=r"LimitDataset: accepted.*reset_after_epoch: each pass has the samples"):
-        energon.LimitDataset(samples, 3, reset_after_epoch=True)
-    with pytest.warns(UserWarning, match=r"BatchDataset: accepted.*batcher_conf: there is no use for it here"):
-        energon.BatchDataset(batches, 2, list, batcher_conf="x")
-    energon.RepeatDataset(samples, repeats=2, restart=True, worker_config=ALONE)  # nothing to say
-
-
 def test_an_error_handler_is_called_and_may_end_the_run(root: Path) -> None:
     class Failing(DefaultTaskEncoder):  # type: ignore[type-arg]
         @stateless
@@ -362,109 +339,62 @@ def test_an_error_handler_is_called_and_may_end_the_run(root: Path) -> None:
         list(get_loader(dataset))
 
 
-class Numbered(Typed):
-    def __init__(self, source: int) -> None:
-        super().__init__()
-        self.source = source
-
-    @stateless
-    def encode_batch(self, batch: TextBatch) -> Any:
-        return {"source": self.source, "text": batch.text, "__restore_key__": batch.__restore_key__}
+def validation(root: Path, worker_config: WorkerConfig = ALONE, batch_size: int = 4, **options: Any) -> Any:
+    return get_val_dataset(root, split_part="train", worker_config=worker_config, batch_size=batch_size, **options)
 
 
-def wrapped(root: Path, kind: str) -> Any:
-    first, second = (train(root, task_encoder=Numbered(source), batch_size=2) for source in range(2))
-    once = get_val_dataset(root, split_part="train", worker_config=ALONE, batch_size=None)
-    match kind:
-        case "blend":
-            return BlendDataset((first, 2), (second, 8), worker_config=ALONE)
-        case "limit":
-            return energon.LimitDataset(
-                energon.RepeatDataset(once, worker_config=ALONE), length=30, worker_config=ALONE
-            )
-        case "epochs":
-            return energon.EpochizeDataset(energon.FilterDataset(once, lambda one: int(one.text) % 3), 5, ALONE)
-        case "batches":
-            return energon.BatchDataset(once, 5, lambda samples: [one.text for one in samples], worker_config=ALONE)
-        case "buffer":
-            return energon.ShuffleBufferDataset(once, 7, worker_config=ALONE)
-        case "groups":
-            odd = lambda one: (int(one.text) % 2, None)  # noqa: E731
-            return energon.GroupBatchDataset(once, 3, odd, lambda samples: [one.text for one in samples])
-        case "packs":
-            by_two = lambda samples: [samples[at : at + 2] for at in range(0, len(samples), 2)]  # noqa: E731
-            return energon.PackingDataset(once, 10, by_two, lambda samples: [one.text for one in samples])
-        case "several":
-            return energon.MapDataset(once, several, worker_config=ALONE)
-    return energon.ConcatDataset(once, energon.MapDataset(once, lambda one: one.text, worker_config=ALONE))
+def texts(loader: Any) -> list[str]:
+    return [text for batch in loader for text in batch.text]
 
 
-@stateless
-def several(sample: TextSample) -> Any:
-    for number in range(int(sample.text) % 3):
-        yield TextSample.derive_from(sample, text=f"{sample.text}.{number}")
+def test_passes_are_repeated_and_limited(root: Path) -> None:
+    """As public programs validate: so many batches of a dataset that may be shorter, the same each time."""
+    everything = list(map(str, range(COUNT)))
+    repeated = RepeatDataset(validation(root), worker_config=ALONE)
+    again = get_loader(
+        LimitDataset(repeated, length=8, worker_config=ALONE, reset_after_epoch=True), worker_config=ALONE
+    )
+    assert texts(again) == [*everything, *everything[:8]]
+    assert len(some(again, 3)) == 3
+    assert texts(again) == [*everything, *everything[:8]]
+    further = get_loader(LimitDataset(repeated, 8))
+    assert texts(further) == [*everything, *everything[:8]]
+    assert texts(further) == [*everything[8:], *everything[:16]]
+    assert texts(get_loader(LimitDataset(validation(root), 2, reset_after_epoch=True))) == everything[:8]
+    assert texts(get_loader(LimitDataset(validation(root), 99))) == everything
+    assert texts(get_loader(LimitDataset(LimitDataset(repeated, 2), 3))) == everything[:8]
+    assert len(some(get_loader(repeated), 20)) == 20
 
 
-def plain(batch: Any) -> Any:
-    return batch if isinstance(batch, str | list) else batch["source"] if isinstance(batch, dict) else batch.text
+def test_short_batches_come_at_the_end_of_each_pass(root: Path) -> None:
+    loader = get_loader(LimitDataset(RepeatDataset(validation(root, batch_size=5)), length=12))
+    assert [len(batch.text) for batch in loader] == [5, 5, 5, 5, 4, 5, 5, 5, 5, 4, 5, 5]
 
 
-KINDS = ["blend", "limit", "epochs", "batches", "buffer", "groups", "packs", "several", "concat"]
+def test_workers_of_limited_passes(root: Path) -> None:
+    config = WorkerConfig(rank=1, world_size=2, num_workers=1)
+    loader = get_savable_loader(LimitDataset(RepeatDataset(validation(root, config)), 4))
+    assert texts(loader) == [str(number) for at in (4, 12, 20, 4) for number in range(at, at + 4)]
+    loader.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stop", [1, 4])
-def test_wrappers_go_on_where_they_stopped(root: Path, kind: str, stop: int) -> None:
-    whole = get_savable_loader(wrapped(root, kind))
-    expected = [plain(batch) for batch in itertools.islice(itertools.chain(whole, whole), 9)]
-    first = get_savable_loader(wrapped(root, kind))
-    batches = iter(first)
-    assert [plain(next(batches)) for _ in range(stop)] == expected[:stop]
-    state = first.save_state_rank()
-    resumed = get_savable_loader(wrapped(root, kind))
-    resumed.restore_state_rank(state)
-    found = [plain(batch) for batch in itertools.islice(itertools.chain(resumed, resumed), 9 - stop)]
-    assert found == expected[stop:]
-
-
-def test_what_wrappers_give(root: Path) -> None:
-    sources = [batch["source"] for batch in some(get_loader(wrapped(root, "blend")), 200)]
-    assert 130 < sum(sources) < 190
-    assert len(list(get_loader(wrapped(root, "limit")))) == 30
-    assert [text for batch in get_loader(wrapped(root, "batches")) for text in batch] == list(map(str, range(COUNT)))
-    assert sorted(one.text for one in get_loader(wrapped(root, "buffer"))) == sorted(map(str, range(COUNT)))
-    assert len(wrapped(root, "batches")) == 5
-    with pytest.raises(StateError, match="wrap the same datasets in the same way"):
-        get_savable_loader(wrapped(root, "limit")).restore_state_rank(wrapped(root, "batches").save_state())
-    with pytest.raises(ConfigError, match="expected pairs"):
-        BlendDataset(train(root), train(root), worker_config=ALONE)
-
-
-class Own(energon.SavableDataset[int]):
-    """A dataset of the user's."""
-
-    _savable_fields = ("at",)
-
-    def __init__(self, worker_config: WorkerConfig) -> None:
-        super().__init__(worker_config)
-        self.at = 0
-
-    def __iter__(self) -> Any:
-        while True:
-            self.at += 1
-            yield self.at
-
-    def len_worker(self, worker_idx: int | None = None) -> int:
-        return 10
-
-
-def test_a_dataset_of_the_users() -> None:
-    loader = get_savable_loader(energon.MapDataset(Own(ALONE), lambda number: number * 2, worker_config=ALONE))
-    assert some(loader) == [2, 4, 6]
-    other = get_savable_loader(energon.MapDataset(Own(ALONE), lambda number: number * 2, worker_config=ALONE))
-    other.restore_state_rank(json.loads(json.dumps(loader.save_state_rank())))
-    assert some(other) == [8, 10, 12]
-    assert len(other) == 10
+def test_what_limits_and_repeats_refuse(root: Path) -> None:
+    samples = MediaDataset.open(root, "train")
+    assert isinstance(LimitDataset(samples, 3), Limit)
+    assert isinstance(RepeatDataset(samples, repeats=2, worker_config=ALONE), Repeat)
+    with pytest.warns(UserWarning, match=r"LimitDataset: accepted.*reset_after_epoch: each pass has the samples"):
+        LimitDataset(samples, 3, reset_after_epoch=True)
+    with pytest.raises(ConfigError, match="needs a number of repeats"):
+        RepeatDataset(samples)
+    with pytest.raises(ConfigError, match="limited by LimitDataset"):
+        RepeatDataset(validation(root), repeats=2)
+    with pytest.raises(ConfigError, match="expected a dataset"):
+        LimitDataset(list(samples), 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="which decides"):
+        RepeatDataset(validation(root), worker_config=WorkerConfig(0, 1, 3))
+    nothing = RepeatDataset(validation(root, WorkerConfig(rank=39, world_size=40, num_workers=0), 1, order="energon"))
+    with pytest.raises(ConfigError, match="no batches for this rank"):
+        next(iter(get_loader(nothing)))
 
 
 class ChatWebdataset(DefaultDecoderWebdatasetFactory[TextSample]):
@@ -483,7 +413,6 @@ def test_a_class_of_the_users_in_dataset_yaml(tmp_path: Path) -> None:
     path = write(tmp_path, "chat", more=text)
     with pytest.raises(ConfigError, match=r"ChatWebdataset lies in a module .* trust_code=True"):
         train(path)
-    import sys
 
     sys.modules.setdefault(__name__, sys.modules[ChatWebdataset.__module__])
     [batch] = some(get_loader(train(path, trust_code=True)), 1)
@@ -494,76 +423,37 @@ def test_a_class_of_the_users_in_dataset_yaml(tmp_path: Path) -> None:
     assert batch.__subflavors__ == [{"a": 1, "b": 2}] * 4
 
 
-def test_another_split_file_in_dataset_yaml(root: Path) -> None:
+class Loading(DefaultDecoderWebdatasetFactory[TextSample]):
+    def load_sample(self, sample: dict[str, Any]) -> TextSample:
+        return TextSample(**basic_sample_keys(sample), text=f"loaded {sample['txt']}")
+
+
+def test_a_class_that_loads_samples_itself(root: Path) -> None:
     meta = root / ".nv-meta"
     (meta / "other.yaml").write_text("split_parts: {train: [1.tar]}\n")
-    (meta / "dataset_other.yaml").write_text((meta / "dataset.yaml").read_text() + "split_config: other.yaml\n")
-    made = get_dataset_from_config(root, dataset_config="dataset_other.yaml", training=False, worker_config=ALONE)
-    texts = [one.text for one in get_loader(made.build())]
-    assert texts == list(map(str, range(COUNT // 2, COUNT)))
-    assert made.paths[0].name == "texts"
+    text = f"__module__: {__name__}\n__class__: Loading\nsplit_config: other.yaml\npart_filter: [txt]\n"
+    (meta / "dataset_loading.yaml").write_text(text)
+    dataset = get_val_dataset(
+        root,
+        split_part="train",
+        worker_config=ALONE,
+        batch_size=4,
+        dataset_config="dataset_loading.yaml",
+        trust_code=True,
+    )
+    assert texts(get_loader(dataset)) == [f"loaded {number}" for number in range(COUNT // 2, COUNT)]
 
 
-def load_sample(parts: dict[str, Any]) -> dict[str, Any]:
-    return {"text": f"by code: {parts['txt']}"}
-
-
-def test_configurations_are_loaded(root: Path, crude: Path, tmp_path: Path) -> None:
-    """As Energon's own code calls ``load_config``: a ``dataset.yaml`` with what it does not say."""
-    given: dict[str, Any] = {"split_part": "train", "training": False, "worker_config": ALONE}
-
-    def texts(path: Any, at: Path = root, **options: Any) -> list[Any]:
-        made = energon.load_config(
-            path, default_type=energon.StandardWebdatasetFactory, default_kwargs={"path": EPath(at), **given}, **options
-        )
-        assert isinstance(made, energon.StandardWebdatasetFactory)
-        return list(get_loader(made.build()))
-
-    everything = list(map(str, range(COUNT)))
-    assert [one.text for one in texts(EPath(root) / ".nv-meta" / "dataset.yaml")] == everything
-    crude_texts = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": ["txt"]}
-    assert [one["txt"] for one in texts(crude_texts, crude)] == everything
-    named = {"__module__": "megatron.energon.flavors", "__class__": "TextSample"}
-    content: dict[str, Any] = {"sample_type": named, "field_map": {"text": "txt"}}
-    assert [one.text for one in texts(content)] == everything
-    old = {"__module__": "megatron.energon", "__class__": "TextWebdataset", "field_map": {"text": "txt"}}
-    assert [one.text for one in texts(old)] == everything
-    code = {"__module__": __name__, "__function__": "load_sample"}
-    by_code = {"sample_type": named, "part_filter": ["txt"], "sample_loader": code}
-    with pytest.raises(ConfigError, match=r"sample_loader: the function .*load_sample lies in a module .* trust_code"):
-        texts(by_code)
-    assert texts(by_code, trust_code=True)[3].text == "by code: 3"
-    with pytest.raises(ConfigError, match=r"sample_loader is 'loader.py:f', which runs code; pass trust_code=True"):
-        texts({**by_code, "sample_loader": "loader.py:f"})
+def test_a_metadataset_as_a_dict(root: Path) -> None:
     mix = {
         "__module__": "megatron.energon",
         "__class__": "MetadatasetV2",
         "splits": {"train": {"path": str(root)}, "val": {"path": str(root), "split_part": "train"}},
     }
-    loaded = energon.load_config(mix, default_type=energon.Metadataset)
-    [one] = loaded.get_datasets(training=False, split_part="train", worker_config=ALONE).datasets
-    assert len(one.dataset) == COUNT
-    validation = get_val_dataset(mix, worker_config=ALONE, batch_size=COUNT)  # type: ignore[arg-type]
-    assert next(iter(get_loader(validation))).text == everything
-
-
-def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = EPath("msc://store/a/b/../c.txt")
-    assert (str(remote), str(remote.parent / "d"), remote.is_local()) == (
-        "msc://store/a/c.txt",
-        "msc://store/a/d",
-        False,
-    )
-    assert pickle.loads(pickle.dumps(remote)) == remote
-    with pytest.raises(ConfigError, match="is of an object store"):
-        remote.read_text()
-    (tmp_path / "set/v1").mkdir(parents=True)
-    (tmp_path / "set/v1/x.txt").write_text("x")
-    monkeypatch.setenv("NVDATASET_CACHE_DIR", str(tmp_path))
-    found = list(EPath("dss://set@v1").glob("*.txt"))
-    assert (list(map(str, found)), found[0].read_text()) == (["dss://set@v1/x.txt"], "x")
-    with pytest.raises(ConfigError, match="with the version of the dataset"):
-        EPath("dss://set")
+    [reference] = energon.load_dataset(mix).traverse("train")
+    assert reference.path == str(root)
+    dataset = get_val_dataset(mix, worker_config=ALONE, batch_size=COUNT)
+    assert next(iter(get_loader(dataset))).text == list(map(str, range(COUNT)))
 
 
 def test_files_wait_on_disk_until_they_are_used(tmp_path: Path, crude: Path) -> None:
@@ -595,7 +485,7 @@ def test_files_wait_on_disk_until_they_are_used(tmp_path: Path, crude: Path) -> 
 
 def test_all_names_exist() -> None:
     assert len(set(energon.__all__)) == len(energon.__all__)
-    assert all(getattr(energon, name) is not None for name in energon.__all__ if name != "NVDATASET_CACHE_DIR")
+    assert all(getattr(energon, name) is not None for name in energon.__all__)
 
 
 def test_a_batch_that_takes_long_is_told_without_workers(
@@ -625,29 +515,3 @@ def test_a_batch_that_takes_long_is_told_without_workers(
     assert [timer.interval for timer in timers] == [7.5]
     assert "takes more than 7.5 s" in caplog.text
     assert "in encode_sample" in caplog.text
-
-
-def test_methods_are_called_around_a_fork_until_their_object_is_gone() -> None:
-    calls = []
-
-    class Connected(energon.ForkMixin):
-        def __before_fork__(self) -> None:
-            calls.append("before")
-
-        def __after_in_parent_fork__(self) -> None:
-            calls.append("parent")
-
-        def __after_in_child_fork__(self) -> None:
-            calls.append("child")
-
-    def forked() -> list[str]:
-        calls.clear()
-        child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit("child" not in calls))
-        child.start()
-        child.join()
-        return [*calls, child.exitcode]
-
-    connected = Connected()
-    assert forked() == ["before", "parent", 0]
-    del connected
-    assert forked() == [1]

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from suites.suite import Suite, load_torchvision, variant
@@ -113,12 +113,41 @@ class Redist(Command):
         sys.exit(0)
 
 
+class Jsonl:
+    """``headrace prepare energon FILE.jsonl`` in place of the method of Energon's factory."""
+
+    @staticmethod
+    def prepare_dataset(path: Any) -> int:
+        """Write the index of a file."""
+        return int(importlib.import_module("headrace.preparing.energon").prepare_energon(Path(path)).samples)
+
+
+def media_filter(strategy: str) -> Any:
+    """What says which files are media."""
+    return importlib.import_module("headrace.preparing.energon").MediaFilter(strategy=strategy)
+
+
+def prepare_folder(path: Any, media: Any, **_: Any) -> Any:
+    """``headrace prepare energon --media-only`` of a folder of plain files."""
+    preparing = importlib.import_module("headrace.preparing.energon")
+    return preparing.prepare_energon(
+        Path(path), options=preparing.EnergonOptions(media=media, media_only=True, workers=1, overwrite=True)
+    ).media
+
+
+INSTEAD = {
+    "CrudeJsonlDatasetFactory": Jsonl,
+    "MediaFilterConfig": media_filter,
+    "MediaFilterStrategy": SimpleNamespace(EXTENSION="EXTENSION"),
+    "prepare_filesystem_dataset": prepare_folder,
+}
+"""What docs/migrate/energon.md names in place of names that are not here."""
+
+
 def documented(name: str, ours: Any) -> Any:
     """Return a name of ours as docs/migrate/energon.md says to use it."""
     if name in ("get_train_dataset", "get_val_dataset"):
         return functools.partial(in_its_order, ours)
-    if name == "get_dataset_from_config":
-        return functools.partial(ours, trust_code=True)
     return ours
 
 
@@ -152,6 +181,8 @@ class Renamed(ModuleType):
         place = f"{self.__name__}.{name}".removeprefix(f"{PEER}.")
         if place == "tools.checkpoint.command_redist" and variant() == "documented":
             return Redist("redist")
+        if name in INSTEAD and variant() == "documented":
+            return INSTEAD[name]
         if place in COMMANDS:
             return COMMANDS[place]
         try:

@@ -1,11 +1,12 @@
-"""Everything that ``megatron.energon`` exports, under the same names: change the import line, and a loader runs.
+"""The names that programs import from ``megatron.energon``: change the import line, and a loader runs.
 
     get_train_dataset(path, ...)  --> EnergonDataset --get_savable_loader--> EnergonLoader --> batches of this rank
     get_val_dataset(path, ...)    --> (samples and order)                     save_state_rank(), restore_state_rank()
 
-    streams      BlendDataset, MapDataset, LimitDataset, ...     wrappers around what get_train_dataset returns
-    factories    BaseWebdatasetFactory, get_dataset_from_config  what a dataset.yaml says, and classes that it names
-    named        CaptioningWebdataset, CrudeWebdataset, ...      the samples at a path, for a Run or a DataLoader
+    passes       LimitDataset, RepeatDataset                 how many batches of a validation come
+    wrappers     BlendDataset, PackingDataset, ...           framed sources and mixes of datasets of Headrace
+    factories    DefaultDecoderWebdatasetFactory, ...        the base of a user's class that a dataset.yaml names
+    named        CaptioningWebdataset, CrudeWebdataset, ...  the samples at a path, for a Run or a DataLoader
 
 The order is that of `headrace.Run`, so a state is a position: under 1 KB, the same on every rank, and valid for any
 number of ranks and workers. Only ``order="energon"`` is Energon's own order, which is bound to ranks and workers.
@@ -21,29 +22,15 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
+    from pathlib import Path as EPath
+
     from headrace.compat.energon.caching import DirectLazy, FileCacheLazy, FileStoreCachePool, MockLazy
     from headrace.compat.energon.dataset import EnergonDataset
-    from headrace.compat.energon.details import AVProbeIndex, format_sample_detailed
-    from headrace.compat.energon.epath import DEFAULT_PROFILE_NAME, NVDATASET_CACHE_DIR, EPath
     from headrace.compat.energon.factories import (
-        BaseCoreDatasetFactory,
+        MAIN_FOLDER_NAME,
         BaseWebdatasetFactory,
-        CrudeJsonlDatasetFactory,
         DefaultDecoderWebdatasetFactory,
-        DefaultGenericWebdatasetFactory,
-        MediaFilterConfig,
-        StandardWebdatasetFactory,
-        get_dataset_from_config,
-        prepare_filesystem_dataset,
-    )
-    from headrace.compat.energon.factories import CrudeJsonlDatasetFactory as DefaultCrudeJsonlDatasetFactory
-    from headrace.compat.energon.forks import (
-        DataclassForkMixin,
-        ForkMixin,
-        WeakCallbacks,
-        after_in_child_fork_hook,
-        after_in_parent_fork_hook,
-        before_fork_hook,
+        prepare_metadataset,
     )
     from headrace.compat.energon.getting import (
         get_loader,
@@ -54,16 +41,6 @@ if TYPE_CHECKING:
     )
     from headrace.compat.energon.loader import EnergonLoader
     from headrace.compat.energon.loader import EnergonLoader as SavableDataLoader
-    from headrace.compat.energon.metadatasets import (
-        DatasetBlendMode,
-        DatasetLoader,
-        LoadedDataset,
-        LoadedDatasetList,
-        load_config,
-        load_dataset,
-        prepare_metadataset,
-        traverse_metadataset,
-    )
     from headrace.compat.energon.named import (
         BaseCoreDataset,
         BaseWebdataset,
@@ -82,38 +59,20 @@ if TYPE_CHECKING:
         VQAOCRWebdataset,
         VQAWebdataset,
     )
-    from headrace.compat.energon.other_names import (
-        INDEX_SQLITE_FILENAME,
-        INFO_JSON_FILENAME,
-        MAIN_FOLDER_NAME,
-        FlexState,
-        MediaFilterStrategy,
-        PinMemoryMixin,
-        SavableDataLoaderState,
-        SystemRng,
-    )
-    from headrace.compat.energon.stream_batches import BatchStream as BatchDataset
-    from headrace.compat.energon.stream_batches import GroupBatchStream as GroupBatchDataset
-    from headrace.compat.energon.stream_batches import MixBatchStream as MixBatchDataset
-    from headrace.compat.energon.stream_batches import PackingStream as PackingDataset
-    from headrace.compat.energon.stream_batches import ShuffleBufferStream as ShuffleBufferDataset
-    from headrace.compat.energon.stream_batches import concat_pad, generic_concat, homogeneous_concat_mix
-    from headrace.compat.energon.stream_loader import GcStream as GcDataset
-    from headrace.compat.energon.stream_loader import LogSampleStream as LogSampleDataset
-    from headrace.compat.energon.stream_loader import StreamsLoader
-    from headrace.compat.energon.stream_loader import WatchdogStream as WatchdogDataset
-    from headrace.compat.energon.streams import BlendStream as BlendDataset
-    from headrace.compat.energon.streams import ConcatStream as ConcatDataset
-    from headrace.compat.energon.streams import EpochizeStream as EpochizeDataset
-    from headrace.compat.energon.streams import FilterStream as FilterDataset
-    from headrace.compat.energon.streams import IterMapStream as IterMapDataset
-    from headrace.compat.energon.streams import LimitStream as LimitDataset
-    from headrace.compat.energon.streams import MapStream as MapDataset
-    from headrace.compat.energon.streams import RepeatStream as RepeatDataset
-    from headrace.compat.energon.streams import SavableDataset
-    from headrace.compat.energon.streams import Wrapper as BaseWrapperDataset
+    from headrace.compat.energon.passes import LimitDataset, RepeatDataset
     from headrace.compat.energon.transforms import CustomTransform, MergeTransform
     from headrace.compat.energon.workers import WorkerConfig, log_exception, reraise_exception
+    from headrace.compat.energon.wrappers import (
+        BlendDataset,
+        FilterDataset,
+        GroupBatchDataset,
+        IterMapDataset,
+        MixBatchDataset,
+        PackingDataset,
+        ShuffleBufferDataset,
+    )
+    from headrace.datasets import Concat as ConcatDataset
+    from headrace.datasets import MapDataset
     from headrace.datasets.media import (
         CachePool,
         DecodeFileStore,
@@ -124,7 +83,7 @@ if TYPE_CHECKING:
         SystemFileStore,
         WebdatasetFileStore,
     )
-    from headrace.datasets.metadataset import Metadataset
+    from headrace.datasets.metadataset import Metadataset, load_dataset, traverse_metadataset
     from headrace.datasets.metadataset import Metadataset as MetadatasetV2
     from headrace.encoders import (
         AugmentTaskEncoder,
@@ -174,52 +133,35 @@ _HOMES = {
     "AVData": "headrace.samples.media",
     "AVDecoder": "headrace.samples.media",
     "AVMetadata": "headrace.samples.media",
-    "AVProbeIndex": "headrace.compat.energon.details",
     "AugmentTaskEncoder": "headrace.encoders",
     "BaseCoreDataset": "headrace.compat.energon.named",
-    "BaseCoreDatasetFactory": "headrace.compat.energon.factories",
     "BaseWebdataset": "headrace.compat.energon.named",
     "BaseWebdatasetFactory": "headrace.compat.energon.factories",
-    "BaseWrapperDataset": "headrace.compat.energon.streams:Wrapper",
     "Batch": "headrace.encoders",
-    "BatchDataset": "headrace.compat.energon.stream_batches:BatchStream",
-    "BlendDataset": "headrace.compat.energon.streams:BlendStream",
+    "BlendDataset": "headrace.compat.energon.wrappers",
     "CachePool": "headrace.datasets.media",
     "CaptioningSample": "headrace.encoders",
     "CaptioningWebdataset": "headrace.compat.energon.named",
-    "ConcatDataset": "headrace.compat.energon.streams:ConcatStream",
+    "ConcatDataset": "headrace.datasets:Concat",
     "Cooker": "headrace.encoders",
-    "CrudeJsonlDatasetFactory": "headrace.compat.energon.factories",
     "CrudeSample": "headrace.encoders",
     "CrudeWebdataset": "headrace.compat.energon.named",
     "CustomTransform": "headrace.compat.energon.transforms",
-    "DEFAULT_PROFILE_NAME": "headrace.compat.energon.epath",
-    "DataclassForkMixin": "headrace.compat.energon.forks",
-    "DatasetBlendMode": "headrace.compat.energon.metadatasets",
-    "DatasetLoader": "headrace.compat.energon.metadatasets",
     "DecodeFileStore": "headrace.datasets.media",
-    "DefaultCrudeJsonlDatasetFactory": "headrace.compat.energon.factories:CrudeJsonlDatasetFactory",
     "DefaultDecoderWebdataset": "headrace.compat.energon.named",
     "DefaultDecoderWebdatasetFactory": "headrace.compat.energon.factories",
     "DefaultGenericWebdataset": "headrace.compat.energon.named",
-    "DefaultGenericWebdatasetFactory": "headrace.compat.energon.factories",
     "DefaultTaskEncoder": "headrace.encoders",
     "DirectLazy": "headrace.compat.energon.caching",
-    "EPath": "headrace.compat.energon.epath",
+    "EPath": "pathlib:Path",
     "EnergonDataset": "headrace.compat.energon.dataset",
     "EnergonLoader": "headrace.compat.energon.loader",
-    "EpochizeDataset": "headrace.compat.energon.streams:EpochizeStream",
     "FileCacheLazy": "headrace.compat.energon.caching",
     "FileStore": "headrace.datasets.media",
     "FileStoreCachePool": "headrace.compat.energon.caching",
     "FileStoreDecoder": "headrace.samples.media:SampleDecoder",
-    "FilterDataset": "headrace.compat.energon.streams:FilterStream",
-    "FlexState": "headrace.compat.energon.other_names",
-    "ForkMixin": "headrace.compat.energon.forks",
-    "GcDataset": "headrace.compat.energon.stream_loader:GcStream",
-    "GroupBatchDataset": "headrace.compat.energon.stream_batches:GroupBatchStream",
-    "INDEX_SQLITE_FILENAME": "headrace.compat.energon.other_names",
-    "INFO_JSON_FILENAME": "headrace.compat.energon.other_names",
+    "FilterDataset": "headrace.compat.energon.wrappers",
+    "GroupBatchDataset": "headrace.compat.energon.wrappers",
     "ImageClassificationSample": "headrace.encoders",
     "ImageClassificationWebdataset": "headrace.compat.energon.named",
     "ImageMetadata": "headrace.samples.media",
@@ -227,45 +169,33 @@ _HOMES = {
     "ImageWebdataset": "headrace.compat.energon.named",
     "InterleavedSample": "headrace.encoders",
     "InterleavedWebdataset": "headrace.compat.energon.named",
-    "IterMapDataset": "headrace.compat.energon.streams:IterMapStream",
+    "IterMapDataset": "headrace.compat.energon.wrappers",
     "Lazy": "headrace.datasets.media",
-    "LimitDataset": "headrace.compat.energon.streams:LimitStream",
-    "LoadedDataset": "headrace.compat.energon.metadatasets",
-    "LoadedDatasetList": "headrace.compat.energon.metadatasets",
-    "LogSampleDataset": "headrace.compat.energon.stream_loader:LogSampleStream",
-    "MAIN_FOLDER_NAME": "headrace.compat.energon.other_names",
-    "MapDataset": "headrace.compat.energon.streams:MapStream",
-    "MediaFilterConfig": "headrace.compat.energon.factories",
-    "MediaFilterStrategy": "headrace.compat.energon.other_names",
+    "LimitDataset": "headrace.compat.energon.passes",
+    "MAIN_FOLDER_NAME": "headrace.compat.energon.factories",
+    "MapDataset": "headrace.datasets",
     "MergeTransform": "headrace.compat.energon.transforms",
     "Metadataset": "headrace.datasets.metadataset",
     "MetadatasetV2": "headrace.datasets.metadataset:Metadataset",
-    "MixBatchDataset": "headrace.compat.energon.stream_batches:MixBatchStream",
+    "MixBatchDataset": "headrace.compat.energon.wrappers",
     "MockLazy": "headrace.compat.energon.caching",
     "MultiChoiceVQASample": "headrace.encoders",
     "MultiChoiceVQAWebdataset": "headrace.compat.energon.named",
-    "NVDATASET_CACHE_DIR": "headrace.compat.energon.epath",
     "NoCachePool": "headrace.datasets.media",
     "OCRSample": "headrace.encoders",
     "OCRWebdataset": "headrace.compat.energon.named",
-    "PackingDataset": "headrace.compat.energon.stream_batches:PackingStream",
-    "PinMemoryMixin": "headrace.compat.energon.other_names",
+    "PackingDataset": "headrace.compat.energon.wrappers",
     "PrimaryFileStore": "headrace.datasets.media",
-    "RepeatDataset": "headrace.compat.energon.streams:RepeatStream",
+    "RepeatDataset": "headrace.compat.energon.passes",
     "Sample": "headrace.encoders",
     "SampleDecoder": "headrace.encoders",
     "SavableDataLoader": "headrace.compat.energon.loader:EnergonLoader",
-    "SavableDataLoaderState": "headrace.compat.energon.other_names",
-    "SavableDataset": "headrace.compat.energon.streams",
-    "ShuffleBufferDataset": "headrace.compat.energon.stream_batches:ShuffleBufferStream",
+    "ShuffleBufferDataset": "headrace.compat.energon.wrappers",
     "SimilarityInterleavedSample": "headrace.encoders",
     "SimilarityInterleavedWebdataset": "headrace.compat.energon.named",
     "SkipSample": "headrace.encoders",
     "SourceInfo": "headrace.encoders",
-    "StandardWebdatasetFactory": "headrace.compat.energon.factories",
-    "StreamsLoader": "headrace.compat.energon.stream_loader",
     "SystemFileStore": "headrace.datasets.media",
-    "SystemRng": "headrace.compat.energon.other_names",
     "TaskEncoder": "headrace.encoders",
     "TextSample": "headrace.encoders",
     "TextWebdataset": "headrace.compat.energon.named",
@@ -276,25 +206,16 @@ _HOMES = {
     "VidQASample": "headrace.encoders",
     "VidQAWebdataset": "headrace.compat.energon.named",
     "VideoData": "headrace.samples.media:AVData",
-    "WatchdogDataset": "headrace.compat.energon.stream_loader:WatchdogStream",
-    "WeakCallbacks": "headrace.compat.energon.forks",
     "WebdatasetFileStore": "headrace.datasets.media",
     "WorkerConfig": "headrace.compat.energon.workers",
-    "after_in_child_fork_hook": "headrace.compat.energon.forks",
-    "after_in_parent_fork_hook": "headrace.compat.energon.forks",
     "basic_sample_keys": "headrace.encoders",
     "batch_list": "headrace.encoders",
     "batch_pad_stack": "headrace.encoders",
     "batch_stack": "headrace.encoders",
-    "before_fork_hook": "headrace.compat.energon.forks",
-    "concat_pad": "headrace.compat.energon.stream_batches",
     "cooker": "headrace.encoders",
     "edataclass": "headrace.encoders",
-    "format_sample_detailed": "headrace.compat.energon.details",
     "generic_batch": "headrace.encoders",
-    "generic_concat": "headrace.compat.energon.stream_batches",
     "get_clips_uniform": "headrace.samples.media",
-    "get_dataset_from_config": "headrace.compat.energon.factories",
     "get_failure_tolerance": "headrace.encoders",
     "get_loader": "headrace.compat.energon.getting",
     "get_savable_loader": "headrace.compat.energon.getting",
@@ -303,68 +224,47 @@ _HOMES = {
     "get_train_dataset": "headrace.compat.energon.getting",
     "get_val_dataset": "headrace.compat.energon.getting",
     "get_val_datasets": "headrace.compat.energon.getting",
-    "homogeneous_concat_mix": "headrace.compat.energon.stream_batches",
-    "load_config": "headrace.compat.energon.metadatasets",
-    "load_dataset": "headrace.compat.energon.metadatasets",
+    "load_dataset": "headrace.datasets.metadataset",
     "log_exception": "headrace.compat.energon.workers",
-    "prepare_filesystem_dataset": "headrace.compat.energon.factories",
-    "prepare_metadataset": "headrace.compat.energon.metadatasets",
+    "prepare_metadataset": "headrace.compat.energon.factories",
     "reraise_exception": "headrace.compat.energon.workers",
     "stateless": "headrace.encoders",
-    "traverse_metadataset": "headrace.compat.energon.metadatasets",
+    "traverse_metadataset": "headrace.datasets.metadataset",
 }
 
 __all__ = [
-    "DEFAULT_PROFILE_NAME",
-    "INDEX_SQLITE_FILENAME",
-    "INFO_JSON_FILENAME",
     "MAIN_FOLDER_NAME",
-    "NVDATASET_CACHE_DIR",
     "AVData",
     "AVDecoder",
     "AVMetadata",
-    "AVProbeIndex",
     "AugmentTaskEncoder",
     "BaseCoreDataset",
-    "BaseCoreDatasetFactory",
     "BaseWebdataset",
     "BaseWebdatasetFactory",
-    "BaseWrapperDataset",
     "Batch",
-    "BatchDataset",
     "BlendDataset",
     "CachePool",
     "CaptioningSample",
     "CaptioningWebdataset",
     "ConcatDataset",
     "Cooker",
-    "CrudeJsonlDatasetFactory",
     "CrudeSample",
     "CrudeWebdataset",
     "CustomTransform",
-    "DataclassForkMixin",
-    "DatasetBlendMode",
-    "DatasetLoader",
     "DecodeFileStore",
-    "DefaultCrudeJsonlDatasetFactory",
     "DefaultDecoderWebdataset",
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdataset",
-    "DefaultGenericWebdatasetFactory",
     "DefaultTaskEncoder",
     "DirectLazy",
     "EPath",
     "EnergonDataset",
     "EnergonLoader",
-    "EpochizeDataset",
     "FileCacheLazy",
     "FileStore",
     "FileStoreCachePool",
     "FileStoreDecoder",
     "FilterDataset",
-    "FlexState",
-    "ForkMixin",
-    "GcDataset",
     "GroupBatchDataset",
     "ImageClassificationSample",
     "ImageClassificationWebdataset",
@@ -376,12 +276,7 @@ __all__ = [
     "IterMapDataset",
     "Lazy",
     "LimitDataset",
-    "LoadedDataset",
-    "LoadedDatasetList",
-    "LogSampleDataset",
     "MapDataset",
-    "MediaFilterConfig",
-    "MediaFilterStrategy",
     "MergeTransform",
     "Metadataset",
     "MetadatasetV2",
@@ -393,23 +288,17 @@ __all__ = [
     "OCRSample",
     "OCRWebdataset",
     "PackingDataset",
-    "PinMemoryMixin",
     "PrimaryFileStore",
     "RepeatDataset",
     "Sample",
     "SampleDecoder",
     "SavableDataLoader",
-    "SavableDataLoaderState",
-    "SavableDataset",
     "ShuffleBufferDataset",
     "SimilarityInterleavedSample",
     "SimilarityInterleavedWebdataset",
     "SkipSample",
     "SourceInfo",
-    "StandardWebdatasetFactory",
-    "StreamsLoader",
     "SystemFileStore",
-    "SystemRng",
     "TaskEncoder",
     "TextSample",
     "TextWebdataset",
@@ -420,25 +309,16 @@ __all__ = [
     "VidQASample",
     "VidQAWebdataset",
     "VideoData",
-    "WatchdogDataset",
-    "WeakCallbacks",
     "WebdatasetFileStore",
     "WorkerConfig",
-    "after_in_child_fork_hook",
-    "after_in_parent_fork_hook",
     "basic_sample_keys",
     "batch_list",
     "batch_pad_stack",
     "batch_stack",
-    "before_fork_hook",
-    "concat_pad",
     "cooker",
     "edataclass",
-    "format_sample_detailed",
     "generic_batch",
-    "generic_concat",
     "get_clips_uniform",
-    "get_dataset_from_config",
     "get_failure_tolerance",
     "get_loader",
     "get_savable_loader",
@@ -447,11 +327,8 @@ __all__ = [
     "get_train_dataset",
     "get_val_dataset",
     "get_val_datasets",
-    "homogeneous_concat_mix",
-    "load_config",
     "load_dataset",
     "log_exception",
-    "prepare_filesystem_dataset",
     "prepare_metadataset",
     "reraise_exception",
     "stateless",

@@ -30,7 +30,6 @@ from headrace.compat.energon.batches import (
     without_form,
 )
 from headrace.compat.energon.caching import LoaderCache
-from headrace.compat.energon.epath import load_metadataset
 from headrace.compat.energon.factories import described
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
@@ -39,7 +38,7 @@ from headrace.datasets.encoded.dataset import EncodedSources, encoded, encoder_o
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.media import JoinedMediaDataset
-from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
+from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, length_of, named_datasets
 from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
 from headrace.errors import ConfigError
@@ -613,7 +612,7 @@ def _data(
                 f"{', '.join(unknown)}: cannot be set for a metadataset, whose file says it; allowed here are"
                 f" {', '.join(known)}"
             )
-        metadataset = load_metadataset(given)
+        metadataset = load_dataset(given)
         sources = batching.sources({**options, "open": _DescribedSource(options)})
         if training:
             data = metadataset.train(split_part, options=sources, global_batch_size=global_batch_size)

@@ -25,10 +25,8 @@ from headrace.compat.energon.dataset import (
     over,
     parts,
 )
-from headrace.compat.energon.factories import BaseCoreDatasetFactory
-from headrace.compat.energon.loader import EnergonLoader, framed_dataset, loader_of
-from headrace.compat.energon.stream_loader import StreamsLoader, WatchdogStream
-from headrace.compat.energon.streams import SavableDataset, stream_of
+from headrace.compat.energon.loader import EnergonLoader, framed_dataset, loader_of, watched
+from headrace.compat.energon.passes import Passes, PassesLoader
 from headrace.compat.energon.workers import WorkerConfig, check_worker_config, warn_no_effect
 from headrace.datasets import Dataset, Framed, Run
 from headrace.datasets.encoded.samples import Encoder
@@ -378,11 +376,11 @@ def get_savable_loader(dataset: EnergonDataset, **options: Any) -> EnergonLoader
 
 
 @overload
-def get_savable_loader(dataset: SavableDataset[Any], **options: Any) -> StreamsLoader: ...
+def get_savable_loader(dataset: Passes, **options: Any) -> PassesLoader: ...
 
 
 def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options to this one
-    dataset: EnergonDataset | SavableDataset[Any],
+    dataset: EnergonDataset | Passes,
     *,
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
@@ -402,11 +400,11 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
     watchdog_timeout_seconds: float | None = 300.0,
     fault_report: str | os.PathLike[str] | None = None,
     journal: str | os.PathLike[str] | None = None,
-) -> EnergonLoader | StreamsLoader:
+) -> EnergonLoader | PassesLoader:
     """Make the loader of this rank, with the number of worker processes in the ``worker_config`` of the dataset.
 
     Args:
-        dataset: what `get_train_dataset` or `get_val_dataset` returned, or a wrapper around it.
+        dataset: what `get_train_dataset` or `get_val_dataset` returned, or `LimitDataset` or `RepeatDataset` around it.
         worker_config: that of the dataset, or None.
         cache_pool: the cache of cookers and hooks, such as a `FileStoreCachePool`; None keeps nothing.
         as_columns: batches are dicts, name -> tensor or list, with the positions of their samples in
@@ -435,38 +433,31 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
         },
     )
     check_worker_config(dataset.worker_config, worker_config)
-    timeout_s = _HOUR if watchdog_timeout_seconds is None else watchdog_timeout_seconds
-
-    def reading(num_workers: int) -> Reading:
-        return Reading(
-            num_threads=0,
-            num_workers=num_workers,
-            prefetch=prefetch_factor,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            start_method=start_method,
-            worker_init=worker_init,
-            differing_globals=tuple(differing_globals),
-            timeout_s=timeout_s,
+    inner = dataset.dataset if isinstance(dataset, Passes) else dataset
+    if inner.tail == "pad" and not as_columns:
+        raise ConfigError(
+            "tail='pad' fills up the last batch, and only columns say which samples fill it, in sample_mask: pass"
+            " as_columns=True, or choose another tail"
         )
-
-    def loader(one: EnergonDataset) -> EnergonLoader:
-        if one.tail == "pad" and not as_columns:
-            raise ConfigError(
-                "tail='pad' fills up the last batch, and only columns say which samples fill it, in sample_mask: pass"
-                " as_columns=True, or choose another tail"
-            )
-        if cache_pool is not None and one.cache is not None:
-            one.cache.pool = cache_pool
-        report, file = (None if path is None else os.fspath(path) for path in (fault_report, journal))
-        made = loader_of(one, reading(one.worker_config.num_workers), report, file, as_columns=as_columns)
-        if not one.worker_config.num_workers and watchdog_timeout_seconds is not None:
-            made.watch = partial(WatchdogStream.watched, timeout_seconds=watchdog_timeout_seconds)
-        return made
-
-    if isinstance(dataset, EnergonDataset):
-        return loader(dataset)
-    return StreamsLoader(stream_of(dataset), loader)
+    if cache_pool is not None and inner.cache is not None:
+        inner.cache.pool = cache_pool
+    num_workers = inner.worker_config.num_workers
+    reading = Reading(
+        num_threads=0,
+        num_workers=num_workers,
+        prefetch=prefetch_factor,
+        pin_memory=pin_memory,
+        persistent_workers=persistent_workers,
+        start_method=start_method,
+        worker_init=worker_init,
+        differing_globals=tuple(differing_globals),
+        timeout_s=_HOUR if watchdog_timeout_seconds is None else watchdog_timeout_seconds,
+    )
+    report, file = (None if path is None else os.fspath(path) for path in (fault_report, journal))
+    loader = loader_of(inner, reading, report, file, as_columns=as_columns)
+    if not num_workers and watchdog_timeout_seconds is not None:
+        loader.watch = partial(watched, timeout_seconds=watchdog_timeout_seconds)
+    return PassesLoader(loader, dataset) if isinstance(dataset, Passes) else loader
 
 
 _HOUR = 3600.0
@@ -579,15 +570,3 @@ def _validation(order: Literal["stride", "energon"], limit: int | None, tail: Ta
     if drop_last and tail == "pad":
         raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
     return Validation(order=order, limit=limit, tail="drop" if drop_last else tail)
-
-
-def built(factory: BaseCoreDatasetFactory[Any]) -> EnergonDataset:
-    """Return the samples of a factory one by one, see `BaseCoreDatasetFactory.build`."""
-    if factory.worker_config is None:
-        raise ConfigError(f"{factory!r} has no worker_config")
-    if factory.training:
-        order: dict[str, Any] = factory.order
-        return get_train_dataset(
-            factory.dataset, worker_config=factory.worker_config, batch_size=None, repeat=False, **order
-        )
-    return get_val_dataset(factory.dataset, worker_config=factory.worker_config, batch_size=None)

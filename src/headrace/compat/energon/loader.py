@@ -6,6 +6,10 @@ during the run.
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -31,6 +35,8 @@ from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch, BatchSpan, divide
 from headrace.plan import BatchSchedule, Cursor, Order, RunRecipe
 from headrace.plan.framed import lanes_in
+
+_log = logging.getLogger("headrace")
 
 
 class EnergonLoader(ABC):
@@ -562,6 +568,27 @@ class FramedLoader(EnergonLoader):
         """End worker processes; the next iteration starts new ones."""
         self._inner = None
         self._loader.close()
+
+
+def watched(batches: Iterator[Any], timeout_seconds: float) -> Iterator[Any]:
+    """Yield the same batches; if one takes longer than ``timeout_seconds``, log the stacks of all threads once."""
+    while True:
+        # A thread for each batch takes some 50 us, and leaves none that the fork of a worker would have to avoid.
+        timer = threading.Timer(timeout_seconds, _log_stacks, (timeout_seconds,))
+        timer.daemon = True
+        timer.start()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        finally:
+            timer.cancel()
+        yield batch
+
+
+def _log_stacks(timeout_seconds: float) -> None:
+    stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
+    _log.warning("a batch takes more than %s s; all threads are at:\n%s", timeout_seconds, stacks)
 
 
 def loader_here(dataset: EnergonDataset) -> EnergonLoader:

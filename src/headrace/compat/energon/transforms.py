@@ -1,6 +1,6 @@
 """Geometric transforms of images, merged into one: each pixel is sampled once, whatever the number of transforms.
 
-    MergeTransform([T.RandomRotation(30), T.RandomCrop(224)])(image)
+    MergeTransform([T.RandomRotation(30), T.RandomPerspective()])(image)
       each transform draws its parameters as torchvision does, and becomes a matrix, source -> result
       the product of the matrices is applied in one resampling
 
@@ -49,23 +49,12 @@ class CustomTransform(ABC):
         cos, sin = math.cos(angle), math.sin(angle)
         return np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]], dtype=np.float64)
 
-    @staticmethod
-    def hflip(width: float) -> Matrix:
-        """Flip left and right."""
-        return np.array([[-1, 0, width], [0, 1, 0], [0, 0, 1]], dtype=np.float64)
-
-    @staticmethod
-    def vflip(height: float) -> Matrix:
-        """Flip top and bottom."""
-        return np.array([[1, 0, 0], [0, -1, height], [0, 0, 1]], dtype=np.float64)
-
 
 class MergeTransform(torch.nn.Module):
-    """Several geometric transforms of torchvision, or `CustomTransform` s, as one resampling.
+    """Several `CustomTransform` s, or torchvision's ``RandomRotation`` and ``RandomPerspective``, as one resampling.
 
-    Known are ``Resize``, ``CenterCrop``, ``RandomCrop``, ``RandomResizedCrop``, ``RandomHorizontalFlip``,
-    ``RandomVerticalFlip``, ``RandomRotation`` and ``RandomPerspective``. Parameters are drawn as by torchvision.
-    Pixels outside the image are black. The result is bilinear if any transform is not nearest.
+    Parameters are drawn as by torchvision. Pixels outside the image are black. The result is bilinear if any transform
+    is not nearest.
 
     Args:
         transforms: at least one.
@@ -86,9 +75,8 @@ class MergeTransform(torch.nn.Module):
         for one in self.transforms:
             if not isinstance(one, CustomTransform) and not hasattr(self, f"_{type(one).__name__}"):
                 raise ConfigError(
-                    f"MergeTransform: {type(one).__name__} is not one of Resize, CenterCrop, RandomCrop,"
-                    " RandomResizedCrop, RandomHorizontalFlip, RandomVerticalFlip, RandomRotation, RandomPerspective;"
-                    " apply it by itself, or derive a CustomTransform"
+                    f"MergeTransform: {type(one).__name__} is not one of RandomRotation, RandomPerspective; apply it by"
+                    " itself, or derive a CustomTransform"
                 )
 
     def forward(self, image: Any) -> Any:
@@ -119,58 +107,6 @@ class MergeTransform(torch.nn.Module):
     def _is_smooth(self, one: Any) -> bool:
         mode = getattr(one, "interpolation", None)
         return mode is not None and mode is not self._known.InterpolationMode.NEAREST
-
-    @staticmethod
-    def _like(size: NDArray[np.int64]) -> Any:
-        """An image of this size, for functions that draw parameters."""
-        from PIL import Image
-
-        return Image.new("1", (int(size[1]), int(size[0])))
-
-    def _Resize(self, one: Any, matrix: Matrix, size: NDArray[np.int64]) -> Transformed:  # noqa: N802
-        wanted = one.size if isinstance(one.size, int) else list(one.size)
-        if isinstance(wanted, list) and len(wanted) == 2:
-            height, width = wanted
-        else:
-            compute = self._known.functional._compute_resized_output_size
-            height, width = compute(
-                (int(size[0]), int(size[1])), [wanted] if isinstance(wanted, int) else wanted, one.max_size
-            )
-        scaled = CustomTransform.scale(width / size[1], height / size[0])
-        return scaled @ matrix, np.array([height, width], dtype=np.int64), (height, width)
-
-    def _CenterCrop(self, one: Any, matrix: Matrix, size: NDArray[np.int64]) -> Transformed:  # noqa: N802
-        height, width = one.size
-        left, top = max(0, (width - int(size[1])) // 2), max(0, (height - int(size[0])) // 2)
-        padded = [max(height, int(size[0])), max(width, int(size[1]))]
-        top -= round((padded[0] - height) / 2.0)
-        left -= round((padded[1] - width) / 2.0)
-        return CustomTransform.translate(left, top) @ matrix, np.array([height, width], dtype=np.int64), (left, top)
-
-    def _RandomCrop(self, one: Any, matrix: Matrix, size: NDArray[np.int64]) -> Transformed:  # noqa: N802
-        if one.padding is not None or (one.padding_mode != "constant" or one.fill not in (0, (0, 0, 0))):
-            raise ConfigError("MergeTransform: RandomCrop with padding or another fill is not known; pad before")
-        height, width = one.size
-        if one.pad_if_needed:
-            x, y = max(0, width - int(size[1])), max(0, height - int(size[0]))
-            matrix = CustomTransform.translate(x, y) @ matrix
-            size = size + 2 * np.array([y, x], dtype=np.int64)
-        top, left, height, width = one.get_params(self._like(size), one.size)
-        return CustomTransform.translate(-left, -top) @ matrix, np.array([height, width], dtype=np.int64), (top, left)
-
-    def _RandomResizedCrop(self, one: Any, matrix: Matrix, size: NDArray[np.int64]) -> Transformed:  # noqa: N802
-        top, left, height, width = one.get_params(self._like(size), one.scale, one.ratio)
-        moved = CustomTransform.translate(-left, -top)
-        scaled = CustomTransform.scale(one.size[1] / width, one.size[0] / height)
-        return scaled @ moved @ matrix, np.array(one.size, dtype=np.int64), (top, left, height, width)
-
-    def _RandomHorizontalFlip(self, one: Any, matrix: Matrix, size: NDArray[np.int64]) -> Transformed:  # noqa: N802
-        flips = bool(torch.rand(1) < one.p)
-        return (CustomTransform.hflip(float(size[1])) @ matrix if flips else matrix), size, flips
-
-    def _RandomVerticalFlip(self, one: Any, matrix: Matrix, size: NDArray[np.int64]) -> Transformed:  # noqa: N802
-        flips = bool(torch.rand(1) < one.p)
-        return (CustomTransform.vflip(float(size[0])) @ matrix if flips else matrix), size, flips
 
     def _RandomRotation(self, one: Any, matrix: Matrix, size: NDArray[np.int64]) -> Transformed:  # noqa: N802
         angle = one.get_params(one.degrees)

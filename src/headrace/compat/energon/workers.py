@@ -37,36 +37,17 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "restore_error_handler": "a sample that cannot be restored raises its error",
     "handler": "as in Energon, which ignores it: use WorkerConfig(global_error_handler=)",
     "ignore_decoder_errors": "use errors=ErrorPolicy(on_error='substitute')",
-    "failure_tolerance": "use WorkerConfig(global_error_handler=), or errors=ErrorPolicy(...) of the dataset",
-    "stateless_map_fn": "mark the function @stateless",
-    "stateless_iter_fn": "mark the function @stateless",
-    "batcher_stateless": "mark the function @stateless",
-    "len_map_fn": "samples are counted",
     "reset_after_epoch": "each pass has the samples of another epoch; take a Subset for a fixed part",
-    "restart": "a pass begins where its dataset begins",
 }
 """Why an argument of Energon's has no effect here."""
-
-_NOT_USED: Final = "there is no use for it here"
-_SAYS_NOTHING: Final[Mapping[str, tuple[Any, ...]]] = {"restart": (None, True)}
 
 
 def warn_no_effect(where: str, given: Mapping[str, Any], level: int = 3) -> None:
     """Warn once about all arguments of a call that are given and have no effect."""
     names = [name for name, value in given.items() if value is not None]
     if names:
-        reasons = "; ".join(f"{name}: {NO_EFFECT.get(name, _NOT_USED)}" for name in names)
+        reasons = "; ".join(f"{name}: {NO_EFFECT[name]}" for name in names)
         warnings.warn(f"{where}: accepted, and without effect: {reasons}", stacklevel=level)
-
-
-def warn_unused(where: str, options: Mapping[str, Any]) -> None:
-    """Warn once about all further arguments of a wrapper that say something: more than None or False."""
-    said = {
-        name: value
-        for name, value in options.items()
-        if name != "worker_config" and not any(value is one for one in _SAYS_NOTHING.get(name, (None, False)))
-    }
-    warn_no_effect(where, said, 4)
 
 
 ErrorHandler = Callable[[Exception, Any, Any], None]

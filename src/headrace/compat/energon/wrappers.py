@@ -5,8 +5,7 @@
     ShuffleBufferDataset   passes samples through a shuffle buffer
     GroupBatchDataset      makes batches of samples of one group
     PackingDataset         makes packs that a function selects
-    BlendDataset, MixBatchDataset                 mix several sources by weight
-    ConcatDataset, LimitDataset, RepeatDataset    are `Concat`, `Limit` and `Repeat` of `headrace.datasets`
+    BlendDataset, MixBatchDataset    mix several sources by weight
 
 Wrappers can be nested: ``PackingDataset(FilterDataset(...), ...)``. Functions are marked with ``@stateless``, as hooks
 are. `headrace.MapDataset` needs no frames, and can be wrapped too.
@@ -21,7 +20,6 @@ from typing import Any, Final, Literal, NamedTuple
 from headrace.datasets.blend import Blend
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed import Framed
-from headrace.datasets.lengths import Concat, Limit, Repeat
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.mix import Mix
 from headrace.encoders import TaskEncoder, get_stateless
@@ -29,10 +27,6 @@ from headrace.encoders.task_encoder import may_draw
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan.framed import ShuffleBuffer
 from headrace.plan.recipe import recorded_name
-
-ConcatDataset = Concat
-LimitDataset = Limit
-RepeatDataset = Repeat
 
 _OPTIONS: Final = ("seed", "errors", "buffer_bytes", "most_empty_positions")
 
