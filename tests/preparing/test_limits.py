@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace.preparing import TextOptions, prepare_text
+from headrace.preparing import TextOptions, TokenOptions, prepare_text
 from headrace.preparing.backends.first_documents import most_characters
 from headrace.preparing.sources import SourceFile
 
@@ -80,6 +80,35 @@ def texts(sources: list[str], size: int) -> Iterator[str]:
         size -= len(text)
         number += 1
         yield text
+
+
+@pytest.mark.soak
+def test_the_disk_of_a_run(kit: Any, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 1.1 times the output, at any moment."""
+    file = kit.write(tmp_path / "in.jsonl", ({"text": text} for text in texts(sources, 42_000_000)))
+    output = tmp_path / "out"
+    peak = 0
+
+    def look() -> None:
+        nonlocal peak
+        with contextlib.suppress(FileNotFoundError):
+            peak = max(peak, folder_bytes(output))
+
+    real_unlink = Path.unlink
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        if self.suffix == ".piece":  # there is most just before something goes
+            look()
+        real_unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    options = TextOptions(tokens=TokenOptions(append_eod=True), workers=4)
+    with repeated(look, 0.005):
+        prepare_text([file], output, tokenizer=kit.tokenizer, options=options)
+    final = folder_bytes(output)
+    assert final > 30_000_000
+    assert peak >= final
+    assert peak <= PEAK_OF_OUTPUT * final, f"{peak:,} bytes for an output of {final:,}: {peak / final:.3f}"
 
 
 def watch_workers(peaks: dict[int, int]) -> Callable[[], None]:

@@ -199,12 +199,6 @@ def test_any_run(
         assert "no documents are left" in str(error) or "no tokens" in str(error)  # noqa: PT017
 
 
-def headrace_replace(value: Any, **changes: Any) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(value, **changes)
-
-
 @pytest.mark.sampled(1)
 def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_path: Path) -> None:
     contents = []

@@ -129,11 +129,11 @@ class TextJob(Job):
 
     def setup(self, phase: Phase, results: Path) -> Setup:
         """See `Job`."""
-        setup = self._plan.setup_in(self.work, self._mark, self._backend(phase), self._num_ranges())
+        setup = self._plan.setup_in(self.work, self._mark, self._backend(phase))
         hashes: tuple[str, ...] = ()
         if phase.name.startswith("duplicates"):
             hashes = tuple(str(self.shared.place(name)) for name in hash_files(self._encoding(), self._read))
-        return msgspec.structs.replace(setup, parts=str(results), hashes=hashes)
+        return msgspec.structs.replace(setup, parts=str(results), num_ranges=self._num_ranges(), hashes=hashes)
 
     def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
         """See `Job`."""

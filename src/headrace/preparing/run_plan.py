@@ -176,7 +176,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         noun = record_noun(self.files[file].format, self.options.records.sample_by)
         return f"{noun} {line + counted_from(noun):,}"
 
-    def setup(self, *, parts: str, tokenizer: str, backend: str, num_ranges: int = 0) -> Setup:
+    def setup(self, *, parts: str, tokenizer: str, backend: str) -> Setup:
         """The first message to each worker."""
         options = self.options
         return Setup(
@@ -202,17 +202,15 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             with_text_hashes=options.deduplicate,
             sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
             making=None if self.recipe is None else self.recipe.making,
-            num_ranges=num_ranges,
         )
 
-    def setup_in(self, work: Path, mark: str, backend: str, num_ranges: int = 0) -> Setup:
+    def setup_in(self, work: Path, mark: str, backend: str) -> Setup:
         """The first message to each worker of a run in a work folder."""
         work = work.absolute()
         return self.setup(
             parts=str(work / f"parts.{mark}.{backend}"),
             tokenizer=str(work / "tokenizer.json"),
             backend=backend,
-            num_ranges=num_ranges,
         )
 
     def all_orders(self) -> list[TextTask | HashTask]:
