@@ -102,7 +102,7 @@ def test_states_of_other_ranks_and_runs_are_refused(run: FramedRun, place: Path)
         ({"lanes": merged["lanes"] * 2}, "holds 2 lists of lanes"),
         ({"lanes": [{"version": 1, "states": "AQ"}]}, "damaged"),
         ({"position": 7}, "lane 2 of the saved state is at its unit 1, expected 2 after 7"),
-        ({"dealt": {"costs": "0", "taken": [[4, 1, 1, 2]]}}, "of a run with balance"),
+        ({"balanced_step": {"costs": "0", "taken": [[4, 1, 1, 2]]}}, "of a run with balance"),
     ]:
         with pytest.raises(StateError, match=message):
             loaders[0].load_state_dict({**merged, **change})
