@@ -161,10 +161,10 @@ def estimate_text(
     options: TextOptions | None = None,
     storage: Storage | None = None,
 ) -> Estimate:
-    """Tokenise a sample that is spread over all inputs, in this process, and scale it up.
+    """Tokenise the beginning of the inputs, in this process, and scale it up.
 
-    About 8 MiB of text are encoded, in 64 places. Smaller inputs are read whole, and the numbers are then exact. A
-    compressed file and a row group are read only at their beginning, so changes within them go unnoticed.
+    The first 8 MiB of text are encoded, one file after another, so changes behind them go unnoticed. Smaller inputs are
+    read whole, and the numbers are then exact.
 
     Raises:
         ConfigError: inputs, tokeniser or options are not valid, or standard input is among the inputs.

@@ -15,7 +15,6 @@ from headrace.io import FileSum, as_read_back, file_sum
 from headrace.preparing.committer import ORIGINS_NAME, SHARDS_NAME
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.ledger import RunLedger
-from headrace.preparing.options import described_output
 from headrace.preparing.output_folder import RunState
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.store_output import series_folder
@@ -256,6 +255,5 @@ def described_options(plan: RunPlan) -> dict[str, Any]:
     code = {} if function is None else {"filter": function_fingerprint(function)}
     if plan.recipe is not None:
         return {**plan.recipe.described, **code}
-    names = ("records", "tokens", "filters", "deduplicate", "errors")
-    found = {name: as_read_back(getattr(options, name)) for name in names}
-    return {**found, "output": described_output(options.output), **code}
+    names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
+    return {**{name: as_read_back(getattr(options, name)) for name in names}, **code}

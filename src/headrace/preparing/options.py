@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -87,14 +87,6 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shard_tokens: int | None = 1 << 30
     """A shard ends before the document that would bring it above this many tokens, all keys together; None writes one
     shard. A longer document is a shard of its own."""
-
-
-def described_output(output: OutputOptions) -> dict[str, Any]:
-    """Return the options as a manifest lists them. It says that nothing is shuffled, as it did when that was a choice.
-
-    So the manifest of a store that was made then stays that of the same command.
-    """
-    return {**msgspec.to_builtins(output), "shuffle": None}
 
 
 class ErrorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ It is a table in the folder ``provenance`` beside the manifest, of ``.npy`` file
 
     spans.npy     (num_spans, 5) int64      first document, documents, input file, first line, lines
     skipped.npy   (num_skipped, 3) int64    span, line in the span, reason: each line that became no document
-    order.npy     (num_documents,) int64    for a shuffled store, the ordinal of each document
+    order.npy     (num_documents,) int64    in another order than the input: the ordinal of each document
     ids.npy       (bytes,) uint8            the ids of all documents, UTF-8, in the order of the input
     ids_ends.npy  (num_documents,) int64    where each id ends
     provenance.json                         number of documents, and the reasons to which ``skipped`` refers

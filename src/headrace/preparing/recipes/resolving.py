@@ -17,7 +17,7 @@ from headrace.preparing.backends import REFERENCE, ProvedEncoder
 from headrace.preparing.backends.first_documents import NUM_DOCUMENTS
 from headrace.preparing.columns import DOMAIN, Column, Kind
 from headrace.preparing.messages import RecipeSetup
-from headrace.preparing.options import TextOptions, described_output
+from headrace.preparing.options import TextOptions
 from headrace.preparing.recipes.first_records import choose_library, make_first
 from headrace.preparing.recipes.inputs import find_recipe_inputs
 from headrace.preparing.record_encoder import end_notices, find_end_names
@@ -215,8 +215,8 @@ def _described(recipe: Recipe, template: TemplateSetup | None, options: TextOpti
 
     They are encoded to JSON and decoded again, so that the result equals what is read back.
     """
-    names = ("records", "filters", "deduplicate", "errors")
-    described = {name: getattr(options, name) for name in names} | {"output": described_output(options.output)}
+    names = ("records", "filters", "deduplicate", "output", "errors")
+    described = {name: getattr(options, name) for name in names}
     decoded: dict[str, Any] = msgspec.json.decode(
         msgspec.json.encode({"recipe": recipe, "template": template, **described})
     )
