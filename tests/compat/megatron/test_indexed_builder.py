@@ -29,7 +29,7 @@ from headrace.stores.indexed.store import IndexedStore
 from headrace.testing.shards import write_raw, write_shard
 from headrace.testing.stores import numbered_documents
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 @pytest.fixture(autouse=True)

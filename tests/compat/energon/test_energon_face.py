@@ -34,7 +34,7 @@ from headrace.datasets import Dataset
 from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.mix import Mix
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "energon_order" / "orders.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "energon_order" / "orders.json"
 CASES = json.loads(GOLDEN.read_text())
 GIVEN = [case for case in CASES["cases"] if "samples" in case]
 COUNTS = (20, 11, 9)

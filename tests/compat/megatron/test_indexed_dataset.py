@@ -18,7 +18,7 @@ from headrace.compat.megatron.indexed_dataset import IndexedDataset
 from headrace.errors import ConfigError, StoreError
 from headrace.testing.shards import write_raw
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 SEQUENCES = [[1, 2, 3], [4, 5], [6, 7], [], [8, 9]]
 
 

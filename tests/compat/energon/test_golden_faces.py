@@ -11,7 +11,7 @@ import pytest
 import faces_made
 from faces_made import LOADERS, batches, coming, of_loader
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "faces"
+GOLDEN = Path(__file__).parents[2] / "golden" / "faces"
 KNOWN: dict[str, Any] = json.loads((GOLDEN / "energon.json").read_text())
 
 

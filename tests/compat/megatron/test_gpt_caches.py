@@ -13,7 +13,7 @@ import headrace
 from headrace.compat.megatron import GPTBlend, GPTDataset, export_cache
 from headrace.errors import ConfigError, OutputError
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
+GOLDEN = Path(__file__).parents[2] / "golden" / "megatron_cache"
 TOKENIZER = {"class": "Tüte", "tokenizer_path": ["a", "b"], "n": "1"}
 KEEP = {"drop_last_partial_validation_sequence": False}
 TRAIN = "bcb2920e883e4c70d54391dab1f3d247"
