@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import corpora
 import headrace
+import warm
 from headrace.preparing import RecipeOptions, TextOptions, TokenOptions, prepare_recipe, prepare_text
 from headrace.preparing.options import ErrorOptions, RecordOptions
 from headrace.preparing.shards import ShardOptions, prepare_shards
@@ -41,7 +43,7 @@ HOSTILE = '</div><script>window.pwned=1</script><img src=x onerror="window.pwned
 
 
 @contextmanager
-def inside(folder: Path) -> Iterator[None]:
+def within(folder: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -53,7 +55,7 @@ def inside(folder: Path) -> Iterator[None]:
 def folder(root: Path) -> Path:
     """Make all of it."""
     root.mkdir(parents=True, exist_ok=True)
-    with inside(root):
+    with within(root):
         _inputs()
         _stores()
         _runs()
@@ -221,3 +223,17 @@ splits:
       - {weight: 3, name: web, path: stores/web, windows: {window_tokens: 64}}
       - {weight: 1, name: code, path: stores/code, windows: {window_tokens: 64}}
 """
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory, warm_process: warm.Warm) -> Path:
+    """Nothing may change it."""
+    with warm.workers(warm_process):
+        return folder(tmp_path_factory.mktemp("ui") / "demo")
+
+
+@pytest.fixture
+def inside(demo: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tests run in the folder, as a user would."""
+    monkeypatch.chdir(demo)
+    return demo

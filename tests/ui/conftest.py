@@ -6,23 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import ui_made
-import warm
+from ui_made import demo, inside
 from ui_pages import Pages
 
-
-@pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory, warm_process: warm.Warm) -> Path:
-    """Nothing may change it."""
-    with warm.workers(warm_process):
-        return ui_made.folder(tmp_path_factory.mktemp("ui") / "demo")
-
-
-@pytest.fixture
-def inside(demo: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The tests run in the folder, as a user would."""
-    monkeypatch.chdir(demo)
-    return demo
+__all__ = ["demo", "inside"]
 
 
 @pytest.fixture
