@@ -343,16 +343,6 @@ def test_a_work_folder_of_another_version_is_refused_by_its_number(unfinished: P
     faults.content(unfinished / "out")
 
 
-def test_a_work_folder_that_names_no_version_is_continued(unfinished: Path) -> None:
-    """The first version did not write its number."""
-    path = unfinished / "out" / WORK_NAME / RUN_NAME
-    run = json.loads(path.read_bytes())
-    assert run.pop("version") == 1
-    path.write_text(json.dumps(run))
-    continued(unfinished)
-    faults.content(unfinished / "out")
-
-
 def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it discards the old run, there is none, or it is whole."""
     shutil.copytree(unfinished / "out", tmp_path / "before")

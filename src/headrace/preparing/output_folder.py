@@ -252,8 +252,8 @@ class OutputFolder:
                 if before.get("version") != WORK_VERSION:
                     raise OutputError(
                         f"{self.name}: an unfinished run of another version of Headrace is in this folder: its work "
-                        f"files are of version {before.get('version')}, those of this Headrace of {WORK_VERSION}. "
-                        "Finish it with the version that began it, or give --restart to discard it"
+                        f"files are of version {before.get('version')}, those of this Headrace of version "
+                        f"{WORK_VERSION}. Finish it with the version that began it, or give --restart to discard it"
                     )
                 if found := differences_in_words(before, run):
                     raise OutputError(
