@@ -87,6 +87,9 @@ VOLATILE = (
     "date",
     "software",
     "digest",
+    "bytes_per_s",
+    "tasks_per_s",
+    "left_s",
 )
 """Fields that are not the same everywhere."""
 
