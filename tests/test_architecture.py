@@ -412,12 +412,12 @@ OVER_BUDGET = {
     "datasets": 8_427,
     "tracing": 3_221,
     "loader": 6_097,
-    "compat": 4_854,
+    "compat": 4_846,
     "integrations": 1_702,
     "inspect": 6_663,
     "cli": 3_416,
     "ui": 2_558,
-    "all": 87_702,
+    "all": 87_694,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from pathlib import Path as EPath
-
-    from headrace.compat.energon.caching import DirectLazy, FileCacheLazy, FileStoreCachePool, MockLazy
+    from headrace.compat.energon.caching import FileCacheLazy, FileStoreCachePool
     from headrace.compat.energon.dataset import EnergonDataset
     from headrace.compat.energon.factories import (
         MAIN_FOLDER_NAME,
         BaseWebdatasetFactory,
         DefaultDecoderWebdatasetFactory,
+        EPath,
         prepare_metadataset,
     )
     from headrace.compat.energon.getting import (
@@ -152,8 +151,7 @@ _HOMES = {
     "DefaultDecoderWebdatasetFactory": "headrace.compat.energon.factories",
     "DefaultGenericWebdataset": "headrace.compat.energon.named",
     "DefaultTaskEncoder": "headrace.encoders",
-    "DirectLazy": "headrace.compat.energon.caching",
-    "EPath": "pathlib:Path",
+    "EPath": "headrace.compat.energon.factories",
     "EnergonDataset": "headrace.compat.energon.dataset",
     "EnergonLoader": "headrace.compat.energon.loader",
     "FileCacheLazy": "headrace.compat.energon.caching",
@@ -178,7 +176,6 @@ _HOMES = {
     "Metadataset": "headrace.datasets.metadataset",
     "MetadatasetV2": "headrace.datasets.metadataset:Metadataset",
     "MixBatchDataset": "headrace.compat.energon.wrappers",
-    "MockLazy": "headrace.compat.energon.caching",
     "MultiChoiceVQASample": "headrace.encoders",
     "MultiChoiceVQAWebdataset": "headrace.compat.energon.named",
     "NoCachePool": "headrace.datasets.media",
@@ -256,7 +253,6 @@ __all__ = [
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdataset",
     "DefaultTaskEncoder",
-    "DirectLazy",
     "EPath",
     "EnergonDataset",
     "EnergonLoader",
@@ -281,7 +277,6 @@ __all__ = [
     "Metadataset",
     "MetadatasetV2",
     "MixBatchDataset",
-    "MockLazy",
     "MultiChoiceVQASample",
     "MultiChoiceVQAWebdataset",
     "NoCachePool",

@@ -335,15 +335,3 @@ def _fill(pool_of: weakref.ref[FileStoreCachePool], changed: threading.Condition
 def _remove(folder: Path, pid: int) -> None:
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class DirectLazy(Lazy):
-    """A value that is there already."""
-
-    __slots__ = ()
-
-    def __init__(self, data: Any, fname: str = "") -> None:
-        super().__init__(lambda: (data, None), fname, object())
-
-
-MockLazy = DirectLazy

@@ -32,6 +32,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 MAIN_FOLDER_NAME: Final = ".nv-meta"
 
+EPath = Path
+"""Energon's name of a path: a local one."""
+
 
 class BaseWebdatasetFactory(Generic[T_co]):
     """Samples in tars."""
