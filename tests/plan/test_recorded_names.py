@@ -55,3 +55,6 @@ def test_names_of_users_are_where_they_are() -> None:
     assert recorded_name(Mine().method) == f"{__name__}.Mine.method"
     assert recorded_name(functools.partial(int)) == "functools.partial"
     assert recorded_name(len) == "builtins.len"
+    namespace: dict[str, Any] = {}
+    exec("def made(sample): return sample", namespace)
+    assert recorded_name(namespace["made"]) == "None.made"

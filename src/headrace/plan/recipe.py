@@ -131,7 +131,7 @@ def recorded_name(thing: Any) -> str:
     ``module.qualname``. The body of a function plays no part.
     """
     named = thing if hasattr(thing, "__qualname__") else type(thing)
-    module, name = named.__module__, named.__qualname__
+    module, name = str(named.__module__), named.__qualname__  # of a function that `exec` made it is None
     if module.startswith(_GUESTS):
         return f"{'.'.join(module.split('.')[:3])}:{name}"
     return f"{OURS}{name}" if module.startswith("headrace.") else f"{module}.{name}"
