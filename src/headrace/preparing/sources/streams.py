@@ -472,14 +472,16 @@ def read_blocks(
     carry = b""
     while offset < end:
         # While a line is longer than what was read, each read doubles, so that joining the pieces takes linear time.
-        piece = file.read(max(block_bytes, len(carry)))
+        # Whole lines that came with the end of one over the limit go first: only the first line of a block is measured,
+        # and no other may be longer than what is read at once.
+        piece = b"" if NEWLINE in carry else file.read(max(block_bytes, len(carry)))
         data = carry + piece if carry else piece
         if len(data) > max_line_bytes and not 0 <= data.find(NEWLINE) < max_line_bytes:
             size, carry = _pass_over(file, data, block_bytes)
             yield Lines(offset, data[:HEAD_OF_LINE_BYTES], size, is_too_long=True)
             offset += size
             continue
-        if not piece:
+        if not piece and NEWLINE not in data:
             if data:
                 yield Lines(offset, data, len(data))
             return
