@@ -4,9 +4,12 @@
     python tools/mutants/run.py check                           says how many of those that still exist are caught
 
 A mutant is one line of a file and what it is replaced by. It exists as long as its file holds that line once. Beside it
-is the test that caught it. `check` runs this test first; if it is gone, or no longer catches the mutant, the tests of
-the file's room are run. Both work on copies of the checkout in a temporary folder, with the interpreter that runs this
-script, and take hours.
+is the test that caught it. `check` runs this test first. If it is gone, or no longer catches the mutant, tests are
+looked for as `make` does it: the whole suite runs once with a probe at each of the lines, which notes the tests that
+reach it (tests that count what is written, or compile the line, fail with a probe; that is of no consequence), and then
+some of these run with the mutant: those of its room, and those that reach few other lines. All this happens in copies
+of the checkout in a temporary folder, with the interpreter that runs this script. A run of the suite and ten seconds a
+mutant are to be expected.
 
 The mutants are in ``mutants.json``. `make` adds to those that are there.
 """
@@ -23,16 +26,34 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path("src/headrace")
 KEPT = Path(__file__).with_name("mutants.json")
-LIMIT_S = 240
+START_S = 60
+"""Seconds that a run of tests may take beside five times what its tests took alone; one that takes longer hangs."""
+TESTS_S = 20
+MOST_TESTS = 16
+"""So many tests that reach a line run with its mutant, as long as they took no more seconds than this together."""
+PROBE = '''"""Notes which tests reach a line."""
+import os
+seen = set()
+def hit(number):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").split("[")[0].split(" (")[0]
+    if test and (number, test) not in seen:
+        seen.add((number, test))
+        file = os.open(os.environ["HEADRACE_PROBES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, f"{number}\\t{test}\\n".encode())
+        os.close(file)
+'''
 SWAPS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Mod: "//", ast.And: "or", ast.Or: "and",
@@ -57,17 +78,16 @@ class Mutant(NamedTuple):
     def apply(self, root: Path) -> bool:
         """Change the file below ``root``. Returns False if it does not hold the line once."""
         path = root / self.file
-        lines = path.read_text("utf-8").split("\n") if path.exists() else []
-        if lines.count(self.line) != 1:
+        text = path.read_text("utf-8")
+        if not is_in(self, text):
             return False
-        lines[lines.index(self.line)] = self.mutated
-        path.write_text("\n".join(lines), "utf-8")
+        path.write_text("\n".join(self.mutated if line == self.line else line for line in text.split("\n")), "utf-8")
         return True
 
-    @property
-    def room(self) -> str:
-        """The first folder of the file below the package."""
-        return Path(self.file).relative_to(SOURCE).parts[0].removesuffix(".py")
+
+def is_in(mutant: Mutant, text: str) -> bool:
+    """Whether the text of a file holds the line of a mutant once."""
+    return text.split("\n").count(mutant.line) == 1
 
 
 def changes(text: str) -> Iterator[tuple[int, int, int, str]]:
@@ -125,22 +145,6 @@ def drawn(seed: int) -> Iterator[Mutant]:
     yield from found
 
 
-def near_tests(file: str) -> list[str]:
-    """Test files that may catch a change of a file, the nearest first: those called like it, those that import it."""
-    path = Path(file).relative_to(SOURCE)
-    module = ".".join(("headrace", *path.with_suffix("").parts)).removesuffix(".__init__")
-    room = ROOT / "tests" / path.parts[0].removesuffix(".py")
-    names = [one for one in sorted(room.rglob("test_*.py")) if path.stem.strip("_") in one.stem]
-    imports = re.compile(rf"\b(from|import) {re.escape(module)}\b")
-    texts = {one: one.read_text("utf-8") for one in sorted((ROOT / "tests").rglob("test_*.py"))}
-    importing = [one for one, text in texts.items() if imports.search(text) and "interop" not in one.parts]
-    defined = re.findall(r"^(?:class|def) ([A-Za-z]\w+)", (ROOT / file).read_text("utf-8"), re.MULTILINE)
-    naming = [
-        one for one in sorted(room.rglob("test_*.py")) if any(re.search(rf"\b{name}\b", texts[one]) for name in defined)
-    ]
-    return [str(one.relative_to(ROOT)) for one in dict.fromkeys([*names, *importing, *naming])]
-
-
 class Place:
     """A copy of the checkout, in which one mutant at a time is tried."""
 
@@ -152,37 +156,102 @@ class Place:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
 
-    def catching(self, mutant: Mutant, tests: list[str]) -> str:
+    def catching(self, mutant: Mutant, tests: Sequence[str], limit_s: float) -> str:
         """Return the first of some tests that fails with the mutant, "" if none does; one that hangs has failed."""
         path = self.folder / mutant.file
         before = path.read_bytes()
         if not mutant.apply(self.folder):
             raise ValueError(f"{mutant.file} does not hold the line once: {mutant.line}")
         try:
-            for test in tests:
-                if found := self._failing(test):
-                    return found
+            process = self.pytest("-x", "-n", "0", *tests)
+            try:
+                said, _ = process.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                process.wait()
+                return tests[0]
         finally:
             path.write_bytes(before)
-        return ""
-
-    def _failing(self, test: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", test]
-        variables = {**os.environ, "PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        process = subprocess.Popen(
-            command, cwd=self.folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-            return test
-        if process.returncode in (0, 5):
-            return ""
         failed = re.search(r"^(?:FAILED|ERROR) (\S+?(?:::\S+?)?)(?:\[| - |$)", said, re.MULTILINE)
-        return failed.group(1) if failed else test
+        return "" if process.returncode in (0, 5) else failed.group(1) if failed else tests[0]
+
+    def pytest(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Begin a run of pytest over the copy, in a process group of its own."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        own = {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.Popen(
+            command, cwd=self.folder, env={**os.environ, **own, **variables}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def reaching(self, mutants: Sequence[Mutant], at_once: int) -> list[dict[str, float]]:
+        """Return for each mutant the tests that reach its line and are to be tried, and how many seconds each took."""
+        by_file = defaultdict(list)
+        for number, mutant in enumerate(mutants):
+            by_file[mutant.file].append((number, mutant.line))
+        before = {file: (self.folder / file).read_text("utf-8") for file in by_file}
+        for file, lines in by_file.items():
+            (self.folder / file).write_text(probed(before[file], lines), "utf-8")
+        (self.folder / "src/headrace_probe.py").write_text(PROBE, "utf-8")
+        notes, times = self.folder / "probes.txt", self.folder / "times.xml"
+        notes.touch()
+        process = self.pytest("-n", str(at_once), "--junitxml", str(times), HEADRACE_PROBES=str(notes))
+        print(process.communicate()[0][-2000:], flush=True)
+        for file, text in before.items():
+            (self.folder / file).write_text(text, "utf-8")
+        took: dict[str, float] = defaultdict(float)
+        for case in ElementTree.parse(times).iter("testcase"):
+            took[f"{case.get('classname')}.{case.get('name', '').split('[')[0]}"] += float(case.get("time", 0))
+        found: list[dict[str, float]] = [{} for _ in mutants]
+        for line in notes.read_text("utf-8").splitlines():
+            number, _, test = line.partition("\t")
+            if (self.folder / test.partition("::")[0]).is_file():
+                found[int(number)][test] = took[test.replace("/", ".").replace(".py::", ".").replace("::", ".")]
+        lines_of = Counter(test for tests in found for test in tests)
+        return [_likely(mutant, tests, lines_of) for mutant, tests in zip(mutants, found, strict=True)]
+
+
+def _likely(mutant: Mutant, tests: dict[str, float], lines_of: Counter[str]) -> dict[str, float]:
+    """Return the tests that are to be tried with a mutant, of those that reach it."""
+    file = Path(mutant.file).relative_to(SOURCE)
+    room = f"tests/{file.parts[0].removesuffix('.py')}"
+
+    def rank(test: str) -> tuple[bool, bool, float]:
+        name = Path(test.partition("::")[0]).stem
+        return file.stem.strip("_") not in name, not test.startswith(room), lines_of[test] + 4 * tests[test]
+
+    chosen: dict[str, float] = {}
+    for test in sorted(tests, key=rank):
+        if not chosen or (len(chosen) < MOST_TESTS and sum(chosen.values()) + tests[test] < TESTS_S):
+            chosen[test] = tests[test]
+    return chosen
+
+
+def probed(text: str, lines: Sequence[tuple[int, str]]) -> str:
+    """Return the text of a file with a probe before the innermost statement of each numbered line."""
+    at = {text.split("\n").index(line) + 1: number for number, line in lines}
+    tree = ast.parse(text)
+    for node in list(ast.walk(tree)):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                setattr(node, field, [one for each in block for one in (*_probes(each, at), each)])
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _probes(statement: ast.stmt, at: dict[int, int]) -> Iterator[ast.stmt]:
+    """Yield the probes that belong before a statement: those of its lines that are in no statement within it."""
+    if not isinstance(statement, ast.stmt) or getattr(statement, "module", None) == "__future__":
+        return
+    inner = {
+        line
+        for node in ast.walk(statement)
+        if node is not statement and isinstance(node, ast.stmt)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+        if line in at and line not in inner:
+            yield from ast.parse(f"__import__('headrace_probe').hit({at[line]})").body
 
 
 def read() -> list[Mutant]:
@@ -196,64 +265,74 @@ def write(mutants: list[Mutant]) -> None:
     KEPT.write_text("[\n" + ",\n".join(rows) + "\n]\n", "utf-8")
 
 
-def make(seed: int, number: int, folder: Path, at_once: int) -> None:
-    """Draw mutants until ``number`` are caught by tests near them."""
+Trial = Callable[[tuple[Mutant, dict[str, float]]], str]
+"""Tries a mutant with tests and the seconds that each takes, and returns the one that caught it, or ""."""
+
+
+def trial(places: SimpleQueue[Place]) -> Trial:
+    """Return a function that tries mutants, each in a place of its own."""
+
+    def tried(one: tuple[Mutant, dict[str, float]]) -> str:
+        mutant, tests = one
+        place = places.get()
+        try:
+            return place.catching(mutant, list(tests), START_S + 5 * sum(tests.values())) if tests else ""
+        finally:
+            places.put(place)
+
+    return tried
+
+
+def make(seed: int, number: int, places: list[Place]) -> None:
+    """Draw mutants until ``number`` are caught by tests that reach them."""
     kept = read()
     known = {(one.file, one.line) for one in kept}
-    places: SimpleQueue[Place] = SimpleQueue()
-    for index in range(at_once):
-        places.put(Place(folder / str(index)))
-
-    def tried(mutant: Mutant) -> Mutant:
-        place = places.get()
-        try:
-            return mutant._replace(test=place.catching(mutant, near_tests(mutant.file)[:4]))
-        finally:
-            places.put(place)
-
     candidates = (one for one in drawn(seed) if (one.file, one.line) not in known)
-    with ThreadPoolExecutor(at_once) as threads:
-        while len(kept) < number:
-            for found in threads.map(tried, [next(candidates) for _ in range(at_once)]):
-                print(
-                    f"{len(kept)}: {found.file}: {found.mutated.strip()}: {found.test or 'not caught near it'}",
-                    flush=True,
-                )
-                if found.test:
-                    kept.append(found)
-                    write(kept)
+    while len(kept) < number:
+        mutants = list({(one.file, one.line): one for one in islice(candidates, 2 * (number - len(kept)))}.values())
+        reaching = places[0].reaching(mutants, len(places))
+        for mutant, tests, test in tried_all(list(zip(mutants, reaching, strict=True)), places):
+            print(f"{len(kept)}: {mutant.file}: {mutant.mutated.strip()}: {test or f'not caught by {len(tests)}'}")
+            if test:
+                kept.append(mutant._replace(test=test))
+                write(kept)
+            if len(kept) == number:
+                break
 
 
-def check(folder: Path, at_once: int) -> int:
+def tried_all(
+    mutants: list[tuple[Mutant, dict[str, float]]], places: list[Place]
+) -> Iterator[tuple[Mutant, dict[str, float], str]]:
+    """Yield each mutant, the tests that it was to be tried with, and the one that caught it, or ""."""
+    free: SimpleQueue[Place] = SimpleQueue()
+    for place in places:
+        free.put(place)
+    with ThreadPoolExecutor(len(places)) as threads:
+        for (mutant, tests), test in zip(mutants, threads.map(trial(free), mutants), strict=True):
+            yield mutant, tests, test
+
+
+def check(places: list[Place]) -> int:
     """Try all kept mutants that still exist. Returns the number of those that are no longer caught."""
     mutants = read()
-    places: SimpleQueue[Place] = SimpleQueue()
-    for index in range(at_once):
-        places.put(Place(folder / str(index)))
-
-    def is_there(mutant: Mutant) -> bool:
-        path = ROOT / mutant.file
-        return path.exists() and path.read_text("utf-8").split("\n").count(mutant.line) == 1
-
-    def tried(mutant: Mutant) -> tuple[Mutant, str]:
-        place = places.get()
-        file = mutant.test.partition("::")[0]
-        tests = [mutant.test] if (ROOT / file).exists() else []
-        try:
-            return mutant, place.catching(mutant, [*tests, *near_tests(mutant.file), f"tests/{mutant.room}"])
-        finally:
-            places.put(place)
-
-    there = [mutant for mutant in mutants if is_there(mutant)]
-    lost = 0
-    with ThreadPoolExecutor(at_once) as threads:
-        for number, (mutant, test) in enumerate(threads.map(tried, there)):
-            lost += not test
-            print(
-                f"{number + 1} of {len(there)}: {mutant.file}: {mutant.mutated.strip()}: {test or 'LOST'}", flush=True
-            )
-    caught = 100 * (len(there) - lost) / max(1, len(there))
-    print(f"{len(mutants)} mutants, {len(there)} still exist, {len(there) - lost} of them are caught ({caught:.1f} %)")
+    there = [one for one in mutants if (ROOT / one.file).exists() and is_in(one, (ROOT / one.file).read_text("utf-8"))]
+    known = [(one, {one.test: TESTS_S} if (ROOT / one.test.partition("::")[0]).exists() else {}) for one in there]
+    missed = []
+    for mutant, _, test in tried_all(known, places):
+        print(f"{mutant.file}: {mutant.mutated.strip()}: {test or 'not by the test that caught it'}", flush=True)
+        if not test:
+            missed.append(mutant)
+    lost = len(missed)
+    if missed:
+        reaching = places[0].reaching(missed, len(places))
+        for mutant, tests, test in tried_all(list(zip(missed, reaching, strict=True)), places):
+            print(f"{mutant.file}: {mutant.mutated.strip()}: {test or f'LOST, by {len(tests)}'}", flush=True)
+            if test:
+                lost -= 1
+                mutants[mutants.index(mutant)] = mutant._replace(test=test)
+        write(mutants)
+    caught = f"{len(there) - lost} of them are caught ({100 * (len(there) - lost) / max(1, len(there)):.1f} %)"
+    print(f"{len(mutants)} mutants, {len(there)} still exist, {caught}")
     return lost
 
 
@@ -266,11 +345,11 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as folder:
+        places = [Place(Path(folder, str(index))) for index in range(options.at_once)]
         if options.what == "make":
-            make(options.seed, options.number, Path(folder), options.at_once)
+            make(options.seed, options.number, places)
         else:
-            lost = check(Path(folder), options.at_once)
-            sys.exit(50 * lost > len(read()))
+            sys.exit(50 * check(places) > len(read()))
 
 
 if __name__ == "__main__":
