@@ -4,10 +4,11 @@
 
 Samples are dicts of two tensors, and take about 20 us to make: a loop in Python, calibrated for this machine, so that
 each engine does the same work. All use torch's ``default_collate``. ``cpu_us`` are CPU seconds of the process and of
-its workers over an epoch, by the number of samples. Each round is a process for each engine, one after another, and
-ratios are medians of those of the rounds, since the machine may change its speed in between. With workers these stay
-for a second epoch, which is measured, and end it idle. ``unseeded`` is ours with ``seeded=False``: it leaves the random
-generators alone, as torch does in the process itself.
+its workers, by the number of samples. Without workers all engines run in one process and take turns every 1,024
+samples, first to last and back, since the speed of a machine changes from second to second; the ratio is the median of
+those of all turns but the first. With workers each round is a process for each engine, one after another; the workers
+stay for a second epoch, which is measured, and end it idle; the ratio is the median of those of the rounds.
+``unseeded`` is ours with ``seeded=False``: it leaves the random generators alone, as torch does in the process itself.
 
 ``start`` is the time from the constructor to the first batch, shuffled, of a data set that only has a length.
 ``resume`` is the time from ``load_state_dict`` to the next batch, and how many samples were read for it.
@@ -26,6 +27,7 @@ import statistics
 import tempfile
 import time
 import timeit
+from itertools import islice
 from typing import Any
 
 import common
@@ -35,8 +37,10 @@ import torch
 
 from headrace import DataLoader
 
-TORCH, OURS, UNSEEDED = "torch", "headrace", "headrace, unseeded"
+ENGINES = TORCH, OURS, UNSEEDED = "torch", "headrace", "headrace, unseeded"
 US = 20.0
+TURN = 1024
+"""Samples that an engine makes before it is the turn of the next; a multiple of the batches."""
 
 
 class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -95,6 +99,30 @@ def cpu(engine: str, batch: int, num_workers: int, num_samples: int, loops: int)
         "cpu_us": 1e6 * seconds / num_samples,
         "wall_us": 1e6 * wall / num_samples,
     }
+
+
+def turns(batch: int, num_samples: int, loops: int) -> dict[str, Any]:
+    """Return a row for each engine, which take turns in this process."""
+    torch.set_num_threads(1)
+    loaders = [loader_of(engine, Samples(num_samples, loops), batch) for engine in ENGINES]
+    epochs = [iter(loader) for loader in loaders]
+    found = []
+    for turn in range(num_samples // TURN):
+        seconds, wall = [0.0] * len(epochs), [0.0] * len(epochs)
+        for number in range(len(epochs))[:: 1 if turn % 2 else -1]:
+            before, begin = time.process_time(), time.perf_counter()
+            for _ in islice(epochs[number], TURN // batch):
+                pass
+            seconds[number], wall[number] = time.process_time() - before, time.perf_counter() - begin
+        found.append((seconds, wall))
+    rows = []
+    for number, engine in enumerate(ENGINES):
+        row = {"engine": engine, "batch": batch, "workers": 0}
+        row["cpu_us"] = 1e6 * statistics.median(seconds[number] for seconds, _ in found[1:]) / TURN
+        row["wall_us"] = 1e6 * statistics.median(wall[number] for _, wall in found[1:]) / TURN
+        row["ratio"] = statistics.median(seconds[number] / seconds[0] for seconds, _ in found[1:])
+        rows.append(row)
+    return {"rows": rows}
 
 
 def start(engine: str, num_samples: int) -> dict[str, Any]:
@@ -167,7 +195,7 @@ def has_lance() -> bool:
         return False
 
 
-MEASURES = {"cpu": cpu, "start": start, "resume": resume, "resume_lance": resume_lance}
+MEASURES = {"cpu": cpu, "turns": turns, "start": start, "resume": resume, "resume_lance": resume_lance}
 
 
 def measured(what: str, *arguments: Any) -> dict[str, Any]:
@@ -186,21 +214,21 @@ def main() -> None:
         return
     loops = calibrated()
     rows, claims = [], []
-    for num_workers in (0, 2):
-        for batch in (32, 256):
-            rounds = [
-                [
-                    measured("cpu", engine, batch, num_workers, options.samples, loops)
-                    for engine in (TORCH, OURS, UNSEEDED)
-                ]
-                for _ in range(options.rounds)
-            ]
-            for number, engine in enumerate((TORCH, OURS, UNSEEDED)):
-                ratio = statistics.median(one[number]["cpu_us"] / one[0]["cpu_us"] for one in rounds)
-                rows.append({**common.medians([one[number] for one in rounds]), "ratio": ratio})
-                if engine != TORCH:
-                    what = f"CPU of {engine} by that of torch's, batches of {batch}, {num_workers} workers"
-                    claims.append(common.verdict(what, ratio, 1.05, at_most=True))
+    for batch in (32, 256):
+        found = [measured("turns", batch, options.samples, loops)["rows"] for _ in range(options.rounds)]
+        rows += [common.medians(list(one)) for one in zip(*found, strict=True)]
+    for batch in (32, 256):
+        rounds = [
+            [measured("cpu", engine, batch, 2, options.samples, loops) for engine in ENGINES]
+            for _ in range(options.rounds)
+        ]
+        for number in range(len(ENGINES)):
+            ratio = statistics.median(one[number]["cpu_us"] / one[0]["cpu_us"] for one in rounds)
+            rows.append({**common.medians([one[number] for one in rounds]), "ratio": ratio})
+    for row in rows:
+        if row["engine"] != TORCH:
+            what = f"CPU of {row['engine']} by that of torch's, batches of {row['batch']}, {row['workers']} workers"
+            claims.append(common.verdict(what, row["ratio"], 1.05, at_most=True))
     print(common.table(rows), flush=True)
     few = range(min(3, options.rounds))
     starts = [
