@@ -9,6 +9,7 @@ import numpy as np
 import headrace
 from headrace.compat.megatron import IndexedDatasetBuilder
 from headrace.stores import open_keys
+from stored import files as files
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -41,13 +42,6 @@ def documents(path: Path) -> list[list[int]]:
     """All documents of the main key."""
     store = headrace.open(path)
     return [store.document(number).tolist() for number in range(len(store))]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
 
 
 def pair_bytes(prefix: Path) -> tuple[bytes, bytes]:

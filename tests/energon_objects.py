@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import media_made
+import stored
 from energon_made import PNG
 from memory_stores import MemoryBucket
 
@@ -41,8 +42,7 @@ def made_of(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def local(root: Path) -> dict[str, bytes]:
-    paths = [path for path in root.rglob("*") if path.is_file()]
-    return made_of({path.relative_to(root).as_posix(): path.read_bytes() for path in paths})
+    return made_of(stored.files(root))
 
 
 def remote(bucket: MemoryBucket) -> dict[str, bytes]:

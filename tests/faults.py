@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 import pytest
 
+import killing
+import stored
 from headrace.engine.serving import Parent, Reply
 from headrace.errors import HeadraceError, WorkerError
 from headrace.preparing import TextOptions, documents, prepare_text, run, run_plan
@@ -31,7 +33,7 @@ from headrace.preparing.sources import open_span
 from headrace.preparing.worker import TextWorker
 from headrace.stores import Manifest
 
-KILLED = 9
+KILLED = killing.KILLED
 TAKING_SPACE = ("write", "create")
 ANOTHER_NUMBER = {1: 3, 2: 1, 3: 2}
 
@@ -191,22 +193,7 @@ def run_killed(action: Callable[[], object], moment: int) -> bool:
             half()
             os._exit(KILLED)
 
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with watched(Changes(die)):
-                action()
-            code = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, KILLED), "the process failed, see its report"
-    return code == 0
+    return killing.forked(action, watched(Changes(die)))
 
 
 def list_changes(action: Callable[[], object]) -> list[str]:
@@ -248,8 +235,7 @@ def interrupted(moment: int, then: Callable[[], object]) -> Iterator[None]:
 def content(folder: Path) -> dict[str, bytes]:
     """All files of a finished output, and nothing else is there."""
     assert not (folder / WORK_NAME).exists()
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return stored.files(folder)
 
 
 def broken_lines() -> dict[int, str]:

@@ -4,80 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import random
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import faults
 import killing
+import memory_stores
 from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, drive, take_part
 from headrace.engine.job import Job, Phase, Show
 from headrace.engine.receipts import Receipt
-from headrace.engine.serving import Done, Parent, Reply
+from headrace.engine.serving import Done
 from headrace.engine.shared import remove_files, sync_files
 from headrace.preparing import finish_job, open_job
 from headrace.preparing.output_folder import WORK_NAME
-
-
-class InlineWorkers:
-    """Stands for `WorkerProcesses`, for any function that serves a worker."""
-
-    def __init__(self, num_workers: int, setup: msgspec.Struct, main: str) -> None:
-        module, _, function = main.partition(":")
-        served: list[Any] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(f"{module}.serve", lambda *arguments: served.extend(arguments))
-            getattr(importlib.import_module(module), function)(-1)
-        _, setup_type, self._orders, handler = served
-        first = msgspec.msgpack.decode(msgspec.msgpack.encode(setup), type=setup_type)
-        self._handle = handler(_Ignored(), first)
-        self._num_workers = num_workers
-        self._sent: deque[tuple[int, bytes]] = deque()
-
-    def __enter__(self) -> InlineWorkers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __len__(self) -> int:
-        return self._num_workers
-
-    def send(self, worker: int, order: Any) -> None:
-        self._sent.append((worker, msgspec.msgpack.encode(order)))
-
-    def receive(self, timeout_s: float) -> list[tuple[int, Reply]]:
-        if not self._sent:
-            return []
-        worker, data = self._sent.pop()
-        return [(worker, self._handle(msgspec.msgpack.decode(data, type=self._orders)))]
-
-
-class _Ignored(Parent):
-    def __init__(self) -> None:
-        pass
-
-    def send(self, reply: Reply) -> None:
-        pass
-
-    def report(self, progress: Any) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def inline() -> Iterator[None]:
-    """Workers of jobs are inside this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doing, "WorkerProcesses", InlineWorkers)
-        yield
+from headrace.testing.work import InlineWorkers
+from headrace.testing.work import inline as inline
 
 
 def attempt(job: Job, phase: Phase, task_index: int, name: str) -> Receipt:
@@ -183,6 +130,24 @@ class Hosts:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HEADRACE_CACHE", str(self._folder / f"host-{number}"))
             yield
+
+    def end_anywhere(self, chooser: random.Random, steps: Sequence[Callable[[], object]], *, changes: int) -> int:
+        """Carry out steps on any of three hosts, each ended at one of its changes in the store, and then on another.
+
+        Returns:
+            How many were ended.
+        """
+        num_ended = 0
+        for step in steps:
+            for is_last in (False, False, True):
+                moment = 1 << 30 if is_last else chooser.randrange(changes)
+                with self.on(chooser.randrange(3)), memory_stores.watched(memory_stores.stop_at(moment)):
+                    try:
+                        step()
+                        break
+                    except memory_stores.Stopped:
+                        num_ended += 1
+        return num_ended
 
     def left(self) -> list[Path]:
         """What lies in the scratch folders of all hosts, once nobody holds a job any more."""

@@ -25,11 +25,16 @@ def run(action: Callable[[], None], *, moment: int) -> bool:
 
     Nothing of the process runs any more after that: no handler, no ``finally``.
     """
+    return forked(action, killed_at(moment))
+
+
+def forked(action: Callable[[], object], within: contextlib.AbstractContextManager[object]) -> bool:
+    """Whether ``action``, in a process of its own and within something that may kill this, came to its end."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            with killed_at(moment):
+            with within:
                 action()
             code = 0
         except BaseException:

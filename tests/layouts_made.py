@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from talks import assistant as assistant
+from talks import user as user
+
 Words = dict[str, Any]
 
 
@@ -26,14 +29,6 @@ def answer(number: int) -> str:
 
 def refusal(number: int) -> str:
     return f"No {number}" + " no" * (number % 3)
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 def turn(role: str, text: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.testing.shards import write_keyed
 from recipes_made import NO, TEMPLATE, TOKENS, USER, YES, make, tokenizer_json
+from token_shards import write_keyed
 
 HARD = 'Grüße 😀\tok </div><script>alert(1)</script> "&amp;" \x1b[31mred\u202eabc'
 """What a user may write: several bytes a character, HTML, sequences of terminals, text that turns its direction."""

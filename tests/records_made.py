@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from headrace.stores import CombinedStore, KeyedStore, Store
-from headrace.testing.shards import write_keyed
+from token_shards import write_keyed
 
 DTYPES = {
     "tokens": "uint16",

@@ -27,6 +27,7 @@ import headrace
 from counts import PATIENCE_S
 from fault_proxy import fault_proxy
 from gcs_writes import GcsWrites
+from ports import free_port
 
 SERVERS = Path(os.environ.get("HEADRACE_SERVERS", Path(sys.prefix) / "servers"))
 ACCESS_KEY = "headrace-tests"
@@ -62,12 +63,6 @@ class Bucket(NamedTuple):
             if file.is_file():
                 self.put(f"{key}/{file.relative_to(folder).as_posix()}", file.read_bytes())
         return f"{self.url}/{key}"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def program(pattern: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
-import io
 import json
 import os
 import tarfile
@@ -17,6 +16,7 @@ import msgspec
 import pytest
 
 import jobs_by_hand
+import tars_made
 from headrace.preparing.shards import ShardOptions, prepare_shards
 from headrace.preparing.shards import run as shard_run
 from headrace.stores import Manifest
@@ -92,14 +92,7 @@ def _text(value: Any) -> Any:
 
 def tar_of(samples: Samples) -> bytes:
     """A shard as `tarfile` writes it."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for key, parts in samples.items():
-            for part, data in parts.items():
-                info = tarfile.TarInfo(f"{key}.{part}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return file.getvalue()
+    return tars_made.tar_bytes(tars_made.members_of(list(samples.items())), tarfile.PAX_FORMAT)
 
 
 def read_all(folder: Path) -> dict[str, dict[str, bytes]]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from counts import PATIENCE_S
+from ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo")
 START_S = PATIENCE_S
@@ -110,13 +111,6 @@ class Slurm:
             time.sleep(0.2)
 
 
-def _port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[Slurm]:
     """Start a cluster whose files lie in ``folder``."""
@@ -128,7 +122,7 @@ def cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[Slurm]:
     sock = folder / "munge.socket"
     for name in ("state", "spool", "log"):
         (folder / name).mkdir()
-    ports = [_port() for _ in names]
+    ports = [free_port() for _ in names]
     nodes = [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=4000 State=UNKNOWN"
         for name, port in zip(names, ports, strict=True)
@@ -138,7 +132,7 @@ def cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[Slurm]:
             [
                 "ClusterName=test",
                 f"SlurmctldHost={host}(127.0.0.1)",
-                f"SlurmctldPort={_port()}",
+                f"SlurmctldPort={free_port()}",
                 "SlurmUser=root",
                 "SlurmdUser=root",
                 "AuthType=auth/munge",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import servers
 from counts import PATIENCE_S
 from headrace.io import FetchPolicy
 from headrace.io.objects.writer import ObjectWriter
+
+if TYPE_CHECKING:
+    import servers
 
 QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=PATIENCE_S)
 
@@ -19,5 +22,6 @@ def objects(bucket: servers.Bucket, url: str) -> dict[str, bytes]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file()]
+    """All files below a folder, by their names there."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -44,8 +44,8 @@ MAY_IMPORT = {
         *("config", "errors"),
     },
     "testing": {
-        *("compat", "loader", "tracing", "datasets", "preparing", "copying", "stores", "samples", "plan", "io"),
-        *("config", "errors"),
+        *("compat", "kinds", "loader", "tracing", "datasets", "preparing", "copying", "engine", "stores", "samples"),
+        *("plan", "io", "config", "errors"),
     },
     "inspect": {
         "engine",
@@ -178,7 +178,7 @@ def test_lazy_names_are_complete(name: str) -> None:
     # A module that is called like a public name would stand in its place as soon as it is imported.
     modules = {module.name for module in pkgutil.iter_modules(room.__path__)}
     assert not modules & set(room._HOMES)
-    with pytest.raises(AttributeError, match=f"'headrace{name}' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=rf"'headrace{name}'.*'nothing'"):
         room.nothing  # noqa: B018
 
 
@@ -407,7 +407,7 @@ OVER_BUDGET = {
     "errors, config, environment": 504,
     "io": 2_911,
     "plan": 7_725,
-    "stores": 9_857,
+    "stores": 9_848,
     "samples": 9_618,
     "engine": 2_414,
     "preparing": 12_914,
@@ -421,7 +421,7 @@ OVER_BUDGET = {
     "inspect": 6_663,
     "cli": 3_416,
     "ui": 2_558,
-    "all": 87_694,
+    "all": 87_692,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "tools" / "house.py"
+import programs
 
 
-@pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("house", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "house", module)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def house() -> ModuleType:
+    return programs.load(Path(__file__).parents[1] / "tools" / "house.py")
 
 
 @pytest.fixture

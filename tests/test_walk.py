@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-PROGRAM = Path(__file__).parents[1] / "tools" / "walk.py"
+import programs
 
 
-@pytest.fixture
-def walk() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("walk", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_calls_and_changes_of_file_are_counted(walk: ModuleType, tmp_path: Path) -> None:
+def test_calls_and_changes_of_file_are_counted(tmp_path: Path) -> None:
+    walk = programs.load(Path(__file__).parents[1] / "tools" / "walk.py")
     package = tmp_path / "package"
     package.mkdir()
     (package / "a.py").write_text("def outer(inner):\n    helper()\n    return inner()\n\n\ndef helper(): ...\n")

@@ -9,13 +9,10 @@ state-100.json, state-200.json, metrics-*.jsonl
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-import os
 import re
-import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from headrace.preparing.options import ErrorOptions, RecordOptions
 from headrace.preparing.shards import ShardOptions, prepare_shards
 from headrace.samples.recipe import parse_recipe
 from headrace.tracing import save_run
+from tars_made import members_of, write_tar
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = (
@@ -42,20 +40,10 @@ HOSTILE = '</div><script>window.pwned=1</script><img src=x onerror="window.pwned
 """What data may hold: markup, a template, and a character that turns the direction of text."""
 
 
-@contextmanager
-def within(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 def folder(root: Path) -> Path:
     """Make all of it."""
     root.mkdir(parents=True, exist_ok=True)
-    with within(root):
+    with contextlib.chdir(root):
         _inputs()
         _stores()
         _runs()
@@ -167,7 +155,6 @@ def hostile(root: Path) -> None:
     """Write stores, a run and metrics in which all that can be named is named so, and all that has a text has it."""
     place = root / f"a {NAME}"
     corpora.make(place / "tokens", 1, 12)
-    (place / "samples").mkdir()
     stream = io.BytesIO()
     Image.new("RGB", (20, 10), (9, 90, 200)).save(stream, "PNG")
     parts = {
@@ -178,11 +165,7 @@ def hostile(root: Path) -> None:
         "json": json.dumps({NAME: HOSTILE}).encode(),
         "jpg": b"not a picture <script>",
     }
-    with tarfile.open(place / "samples" / "a.tar", "w") as tar:
-        for part, content in parts.items():
-            entry = tarfile.TarInfo(f"0{NAME.replace('.', '')}.{part}")
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+    write_tar(place / "samples" / "a.tar", members_of([(f"0{NAME.replace('.', '')}", parts)]))
     windows = headrace.WindowDataset(headrace.open(str(place / "tokens" / "shard-0")), seq_len=8)
     blend = headrace.Blend({NAME: windows, "b": windows}, weights={NAME: 1, "b": 1})
     run = headrace.Run(blend, global_batch_size=4, samples=40)

@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import made
+import media_stores_made
 from headrace.cli import main
 from headrace.preparing import TextOptions, TokenOptions, prepare_text
 
@@ -30,13 +32,42 @@ def run() -> Run:
     return invoke
 
 
+@pytest.fixture
+def of_json(run: Run) -> Callable[..., Any]:
+    """Runs ``headrace`` with ``--json``, and returns what it printed; ``code`` is the expected exit code."""
+
+    def invoke(*arguments: Any, code: int = 0) -> Any:
+        done = run(*arguments, "--json")
+        assert done.exit_code == code, done.output
+        return json.loads(done.stdout)
+
+    return invoke
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples: `mixed` and `ocr` of Energon, `plain` tars, and the lines of `t.jsonl`."""
+    root = tmp_path_factory.mktemp("media")
+    media_stores_made.mixed(root / "mixed")
+    media_stores_made.ocr(root / "ocr")
+    media_stores_made.plain(root / "plain")
+    media_stores_made.lines(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose manifest has every part."""
+    return made.one_key(tmp_path_factory.mktemp("whole") / "store")
+
+
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One id a word: 100 of them."""
-    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    made.save(str(path))
+    words.save(str(path))
     return path
 
 

@@ -51,22 +51,17 @@ def test_three_parts_as_megatron_writes_them(run: Any) -> None:
 
 def test_a_single_prefix_with_a_weight(run: Any) -> None:
     """megatron-core 0.16.1: of ``--train-data-path 1.0 A`` the four files of a dataset, of ``--data-path`` a blend."""
-    shared = ("--sequence-length", 16, "--tokenizer-identifiers", "tokenizer.json", "--num-samples", 200)
+    shared = ("1.0", "data/web", "--sequence-length", 16, "--tokenizer-identifiers", "tokenizer.json", "--num-samples")
     own = ("--data-of", "train", "--path-to-cache")
-    assert run("export-cache", "1.0", "data/web", *shared, *own, "own").exit_code == 0
-    assert run("export-cache", "data/web", *shared, *own, "plain").exit_code == 0
-    assert files("own") == files("plain")
-    assert len(files("own")) == 4
-    assert (
-        run("export-cache", "1.0", "data/web", *shared, "--split", "1,0,0", "--path-to-cache", "blend").exit_code == 0
-    )
-    assert len(files("blend")) == 7
-    old = ("--era", "core_v0.5", *own, "old")
-    assert run("export-cache", "1.0", "data/web", *shared, *old).exit_code == 0
-    assert len(files("old")) == 7, "Megatron-core before 0.7 blends it"
-    refused = run("export-cache", "1.0", "data/web", *shared[:-1], "all", *own, "none")
-    assert refused.exit_code == 2
-    assert "has weights, but num_samples is None" in refused.stderr
+    for arguments, folder, num_files in (
+        ((200, *own), "own", 4),
+        ((200, "--split", "1,0,0", "--path-to-cache"), "blend", 7),
+        ((200, "--era", "core_v0.5", *own), "old", 7),  # Megatron-core before 0.7 blends it
+    ):
+        assert run("export-cache", *shared, *arguments, folder).exit_code == 0
+        assert len(files(folder)) == num_files
+    refused = run("export-cache", *shared, "all", *own, "none")
+    assert (refused.exit_code, "num_samples" in refused.stderr) == (2, True)
     assert not Path("none").exists()
 
 
@@ -115,45 +110,8 @@ def test_older_names_and_counts(run: Any, options: list[str], wanted: list[int])
 
 
 @pytest.mark.parametrize(
-    ("text", "data_of", "wanted"),
-    [
-        ("1000", None, {"train": 1000}),
-        ("1000,-,5", None, {"train": 1000, "test": 5}),
-        (" - , all", None, {"valid": None}),
-        ("7", "valid", {"valid": 7}),
-        ("all", "test", {"test": None}),
-    ],
-)
-def test_numbers(text: str, data_of: str | None, wanted: dict[str, int | None]) -> None:
-    assert numbers(text, data_of) == wanted
-
-
-@pytest.mark.parametrize(
     ("text", "data_of"), [("", None), ("1,2,3,4", None), ("-", None), ("1.5", None), ("-1", None), ("1,2", "valid")]
 )
 def test_numbers_that_are_none(text: str, data_of: str | None) -> None:
-    with pytest.raises(ConfigError, match=f"--num-samples {text}: give one"):
+    with pytest.raises(ConfigError, match=rf"--num-samples.*{text}"):
         numbers(text, data_of)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--tokenizer-identifiers", "tokenizer.json"], "the length of a sample is missing"),
-        (["--sequence-length", 8], "the names of the caches depend on the tokenizer"),
-        (["--sequence-length", 8, "--tokenizer-identifiers", "no.json"], "no.json: cannot be read as JSON"),
-        (["--sequence-length", 8, "--tokenizer-identifiers", "list.json"], "holds [1]; expected the JSON object"),
-        (["--like", "BLEND"], "describes a blend: use the description of one of its datasets"),
-        (["--like", "PART"], "describes data for one part only: name the part with --data-of"),
-        (["--like", "GOOD", "--data-of", "train", "--split", "1"], "data for one part have no split"),
-        (["--like", "GOOD", "--era", "v9"], "the era is 'v9'"),
-    ],
-)
-def test_what_is_missing(run: Any, options: list[Any], message: str) -> None:
-    Path("list.json").write_text("[1]")
-    blend = next(path for path in sorted(Path("cache").glob("*Blended*.txt")))
-    part = next(path for path in Path("cache").glob("*GPT*.txt") if '"split": null' in path.read_text())
-    names = {"BLEND": blend, "PART": part, "GOOD": f"cache/{TRAIN}-description.txt"}
-    done = run("export-cache", "data/web", "--num-samples", 3, *(names.get(option, option) for option in options))
-    assert done.exit_code == 2
-    assert message in done.stderr

@@ -56,22 +56,16 @@ def upload(bucket: MemoryBucket, folder: Path) -> str:
     return bucket.upload(folder, f"data/{folder.name}")
 
 
-def of_json(run: Any, *arguments: Any, code: int = 0) -> Any:
-    done = run(*arguments, "--json")
-    assert done.exit_code == code, done.output
-    return json.loads(done.stdout)
-
-
-def test_measure(run: Any, bucket: MemoryBucket) -> None:
+def test_measure(run: Any, of_json: Any, bucket: MemoryBucket) -> None:
     """The facts are those of the local dataset, but for the place that the faults name."""
     numbers(Path("ds"), 150, (3, 77))
     url = upload(bucket, Path("ds"))
     command = ("--encoder", "measured_made:Grouped", "--set", "draw=3", "--workers", "1", "--output")
-    local = of_json(run, "measure", "ds", *command, "local")
-    here = of_json(run, "measure", url, *command, "here")
-    planned = of_json(run, "measure", url, *command, "shared", "--executor", "plan")
-    of_json(run, "job", "task", planned["output"], "--most", "2")
-    found = of_json(run, "job", "finish", planned["output"])
+    local = of_json("measure", "ds", *command, "local")
+    here = of_json("measure", url, *command, "here")
+    planned = of_json("measure", url, *command, "shared", "--executor", "plan")
+    of_json("job", "task", planned["output"], "--most", "2")
+    found = of_json("job", "finish", planned["output"])
     assert files(Path(found["path"])) == files(Path(here["path"]))
     known = {name: data for name, data in files(Path(local["path"])).items() if name not in ("faults.npy", "kept.json")}
     assert {name: data for name, data in files(Path(found["path"])).items() if name in known} == known
@@ -83,12 +77,14 @@ def test_measure(run: Any, bucket: MemoryBucket) -> None:
     assert all(name.startswith("data/ds/") for name in bucket.content())
 
 
+SOME = [(f"{number:02d}.json", b"{}" if number % 5 else b"{bad") for number in range(20)]
+"""Twenty samples, of which four cannot be decoded."""
+
+
 @pytest.fixture
 def damaged(bucket: MemoryBucket) -> str:
-    """Twenty samples, of which some cannot be decoded."""
     Path("ds").mkdir()
-    members = [(f"{number:02d}.json", b"{}" if number % 5 else b"{bad") for number in range(20)]
-    write_tar(Path("ds/x.tar"), [*members, ("no unicode \udcff.json", b"{bad")])
+    write_tar(Path("ds/x.tar"), [*SOME, ("no unicode \udcff.json", b"{bad")])
     return upload(bucket, Path("ds"))
 
 
@@ -98,14 +94,6 @@ def verdict(found: Any, place: str) -> Any:
     return json.loads(text)
 
 
-def test_check_here(run: Any, damaged: str) -> None:
-    place = str(Path("ds").absolute())
-    local = of_json(run, "check", place, "--decode", "--workers", "1", code=1)
-    found = of_json(run, "check", damaged, "--decode", "--workers", "1", code=1)
-    assert found["decoded"]["faulty_samples"] == 5
-    assert verdict(found, damaged) == verdict(local, place)
-
-
 def some_tasks(url: str, chooser: random.Random) -> None:
     job = open_job(url)
     if (phase := job.phase()) is not None:
@@ -113,27 +101,31 @@ def some_tasks(url: str, chooser: random.Random) -> None:
 
 
 def test_check_on_hosts_that_share_nothing(
-    run: Any, bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts
+    of_json: Any, bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts
 ) -> None:
     before = bucket.content()
+    place = str(Path("ds").absolute())
     with hosts.on(0):
-        wanted = of_json(run, "check", damaged, "--decode", "--workers", "1", code=1)
-        assert of_json(run, "check", damaged, "--decode", "--executor", "plan")["num_tasks"] == 7
+        local = of_json("check", place, "--decode", "--workers", "1", code=1)
+        wanted = of_json("check", damaged, "--decode", "--workers", "1", code=1)
+        assert wanted["decoded"]["faulty_samples"] == 5
+        assert verdict(wanted, damaged) == verdict(local, place)
+        assert of_json("check", damaged, "--decode", "--executor", "plan")["num_tasks"] == 7
     assert {name.split("/")[1] for name in bucket.content()} == {"ds", ".ds.checking"}
     with hosts.on(1):
-        assert of_json(run, "job", "task", damaged, "--tasks", "1-3,6")["done"] == 4
-        assert of_json(run, "job", "status", damaged)["counts"] == {"samples": 12, "faulty": 3}
+        assert of_json("job", "task", damaged, "--tasks", "1-3,6")["done"] == 4
+        assert of_json("job", "status", damaged)["counts"] == {"samples": 12, "faulty": 3}
     with hosts.on(2):
         for _ in range(2):  # for whom the process that finished could not tell
-            assert verdict(of_json(run, "job", "finish", damaged, code=1), damaged) == verdict(wanted, damaged)
-        with pytest.raises(OutputError, match=r"/ds: nothing is planned at this URL, or it is complete"):
+            assert verdict(of_json("job", "finish", damaged, code=1), damaged) == verdict(wanted, damaged)
+        with pytest.raises(OutputError, match=r"/ds.*URL"):
             open_job(damaged)
     assert bucket.content().keys() - before.keys() == {"data/.ds.checking/verdict.json"}
     assert not hosts.left()
 
 
-def test_whatever_ends_a_check(run: Any, bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts) -> None:
-    wanted = verdict(of_json(run, "check", damaged, "--decode", "--workers", "1", code=1), damaged)
+def test_whatever_ends_a_check(of_json: Any, bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts) -> None:
+    wanted = verdict(of_json("check", damaged, "--decode", "--workers", "1", code=1), damaged)
     chooser = random.Random(2)
     num_stopped = 0
     for _ in range(cases(3, 100)):
@@ -142,15 +134,7 @@ def test_whatever_ends_a_check(run: Any, bucket: MemoryBucket, damaged: str, hos
             *[lambda: some_tasks(damaged, chooser)] * 3,
             lambda: finish_job(damaged, LOCAL, Show()),
         ]
-        for step in steps:
-            with hosts.on(chooser.randrange(3)), watched(memory_stores.stop_at(chooser.randrange(20))):
-                try:
-                    step()
-                except Stopped:
-                    num_stopped += 1
-            if step is steps[0]:
-                with hosts.on(chooser.randrange(3)):
-                    step()
+        num_stopped += hosts.end_anywhere(chooser, steps, changes=20)
         with hosts.on(0):
             report = finish_job(damaged, LOCAL, Show())
         assert verdict(report.verdict.to_dict(), damaged) == wanted
@@ -190,14 +174,11 @@ def test_another_check_takes_the_place_of_one_that_was_planned(
     write_tar(Path("ds/y.tar"), [("other.json", b"{}")])
     upload(bucket, Path("ds"))
     with hosts.on(1):
-        message = r"/ds: the dataset changed since the check was planned; remove what is below .*/data/\.ds\.checking"
-        with pytest.raises(StoreError, match=message):
+        with pytest.raises(StoreError, match=r"/ds.*/data/\.ds\.checking"):
             finish_job(damaged, LOCAL, Show())
         decode_job.plan_check(damaged, {"decode": True})
         assert late.phase() is None
-        with pytest.raises(
-            OutputError, match=r"/ds: the check that was planned was discarded: another one was planned"
-        ):
+        with pytest.raises(OutputError, match="/ds"):
             late.finish(Show())
         assert finish_job(damaged, LOCAL, Show()).verdict.samples == 22
     del late
@@ -205,9 +186,9 @@ def test_another_check_takes_the_place_of_one_that_was_planned(
 
 
 def test_a_store_that_is_away_is_not_the_fault_of_samples(
-    run: Any, bucket: MemoryBucket, damaged: str, monkeypatch: pytest.MonkeyPatch
+    run: Any, of_json: Any, bucket: MemoryBucket, damaged: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = of_json(run, "check", damaged, "--decode", "--workers", "1", code=1)
+    wanted = of_json("check", damaged, "--decode", "--workers", "1", code=1)
     decode_job.plan_check(damaged, {"decode": True})
     whole = TarStore.read
 
@@ -221,36 +202,22 @@ def test_a_store_that_is_away_is_not_the_fault_of_samples(
         here = run("check", damaged, "--decode", "--workers", "1")
         assert (here.exit_code, "the store is away" in here.output) == (StoreError.exit_code, True)
         for _ in range(2):
-            with pytest.raises(StoreAwayError, match="the store is away"):
+            with pytest.raises(StoreAwayError, match="store"):
                 finish_job(damaged, LOCAL, Show())
     report = finish_job(damaged, LOCAL, Show())
     assert verdict(report.verdict.to_dict(), damaged) == verdict(wanted, damaged)
 
 
-def test_bad_samples_are_left_out_at_the_end(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, run: Any) -> None:
-    Path("some").mkdir()
-    write_tar(Path("some/x.tar"), [(f"{number:02d}.json", b"{}" if number % 5 else b"{bad") for number in range(20)])
-    url = upload(bucket, Path("some"))
-    with hosts.on(0):
-        decode_job.plan_check(url, {"decode": True}, quarantine=True)
-        some_tasks(url, random.Random(1))
-    with hosts.on(1):
-        report = finish_job(url, LOCAL, Show())
-    assert report.left_out == f"{url}: 4 samples left out from now on"
-    with hosts.on(2):
-        assert of_json(run, "quarantine", url)["left_out"] == 4
-        assert of_json(run, "check", url, "--decode", "--workers", "1")["ok"]
-
-
 @pytest.mark.parametrize("kind", ["tars", "energon"])
-def test_whatever_ends_the_leaving_out(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, run: Any, kind: str) -> None:
+def test_whatever_ends_the_leaving_out(
+    bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, of_json: Any, kind: str
+) -> None:
     """The list changes the dataset, and what was found is told nevertheless, once there is a verdict."""
-    members = [(f"{number:02d}.json", b"{}" if number % 5 else b"{bad") for number in range(20)]
     Path("some").mkdir()
     if kind == "tars":
-        write_tar(Path("some/x.tar"), members)
+        write_tar(Path("some/x.tar"), SOME)
     else:
-        prepared(Path("some"), {"x.tar": members})
+        prepared(Path("some"), {"x.tar": SOME})
     for moment in itertools.count():
         url = bucket.upload(Path("some"), f"data/{moment}")
         with hosts.on(0):
@@ -268,7 +235,8 @@ def test_whatever_ends_the_leaving_out(bucket: MemoryBucket, hosts: jobs_by_hand
         assert report.verdict.decoded.faulty_samples == 4
         assert report.left_out == f"{url}: 4 samples left out from now on"
         with hosts.on(2):
-            assert of_json(run, "quarantine", url)["left_out"] == 4
+            assert of_json("quarantine", url)["left_out"] == 4
+            assert of_json("check", url, "--decode", "--workers", "1")["ok"]
         assert not any("/.headrace/" in name for name in bucket.content())
         if not is_stopped:
             break
@@ -276,9 +244,7 @@ def test_whatever_ends_the_leaving_out(bucket: MemoryBucket, hosts: jobs_by_hand
 
 
 def test_refusals(run: Any, damaged: str) -> None:
-    with pytest.raises(
-        ConfigError, match="http://host/ds/: nothing is written to a web server: leave out `quarantine`"
-    ):
+    with pytest.raises(ConfigError, match=r"http://host/ds/.*`quarantine`"):
         check_quarantine("http://host/ds/", "samples", decodes=True)
-    with pytest.raises(ConfigError, match=r"http://host/ds/: a plan lies beside .* nothing is written to a web server"):
+    with pytest.raises(ConfigError, match="http://host/ds/"):
         decode_job.plan_check("http://host/ds/", {"decode": True})

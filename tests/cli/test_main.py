@@ -1,28 +1,29 @@
-"""What all commands share: help, names, errors, exit codes, start-up."""
+"""What all commands share: help, names, errors with the nearest right name, exit codes, start-up, progress."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
-import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import headrace
 from headrace import __version__, errors
-from headrace.cli import COMMANDS, TASKS
-from headrace.cli.command import AWAY
+from headrace.cli import COMMANDS, TASKS, progress
+from headrace.cli.command import AWAY, print_report
+from headrace.cli.progress import ProgressBar
+from headrace.config import nearest_path
+from headrace.errors import ConfigError
 from headrace.inspect import figures
-
-
-def test_help_lists_every_command(run: Any) -> None:
-    result = run("--help")
-    assert result.exit_code == 0
-    for name in COMMANDS:
-        assert f"\n  {name} " in result.stdout
+from headrace.inspect.figures import listing, table
+from headrace.preparing import prepare_text
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -31,10 +32,6 @@ def test_help_of_each_command(run: Any, name: str) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith(f"Usage: main {name} [OPTIONS]")
     assert "--json" in result.stdout
-
-
-def test_version(run: Any) -> None:
-    assert run("--version").stdout == f"headrace {__version__}\n"
 
 
 def test_versions_for_the_report_of_a_bug(run: Any) -> None:
@@ -64,141 +61,60 @@ def test_commands_are_completed() -> None:
         assert expected in done.stdout.splitlines(), done.stderr
 
 
-MISTAKES = """
-info nowhere
-info empty
-info odd
-check nowhere
-preview nowhere
-preview STORE --num 0
-preview STORE --documents 5-2
-preview STORE --documents 999
-ls STORE
-ls no.tar
-cat STORE key
-render no.yaml --record 0
-render typo.yaml --record 0
-prepare recipe typo.yaml -o out
-prepare text nowhere.jsonl -o out --tokenizer TOKENIZER
-prepare text bad.jsonl -o out --tokenizer TOKENIZER --workers 1
-prepare text bad.jsonl -o out --tokenizer nowhere.json
-prepare text bad.jsonl -o out
-prepare text bad.jsonl -o out --tokenizer TOKENIZER --workers 0
-prepare media empty -o out
-prepare energon empty
-merge STORE -o STORE
-merge STORE nowhere -o out
-convert STORE STORE --format keyed
-split STORE out
-split STORE out --split 0,0
-where STORE 999
-where nowhere 1
-trace step 3 --run nowhere.json
-trace step 3 --run typo.json
-account typo.json
-run show typo.json
-measure no.tar --encoder no:Thing
-measure no.tar --encoder nothing
-quarantine no.tar --from nowhere
-export-cache STORE --num-samples x
-job status nowhere
-job task nowhere
-job finish nowhere
-info STORE --pack 0
-nothing
-info
-info --nothing
---nothing
+IMPORTED = """
+import json, sys
+from headrace.cli import main
+commands, heavy = json.loads(sys.argv[1])
+codes = []
+for arguments in commands:
+    try: main(arguments)
+    except SystemExit as end: codes.append(end.code)
+print(codes, [name for name in heavy if name in sys.modules])
 """
 
 
-@pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
-def test_an_error_is_one_line_that_says_what_to_do(
-    run: Any, mistake: str, prepared: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    for name, text in {
-        "odd.bin": "1",
-        "odd.idx": "2",
-        "no.tar": "no tar",
-        "typo.yaml": "type: sftt",
-        "typo.json": "{}",
-    }.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "bad.jsonl").write_text('{"text": 5}\n')
-    arguments = mistake.replace("STORE", str(prepared)).replace("TOKENIZER", str(tokenizer)).split()
-    result = run(*arguments)
-    said = result.stderr.splitlines()
-    assert result.exit_code > 1
-    if said[0].startswith("Usage: "):  # click's own form
-        assert re.search(r"Try 'main.* --help' for help\.", said[1]), said
-        assert said[-1].startswith("Error: ")
-    else:
-        assert [line.partition(":")[0] for line in said if not line.startswith("note")] == ["error"], said
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("kind", "ending"), [(errors.StoreAwayError, f"to do: {AWAY}\n"), (errors.StoreError, "")])
-def test_only_if_nothing_is_at_fault_a_line_says_what_to_do(
-    run: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], ending: str
-) -> None:
-    def fail(path: str, **options: object) -> None:
-        raise kind("s3://b/x: what happened")
-
-    monkeypatch.setattr("headrace.inspect.describe", fail)
-    assert run("info", "anything").stderr == f"error: s3://b/x: what happened\n{ending}"
-
-
-@pytest.mark.parametrize(("typed", "meant"), [("prepar", "prepare"), ("chek", "check"), ("infos", "info")])
-def test_did_you_mean(run: Any, typed: str, meant: str) -> None:
-    result = run(typed)
-    assert result.exit_code == 2
-    assert f"no such command '{typed}'; did you mean '{meant}'?" in result.stderr
-    assert result.stdout == ""
-
-
-def test_a_name_like_no_command(run: Any) -> None:
-    assert f"no such command 'xyz'; the commands are: {', '.join(COMMANDS)}." in run("xyz").stderr
+def imported(commands: list[tuple[Any, ...]], *heavy: str) -> str:
+    """The last line of a process that runs these commands: their exit codes, and which modules it has."""
+    asked = json.dumps([[[str(argument) for argument in command] for command in commands], heavy])
+    done = subprocess.run([sys.executable, "-c", IMPORTED, asked], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
 
 
 def test_help_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; from headrace.cli import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print('heavy:', [name for name in ('numpy', 'tokenizers', 'msgspec', 'torch') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("heavy: []\n")
+    assert imported([("--help",)], "numpy", "tokenizers", "msgspec", "torch") == "[0] []"
 
 
-@pytest.mark.parametrize("command", ["info", "check", "prepare", "preview"])
-@pytest.mark.sampled(2)
-def test_no_command_imports_torch(command: str, prepared: Any, corpus: Any, tokenizer: Any, tmp_path: Any) -> None:
-    arguments = [command, str(prepared)]
-    if command == "prepare":
-        arguments = [command, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(tokenizer)]
-    program = (
-        "import sys; from headrace.cli import main\n"
-        "try: main(sys.argv[1:])\n"
-        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("0 False\n")
+def test_no_command_imports_torch(prepared: Path, corpus: Path, tokenizer: Path, folder: Path, tmp_path: Path) -> None:
+    """Not even to decode videos."""
+    mixed = folder / "mixed"
+    commands = [
+        *(("info", prepared), ("check", prepared), ("preview", prepared), ("info", mixed)),
+        ("prepare", corpus, "--output", tmp_path / "out", "--tokenizer", tokenizer),
+        ("check", mixed, "--decode", "--workers", 1),
+        ("preview", mixed, "--num", 7, "--images", "blocks"),
+        *(("ls", mixed, "-l"), ("cat", mixed, "v/1")),
+    ]
+    assert imported(commands, "torch") == f"{[0] * len(commands)} []"
 
 
 @pytest.mark.parametrize(
     "kind",
-    [errors.ConfigError, errors.InputError, errors.StoreError, errors.OutputError, errors.WorkerError],
+    [
+        *(errors.ConfigError, errors.InputError, errors.StoreError),
+        *(errors.OutputError, errors.WorkerError, errors.StoreAwayError),
+    ],
 )
 def test_each_error_has_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    """Only if nothing is at fault a line says what to do."""
+
     def fail(path: str, **options: object) -> None:
         raise kind("what happened")
 
     monkeypatch.setattr("headrace.inspect.describe", fail)
     result = run("info", "anything")
-    assert (result.exit_code, result.stdout, result.stderr) == (kind.exit_code, "", "error: what happened\n")
+    more = f"to do: {AWAY}\n" if kind is errors.StoreAwayError else ""
+    assert (result.exit_code, result.stdout) == (kind.exit_code, "")  # type: ignore[attr-defined]
+    assert result.stderr == f"error: what happened\n{more}"
 
 
 def test_an_unexpected_exception_shows_itself(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,32 +126,155 @@ def test_an_unexpected_exception_shows_itself(run: Any, monkeypatch: pytest.Monk
         run("info", "anything")
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0 "),
-        (999, "999 "),
-        (999.6, "1.00 k"),
-        (1234, "1.23 k"),
-        (56_789, "56.8 k"),
-        (999_499, "999 k"),
-        (3.2e9, "3.20 G"),
-    ],
-)
-def test_short_numbers(number: float, text: str) -> None:
-    assert figures.short(number) == text
+def test_short_numbers_and_durations() -> None:
+    numbers = (0, 999, 999.6, 1234, 56_789, 999_499, 3.2e9)
+    assert [*map(figures.short, numbers)] == ["0 ", "999 ", "1.00 k", "1.23 k", "56.8 k", "999 k", "3.20 G"]
+    seconds = (0.04, 99.9, 99.96, 3599.6, 7500, 98_000)
+    texts = ["0.0 s", "99.9 s", "1 min 40 s", "1 h 00 min", "2 h 05 min", "1 d 03 h"]
+    assert [*map(figures.duration, seconds)] == texts
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0.0 s"),
-        (99.9, "99.9 s"),
-        (99.96, "1 min 40 s"),
-        (3599.6, "1 h 00 min"),
-        (7500, "2 h 05 min"),
-        (98_000, "1 d 03 h"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert figures.duration(seconds) == text
+def test_the_nearest_path(tmp_path: Path) -> None:
+    (tmp_path / "data/train").mkdir(parents=True)
+    for name in ("data/train/part-0.jsonl", "web_text_document.bin", "web_text_document.idx"):
+        (tmp_path / name).touch()
+    for wrong, near in {
+        "data/train/part0.jsonl": "data/train/part-0.jsonl",
+        "data/trian/part-0.jsonl": "data/train",
+        "dta": "data",
+        "web_text_documents": "web_text_document",
+        "web_text_document.ixd": "web_text_document.idx",
+    }.items():
+        assert nearest_path(tmp_path / wrong) == f"; did you mean {str(tmp_path / near)!r}?", wrong
+    for wrong in ("quite/another", "data/train/part-0.jsonl/below", "x" * 300, "nul\0"):
+        assert nearest_path(f"{tmp_path}/{wrong}") == "", wrong
+    assert nearest_path("s3://bucket/key") == ""
+
+
+def test_the_nearest_key_and_column(prepared: Path, tokenizer: Path, tmp_path: Path) -> None:
+    windows = headrace.WindowDataset.open(prepared, seq_len=8)
+    children = {"web": windows, "code": windows}
+    stages = [headrace.datasets.Stage(weights={"wbe": 1.0})]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"texts": "w1"}) + "\n")
+    for act, named in (
+        (lambda: headrace.Blend(children, weights={"wbe": 1, "code": 1}), r"'wbe'.*'web'"),
+        (lambda: headrace.datasets.ScheduledBlend(children, stages), r"'wbe'.*'web'"),
+        (
+            lambda: prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=tokenizer),
+            r"'text'.*'texts'.*'texts'",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            act()
+
+
+CURSOR_BACK = "\x1b[?25h"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(progress, "BAR_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_has_a_bar_for_each_phase() -> None:
+    stream = Terminal()
+    threads = threading.active_count()
+    with ProgressBar(quiet=False, stream=stream) as bar:
+        bar.update("encoding [b]", 0, 200, text="0 documents", speeds={"B": 0})
+        bar.update("encoding [b]", 90, 200, text="1,234 documents", speeds={"B": 50_000})
+        shown = stream.getvalue()
+        assert "encoding [b]" in shown
+        assert " 45.0%  1,234 documents  " in shown
+        assert "B/s  " in shown
+        assert " left" in shown
+        assert "━" in shown
+        bar.note("note: one [b] is said")
+        bar.update("finishing")
+        last = stream.getvalue()[len(shown) :]
+        assert last.index("note: one [b] is said\n") < last.index("finishing")
+        assert "done" in last
+        # Processes may be forked while it is drawn.
+        assert threading.active_count() == threads
+    assert stream.getvalue().endswith(CURSOR_BACK + "\r\x1b[1A\x1b[2K\x1b[1A\x1b[2K"), "nothing of it is left"
+
+
+def test_a_phase_has_its_name_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be long before there is more to say, as where a library is loaded."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    with ProgressBar(quiet=False, stream=stream) as bar:
+        bar.update("loading the tokeniser")
+        assert "loading the tokeniser" in stream.getvalue()
+        bar.update("encoding", 0, 100)
+        assert "encoding" in stream.getvalue()
+        shown = stream.getvalue()
+        bar.update("encoding", 10, 100)
+        assert stream.getvalue() == shown
+
+
+@pytest.mark.usefixtures("at_once")
+def test_elsewhere_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    times = iter([100.0, 110.0, 130.0, 140.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    with ProgressBar(quiet=False, stream=stream) as bar:
+        # Of the first 1,000 nobody knows how long they took: an earlier run did them.
+        bar.update("encoding", 1_000, 4_000, text="5 documents", speeds={"B": 1_000})
+        bar.update("encoding", 2_000, 4_000, text="9 documents", speeds={"B": 2_000, "tokens": 0})
+        bar.update("sorting", text="three")
+    assert stream.getvalue().splitlines() == [
+        "encoding  25.0%  5 documents",
+        "encoding  50.0%  9 documents  50 B/s  40.0 s left",
+        "sorting  three",
+    ]
+
+
+def test_the_first_plain_line_waits() -> None:
+    stream = io.StringIO()
+    with ProgressBar(quiet=False, stream=stream) as bar:
+        bar.update("encoding", 1, 4)
+        bar.update("sorting", 1, 4)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_quiet(stream: io.StringIO) -> None:
+    with ProgressBar(quiet=True, stream=stream) as bar:
+        bar.update("encoding", 1, 4)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_dumb_terminal_has_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with ProgressBar(quiet=False, stream=stream) as bar:
+        bar.update("encoding", 1, 4)
+    assert stream.getvalue() == "encoding  25.0%\n"
+
+
+def test_reports_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["a [b] c", *listing([("name", "value")]), *table([("one", "two"), ("1", "2")])]
+    print_report(lines)
+    plain = "a [b] c\n  name  value\n  one  two\n    1    2\n"
+    assert capsys.readouterr().out == plain
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    print_report(lines)
+    assert isinstance(sys.stdout, Terminal)
+    assert sys.stdout.getvalue().splitlines() == [
+        "a [b] c",
+        "\x1b[2m  name\x1b[0m  value",
+        "\x1b[1m  one  two\x1b[0m",
+        "    1    2",
+    ]

@@ -1,36 +1,39 @@
-"""``headrace prepare`` as a user meets it."""
+"""``headrace prepare`` as a user meets it: its forms, dry runs, and a run that is ended and given again."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from tokenizers import Tokenizer
 
-import headrace
-from headrace.cli import main
+from copies_made import content, documents, files
+from counts import PATIENCE_S
+from headrace.cli import main, progress
+from headrace.cli.prepare import command
 from headrace.errors import ConfigError
 from headrace.preparing import (
     ErrorOptions,
+    Estimate,
     FilterSpec,
     OutputOptions,
     RecordOptions,
     TextOptions,
     TokenOptions,
 )
+from headrace.preparing.output_folder import WORK_NAME
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
-
-
-def documents(folder: Path, key: str | None = None) -> list[list[int]]:
-    with headrace.open(folder, key=key) as store:
-        return [store.document(number).tolist() for number in range(store.num_documents)]
 
 
 def test_summary(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -40,10 +43,8 @@ def test_summary(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> Non
     lines = result.stdout.splitlines()
     assert lines[0] == f"{tmp_path / 'out'}: complete"
     assert lines[1] == "  documents  100"
-    assert re.fullmatch(r"  tokens     [\d,]+ \(uint16\)", lines[2])
     assert re.fullmatch(r"  input      2 files, [\d.]+ kB", lines[3])
     assert lines[4] == f"  tokeniser  {tokenizer}, vocabulary 100, end of document 1"
-    assert re.fullmatch(r"  backend    tokenizers [\d.]+", lines[5])
     assert re.fullmatch(r"  files      text_document.bin [\d.]+ kB, text_document.idx [\d.]+ kB", lines[6])
     assert re.fullmatch(r"  time       [\d.]+ s, [\d.]+ [kM]?B/s, [\d.]+ [kM]?tokens/s", lines[7])
     assert len(lines) == 8
@@ -70,25 +71,6 @@ def test_summary_of_all_that_may_happen(run: Any, tokenizer: Path, tmp_path: Pat
     assert lines[-1].startswith(f"    {tmp_path / 'in.jsonl'}, line 7: malformed JSON")
 
 
-def test_json_is_alone_on_stdout(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    result = run("prepare", corpus, "-o", tmp_path / "out", "--tokenizer", tokenizer, "--append-eod", "--json")
-    found = json.loads(result.stdout)
-    with headrace.open(tmp_path / "out") as store:
-        assert (found["documents"], found["tokens"]) == (store.num_documents, store.num_tokens)
-    assert found["files"] == ["text_document.bin", "text_document.idx"]
-    assert (found["vocab_size"], found["eod"], found["bos"], found["inputs"]) == (100, 1, None, 2)
-    assert (found["format"], found["keys"], found["shards"], found["dtype"]) == ("indexed", ["text"], 1, "uint16")
-    assert (found["documents_read"], found["documents_dropped"], found["errors"]) == (100, {}, 0)
-    assert found["backend"] == "tokenizers"
-    assert found["input_bytes"] == sum(path.stat().st_size for path in corpus.iterdir())
-    assert found["seconds"] > 0
-
-
-def test_quiet_says_nothing(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    result = run("prepare", corpus, "-o", tmp_path / "out", "--tokenizer", tokenizer, "--quiet")
-    assert (result.exit_code, result.output) == (0, "")
-
-
 STAGE = ("in.jsonl", "-o", "out", "--tokenizer", "t")
 
 
@@ -97,20 +79,17 @@ STAGE = ("in.jsonl", "-o", "out", "--tokenizer", "t")
     [
         ("", TextOptions()),
         ("--field body", TextOptions(records=RecordOptions(fields=("body",)))),
-        ("--text-field body", TextOptions(records=RecordOptions(fields=("body",)))),
         ("--field a --text-field b", TextOptions(records=RecordOptions(fields=("a", "b")))),
         ("--field a --field b --join ;", TextOptions(records=RecordOptions(fields=("a", "b"), join=";"))),
         ("--id-field url", TextOptions(records=RecordOptions(id_field="url"))),
         ("--sample-by paragraph", TextOptions(records=RecordOptions(sample_by="paragraph"))),
         ("--max-record-bytes 2000000", TextOptions(records=RecordOptions(max_record_bytes=2_000_000))),
-        ("--append-eod", TextOptions(tokens=TokenOptions(append_eod=True))),
         ("--append-eod --eod 07", TextOptions(tokens=TokenOptions(append_eod=True, eod=7))),
         ("--append-eod --eod </s>", TextOptions(tokens=TokenOptions(append_eod=True, eod="</s>"))),
         ("--bos auto", TextOptions(tokens=TokenOptions(bos="auto"))),
         ("--bos 0", TextOptions(tokens=TokenOptions(bos=0))),
         ("--bos <s>", TextOptions(tokens=TokenOptions(bos="<s>"))),
         ("--special-tokens-in-text encode", TextOptions(tokens=TokenOptions(special_tokens_in_text="encode"))),
-        ("--special-tokens-in-text error", TextOptions(tokens=TokenOptions(special_tokens_in_text="error"))),
         ("--backend tiktoken", TextOptions(tokens=TokenOptions(backend="tiktoken"))),
         ("--min-chars 1 --max-chars 9", TextOptions(filters=FilterSpec(min_chars=1, max_chars=9))),
         ("--min-tokens 0 --max-tokens 5", TextOptions(filters=FilterSpec(min_tokens=0, max_tokens=5))),
@@ -152,9 +131,14 @@ def test_options_do_what_they_say(run: Any, tokenizer: Path, tmp_path: Path, mon
     Path("in.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     common = ["prepare", "in.jsonl.gz", "--tokenizer", tokenizer, "--workers", 1, "-o"]
     both = ["--field", "title", "--field", "body"]
-    assert run(*common, "two", *both, "--append-eod", "--eod", "w97", "--bos", 0).exit_code == 0
-    assert documents(tmp_path / "two", "title") == [[0, 3, 99], [0, 6, 99]]
-    assert documents(tmp_path / "two", "body") == [[0, 4, 5, 99], [0, 7, 99]]
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "PLAIN_EVERY_S", 0)
+        made = run(*common, "two", *both, "--append-eod", "--eod", "w97", "--bos", 0)
+    assert made.exit_code == 0
+    phases = dict.fromkeys(line.partition("  ")[0].rstrip(" 0123456789.%") for line in made.stderr.splitlines())
+    assert list(phases) == ["loading the tokeniser", "encoding", "finishing"]
+    assert content(tmp_path / "two")["title"] == [[0, 3, 99], [0, 6, 99]]
+    assert content(tmp_path / "two")["body"] == [[0, 4, 5, 99], [0, 7, 99]]
     assert run(*common, "joined", *both, "--join", " w9 ", "--format", "keyed").exit_code == 0
     assert documents(tmp_path / "joined") == [[3, 11, 4, 5], [6, 11, 7]]
     assert sorted(path.name for path in Path("joined/shard_0000").iterdir()) == ["meta.json", "sequence.bin"]
@@ -178,98 +162,31 @@ def test_standard_input(tokenizer: Path, tmp_path: Path) -> None:
 
 
 def test_the_forms(run: Any, corpus: Path, tmp_path: Path) -> None:
-    result = run("prepare", corpus, "-o", tmp_path / "out")
-    assert result.exit_code == 2
-    for form in ("--tokenizer is missing", "text (files, ", "--recipe FILE", "folder of .tar", "--format tar"):
-        assert form in result.stderr
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/000.tar").touch()
-    assert (
-        "holds .tar shards. prepare has four forms" in run("prepare", tmp_path / "shards", "-o", tmp_path / "o").stderr
-    )
+    result = run("prepare", corpus, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    for form in ("text (files, ", "--recipe FILE", "folder of .tar", "--format tar"):
+        assert form in result.stderr
+    assert "holds .tar shards" in run("prepare", tmp_path / "shards", "-o", tmp_path / "o").stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "w1"}\n{"text": 3}\n')
-    arguments = ["prepare", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--tokenizer", tokenizer]
-    result = run(*arguments)
-    assert result.exit_code == 3
-    assert result.stdout == ""
-    assert result.stderr.startswith(f"error: {tmp_path / 'in.jsonl'}, line 2: field 'text' is not a string")
-    assert "leave such records out with --on-error skip.\n" in result.stderr
-    as_json = run(*arguments, "--json", "--quiet")
-    assert as_json.exit_code == 3
-    error = json.loads(as_json.stdout)["error"]
-    assert (error["kind"], error["exit_code"]) == ("InputError", 3)
-    assert "line 2" in error["message"]
+    result = run("prepare", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--tokenizer", tokenizer)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith(f"error: {tmp_path / 'in.jsonl'}, line 2: field 'text'")
+    assert "--on-error skip.\n" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("-o out --tokenizer t", "no INPUT is given: name at least one file, folder or glob"),
-        ("in.jsonl --tokenizer t", "--output DIR is missing: name the folder for the result"),
-        ("in.jsonl -o out", "--tokenizer is missing. prepare has four forms"),
-        ("in.jsonl -o out --workers many", "Invalid value for '--workers'"),
-        ("in.jsonl -o out --shufle 3", "No such option '--shufle'"),
-        ("in.jsonl -o out --format zip", "Invalid value for '--format'"),
-        (
-            "in.jsonl -o out --tokenizer t --single --shard-tokens 5",
-            "--single writes one shard and --shard-tokens cuts it into several",
-        ),
-        ("in.jsonl -o out --tokenizer t --max-errors 5", "--max-errors needs --on-error skip"),
-        ("in.jsonl -o out --tokenizer t --eod 5", "eod is 5, but nothing is appended: give --append-eod"),
-        ("in.jsonl -o out --tokenizer t --bos w999", "--bos 'w999': not in the vocabulary"),
-        ("in.jsonl -o out --tokenizer t --join ;", "--join needs several fields: give --field twice or more"),
-        ("in.jsonl -o out --tokenizer t --field a --field a", "a field is named twice: a, a"),
-        ("in.jsonl -o out --tokenizer t --shard-tokens 0", "shard_tokens is 0: at least 1 is needed, or --single"),
-        ("in.jsonl -o out --tokenizer t --min-tokens 9 --max-tokens 3", "min_tokens is 9, above max_tokens"),
-        ("in.jsonl -o out --tokenizer t --filter nowhere", "'nowhere' does not name a function: write module:function"),
-        ("in.jsonl -o out --tokenizer t --max-record-bytes 9", "max_record_bytes is 9: it must be at least 1,048,576"),
-        ("in.jsonl -o out --tokenizer t --workers 0", "workers is 0: at least 1 is needed"),
-        ("in.jsonl -o out --tokenizer t --append-eod --eod w999", "--eod 'w999': not in the vocabulary"),
-        ("in.jsonl -o out --tokenizer t --append-eod --eod 100", "--eod 100: no token has this id"),
-        ("in.jsonl -o out --tokenizer t --bos always", "cannot tell which begin-of-sequence token"),
-        ("in.jsonl -o out --tokenizer t --prepend-bos", "No such option '--prepend-bos'"),
-        ("missing.jsonl -o out --tokenizer t", "input 'missing.jsonl' does not exist"),
-        ("in.jsonl in.jsonl -o out --tokenizer t", "the same file"),
-        ("in.jsonl -o out --tokenizer missing", "tokenizer 'missing' does not exist"),
-        ("in.jsonl -o out --tokenizer t --backend numba", "'numba' is not one of 'auto', 'tokenizers', 'gigatoken', "),
-        ("- --tokenizer t --dry-run", "standard input cannot be sampled; a dry run needs files"),
-        *(
-            (
-                f"in.jsonl -o out --tokenizer t --on-error skip --max-errors {given}",
-                f"--max-errors {given}: write a number",
-            )
-            for given in ("many", "1.0", "100%", "nan", "-3", "1_000", "%")
-        ),
-    ],
-)
-def test_misuse(
-    run: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("in.jsonl").write_text('{"text": "w1"}\n')
-    Path("t").symlink_to(tokenizer)
-    result = run("prepare", *arguments.split(), "--json")
-    assert result.exit_code == 2
-    assert message in result.stderr
-    error = json.loads(result.stdout)["error"]
-    assert (error["kind"], error["exit_code"]) == ("ConfigError", 2)
-    assert message in error["message"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "t"]
-
-
-def test_progress_off_a_terminal(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("headrace.cli.progress.PLAIN_EVERY_S", 0.0)
-    arguments = ["prepare", corpus, "--tokenizer", tokenizer]
-    result = run(*arguments, "-o", tmp_path / "out")
-    assert "documents" in result.stderr
-    assert any(re.fullmatch(r"encoding +[\d.]+%  [\d,]+ documents.*", line) for line in result.stderr.splitlines())
-    assert "\r" not in result.stderr
-    assert "\x1b" not in result.stderr
-    assert run(*arguments, "-o", tmp_path / "quiet", "--quiet").output == ""
+def test_misuse_as_json(run: Any) -> None:
+    for arguments, named in (("-o out --tokenizer t", "no INPUT"), ("in.jsonl -o out --shufle 3", "'--shufle'")):
+        result = run("prepare", *arguments.split(), "--json")
+        error = json.loads(result.stdout)["error"]
+        assert (result.exit_code, error["kind"], error["exit_code"]) == (2, "ConfigError", 2)
+        assert named in result.stderr
+        assert named in error["message"]
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -288,3 +205,204 @@ def test_notices(run: Any, monkeypatch: pytest.MonkeyPatch, prepared: Path, quie
     assert result.stderr == "note: continuing the unfinished run in this folder\n"
     # Speeds of a run of which only the end was seen would be too good to be true.
     assert re.fullmatch(r"  time       [\d.]+ s since the run continued", result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 MB, of which a dry run reads less than half; documents of 0 to 900 words."""
+    path = tmp_path_factory.mktemp("large") / "in.jsonl"
+    words = " ".join(f"w{number % 98}" for number in range(900)) + " "
+    lines = [json.dumps({"text": words[: 7 * (number * 61 % 503)]}) + "\n" for number in range(12_000)]
+    path.write_text("".join(lines))
+    return path
+
+
+def test_a_dry_run_for_people(
+    run: Any, large: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("prepare", large, "--tokenizer", tokenizer, "--dry-run", "-o", "out", "--min-chars", 50)
+    assert (result.exit_code, result.stderr) == (0, "")
+    patterns = [
+        r"dry run: nothing was written",
+        r"  input      1 file, 2\d\.\d MB",
+        r"  sample     [\d.]+ MB \([34]\d\.\d\d%\), [\d,]+ documents, scaled up",
+        r"  documents  about 11,[789]\d\d",
+        r"  tokens     about [\d,]+ \(uint16\)",
+        r"  output     about [\d.]+ MB",
+        r"  backend    tokenizers",
+        r"  filters    of the sample \(min_chars \d+ dropped\)",
+    ]
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(patterns)
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_library_that_encodes_is_another(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {"first_error": "", "dtype": "int32", "backend": "tokenizers", "fallback": "gigatoken differs"}
+    numbers = dict.fromkeys(Estimate.__struct_fields__, 0)
+    estimate = Estimate(**{**numbers, **words, "dropped": {}, "is_exact": False})
+    monkeypatch.setattr("headrace.preparing.estimate_text", lambda *inputs, **options: estimate)
+    lines = run("prepare", "in.jsonl", "--tokenizer", "t", "--dry-run").stdout.splitlines()
+    assert lines[-1] == "  backend    tokenizers, since gigatoken differs"
+
+
+def test_what_stands_in_the_way_is_said(run: Any, tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "w1"}\n{"text": 5}\n')
+    arguments = ["prepare", "text", tmp_path / "in.jsonl", "--tokenizer", tokenizer, "-o", tmp_path / "out"]
+    before = sorted(tmp_path.rglob("*"))
+    result = run(*arguments, "--dry-run")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-2] == "  errors     1 bad record in the sample"
+    assert result.stdout.splitlines()[-1].startswith(
+        f"  stops      {tmp_path / 'in.jsonl'}, line 2: field 'text' is not"
+    )
+    assert json.loads(run(*arguments, "--dry-run", "--json").stdout)["stops"]
+    assert sorted(tmp_path.rglob("*")) == before
+    assert run(*arguments, "--on-error", "skip").exit_code == 0
+    result = run(*arguments, "--on-error", "skip", "--dry-run")
+    assert (result.exit_code, result.stderr[:6]) == (0, "note: ")
+    assert "holds the output of an earlier run" in result.stderr
+    result = run(*arguments[:-1], tmp_path, "--dry-run")
+    assert result.exit_code == 6
+    assert "the output folder is not empty: it holds 'in.jsonl'" in result.stderr
+
+
+def test_what_stands_in_the_way_of_media_is_said(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.b.jpg").write_bytes(b"no picture")
+    result = run("prepare", "media", tmp_path / "in", "-o", tmp_path / "out", "--dry-run")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].startswith(f"  stops    {tmp_path / 'in'}, sample 1: a.b: the key 'a.b' has")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "in"]
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[str, list[str], dict[str, Any]]:
+    """The subcommand that these arguments call, its inputs, and the options that are given."""
+    seen: list[Any] = []
+    for name, subcommand in command.commands.items():
+
+        def stand_in(name: str = name, **values: Any) -> None:
+            context = click.get_current_context()
+            given = [
+                one for one in values if context.get_parameter_source(one) is not click.core.ParameterSource.DEFAULT
+            ]
+            inputs = list(values["inputs"])
+            seen.append((name, inputs, {one: values[one] for one in given if one != "inputs"}))
+
+        monkeypatch.setattr(subcommand, "callback", stand_in)
+    command.main(list(arguments), standalone_mode=False, help_option_names=["-h", "--help"])
+    assert len(seen) == 1
+    found: tuple[str, list[str], dict[str, Any]] = seen[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bare", "named"),
+    [
+        ("a b --tokenizer t -o out --append-eod -q", "text a b --tokenizer t -o out --append-eod -q"),
+        ("-q --field x --field y a --output=out --tokenizer t", "text a -o out --tokenizer t --field x --field y -q"),
+        ("a -o out --tokenizer t --join --field --field x", "text a -o out --tokenizer t --join --field --field x"),
+        ("-o out -- -a", "text -o out -- -a"),
+        ("- -o out --shard-tokens -1", "text - -o out --shard-tokens -1"),
+        ("a --recipe r -o out --now 2026-03-01", "recipe r a -o out --now 2026-03-01"),
+        ("--recipe r --format hdf5 --json", "recipe r --format hdf5 --json"),
+        ("a --format tar -o out --part a=row --part b=row", "media a -o out --part a=row --part b=row"),
+        ("a --format=tar --force-overwrite --single", "media a --overwrite --single"),
+        ("a --tar-index-only --num-workers 3", "energon a --tar-index-only --workers 3"),
+        ("tars --split-ratio 8,1,1", "energon tars --split-ratio 8,1,1"),
+        ("texts.jsonl", "energon texts.jsonl"),
+        ("texts.jsonl -o out", "text texts.jsonl -o out"),
+        ("tars -o out", "text tars -o out"),
+    ],
+)
+def test_the_bare_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: str, named: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tars").mkdir()
+    Path("tars/a.tar").touch()
+    Path("texts.jsonl").touch()
+    found = called(monkeypatch, *bare.split())
+    assert found == called(monkeypatch, *named.split())
+    assert found[0] == named.split()[0]
+
+
+def test_a_path_that_is_called_like_a_subcommand(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in command.commands:
+        Path(name).mkdir()
+    Path("energon/a.tar").touch()
+    assert called(monkeypatch, "text", "-o", "out", "--tokenizer", "t")[:2] == ("text", ["text"])
+    assert called(monkeypatch, "energon")[:2] == ("energon", ["energon"])
+    assert called(monkeypatch, "media", "--format", "tar")[:2] == ("media", ["media"])
+    assert capsys.readouterr().err == ""
+    assert called(monkeypatch, "text", "more", "-o", "out")[:2] == ("text", ["more"])
+    assert capsys.readouterr().err == "note: text is the subcommand here; for the path write ./text\n"
+    assert run("prepare", "media", "--help").stdout.startswith("Usage: main prepare media [OPTIONS] INPUT...")
+    assert "No such option '--bogus'" in run("prepare", "media", "--bogus").stderr
+
+
+@pytest.mark.parametrize("name", ["text", "recipe", "media", "energon"])
+def test_help_is_in_groups(run: Any, name: str) -> None:
+    shown = run("prepare", name, "--help").stdout
+    assert [shown.count(f"\n{heading}:\n") for heading in ("Errors", "Run", "Common options", "Options")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    options = [one for one in command.commands[name].params if isinstance(one, click.Option) and not one.hidden]
+    assert [one.opts[-1] for one in options if f" {one.opts[-1]}" not in shown] == []
+
+
+SLOW = """
+import time
+from pathlib import Path
+
+def keep(record):
+    if record["n"] > 9000 and Path("slow").exists():
+        time.sleep(0.02)
+    return True
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.sampled(1)
+def test_ended_and_continued(
+    run: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "slow_filter", raising=False)
+    Path("slow_filter.py").write_text(SLOW)
+    text = " ".join(f"w{word}" for word in range(98)) + " "
+    Path("in.jsonl").write_text("".join(json.dumps({"n": n, "text": text * (n % 3)}) + "\n" for n in range(12_000)))
+    arguments = f"prepare in.jsonl --tokenizer {tokenizer} --filter slow_filter:keep --workers 1 -o".split()
+    assert run(*arguments, "whole").exit_code == 0
+
+    Path("slow").touch()
+    command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments, "out", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until_s = time.monotonic() + PATIENCE_S
+        while not Path("out", WORK_NAME, "state").exists() and time.monotonic() < until_s:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + number
+    kept = "note: what is done so far is kept: the same command goes on from there\n"
+    # On a slow machine it also said how far it was.
+    said = "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("encoding "))
+    assert (output, said) == ("", kept + {2: "interrupted\n", 15: "terminated\n"}[number])
+    assert [path.name for path in Path("out").iterdir()] == [WORK_NAME]
+
+    Path("slow").unlink()
+    refused = run(*arguments, "out", "--append-eod")
+    assert (refused.exit_code, "tokens.append_eod was False, is True" in refused.stderr) == (6, True)
+    result = run(*arguments, "out")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("note: continuing the unfinished run in this folder: ")
+    assert files(Path("out")) == files(Path("whole"))

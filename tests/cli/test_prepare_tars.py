@@ -1,4 +1,4 @@
-"""``headrace prepare PATH`` in place: options, refusals, what is printed, and the questions on a terminal."""
+"""``headrace prepare`` of tar shards, in place with questions on a terminal, and of media with ``--format tar``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pty
 import select
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from click.testing import CliRunner
 from counts import PATIENCE_S
 from energon_made import PNG, write_tar
 from headrace.cli import main, prepare_energon
+from headrace.stores import load_manifest
 from headrace.stores.energon import EnergonStore, read_splits
+from shards_made import inline, read_all, rows, write_pictures, write_table
 
 
 @pytest.fixture
@@ -45,17 +48,6 @@ def test_a_folder_of_tars(run: Any, tars: Path) -> None:
     again = run("prepare", tars, "--split-ratio", "2,1,1")
     assert "written  nothing, all files are unchanged" in again.stdout
     assert "0 read, 4 unchanged, 0 removed" in again.stdout
-
-
-def test_json(run: Any, tars: Path) -> None:
-    found = json.loads(run("prepare", tars, "--split-ratio", "2,1,1", "--quiet", "--json").stdout)
-    assert found["kind"] == "shards"
-    assert (found["shards"], found["samples"], found["read"]) == (4, 12, 4)
-    assert found["split"]["val"] == {"shards": 1, "samples": 3}
-    assert found["written"][-1] == ".info.json"
-    failed = run("prepare", tars, "--exclude", ".", "--json")
-    assert failed.exit_code == 3
-    assert json.loads(failed.stdout)["error"]["kind"] == "InputError"
 
 
 def test_the_options_of_energon(run: Any, tars: Path) -> None:
@@ -91,42 +83,6 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
     assert "metadata of 1 media in 1 file" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "there is no split file yet: give --split-ratio 8,1,1"),
-        (("--split-ratio", "a"), "--split-ratio a: write"),
-        (("--split-parts", "a"), "write NAME:REGEX"),
-        (
-            ("--split-ratio", "1", "--min-chars", "5"),
-            "--min-chars is for texts (headrace prepare text), not for a folder of .tar shards",
-        ),
-        (("--split-ratio", "1", "--samples-per-shard", "5"), "--samples-per-shard is for media in tar shards"),
-        (
-            ("--split-ratio", "1", "--dry-run"),
-            "and media in tar shards (headrace prepare media), not for a folder of .tar shards",
-        ),
-        (("--tar-index-only", "-o", "out"), "--tar-index-only is for a folder of .tar shards"),
-        (("--exclude", "x", "--format", "tar", "-o", "out"), "--exclude is for a folder of .tar shards"),
-        (("--max-errors", "5", "--split-ratio", "1"), "--max-errors needs --on-error skip"),
-        (("--media-metadata-by-header", "--media-metadata-by-extension"), "exclude each other"),
-        (
-            ("--split-ratio", "1", "--sample-type", "Captioning", "--field-map", "{}"),
-            "did you mean 'CaptioningSample'",
-        ),
-        (("--split-ratio", "1", "--sample-type", "CaptioningSample"), "the field map has no 'image'"),
-        (("--split-ratio", "1", "--field-map", "{"), "--field-map"),
-        (("--split-ratio", "1", "--field-map", '{"image": "jpg", "image": "png"}'), "the key 'image' occurs twice"),
-        (("--shuffle-tars", "."), "only one folder or file at a time is prepared in place; found 2"),
-    ],
-)
-def test_refusals(run: Any, tars: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = run("prepare", tars, *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert not (tars / ".nv-meta").exists()
-
-
 def test_faults_are_listed(run: Any, tars: Path) -> None:
     data = (tars / "s2.tar").read_bytes()
     (tars / "s2.tar").write_bytes(data[:6200])
@@ -151,14 +107,12 @@ def test_questions(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = ["1,2", "x", "2,1,1", "y", "1", "nothing", "n", "png", "json[caption"]
     shown = ask(tars, [*answers, "txt,json[caption]"], monkeypatch)
     for line in (
-        f"{tars}: 4 tars, from s0.tar to s3.tar",
         "Write three numbers, each 0 or more",
         "--split-ratio x: write",
         "s0.tar: sample 'k00' has png, json, txt",
         '"caption": "a picture of number 0 of ..."',
         '    3,\n    "..."',
         "Parts of this shard: json, png, txt",
-        "  0. CrudeWebdataset (parts as they are, for a cooker)",
         "nothing: no such part in this shard; use it anyway?",
     ):
         assert line in shown, line
@@ -198,4 +152,60 @@ def test_a_real_terminal(tars: Path) -> None:
             os.write(terminal, asked.pop(0)[1])
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown.decode()
     assert b"12 samples in 4 shards" in shown
+    assert b"\x1b[?25h" in shown, "the bar of a phase gave the cursor back"
     assert (tars / ".nv-meta/dataset.yaml").exists()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Path]:
+    write_pictures(tmp_path, 20)
+    write_table(tmp_path / "t.csv", rows(20))
+    with inline():
+        yield tmp_path / "t.csv"
+
+
+PARTS = ("--part", "jpg=path:file", "--part", "txt=column:caption")
+
+
+def test_a_table(run: Any, table: Path, tmp_path: Path) -> None:
+    done = run(
+        *("prepare", table, "-o", tmp_path / "out", "--format", "tar", *PARTS, "--key-field", "id"),
+        *("--samples-per-shard", 6, "--shuffle", 3, "--split-ratio", "8,1,1"),
+    )
+    assert done.exit_code == 0, done.output
+    assert "samples  20" in done.stdout
+    assert "split    train 16, val 2, test 2" in done.stdout
+    assert sorted(read_all(tmp_path / "out")) == sorted(row["id"] for row in rows(20))
+    options = load_manifest(tmp_path / "out").options
+    assert options["parts"] == [["jpg=path:file", "txt=column:caption"]]
+    found = json.loads(run("where", tmp_path / "out", "s7", "--json").stdout)["samples"][0]
+    assert (found["input"], found["unit"], found["number"]) == (str(table), "record", 8)
+    assert "record 8" in run("where", tmp_path / "out", "s7").stdout
+    assert run("where", tmp_path / "out", "nobody").exit_code == 2
+
+
+def test_a_dry_run(run: Any, table: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    lines = run("prepare", table, "--format", "tar", *PARTS, "--dry-run").stdout.splitlines()
+    assert {"  sample   all of it", "  samples  20"} <= set(lines)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_says_that_its_sample_is_scaled_up(run: Any, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.preparing.shards.estimate.MAX_TASKS", 2)
+    tables = [table, *(table.with_name(f"{number}.csv") for number in range(3))]
+    for path in tables[1:]:
+        write_table(path, rows(20))
+    lines = run("prepare", *tables, "--format", "tar", *PARTS, "--dry-run").stdout.splitlines()
+    assert lines[2:4] == ["  sample   40 samples, scaled up", "  samples  about 80"]
+
+
+def test_skipped_samples_are_listed(run: Any, table: Path, tmp_path: Path) -> None:
+    (tmp_path / "pictures" / "004.jpg").unlink()
+    command = ("prepare", table, "-o", tmp_path / "out", "--format", "tar", *PARTS)
+    stopped = run(*command)
+    assert stopped.exit_code == 3
+    assert "record 5: the file 'pictures/004.jpg'" in stopped.stderr
+    done = run(*command, "--on-error", "skip", "--max-errors", "10%")
+    assert "samples  19 (bad 1 dropped)" in done.stdout
+    assert "1 bad sample skipped" in done.stdout

@@ -1,4 +1,4 @@
-"""``headrace preview``: what it prints for each kind of store, and what it refuses."""
+"""``headrace preview``: lines and pages of each kind of store, and what it refuses; data is never markup."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import previews_made
 import recipe_runs
-from headrace.inspect import preview
+from counts import cases
+from headrace.inspect import Preview, Rendering, preview
 from headrace.inspect import token_preview as choosing
+from headrace.inspect.figures import size
 from headrace.inspect.lines import Style, preview_lines
+from headrace.inspect.shown import RecordPart, ShownSample, ShownSequence, Stretch
 from headrace.inspect.token_preview import figures_of
 from headrace.plan.packing import Packing
 from headrace.preparing import prepare_recipe
 from headrace.samples.recipe import parse_recipe
-from headrace.testing.shards import write_keyed
 from headrace.ui import page_of
+from page_checked import CheckedPage
 from recipes_made import USER, YES
+from token_shards import write_keyed
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +71,6 @@ def test_a_conversation(run: Any, stores: dict[str, Path], model: Path) -> None:
     ]
 
 
-def test_text_has_no_mask(run: Any, stores: dict[str, Path], model: Path) -> None:
-    assert lines(run, stores["seq"], "--tokenizer", model, "--num", 1)[1:] == [
-        f"1 of 2 documents, tokeniser {model}",
-        "",
-        "document 0: 11 tokens",
-        "       0  Hello⏎",
-        "          world",
-    ]
-
-
 def test_a_pair(run: Any, stores: dict[str, Path], model: Path) -> None:
     found = lines(run, stores["dpo"], "--tokenizer", model)
     assert found[4] == "document 0: 29 tokens, 7 trained (24.1%)"
@@ -86,28 +82,22 @@ def test_a_pair(run: Any, stores: dict[str, Path], model: Path) -> None:
     assert alone[5:] == found[11:]
 
 
-def test_a_group(run: Any, stores: dict[str, Path], model: Path) -> None:
-    assert lines(run, stores["grpo"], "--tokenizer", model)[4:] == [
-        "document 0: 17 tokens, 7 trained (41.2%)",
-        "  -- prompt: 10 tokens",
-        "       user       0  <|start|>user⏎",
-        "                     Hi<|end|>⏎",
-        "  assistant       7  <|start|>assistant⏎",
+def test_a_group_and_a_prompt(run: Any, stores: dict[str, Path], model: Path) -> None:
+    found = lines(run, stores["grpo"], "--tokenizer", model)
+    assert found[4:6] == ["document 0: 17 tokens, 7 trained (41.2%)", "  -- prompt: 10 tokens"]
+    assert found[9:] == [
         "  -- response 0: 4 tokens, 4 trained (100.0%), reward 1",
         "       0  [[Yes<|end|>]]",
         "  -- response 1: 3 tokens, 3 trained (100.0%), reward -0.5",
         "       0  [[No<|end|>]]",
     ]
-
-
-def test_a_prompt(run: Any, stores: dict[str, Path], model: Path) -> None:
     assert lines(run, stores["prompt"], "--tokenizer", model)[-2:] == [
         '  data_source: "made"',
         r'  reward_model: {"ground_truth": "\u001b[2J"}',
     ]
 
 
-def test_packs(run: Any, stores: dict[str, Path], model: Path) -> None:
+def test_packs(run: Any, of_json: Any, stores: dict[str, Path], model: Path) -> None:
     found = lines(run, stores["sft"], "--tokenizer", model, "--pack", 48, "--documents", 1)
     assert found[1] == f"1 of 2 packs of 48 tokens, tokeniser {model}"
     assert found[4:6] == [
@@ -117,11 +107,8 @@ def test_packs(run: Any, stores: dict[str, Path], model: Path) -> None:
     assert found[14] == "  -- document 2, tokens 0 to 15, 4 trained (26.7%)"
     assert found[15].split()[:2] == ["user", "0"]  # positions begin anew
     assert found[-1] == "  -- 4 pads"
-    split = json.loads(
-        run("preview", stores["sft"], "--ids", "--pack", 48, "--strategy", "best_fit_split", "--json").stdout
-    )
-    packs = {name: split["figures"]["packs"][name] for name in ("strategy", "packs", "lost_tokens")}
-    assert packs == {"strategy": "best_fit_split", "packs": 4, "lost_tokens": 0}
+    split = of_json("preview", stores["sft"], "--ids", "--pack", 48, "--strategy", "best_fit_split")["figures"]["packs"]
+    assert (split["strategy"], split["packs"], split["lost_tokens"]) == ("best_fit_split", 4, 0)
 
 
 def test_packs_hold_the_tokens_of_their_documents(stores: dict[str, Path]) -> None:
@@ -177,20 +164,6 @@ def test_when_there_are_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Style.of(Terminal(), plain=False).is_coloured
 
 
-def test_json(run: Any, stores: dict[str, Path], model: Path) -> None:
-    found = json.loads(run("preview", stores["sft"], "--tokenizer", model, "--documents", 2, "--json").stdout)
-    assert (found["kind"], found["keys"], found["num_documents"]) == ("sft", ["tokens", "loss_mask"], 3)
-    figures = found["figures"]
-    assert figures["trained"] == {"trained": 39, "tokens": 151, "is_all": True}
-    assert (figures["tokens"], figures["tokens_per_document"]["max"], len(figures["histogram"])) == (151, 107, 4)
-    [sequence] = found["samples"][0]["sequences"]
-    assert (sequence["num_tokens"], sequence["num_trained"]) == (15, 4)
-    answer = sequence["stretches"][-3]
-    assert answer["texts"] == ["Y", "e", "s"]
-    assert (answer["begin"], answer["position"], answer["role"], answer["is_trained"]) == (10, 10, "assistant", True)
-    assert sequence["stretches"][-2]["is_special"]
-
-
 def test_how_much_is_trained(stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(path: Path) -> tuple[int, int, bool] | None:
         figures = preview(path, ids=True, with_figures=True).figures
@@ -214,9 +187,8 @@ def test_the_tokeniser_of_the_manifest(run: Any, prepared: Path, tokenizer: Path
     assert found[-1].startswith("       0  w0 w1 w2 w0 w1 w2")
     assert found[-1].endswith("<|endoftext|>")
     other = run("preview", prepared, "--tokenizer", model)
-    assert other.exit_code == 2
+    assert (other.exit_code, "--any-tokenizer" in other.stderr) == (2, True)
     assert f"was made with another tokeniser: {tokenizer}" in other.stderr
-    assert "--any-tokenizer" in other.stderr
     forced = run("preview", prepared, "--tokenizer", model, "--any-tokenizer")
     assert "note: read with a tokeniser that the store was not made with" in forced.stdout
     assert run("preview", prepared, "--tokenizer", model / "none").exit_code == 2
@@ -229,17 +201,17 @@ def test_a_tokeniser_that_is_gone_or_changed(run: Any, tmp_path: Path, corpus: P
     assert run("prepare", corpus, "-o", tmp_path / "store", "--tokenizer", own, "--workers", 1, "-q").exit_code == 0
     own.write_text(tokenizer.read_text().replace("w97", "v97"))
     changed = run("preview", tmp_path / "store")
-    assert changed.exit_code == 4
-    assert "it has changed since. Give the old one with --tokenizer PATH" in changed.stderr
+    assert (changed.exit_code, "it has changed since" in changed.stderr) == (4, True)
     own.unlink()
     gone = run("preview", tmp_path / "store")
-    assert gone.exit_code == 4
-    assert "its tokeniser cannot be read" in gone.stderr
+    assert (gone.exit_code, "its tokeniser cannot be read" in gone.stderr) == (4, True)
     assert "       0  2 3 " in run("preview", tmp_path / "store", "--ids", "--documents", 2).stdout
     assert run("preview", tmp_path / "store", "--tokenizer", tokenizer).exit_code == 0
 
 
-def test_without_a_tokeniser(run: Any, stores: dict[str, Path]) -> None:
+def test_without_a_mask_and_a_tokeniser(run: Any, stores: dict[str, Path], model: Path) -> None:
+    shown = lines(run, stores["seq"], "--tokenizer", model, "--num", 1)
+    assert shown[2:] == ["", "document 0: 11 tokens", "       0  Hello⏎", "          world"]
     found = lines(run, stores["seq"])
     assert found[2] == "note: the store does not name its tokeniser, so ids are shown: give --tokenizer"
 
@@ -259,68 +231,39 @@ def test_borders_by_positions_and_labels(run: Any, tmp_path: Path, model: Path) 
     assert "document 0: 3 tokens, 2 trained (66.7%), not wanted" in lines(run, wanted, "--tokenizer", model)
 
 
+FOUR = ("uint16", [np.array([4])])
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("keys", "named"),
     [
-        (("--documents", "3"), "has no document 3; it has 3, counted from 0"),
-        (("--documents", "0,x"), "'x' is neither a number nor a range; write them as 0,5,10-12"),
-        (("--documents", "5-3"), "the range '5-3' is empty"),
-        (("--documents", "0-1000"), "at most 1,000 are shown at once"),
-        (("--num", "0"), "at least 1"),
-        (("--max-tokens", "0"), "at least 1"),
-        (("--key", "none"), "no key 'none'; its keys are"),
-        (("--pack", "48", "--documents", "9"), "has no pack 9; it has 2, counted from 0"),
-        (("--pack", "0"), "seq_len is 0"),
-        (("--pack", "48", "--strategy", "best"), "strategy is 'best'"),
-        (("--strategy", "greedy"), "--strategy needs --pack N"),
-        (("--html", "page.bin"), "the name of the page must end in .html"),
+        (
+            {"tokens": ("uint16", [np.array([4, 5, 6])]), "loss_mask": ("uint8", [np.array([1, 0])])},
+            "document 0 has 3 tokens, but 2 values of 'loss_mask'",
+        ),
+        (
+            {"prompts": FOUR, "responses": ("uint16", [np.array([5, 6])]), "response_lengths": FOUR},
+            "1 responses of 4 tokens together",
+        ),
+        ({"prompts": FOUR, "columns": ("uint8", [np.array([91])])}, "JSON object"),
     ],
 )
-def test_what_is_refused(run: Any, stores: dict[str, Path], arguments: tuple[str, ...], said: str) -> None:
-    result = run("preview", stores["sft"], "--ids", *arguments)
-    assert result.exit_code == 2
-    assert said in result.stderr
-    assert result.stdout == ""
+def test_stores_that_do_not_fit(run: Any, tmp_path: Path, keys: dict[str, Any], named: str) -> None:
+    write_keyed(tmp_path / "store", **keys)
+    result = run("preview", tmp_path / "store", "--ids")
+    assert (result.exit_code, named in result.stderr) == (4, True), result.stderr
 
 
-def test_stores_that_do_not_fit(run: Any, stores: dict[str, Path], tmp_path: Path) -> None:
-    assert run("preview", tmp_path / "nowhere").exit_code == 4
+def test_pairs_are_not_packed(run: Any, stores: dict[str, Path]) -> None:
     packed = run("preview", stores["dpo"], "--pack", 48, "--ids")
-    assert packed.exit_code == 2
-    assert "records of type dpo cannot be packed; choose one key, such as --key chosen" in packed.stderr
+    assert (packed.exit_code, "--key chosen" in packed.stderr) == (2, True)
     assert run("preview", stores["dpo"], "--pack", 48, "--ids", "--key", "chosen").exit_code == 0
-    short = {"tokens": ("uint16", [np.array([4, 5, 6])]), "loss_mask": ("uint8", [np.array([1, 0])])}
-    write_keyed(tmp_path / "short", **short)
-    result = run("preview", tmp_path / "short", "--ids")
-    assert result.exit_code == 4
-    assert "document 0 has 3 tokens, but 2 values of 'loss_mask'" in result.stderr
-    group = {
-        "prompts": ("uint16", [np.array([4])]),
-        "responses": ("uint16", [np.array([5, 6])]),
-        "response_lengths": ("int32", [np.array([1])]),
-    }
-    write_keyed(tmp_path / "group", **group)
-    assert "1 responses of 1 tokens together" in run("preview", tmp_path / "group", "--ids").stderr
-    write_keyed(tmp_path / "columns", prompts=("uint16", [np.array([4])]), columns=("uint8", [np.array([91])]))
-    assert "its columns are not a JSON object" in run("preview", tmp_path / "columns", "--ids").stderr
 
 
 def test_an_empty_document(run: Any, tmp_path: Path) -> None:
     write_keyed(tmp_path / "store", tokens=("uint16", [np.array([], np.uint16), np.array([7])]))
-    assert lines(run, tmp_path / "store", "--ids")[2:] == [
-        "",
-        "document 0: 0 tokens",
-        "",
-        "document 1: 1 token",
-        "       0  7 ",
-    ]
-    assert run("preview", tmp_path / "store", "--ids", "--json").exit_code == 0
-
-
-def test_records_that_are_shown_are_those_that_were_made(stores: dict[str, Path], model: Path) -> None:
-    [sample] = preview(stores["sft"], samples=(2,), tokenizer=str(model)).samples
-    text = "".join(stretch.text for stretch in sample.sequences[0].stretches)
-    assert text == f"<|start|>user\n{USER['content']}<|end|>\n<|start|>assistant\n{YES['content']}<|end|>\n"
+    found = lines(run, tmp_path / "store", "--ids")
+    assert found[2:] == ["", "document 0: 0 tokens", "", "document 1: 1 token", "       0  7 "]
 
 
 def test_text_wraps_at_the_width_with_a_hanging_indent(stores: dict[str, Path], model: Path) -> None:
@@ -347,20 +290,16 @@ def test_any_width_ends(stores: dict[str, Path], model: Path, width: int) -> Non
         assert list(preview_lines(found, Style(is_coloured=is_coloured, width=width)))
 
 
-def test_which_are_shown(run: Any, tmp_path: Path) -> None:
+def test_which_are_shown(run: Any, of_json: Any, tmp_path: Path) -> None:
     lengths = [3, 9, 1, 7, 7, 0, 5]
     trained = [1, 0, 1, 7, 2, 0, 4]
-    data = {
-        "tokens": [np.arange(length, dtype=np.int32) for length in lengths],
-        "loss_mask": [
-            np.arange(length, dtype=np.int32) < number for length, number in zip(lengths, trained, strict=True)
-        ],
-    }
     folder = tmp_path / "store"
-    write_keyed(folder, **{key: ("int32", [np.asarray(row, np.int32) for row in rows]) for key, rows in data.items()})
+    tokens = [np.arange(length, dtype=np.int32) for length in lengths]
+    masks = [(row < number).astype(np.int32) for row, number in zip(tokens, trained, strict=True)]
+    write_keyed(folder, tokens=("int32", tokens), loss_mask=("int32", masks))
 
     def shown(*options: Any) -> list[int]:
-        found = json.loads(run("preview", folder, "--ids", "--json", "--num", 4, *options).stdout)
+        found = of_json("preview", folder, "--ids", "--num", 4, *options)
         return [sample["number"] for sample in found["samples"]]
 
     assert shown("--longest") == [1, 3, 4, 6]
@@ -369,13 +308,6 @@ def test_which_are_shown(run: Any, tmp_path: Path) -> None:
     assert by_chance == shown("--random", 5) != shown("--random", 6)
     assert len(set(by_chance)) == 4
     assert "chosen: the longest" in run("preview", folder, "--ids", "--longest").stdout
-    for options in (
-        ("--longest", "--random", 1),
-        ("--longest", "--least-trained"),
-        ("--random", 1, "--documents", "0"),
-    ):
-        result = run("preview", folder, "--ids", *options)
-        assert (result.exit_code, "choose one" in result.stderr) == (2, True)
 
 
 def test_large_stores_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch, stores: dict[str, Path]) -> None:
@@ -396,7 +328,7 @@ def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pyt
         "mask: {on_no_supervised: drop}\nerrors: {on_error: skip}"
     )
     prepare_recipe(recipe, "store")
-    text = run("preview", "store", "--html", "page.html").stdout
+    run("preview", "store", "--html", "page.html")
     text = run("preview", "store").stdout
     assert "document 0: " in text
     assert ", from chat.jsonl, line 1" in text
@@ -409,11 +341,104 @@ def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pyt
     assert "Documents by the share of their tokens that is trained" in page
 
 
-def test_the_page_runs_no_script(stores: dict[str, Path], model: Path) -> None:
-    found = preview(stores["sft"], tokenizer=str(model), with_figures=True)
-    page = page_of(found)
-    assert "<script" not in page
-    assert "script-src" not in page
-    assert found.figures is not None
-    assert found.figures.shares is not None
-    assert sum(found.figures.shares.documents) == 3
+def checked(text: str) -> CheckedPage:
+    assert text.startswith('<!doctype html>\n<html lang="en">')
+    assert "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:\"" in text
+    assert not any(mark in text.lower() for mark in ("<script", "http:", "https:", "@import", "url(", "\x1b"))
+    return CheckedPage(text)
+
+
+@pytest.mark.parametrize("kind", list(previews_made.RECORDS))
+def test_every_kind(tmp_path: Path, kind: str) -> None:
+    path = previews_made.store(tmp_path / "store", kind)
+    model = str(previews_made.model(tmp_path / "model"))
+    found = preview(path, tokenizer=model, with_figures=True)
+    checker = checked(page_of(found))
+    said = "".join(checker.texts["i"])
+    for sample in found.samples:
+        for sequence in sample.sequences:
+            for stretch in sequence.stretches:
+                if stretch.text.isprintable():
+                    assert stretch.text in said
+    trained = sum(bool(part.is_trained) for one in found.samples for row in one.sequences for part in row.stretches)
+    assert checker.num_trained == trained + 1, "the legend has one, too"
+    figures = found.figures
+    assert figures is not None
+    assert f"{figures.tokens} of '{figures.key}'" in checker.texts["dd"]
+    drawn = checker.texts["title"][1:]
+    lengths = [text for text in drawn if "trained" not in text]
+    assert [text.split(": ")[1].split()[0] for text in lengths] == [str(bar.documents) for bar in figures.histogram]
+    assert (figures.shares is None) == (kind not in ("sft", "dpo"))
+    wanted = () if figures.shares is None else figures.shares.documents
+    assert [text.split(": ")[1].split()[0] for text in drawn[len(lengths) :]] == [str(count) for count in wanted]
+
+
+def test_a_page_of_packs(tmp_path: Path) -> None:
+    path = previews_made.store(tmp_path / "store", "sft")
+    packing = Packing(seq_len=48, over_long="truncate_right")
+    checker = checked(page_of(preview(path, ids=True, packing=packing, with_figures=True)))
+    assert "2 (best_fit), fill 95.833%, 59 tokens lost" in checker.texts["dd"]
+    assert "4 pads" in checker.texts["p"]
+
+
+def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
+    path = previews_made.store(tmp_path / "<b>", "sft")
+    model = previews_made.model(tmp_path / "model")
+    text = page_of(preview(path, tokenizer=str(model), max_tokens=200))
+    checker = checked(text)
+    assert "<script>alert(1)</script>" in "".join(checker.texts["i"])
+    assert "\\x1b[31mred\\u202eabc" in "".join(checker.texts["i"])
+    assert str(path) in checker.texts["h1"]
+
+
+@given(st.text(max_size=40))
+@example("</i></span></pre></h3><script>alert(1)</script>")
+@example('" onload="alert(1)')
+@settings(max_examples=cases(24, 60))
+def test_any_text(text: str) -> None:
+    stretch = Stretch(begin=0, position=0, ids=(1,), texts=(text,), role=text, is_trained=True)
+    sequence = ShownSequence(name=text, document=0, num_tokens=3, stretches=(stretch,))
+    part = RecordPart(name=text, messages=[{"role": text, "content": text, text: [text]}], tools=[text], rendered=text)
+    words = ("recipe", "input", "place", "layout", "layout_why", "template", "reason", "message")
+    rendering = Rendering(
+        type="sft",
+        record=0,
+        source={text: text},
+        parts=(part,),
+        columns={text: text},
+        outcome="bad",
+        sequences=(),
+        **dict.fromkeys(words, text),
+    )
+    rendered = checked(page_of(rendering))
+    names = ("path", "kind", "format", "tokenizer", "note", "chosen_by")
+    sample = ShownSample(number=0, sequences=(sequence,), columns={text: text})
+    shown = Preview(
+        **dict.fromkeys(names, text), keys=(text,), num_documents=1, num_samples=1, samples=(sample,), left_out=(text,)
+    )
+    checker = checked(page_of(shown))
+    if text.isprintable() and text:
+        assert checker.texts["i"] == checker.texts["b"] == [text]
+        assert checker.texts["h1"] == [text]
+        assert "\n" + text in rendered.texts["pre"]
+
+
+def test_the_command_writes_it(run: Any, tmp_path: Path) -> None:
+    path = previews_made.store(tmp_path / "store", "sft")
+    target = tmp_path / "page.html"
+    result = run("preview", path, "--ids", "--html", target)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"{target}: {size(target.stat().st_size)}\n"
+    checked(target.read_text(encoding="utf-8"))
+    assert run("preview", path, "--ids", "--html", target, "--json").stdout.startswith("{")
+    assert run("preview", path, "--ids", "--html", tmp_path / "no" / "page.html").exit_code == 6
+
+
+def test_pages_of_records(run: Any, tmp_path: Path) -> None:
+    recipe = previews_made.recipe(tmp_path, "sft")
+    target = tmp_path / "page.html"
+    assert run("render", recipe, "--record", 0, "--html", target).exit_code == 0
+    checker = checked(target.read_text(encoding="utf-8"))
+    assert "evidence" in checker.texts["summary"]
+    assert "after the end of the turn" in checker.texts["td"]
+    assert "<script>alert(1)</script>" in "".join(checker.texts["pre"])

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import previews_made
 from headrace.inspect import Rendering, render
@@ -223,16 +225,6 @@ def test_a_record_that_is_refused_is_shown_as_far_as_it_comes(run: Any, tmp_path
         assert said in render(wrong, number).message
 
 
-def test_json(run: Any, tmp_path: Path) -> None:
-    found = json.loads(run("render", previews_made.recipe(tmp_path, "dpo"), "--record", 0, "--json").stdout)
-    assert (found["type"], found["layout"], found["outcome"]) == ("dpo", "preference", "kept")
-    assert found["source"] == previews_made.RECORDS["dpo"][0]
-    chosen, rejected = found["sequences"]
-    assert (chosen["shown"]["name"], rejected["shown"]["name"]) == ("chosen", "rejected")
-    assert chosen["text"] == TURN
-    assert [row["text"] for row in chosen["evidence"] if row["is_trained"]] == ["Yes", "<|end|>"]
-
-
 def test_numbers_count_over_inputs_and_bad_lines(run: Any, tmp_path: Path) -> None:
     recipe = previews_made.recipe(tmp_path, "sft")
     with gzip.open(tmp_path / "more.jsonl.gz", "wt") as file:
@@ -253,10 +245,7 @@ def test_numbers_count_over_inputs_and_bad_lines(run: Any, tmp_path: Path) -> No
 
 def test_another_input(run: Any, tmp_path: Path) -> None:
     recipe = previews_made.recipe(tmp_path, "sft")
-    pq = pytest.importorskip("pyarrow.parquet")
-    import pyarrow as pa
-
-    pq.write_table(pa.Table.from_pylist([{"messages": [USER, NO]}]), tmp_path / "other.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": [USER, NO]}]), tmp_path / "other.parquet")
     found = lines(run, recipe, "--record", 0, "--input", tmp_path / "other.parquet")
     assert found[0] == f"{tmp_path}/other.parquet, row 0: record 0"
     assert "                     [[No<|end|>]]⏎" in found
@@ -264,37 +253,31 @@ def test_another_input(run: Any, tmp_path: Path) -> None:
 
 def test_recipes_that_cannot_be_used(run: Any, tmp_path: Path) -> None:
     recipe = previews_made.recipe(tmp_path, "sft")
-    said = {
-        recipe.read_text().replace("type: sft", "type: stf"): "type",
-        "\n".join(line for line in recipe.read_text().splitlines() if "tokenizer" not in line): "no tokeniser: write",
-        recipe.read_text() + "template: chatlm\n": "did you mean 'chatml'",
-    }
-    for text, words in said.items():
-        recipe.write_text(text)
+    text = recipe.read_text()
+    for changed, named in (
+        (text.replace("type: sft", "type: stf"), "type"),
+        ("\n".join(line for line in text.splitlines() if "tokenizer" not in line), "no tokeniser"),
+        (text + "template: chatlm\n", "did you mean 'chatml'"),
+    ):
+        recipe.write_text(changed)
         result = run("render", recipe, "--record", 0)
-        assert result.exit_code == 2
-        assert words in result.stderr
-    recipe = previews_made.recipe(tmp_path, "sft")
+        assert (result.exit_code, named in result.stderr) == (2, True), result.stderr
+    recipe.write_text(text)
     (tmp_path / "model" / "tokenizer_config.json").unlink()
     assert "there is no chat template" in run("render", recipe, "--record", 0).stderr
-    recipe.write_text(recipe.read_text() + "template: chatml\n")
+    recipe.write_text(text + "template: chatml\n")
     ours = render(recipe, 2)
     assert (ours.template, ours.outcome) == ("suite:chatml", "kept")
-    assert run("render", tmp_path / "none.yaml", "--record", 0).exit_code == 2
-    assert run("render", recipe).exit_code == 2
-
-
-def test_special_tokens_are_those_of_the_folder(run: Any, tmp_path: Path) -> None:
-    more = "template: mistral-v7\nmask: {on_untrained_end: allow}\n"
-    mistral = previews_made.recipe(tmp_path, "sft", more, [{"messages": [USER, YES]}])
-    assert render(mistral, 0).sequences[0].text.startswith("<bos>")
 
 
 def test_a_tokeniser_that_the_recipe_does_not_name(run: Any, tmp_path: Path) -> None:
-    recipe = previews_made.recipe(tmp_path, "sft")
+    """Its folder says which special tokens there are."""
+    more = "template: mistral-v7\nmask: {on_untrained_end: allow}\n"
+    recipe = previews_made.recipe(tmp_path, "sft", more, [{"messages": [USER, YES]}])
     lines = recipe.read_text().splitlines()
     recipe.write_text("\n".join(line for line in lines if not line.startswith("tokenizer")))
-    assert "document: tokens 15" in run("render", recipe, "--record", 2, "--tokenizer", tmp_path / "model").stdout
+    done = run("render", recipe, "--record", 0, "--tokenizer", tmp_path / "model", "--json")
+    assert json.loads(done.stdout)["sequences"][0]["text"].startswith("<bos>")
 
 
 def test_tokenisers_that_are_not_byte_level(tmp_path: Path) -> None:

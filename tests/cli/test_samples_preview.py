@@ -1,12 +1,15 @@
-"""``headrace preview`` of samples: lines and pages; hostile data is never markup."""
+"""``headrace preview``, ``ls`` and ``cat`` of samples: lines, bytes and pages; hostile data is never markup."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
-import re
-from html.parser import HTMLParser
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,98 +22,23 @@ from PIL import Image
 import energon_made
 import media_made
 import media_stores_made as stores
-from counts import cases
+from counts import PATIENCE_S, cases
+from headrace.inspect import sample_description
 from headrace.inspect.samples import LookedAtSample, PartViewer, look_at
 from headrace.samples.media import parse_field_map
 from headrace.stores.store import RawSample
 from headrace.ui import files
 from headrace.ui.files import shown_samples
 from headrace.ui.rendering import environment
+from page_checked import CheckedPage
 
-VOID = {"meta", "input", "br", "img"}
-TAGS = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "main",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "p",
-        "dl",
-        "dt",
-        "dd",
-        "div",
-        "b",
-    ),
-    *("section", "pre", "svg", "rect", "img", "video", "audio", "span"),
-}
-SOURCE = re.compile(r"data:(image/(png|jpeg)|video/(mp4|webm|x-matroska)|audio/(flac|mpeg|wav));base64,[A-Za-z0-9+/=]*")
-
-
-class Checker(HTMLParser):
-    """Follows a page: well-formed, nothing but known elements, sources of our own making."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.sources: dict[str, list[str]] = {}
-        self.text = ""
-        self.rects: list[dict[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in TAGS, tag
-        for name, value in attrs:
-            assert not name.startswith("on"), name
-            assert name not in ("href", "style", "srcset", "action", "poster"), name
-            if name == "src":
-                assert SOURCE.fullmatch(value or ""), value
-                self.sources.setdefault(tag, []).append(value or "")
-        if tag == "rect":
-            self.rects.append(dict(attrs))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.text += data
-
-
-def checked(text: str) -> Checker:
-    checker = Checker()
-    checker.feed(text)
-    checker.close()
-    assert checker.open == []
-    return checker
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 def html_of(*samples: LookedAtSample) -> str:
     """Samples as they stand in a page."""
     values = {"found": {"path": "x"}, "style": "", "about": "", "fields": {}, "samples": shown_samples(list(samples))}
     return environment().get_template("file_samples.html").render(values)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("media")
-    stores.mixed(root / "mixed")
-    stores.ocr(root / "ocr")
-    stores.plain(root / "plain")
-    stores.lines(root)
-    return root
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
 
 
 def test_lines(run: Any, folder: Path) -> None:
@@ -167,38 +95,12 @@ def test_arrays_and_long_texts(run: Any, tmp_path: Path) -> None:
     assert lines[lines.index("  txt: text, 50 B") + 1 :][:2] == ["      " + "x" * 40, "      ... 10 characters more"]
 
 
-def test_json(run: Any, folder: Path) -> None:
-    found = json.loads(run("preview", folder / "mixed", "--key", "ocr/1", "--json").stdout)
-    assert (found["format"], found["num_samples"], found["num_shards"]) == ("energon", 7, 2)
-    (sample,) = found["samples"]
-    assert (sample["number"], sample["key"], sample["shard"], sample["index"]) == (2, "ocr/1", "s/a000.tar", 2)
-    assert sample["parts"][0] == {
-        "name": "jpg",
-        "size": len(stores.jpeg()),
-        "kind": "image",
-        "facts": {"width": 53, "height": 37},
-    }
-    assert json.loads(sample["parts"][1]["text"]) == stores.BOXES
-    lines, words = sample["boxes"]
-    assert (lines["kind"], lines["boxes"], lines["texts"]) == ("lines", [[1, 1, 50, 12]], [])
-    assert (words["picture"], words["boxes"]) == ("jpg", [[2, 3, 20, 10], [30, 20, 15, 5]])
-    assert words["texts"] == stores.BOXES["words_text"]
-
-
-@pytest.mark.parametrize("name", ["plain", "t.jsonl"])
-def test_other_layouts(run: Any, folder: Path, name: str) -> None:
-    before = sorted(folder.rglob("*"))
-    assert len(json.loads(run("preview", folder / name, "--json").stdout)["samples"]) == 3
-    assert run("preview", folder / name).exit_code == 0
-    assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize(("how", "begin"), [("blocks", "      \x1b[")])
-def test_pictures_in_the_terminal(run: Any, folder: Path, how: str, begin: str) -> None:
-    out = run("preview", folder / "mixed", "--samples", "0,3", "--images", how).stdout
-    jpg, mp4 = (at for at, line in enumerate(out.split("\n")) if line.startswith(("  jpg: ", "  mp4: ")))
-    for at in (jpg, mp4):  # of a video the first frame
-        assert out.split("\n")[at + 1].startswith(begin)
+def test_pictures_in_the_terminal(run: Any, folder: Path) -> None:
+    lines = run("preview", folder / "mixed", "--samples", "0,3", "--images", "blocks").stdout.split("\n")
+    places = [at for at, line in enumerate(lines) if line.startswith(("  jpg: ", "  mp4: "))]
+    assert len(places) == 2
+    for at in places:  # of a video the first frame
+        assert lines[at + 1].startswith("      \x1b[")
     assert "\x1b" not in run("preview", folder / "mixed", "--samples", "0,3", "--images", "none").stdout
 
 
@@ -207,7 +109,7 @@ def test_a_page(run: Any, folder: Path, tmp_path: Path) -> None:
     text = (tmp_path / "x.html").read_text()
     assert result.stdout.startswith(f"{tmp_path}/x.html: ")
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:" in text
-    page = checked(text)
+    page = CheckedPage(text)
     assert {tag: len(found) for tag, found in page.sources.items()} == {"img": 4, "video": 1, "audio": 1}
     assert base64.b64decode(page.sources["video"][0].partition(",")[2]) == media_made.video(
         "mp4", "libx264", sound="aac"
@@ -239,14 +141,14 @@ def test_media_that_are_too_large_for_a_page(
 ) -> None:
     monkeypatch.setattr(files, "MEDIA_BYTES", 1000)
     run("preview", folder / "mixed", "--num", 7, "--html", tmp_path / "x.html")
-    page = checked((tmp_path / "x.html").read_text())
+    page = CheckedPage((tmp_path / "x.html").read_text())
     assert set(page.sources) == {"img"}
     assert page.text.count("too large for a page") == 2
     monkeypatch.undo()
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "PAGE_BYTES", 65_000)  # the video, and then not the sound
     run("preview", folder / "mixed", "--num", 7, "--html", tmp_path / "x.html")
-    assert set(checked((tmp_path / "x.html").read_text()).sources) == {"img", "video"}
+    assert set(CheckedPage((tmp_path / "x.html").read_text()).sources) == {"img", "video"}
 
 
 @given(st.text(), st.text(max_size=20), st.lists(st.text(max_size=10), min_size=1, max_size=2))
@@ -264,73 +166,32 @@ def test_no_data_is_markup(text: str, name: str, words: list[str]) -> None:
     sample = look_at(
         raw, 0, parse_field_map({"image": "jpg", "words_boxes": "json[words_boxes]"}), PartViewer(max_chars=500)
     )
-    page = checked(html_of(sample))
+    page = CheckedPage(html_of(sample))
     assert len(page.sources["img"]) == 1
     assert len(page.rects) == len(words)
 
 
-@pytest.mark.parametrize(
-    "boxes",
-    [
-        "x",
-        [1, 2, 3, 4],
-        [[1, 2, 3]],
-        [["1", 2, 3, 4]],
-        [[1, 2, 3, 4], {"x": 1}],
-        [[float("nan"), 0, 1, 1]],
-        [[1e300, 0, 1, 1]],
-        [[10**400, 0, 1, 1]],
-        None,
-    ],
+NO_BOXES = (
+    *("x", None, [1, 2, 3, 4], [[1, 2, 3]], [["1", 2, 3, 4]], [[1, 2, 3, 4], {"x": 1}]),
+    *([[float("nan"), 0, 1, 1]], [[1e300, 0, 1, 1]], [[10**400, 0, 1, 1]]),
 )
+
+
+def looked_at(**facts: Any) -> LookedAtSample:
+    parts = {"jpg": stores.jpeg(8, 8), "json": json.dumps(facts).encode()}
+    return look_at(RawSample("k", "s", 0, parts), 0, None, PartViewer(max_chars=500))
+
+
+@pytest.mark.parametrize("boxes", NO_BOXES)
 def test_boxes_that_are_none(boxes: Any) -> None:
-    parts = {"jpg": stores.jpeg(8, 8), "json": json.dumps({"words_boxes": boxes, "words_text": ["x"]}).encode()}
-    sample = look_at(RawSample("k", "s", 0, parts), 0, None, PartViewer(max_chars=500))
-    assert sample.shown.boxes == ()
+    assert looked_at(words_boxes=boxes, words_text=["x"]).shown.boxes == ()
 
 
 def test_texts_that_do_not_fit_their_boxes() -> None:
-    facts = {"words_boxes": [[1, 2, 3, 4], [-5, -5, -1, 2]], "words_text": ["one"]}
-    parts = {"jpg": stores.jpeg(8, 8), "json": json.dumps(facts).encode()}
-    sample = look_at(RawSample("k", "s", 0, parts), 0, None, PartViewer(max_chars=500))
+    sample = looked_at(words_boxes=[[1, 2, 3, 4], [-5, -5, -1, 2]], words_text=["one"])
     (boxes,) = sample.shown.boxes
     assert (len(boxes.boxes), boxes.texts) == (2, ())
-    page = checked(html_of(sample))
-    assert [rect["width"] for rect in page.rects] == ["3", "0"]
-
-
-def test_page_and_json_at_once(run: Any, folder: Path, tmp_path: Path) -> None:
-    result = run("preview", folder / "ocr", "--html", tmp_path / "x.html", "--json")
-    assert len(json.loads(result.stdout)["samples"]) == 3
-    assert (tmp_path / "x.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--html", "x.txt"], "must end in .html"),
-        (["--images", "ascii"], "allowed are terminal"),
-        (["--samples", "7"], "has no sample 7; its 7 samples are counted from 0"),
-        (["--samples", "x"], "write them as 0,5,10-12"),
-        (["--key", "none"], "has no sample 'none'"),
-        (["--key", "v/1", "--num", "2"], "leave out --samples and --num"),
-        (["--num", "0"], "from 1 to 1,000 samples"),
-        (["--num", "1001"], "from 1 to 1,000 samples"),
-        (["--max-chars", "0"], "--max-chars 0: must be at least 1"),
-        (["--pack", "8"], "--pack is for stores of tokens"),
-        (["--max-tokens", "8"], "--max-tokens is for stores of tokens"),
-        (["--split-part", "vall"], "did you mean 'val'?"),
-    ],
-)
-def test_wrong_options(run: Any, folder: Path, options: list[str], said: str) -> None:
-    result = run("preview", folder / "mixed", *options)
-    assert (result.exit_code, result.stdout, said in result.stderr) == (2, "", True), result.stderr
-
-
-@pytest.mark.parametrize("options", [["--images", "none"], ["--split-part", "train"]])
-def test_options_of_samples_are_none_of_tokens(run: Any, prepared: Path, options: list[str]) -> None:
-    result = run("preview", prepared, *options)
-    assert (result.exit_code, f"{options[0]} is for samples" in result.stderr) == (2, True)
+    assert [rect["width"] for rect in CheckedPage(html_of(sample)).rects] == ["3", "0"]
 
 
 def test_without_pillow_there_is_a_line_that_says_so(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,3 +199,126 @@ def test_without_pillow_there_is_a_line_that_says_so(run: Any, folder: Path, mon
     result = run("preview", folder / "mixed", "--num", 1)
     assert result.exit_code == 0
     assert "pip install 'headrace[image]'" in result.stdout
+
+
+KEYS = ["cats/0001", "cats/0002", "ocr/1", "v/1", "v/2", "b/1", "b/2"]
+
+
+@pytest.mark.parametrize("name", ["mixed", "plain"])
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        (None, KEYS),
+        ("cats/*", KEYS[:2]),
+        ("*1", ["cats/0001", "ocr/1", "v/1", "b/1"]),
+        ("?/[12]", KEYS[3:]),
+        ("v/2", ["v/2"]),
+        ("v/3", []),
+        ("V/*", []),
+    ],
+)
+def test_keys(run: Any, folder: Path, name: str, pattern: str | None, keys: list[str]) -> None:
+    result = run("ls", folder / name, *([] if pattern is None else [pattern]))
+    assert (result.exit_code, result.stdout.splitlines()) == (0, keys)
+
+
+def test_a_line_of_ls(run: Any, folder: Path) -> None:
+    assert run("ls", "-l", folder / "mixed", "b/1").stdout == "b/1  s/a001.tar, 2  png 6.15 kB, cls 2 B, bin 256 B\n"
+
+
+def test_a_part_of_the_split_leaves_out_what_is_excluded(run: Any, folder: Path) -> None:
+    assert run("ls", folder / "mixed", "--split-part", "val").stdout.split() == ["v/1", "v/2", "b/1"]
+    assert run("ls", folder / "plain", "--split-part", "val").exit_code == 2
+
+
+def test_records(run: Any, folder: Path) -> None:
+    assert run("ls", folder / "t.jsonl", "1?").stdout.split() == [str(number) for number in range(10, 20)]
+    assert json.loads(run("cat", folder / "t.jsonl", "7.json").stdout) == {"i": 7, "text": "text 7"}
+
+
+def test_samples_come_before_a_fault_and_the_fault_after_them(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_description, "_BATCH", 2)
+    root = stores.ocr(tmp_path / "ocr")
+    with (root / "c01.tar").open("r+b") as file:  # the header of the second sample of the second shard
+        offset = int.from_bytes((root / "c01.tar.idx").read_bytes()[8:16], "little")
+        file.seek(offset + 148)
+        file.write(b"9999999\0")
+    result = run("ls", root)
+    assert result.stdout.split() == [f"k0_{number}" for number in range(4)]
+    assert (result.exit_code, "checksum" in result.stderr) == (3, True)
+    result = run("ls", root, "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, [one["key"] for one in found["samples"]]) == (3, [f"k0_{number}" for number in range(4)])
+    assert (found["error"]["kind"], found["error"]["exit_code"]) == ("InputError", 3)
+
+
+def test_names_that_are_no_text(run: Any, tmp_path: Path) -> None:
+    energon_made.write_tar(tmp_path / "x.tar", [("a\udcff\x1b[2J.txt", b"one")])
+    assert run("ls", tmp_path).stdout == "a\\udcff\\x1b[2J\n"
+    (one,) = json.loads(run("ls", tmp_path, "--json").stdout)["samples"]
+    assert one["key"] == "a\udcff\x1b[2J"
+    assert run("cat", tmp_path, f"{one['key']}.txt").stdout == "one"
+    assert json.loads(run("cat", tmp_path, one["key"], "--json").stdout)["key"] == "a\\udcff\x1b[2J"
+    assert run("info", tmp_path, "--json").exit_code == run("preview", tmp_path, "--json").exit_code == 0
+
+
+def test_bytes_of_every_part(run: Any, folder: Path) -> None:
+    for name, data in stores.mixed_contents().items():
+        for place in ("mixed", "plain"):
+            result = run("cat", folder / place, name)
+            assert (result.exit_code, result.stdout_bytes) == (0, data)
+
+
+def test_dots_and_hidden_names(run: Any, tmp_path: Path) -> None:
+    members = [("v1.2/a.seg.png", b"one"), ("v1.2/a.png", b"two"), ("d/.hid", b"three"), ("e.", b"four")]
+    energon_made.write_tar(tmp_path / "x.tar", members)
+    for name, data in members:
+        assert run("cat", tmp_path, name).stdout_bytes == data
+    assert run("ls", tmp_path).stdout.split() == ["v1.2/a", "d/", "e"]
+
+
+def test_to_a_file(run: Any, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jpg"
+    assert run("cat", folder / "mixed", "ocr/1.jpg", "-o", out).stdout == ""
+    assert out.read_bytes() == stores.jpeg()
+    result = run("cat", folder / "mixed", "ocr/1.json", "-o", out)
+    assert (result.exit_code, "the file exists" in result.stderr) == (6, True)
+    assert out.read_bytes() == stores.jpeg()
+    assert run("cat", folder / "mixed", "b/1.cls", "-o", out, "--force").exit_code == 0
+    assert out.read_bytes() == b"17"
+    assert run("cat", folder / "mixed", "b/1", "-o", tmp_path / "other").exit_code == 2
+
+
+def test_a_sample_in_words(run: Any, folder: Path) -> None:
+    assert run("cat", folder / "mixed", "cats/0002").stdout.splitlines() == [
+        "sample 1: cats/0002  (s/a000.tar, 1)",
+        f"  jpg: image, 1300 x 60, {len(stores.jpeg(1300, 60)) / 1000:.1f} kB",
+        "  txt: text, 23 B",
+        "      eine Kätzchen 猫⏎",
+        "      zwei",
+    ]
+    found = json.loads(run("cat", folder / "mixed", "cats/0002.txt", "--json").stdout)
+    assert [part["text"] for part in found["parts"]] == ["eine Kätzchen 猫\nzwei"]
+
+
+def test_a_terminal_gets_text_alone(folder: Path) -> None:
+    def shown(name: str, *more: str) -> tuple[int, bytes, str]:
+        ours, theirs = pty.openpty()
+        arguments = [sys.executable, "-m", "headrace", "cat", str(folder / "mixed"), name, *more]
+        with subprocess.Popen(arguments, stdout=theirs, stderr=subprocess.PIPE, text=True) as process:
+            _, error = process.communicate(timeout=PATIENCE_S)
+        os.close(theirs)
+        out = b""
+        with contextlib.suppress(OSError):  # the end, on Linux
+            while piece := os.read(ours, 1 << 16):
+                out += piece
+        os.close(ours)
+        return process.returncode, out, error
+
+    code, out, error = shown("b/1.bin")
+    assert (code, out, "the output is a terminal" in error) == (2, b"", True)
+    assert shown("b/1.cls")[:2] == (0, b"17")
+    code, out, error = shown("cats/0001.txt")  # text that would move the cursor
+    assert (code, out) == (2, b"")

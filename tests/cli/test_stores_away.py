@@ -1,4 +1,4 @@
-"""Whatever reads from an object store says so if the store is away for one request; nothing takes it for a fault."""
+"""Whatever reads from an object store says so if the store is away; nothing takes it for a fault, nor does a check."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import arrow_made
 import headrace
+import made
 import media_stores_made
 import tars_made
-from energon_made import PNG, PRIMARY, SECONDARY
+from energon_made import PNG, PRIMARY, SECONDARY, write_files
 from energon_prepared import prepared as prepared_energon
 from headrace.datasets.loss_masks import warn_unused_mask
 from headrace.datasets.metadataset import load_dataset
 from headrace.datasets.mix import tokenizer_of
-from headrace.errors import StoreAwayError
+from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect.origins import _inputs
 from headrace.preparing import TextOptions, TokenOptions, prepare_text
 from headrace.preparing.energon import EnergonOptions, prepare_energon
 from headrace.preparing.energon.options import SplitChoice
 from headrace.preparing.shards import ShardOptions, ShardSource, prepare_shards
-from headrace.stores.energon import EnergonStore
+from headrace.stores import write_hdf5
+from headrace.stores.energon import EnergonStore, MediaRow, update_media
 from headrace.stores.quarantine import BadSample, add_bad_samples
 from headrace.tracing import save_run
 from memory_stores import Away, MemoryBucket
@@ -49,10 +54,6 @@ class Given(NamedTuple):
 
     def web(self) -> str:
         return self.bucket.upload(self.prepared, "web")
-
-    def shard(self) -> str:
-        [index] = self.prepared.rglob("*.idx")
-        return f"{self.web()}/{index.relative_to(self.prepared).with_suffix('')}"
 
     def energon(self, shards: dict[str, list[tuple[str, bytes]]] = PRIMARY, name: str = "ds") -> str:
         prepared_energon(self.folder / name, shards)
@@ -152,7 +153,8 @@ def a_saved_run(given: Given) -> Act:
 
 
 def a_mask(given: Given) -> Act:
-    url = given.shard()
+    [index] = given.prepared.rglob("*.idx")
+    url = f"{given.web()}/{index.relative_to(given.prepared).with_suffix('')}"
     return lambda number: warn_unused_mask(headrace.open(url), "somebody")
 
 
@@ -211,3 +213,72 @@ def test_one_request_without_an_answer(
             assert not away.num_failed, f"request {number} had no answer, and nobody said so"
             break
     assert number > 2
+
+
+LISTS = pa.table({"input_ids": pa.array([[0, 1, 2, 3, 4], [5]], pa.list_(pa.int32()))})
+
+
+def within(make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """Makes files in a folder that is new."""
+
+    def made_within(folder: Path) -> None:
+        folder.mkdir()
+        make(folder)
+
+    return made_within
+
+
+def plain_files(folder: Path) -> None:
+    names = {f"{number}.json": b"{}" for number in range(3)}
+    update_media(write_files(folder, names), [MediaRow(name, "image", "{}") for name in names], [])
+
+
+def a_mix(folder: Path) -> None:
+    media_stores_made.ocr(folder / "ocr")
+    (folder / "mix.yaml").write_text("splits: {train: {path: ocr}}\n")
+
+
+TOKENS = {"tokens": [np.arange(5), np.arange(7)]}
+LINES = '{"tokens": [0, 1, 2]}\n{"tokens": [3, 4]}\n'
+
+
+STORES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "pairs": (made.one_key, ""),
+    "keyed": (lambda folder: made.two_keys(folder, "keyed"), ""),
+    "hdf5": (within(lambda folder: write_hdf5(folder / "x.h5", TOKENS)), "/x.h5"),
+    "lines": (within(lambda folder: (folder / "x.jsonl").write_text(LINES)), "/x.jsonl"),
+    "parquet": (within(lambda folder: pq.write_table(LISTS, folder / "x.parquet")), "/x.parquet"),
+    "a saved dataset": (lambda folder: arrow_made.save(folder, LISTS, num_files=2), ""),
+    "tars": (within(media_stores_made.plain), ""),
+    "energon": (media_stores_made.ocr, ""),
+    "files": (within(plain_files), ""),
+    "samples in lines": (within(media_stores_made.lines), "/t.jsonl"),
+    "a metadataset": (within(a_mix), "/mix.yaml"),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_store_that_goes_away_is_no_fault(
+    kind: str,
+    run: Any,
+    bucket: MemoryBucket,
+    away: Away,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After any number of answers; in the end the store answers all that the check asks."""
+    make, place = STORES[kind]
+    make(tmp_path / "made")
+    url = bucket.upload(tmp_path / "made", "made") + place
+    for num_answers in range(100):
+        monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / f"cache{num_answers}"))
+        away(num_answers)
+        done = run("check", url)
+        if done.exit_code == 0:
+            break
+        where = f"after {num_answers} answers: {done.output}"
+        assert done.exit_code == StoreError.exit_code, where
+        assert "the store is away" in done.stderr, where
+        assert not done.stdout, where
+    assert 3 < num_answers < 99
+    assert "whole" in done.stdout

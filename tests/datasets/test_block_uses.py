@@ -9,10 +9,11 @@ import pytest
 
 import corpora
 import headrace
+import records_made
 import tars_made
 from headrace.datasets import Dataset
 from headrace.datasets.block_uses import BlockUses
-from headrace.stores import CombinedStore, KeyedWriter, Store
+from headrace.stores import CombinedStore, Store
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +21,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> corpora.Corpus:
     return corpora.make(tmp_path_factory.mktemp("tokens"), 5, 160, num_shards=3)
 
 
-def keyed(folder: Path, num_records: int = 60) -> Store:
-    rng = np.random.default_rng(3)
-    lengths = rng.integers(1, 40, num_records)
-    total = int(lengths.sum())
-    with KeyedWriter(str(folder), dtypes={"sequence": "int32", "loss_mask": "bool"}) as writer:
-        values = {"sequence": rng.integers(0, 99, total).astype(np.int32), "loss_mask": rng.random(total) < 0.7}
-        writer.add_documents(values, dict.fromkeys(values, lengths))
-        writer.finish()
-    return headrace.open(str(folder))
+def keyed(folder: Path) -> Store:
+    return records_made.store(folder, records_made.sft(3, 60), "keyed")
 
 
 def bytes_of(dataset: Dataset, indices: np.ndarray, part: int = 0) -> list[bytes]:
@@ -56,14 +50,11 @@ def test_masks_and_records_lie_where_they_say(tmp_path: Path) -> None:
     store = keyed(tmp_path / "keyed")
     windows = headrace.WindowDataset(store, seq_len=20)
     sample = windows[3]
-    assert np.frombuffer(bytes_of(windows, np.array([3]))[0], np.int32).tolist() == [
-        *sample["input_ids"].tolist(),
-        int(store.fetch(80, 81)[0]),
-    ]
-    mask = np.frombuffer(bytes_of(windows, np.array([3]), part=1)[0], np.bool_)
-    assert mask.tolist() == (sample["labels"] != -100).tolist()
+    [ids], [mask] = (bytes_of(windows, np.array([3]), part) for part in range(2))
+    assert np.frombuffer(ids, np.uint16).tolist() == [*sample["input_ids"].tolist(), int(store.fetch(80, 81)[0])]
+    assert np.frombuffer(mask, np.bool_).tolist() == (sample["labels"] != -100).tolist()
     records = headrace.SFTDataset(store, headrace.datasets.Collation())
-    for part, key in enumerate(("sequence", "loss_mask")):
+    for part, key in enumerate(("tokens", "loss_mask")):
         (data,) = bytes_of(records, np.array([7]), part)
         assert data == store.document(7, key).tobytes()
 

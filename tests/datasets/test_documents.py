@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,18 @@ def test_every_document_of_every_store(corpus: list[corpora.Corpus]) -> None:
                 for values in item.values():
                     assert values.dtype == np.int64
                     assert values.tolist() == expected.tolist()
-    assert DocumentDataset(corpus[0].store).__getitems__([]) == []
+    dataset = DocumentDataset(corpus[0].store)
+    assert dataset.__getitems__([]) == []
+    for wrong in (60, -61):
+        with pytest.raises(IndexError, match=rf"{wrong}.*60"):
+            dataset[wrong]
+        with pytest.raises(IndexError, match=r"dataset.*60"):
+            dataset.__getitems__([0, wrong])
+    sample, before = dataset[0], dataset[0]["tokens"].copy()
+    sample["labels"][:] = -1
+    assert np.array_equal(sample["tokens"], before), "each array has memory of its own"
+    sample["tokens"][:] = -1
+    assert np.array_equal(dataset[0]["tokens"], before)
 
 
 def test_a_mask_decides_the_labels(tmp_path: Path) -> None:
@@ -54,37 +66,15 @@ def test_a_mask_decides_the_labels(tmp_path: Path) -> None:
     assert (tokens.tolist(), labels.tolist(), lengths.tolist()) == ([12, 13], [12, 13], [3, 0, 2])
 
 
-def test_samples_are_their_own(corpus: list[corpora.Corpus]) -> None:
-    dataset = DocumentDataset(corpus[0].store)
-    number = int(dataset.lengths.argmax())
-    before = dataset[number]["tokens"].copy()
-    sample = dataset[number]
-    sample["labels"][:] = -1
-    assert np.array_equal(sample["tokens"], before)
-    sample["tokens"][:] = -1
-    assert np.array_equal(dataset[number]["tokens"], before)
-
-
-def test_out_of_range(corpus: list[corpora.Corpus]) -> None:
-    dataset = DocumentDataset(corpus[0].store)
-    for wrong in (60, -61):
-        with pytest.raises(IndexError, match=f"document {wrong} of a dataset of 60"):
-            dataset[wrong]
-        with pytest.raises(IndexError, match="of a dataset of 60"):
-            dataset.__getitems__([0, wrong])
-
-
 def test_what_is_refused(tmp_path: Path) -> None:
     store = keyed(tmp_path / "shard", [0, 1, 1, 7, 0, 0])
-    with pytest.raises(ConfigError, match="'data/web'; expected an open store"):
-        DocumentDataset("data/web")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="no key 'mask'"):
-        DocumentDataset(store, loss_mask_key="mask")
-    with pytest.raises(ConfigError, match="not parallel"):
-        DocumentDataset(store, loss_mask_key="more")
+    refused: list[tuple[Any, str, str]] = [("data/web", "auto", "'data/web'"), (store, "mask", "'mask'")]
+    for given, key, named in (*refused, (store, "more", "parallel")):
+        with pytest.raises(ConfigError, match=named):
+            DocumentDataset(given, loss_mask_key=key)
     dataset = DocumentDataset(store, loss_mask_key="loss_mask")
     assert dataset[0]["labels"].tolist() == [-100, 11, 12]
-    with pytest.raises(InputError, match="documents 2 to 2: the key 'loss_mask' holds 7; a loss mask holds 0 and 1"):
+    with pytest.raises(InputError, match=r"2.*'loss_mask'.*7"):
         dataset[2]
 
 
@@ -96,7 +86,4 @@ def test_fingerprint_and_words(tmp_path: Path, corpus: list[corpora.Corpus]) -> 
     assert len(prints) == 3
     assert plain.fingerprint == DocumentDataset(store, loss_mask_key=None).fingerprint
     assert masked.fingerprint == DocumentDataset(store).fingerprint
-    assert (
-        repr(masked)
-        == f"<DocumentDataset: 4 samples, documents of {store.path}, 100.0% of the tokens supervised by 'loss_mask'>"
-    )
+    assert f"4 samples, documents of {store.path}, 100.0%" in repr(masked)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import pairwise
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +19,21 @@ import media_stores_made
 import records_made
 from counts import cases
 from energon_prepared import prepared
-from headrace import (
-    Blend,
-    ConfigError,
-    Exclude,
-    MapDataset,
-    MediaDataset,
-    Order,
-    PackedSequenceDataset,
-    Packing,
-    Run,
-    ScheduledBlend,
-    SFTDataset,
-    WindowDataset,
-)
-from headrace.datasets import Concat, Dataset, PreferenceDataset, Stage, Subset, count_step
+from headrace import MediaDataset, PackedSequenceDataset, Packing, Run, ScheduledBlend, SFTDataset, WindowDataset
+from headrace.datasets import Blend, Concat, Dataset, Exclude, MapDataset, PreferenceDataset, Stage, Subset, count_step
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion
+from headrace.errors import ConfigError
 from headrace.loader import Ranks, Reading
+from headrace.plan import Order
 from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.packed_check import check_packed
 from headrace.stores import KeyedStore, Store
-from headrace.testing.shards import write_keyed
 from headrace.tracing import filed_run, save_run
+from token_shards import write_keyed
 
 PAD = 0
+EVEN = {"web": 1, "code": 1}
 FIRST = {"web": 1, "code": 10_001}
 """Each token of a source is this number plus its place in the stream."""
 
@@ -101,10 +92,8 @@ def random_datasets(rng: random.Random, stores: dict[str, Store]) -> dict[str, D
         options["position_ids"] = rng.choice(["continue", "restart"])
         for name, store in stores.items():
             stride, phase = rng.choice([None, 5, 11]), rng.random() < 0.5
-            windows = WindowDataset(
-                store, seq_len=13, stride=stride, phase=phase, labels=labels, loss_mask_key=mask, **options
-            )
-            found[name] = windows
+            options |= {"labels": labels, "loss_mask_key": mask}
+            found[name] = WindowDataset(store, seq_len=13, stride=stride, phase=phase, **options)
     else:
         borders: Any = rng.choice(["mask", "keep"])
         for name, store in stores.items():
@@ -115,9 +104,8 @@ def random_datasets(rng: random.Random, stores: dict[str, Store]) -> dict[str, D
             packing = Packing(seq_len=24, strategy=strategy, over_long=over_long, segment_multiple=multiple)
             if packing.strategy == "best_fit":
                 packing = msgspec.structs.replace(packing, repack=rng.random() < 0.5)
-            found[name] = PackedSequenceDataset(
-                store, packing, labels=labels, loss_mask_key=mask, border_labels=borders, padding_idx=PAD
-            )
+            options = {"labels": labels, "loss_mask_key": mask, "border_labels": borders}
+            found[name] = PackedSequenceDataset(store, packing, padding_idx=PAD, **options)
     if rng.random() < 0.3:
         found = {name: MapDataset(dataset, hidden, seeded=True) for name, dataset in found.items()}
     return found
@@ -196,65 +184,37 @@ def test_holders_of_packs_that_are_repacked_with_pads_in_segments(stores: dict[s
             assert row in packs.holders(document)
 
 
-def loaded(run: Run, state: Any = None, *, count: int = 3, **options: Any) -> tuple[list[Any], Any]:
-    """Some steps as the ranks get them, row by row in the order of positions, and the state after them."""
-    options = {"micro_batch_size": 2, "reading": Reading(num_threads=0)} | options
-    world = options.pop("world", 1)
-    loaders = [headrace.Loader(run, ranks=Ranks(rank, world), **options) for rank in range(world)]
-    for loader in loaders:
-        if state is not None:
-            loader.load_state_dict(state)
-    found = []
-    iterators = [iter(loader) for loader in loaders]
-    for _ in range(count):
-        size = run.schedule.size(loaders[0].step) // (2 * world)
-        batches = [next(iterator) for iterator in iterators for _ in range(size)]
-        rows = {
-            int(position): {name: batch[name][row].tolist() for name in ("input_ids", "labels")}
-            for batch in batches
-            for row, position in enumerate(batch["sample_positions"].tolist())
-        }
-        found.append(([rows[position] for position in sorted(rows)], batches))
-    state = loaders[0].state_dict()
-    for loader in loaders:
-        loader.close()
-    return found, state
+def first_batches(run: Run, state: Any = None, **options: Any) -> list[dict[str, Any]]:
+    """The first eight batches of a run, or of what comes after a state."""
+    loader = headrace.Loader(run, micro_batch_size=2, ranks=Ranks(0, 1), **options)
+    if state is not None:
+        loader.load_state_dict(state)
+    return list(islice(loader, 8))
 
 
 @pytest.mark.parametrize("kind", ["windows", "packs"])
 def test_loader_counts_and_resumes(stores: dict[str, Store], kind: str) -> None:
-    datasets: dict[str, Dataset] = {
-        name: WindowDataset(store, seq_len=16, loss_mask_key=None)
-        if kind == "windows"
-        else PackedSequenceDataset(store, Packing(seq_len=64, over_long="split"), loss_mask_key=None)
-        for name, store in stores.items()
+    packing = Packing(seq_len=64, over_long="split")
+    makers: dict[str, Any] = {
+        "windows": partial(WindowDataset, seq_len=16),
+        "packs": partial(PackedSequenceDataset, packing=packing),
     }
-    run = Run(Blend(datasets, weights={"web": 1, "code": 1}), global_batch_size=8, order=Order(seed=2))
+    datasets = {name: makers[kind](store, loss_mask_key=None) for name, store in stores.items()}
+    run = Run(Blend(datasets, weights=EVEN), global_batch_size=8, order=Order(seed=2))
     edited = run.edit(2, exclude=asked(list(range(3, 12)), ["web", "code"]), reason="a takedown")
-    assert edited.traits.is_counted
-    whole, _ = loaded(edited, count=6)
-    assert [rows for rows, _ in whole[:2]] == [rows for rows, _ in loaded(run, count=2)[0]]
-    for step, (rows, batches) in enumerate(whole):
-        numbers = [sum(label != -100 for label in row["labels"]) for row in rows]
-        assert sum(batch["num_supervised_tokens"] for batch in batches) == sum(numbers)
-        assert {batch["step_supervised_tokens"] for batch in batches} == {sum(numbers)}
-        assert np.array_equal([row["input_ids"] for row in rows], edited.step(step)["input_ids"])
-    # A state from before the edit, and one from behind it, on two ranks and on a worker process.
-    _, early = loaded(run, count=2)
-    assert [rows for rows, _ in loaded(edited, early, count=3, world=2)[0]] == [rows for rows, _ in whole[2:5]]
-    _, late = loaded(edited, count=3, debug=True)
-    again, _ = loaded(edited, late, count=3, reading=Reading(num_workers=1))
-    assert [rows for rows, _ in again] == [rows for rows, _ in whole[3:6]]
-    with pytest.raises(headrace.StateError, match="other samples"):
-        loaded(run, late)
-
-
-def test_a_step_without_a_label_is_told_before_it_comes(stores: dict[str, Store]) -> None:
-    store = stores["web"]
-    run = Run(WindowDataset(store, seq_len=16, loss_mask_key=None), global_batch_size=1, order=Order(kind="none"))
-    edited = run.edit(2, exclude={".": Exclude(documents=range(3, 39), pad_id=PAD)})
-    with pytest.raises(ConfigError, match="has no supervised token"):
-        next(iter(headrace.Loader(edited, micro_batch_size=1, ranks=Ranks(0, 1))))
+    early = headrace.Loader(run, micro_batch_size=2, position=16).state_dict()
+    late = headrace.Loader(edited, micro_batch_size=2, position=24).state_dict()
+    for batches in (first_batches(edited, early), first_batches(edited, early, reading=Reading(num_workers=1))):
+        for at, step in ((0, 2), (4, 3)):
+            mine = batches[at : at + 4]
+            numbers = [int((batch["labels"] != -100).sum()) for batch in mine]
+            assert [batch["num_supervised_tokens"] for batch in mine] == numbers
+            assert {batch["step_supervised_tokens"] for batch in mine} == {sum(numbers)}
+            order = np.argsort(np.concatenate([batch["sample_positions"] for batch in mine]))
+            found = np.concatenate([batch["input_ids"] for batch in mine])[order]
+            assert np.array_equal(found, edited.step(step)["input_ids"])
+    with pytest.raises(headrace.StateError, match="samples"):
+        first_batches(run, late)
 
 
 @pytest.mark.parametrize("seed", range(cases(20, 300)))
@@ -271,7 +231,7 @@ def test_random_drops(stores: dict[str, Store], seed: int) -> None:
     [part] = edited.excluded()
     assert (part.step, part.path, part.how, part.documents.tolist()) == (4, "web", "drop", sorted(documents))
     assert part.samples.tolist() == sorted(gone)
-    assert all(np.array_equal(a, b) for step in range(4) for a, b in _pairs(run.step(step), edited.step(step)))
+    assert all(np.array_equal(edited.step(n)[name], values) for n in range(4) for name, values in run.step(n).items())
     found = edited.lookup(np.arange(24, 24 + 6 * len(dataset)))
     mine = [i for source, i in zip(found.sources, found.indices, strict=True) if edited.plan.source_of[source] == 0]  # type: ignore[union-attr]
     assert not gone & {int(index) for index in mine}
@@ -280,11 +240,6 @@ def test_random_drops(stores: dict[str, Store], seed: int) -> None:
         batch = edited.step(step)
         seen = {*document_of(stores, batch["input_ids"]).flat, *document_of(stores, batch["labels"]).flat}
         assert not seen & set(documents)
-
-
-def _pairs(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[Any, Any]]:
-    assert one.keys() == other.keys()
-    return [(values, other[name]) for name, values in one.items()]
 
 
 def first_tokens(run: Run, steps: range) -> list[list[int]]:
@@ -301,16 +256,17 @@ def held(run: Run, stores: dict[str, Store], steps: range) -> set[int]:
 
 
 def test_what_is_excluded_stays_so(stores: dict[str, Store], windows: dict[str, WindowDataset]) -> None:
-    run = Run(Blend(windows, weights={"web": 1, "code": 1}), global_batch_size=8)
+    run = Run(Blend(windows, weights=EVEN), global_batch_size=8)
     edited = run.edit(2, exclude=asked([7, 8], ["web"]))
     steps = range(9, 24)
     assert {7, 8} <= held(run, stores, steps)
     # Moved, renamed, away and back, given as the plain dataset or as the one that is fed.
-    moved = Blend({"text": Blend({"en": windows["web"]}, weights={"en": 1}), "code": windows["code"]}, weights=_EQUAL)
+    code = windows["code"]
+    text = Blend({"en": windows["web"]}, weights={"en": 1})
     for data, renamed in (
         (Blend(windows, weights={"web": 3, "code": 1}), {}),
-        (Blend({"web": edited.datasets[2], "code": windows["code"]}, weights={"web": 3, "code": 1}), {}),
-        (moved, {"en": "web"}),
+        (Blend({"web": edited.datasets[2], "code": code}, weights={"web": 3, "code": 1}), {}),
+        (Blend({"text": text, "code": code}, weights={"text": 1, "code": 1}), {"en": "web"}),
     ):
         later = edited.edit(5, data=data, renamed=renamed)
         assert not {7, 8} & held(later, stores, steps)
@@ -319,30 +275,27 @@ def test_what_is_excluded_stays_so(stores: dict[str, Store], windows: dict[str, 
         mine = np.array([later.plan.source_of[source] for source in found.sources]) == 0  # type: ignore[union-attr]
         assert found.epochs[mine].max() <= 1
         assert held(later, stores, steps) >= {9, 10, 11}
-    away = edited.edit(5, remove=["web"]).edit(
-        7, add={"web": windows["web"]}, weights={"web": 1, "code": 1}, exclude=asked([9], ["web"])
-    )
+    away = edited.edit(5, remove=["web"])
+    away = away.edit(7, add={"web": windows["web"]}, weights=EVEN, exclude=asked([9], ["web"]))
     assert not {7, 8, 9} & held(away, stores, steps)
     # Another cut of the same store begins a new epoch, without the documents.
     finer = WindowDataset(stores["web"], seq_len=16, stride=8, loss_mask_key=None)
     assert finer.fields == windows["web"].fields
-    cut = edited.edit(5, data=Blend({"web": finer, "code": windows["code"]}, weights={"web": 1, "code": 1}))
+    cut_anew = Blend({"web": finer, "code": code}, weights=EVEN)
+    cut = edited.edit(5, data=cut_anew)
     assert not {7, 8} & held(cut, stores, steps)
     assert np.array_equal(first_tokens(cut, range(5)), first_tokens(edited, range(5)))
     dropping = run.edit(2, exclude={"web": Exclude(documents=[7, 8], how="drop")})
-    cut = dropping.edit(5, data=Blend({"web": finer, "code": windows["code"]}, weights={"web": 1, "code": 1}))
+    cut = dropping.edit(5, data=cut_anew)
     assert not {7, 8} & held(cut, stores, range(2, 24))
     assert {9, 10} <= held(cut, stores, range(5, 24))
     by_number = run.edit(2, exclude={"web": Exclude(samples=[3], how="drop")})
-    with pytest.raises(ConfigError, match="1 samples of source 'web' are excluded by their numbers"):
-        by_number.edit(5, data=Blend({"web": finer, "code": windows["code"]}, weights={"web": 1, "code": 1}))
-
-
-_EQUAL = {"text": 1, "code": 1}
+    with pytest.raises(ConfigError, match=r"1.*'web'"):
+        by_number.edit(5, data=cut_anew)
 
 
 def test_edits_add_up_and_stay_numbers(stores: dict[str, Store], windows: dict[str, WindowDataset]) -> None:
-    run = Run(Blend(windows, weights={"web": 1, "code": 1}), global_batch_size=8)
+    run = Run(Blend(windows, weights=EVEN), global_batch_size=8)
     edited = run.edit(2, exclude=asked([3, 7, 8, 9], ["web"]))
     edited = edited.edit(4, exclude={"web": Exclude(samples=[0, 5], how="drop")})
     edited = edited.edit(6, exclude=asked([20], ["web"]), order=Order(seed=5))
@@ -350,20 +303,16 @@ def test_edits_add_up_and_stay_numbers(stores: dict[str, Store], windows: dict[s
     assert not {20} & held(edited, stores, range(6, 30))
     assert edited.datasets[-1].recipe["documents"] == "3 7-9 20"
     shown = [msgspec.json.encode(edit.exclude) for edit in edited.edits]
-    assert json.loads(shown[0]) == {
-        "web": {"how": "mask", "documents": "3 7-9", "samples": "", "left_out": "", "pad_id": PAD}
-    }
+    wanted = {"how": "mask", "documents": "3 7-9", "samples": "", "left_out": "", "pad_id": PAD}
+    assert json.loads(shown[0]) == {"web": wanted}
     for edit, text in zip(edited.edits, shown, strict=True):
         assert msgspec.json.decode(text, type=dict[str, Exclusion]) == edit.exclude
     again = run.rebuilt(edited.edits)
     assert np.array_equal(first_tokens(again, range(20)), first_tokens(edited, range(20)))
     assert "web: 4 documents masked" in edited.describe()
-    assert [(part.step, part.how, part.documents.tolist(), part.samples.tolist()) for part in edited.excluded()] == [
-        (2, "mask", [3, 7, 8, 9], []),
-        (4, "drop", [], [0, 5]),
-        (6, "mask", [20], []),
-    ]
-    with pytest.raises(ConfigError, match="have the id 0 since an earlier edit, and now pad_id is 5"):
+    found = [(one.step, one.how, one.documents.tolist(), one.samples.tolist()) for one in edited.excluded()]
+    assert found == [(2, "mask", [3, 7, 8, 9], []), (4, "drop", [], [0, 5]), (6, "mask", [20], [])]
+    with pytest.raises(ConfigError, match=r"0.*pad_id.*5"):
         edited.edit(8, exclude={"web": Exclude(documents=[1], pad_id=5)})
 
 
@@ -372,12 +321,9 @@ def test_ranges(seed: int) -> None:
     rng = np.random.default_rng(seed)
     numbers = np.unique(rng.integers(0, rng.choice([3, 30, 1 << 40]), rng.integers(0, 30)))
     assert range_numbers(ranges_text(numbers)).tolist() == numbers.tolist()
-
-
-@pytest.mark.parametrize("text", ["3 2", "a", "5-3", "1-", "-1", "3 3"])
-def test_bad_ranges(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"list of numbers|do not rise"):
-        range_numbers(text)
+    for text in ("3 2", "a", "5-3", "1-", "-1", "3 3"):
+        with pytest.raises(ConfigError, match="numbers"):
+            range_numbers(text)
 
 
 def test_shards_of_tokens(tmp_path: Path) -> None:
@@ -388,19 +334,15 @@ def test_shards_of_tokens(tmp_path: Path) -> None:
     by_name = run.edit(1, exclude={".": Exclude(shards=["shard-1"], pad_id=PAD)})
     assert by_name.excluded()[0].documents.tolist() == list(range(8, 16))
     assert by_number.edits[0].exclude == by_name.edits[0].exclude
-    with pytest.raises(ConfigError, match=r"no shard 'shard-9'.*shard-"):
-        run.edit(1, exclude={".": Exclude(shards=["shard-9"], pad_id=PAD)})
-    with pytest.raises(ConfigError, match="no shard 3; allowed are 0 to 2"):
-        run.edit(1, exclude={".": Exclude(shards=[3], pad_id=PAD)})
+    for shard, named in (("shard-9", "'shard-9'"), (3, r"3.*allowed.*0")):
+        with pytest.raises(ConfigError, match=named):
+            run.edit(1, exclude={".": Exclude(shards=[shard], pad_id=PAD)})
 
 
 def test_records_are_dropped(tmp_path: Path) -> None:
-    for number, dataset in enumerate(
-        (
-            SFTDataset(records_made.store(tmp_path / "sft", records_made.sft(0, 30))),
-            PreferenceDataset(records_made.store(tmp_path / "dpo", records_made.preferences(0, 30))),
-        )
-    ):
+    answers = SFTDataset(records_made.store(tmp_path / "sft", records_made.sft(0, 30)))
+    pairs = PreferenceDataset(records_made.store(tmp_path / "dpo", records_made.preferences(0, 30)))
+    for number, dataset in enumerate((answers, pairs)):
         run = Run(dataset, global_batch_size=4, order=Order(seed=number))
         edited = run.edit(2, exclude={".": [3, 4, 17]})
         assert edited.excluded()[0].samples.tolist() == [3, 4, 17]
@@ -414,9 +356,9 @@ def test_records_are_dropped(tmp_path: Path) -> None:
         # Records of the same store keep their numbers.
         twice = edited.edit(9, exclude={".": Exclude(samples=[5])})
         assert not {3, 4, 5, 17} & set(twice.lookup(np.arange(36, 100)).indices.tolist())
-        with pytest.raises(ConfigError, match=r"samples of \w+ cannot be masked: pass how='drop'"):
+        with pytest.raises(ConfigError, match="how='drop'"):
             run.edit(2, exclude={".": Exclude(documents=[3], how="mask")})
-        with pytest.raises(ConfigError, match="have no keys"):
+        with pytest.raises(ConfigError, match="keys"):
             run.edit(2, exclude={".": ["a"]})
 
 
@@ -432,17 +374,17 @@ def test_media_are_dropped_by_key_shard_and_number(tmp_path: Path) -> None:
     assert left(["k0_1", "k1_2"]) == [0, 2, 3, 4, 5, 7]
     assert left(Exclude(shards=["c01.tar"])) == [0, 1, 2, 3]
     assert left(Exclude(shards=[0], samples=[7])) == [4, 5, 6]
-    for exclude, message in (
-        ([1], "media have no documents.*samples="),
-        (Exclude(documents=[1]), "has no documents of a store of tokens"),
-        (["k0_9"], "no sample with the key 'k0_9'"),
-        (Exclude(shards=["c02.tar"]), r"no shard 'c02.tar'"),
-        (Exclude(samples=[8]), "no sample 8; allowed are 0 to 7"),
-        (Exclude(samples=range(8)), "all 8 samples are excluded: remove the source"),
-        (Exclude(samples=[1], how="mask"), "cannot be masked|only documents can be masked"),
-        (Exclude(samples=[1], pad_id=3), "pad_id stands for masked tokens"),
+    for exclude, named in (
+        ([1], "samples="),
+        (Exclude(documents=[1]), "documents"),
+        (["k0_9"], "'k0_9'"),
+        (Exclude(shards=["c02.tar"]), r"'c02\.tar'"),
+        (Exclude(samples=[8]), r"8.*0.*7"),
+        (Exclude(samples=range(8)), r"all.*8"),
+        (Exclude(samples=[1], how="mask"), "masked"),
+        (Exclude(samples=[1], pad_id=3), "pad_id"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=named):
             left(exclude)
 
 
@@ -461,10 +403,10 @@ def test_masks_after_skips_and_in_the_same_edit_as_other_changes(
 ) -> None:
     run = Run(Blend(windows, weights={"web": 2, "code": 1}), global_batch_size=8)
     skipping = run.skip(range(1, 3), then="defer").edit(3, order=Order(seed=4))
+    some = asked([7, 8, 20], ["web", "code"])
     for step in (3, 4, 6):
-        edited = (skipping if step > 3 else run.skip(range(1, 3), then="defer")).edit(
-            step, exclude=asked([7, 8, 20], ["web", "code"]), order=Order(seed=4)
-        )
+        before = skipping if step > 3 else run.skip(range(1, 3), then="defer")
+        edited = before.edit(step, exclude=some, order=Order(seed=4))
         gone = {7, 8, 20, 1007, 1008, 1020}
         for number in range(20):
             expected = skipping.step(number)
@@ -482,17 +424,14 @@ def test_masks_after_skips_and_in_the_same_edit_as_other_changes(
         assert 7 not in held(edited, stores, range(2, 30))
         assert {3, 10, 30} <= held(edited, stores, range(2, 30))
         assert edited.edits[-1].exclude["web"].how == (exclude.how or "mask")
-    stages = ScheduledBlend(dict(windows), [Stage(until=40, weights={"web": 1, "code": 1}), Stage(weights={"web": 1})])
+    stages = ScheduledBlend(dict(windows), [Stage(until=40, weights=EVEN), Stage(weights={"web": 1})])
     scheduled = Run(stages, global_batch_size=8).edit(2, exclude={"web": Exclude(documents=[7], how="drop")})
     assert 7 not in held(scheduled, stores, range(2, 20))
-    twice = Blend({"a": Blend(windows, weights=_ONE), "b": Blend(windows, weights=_ONE)}, weights={"a": 1, "b": 1})
-    with pytest.raises(ConfigError, match=r"'web' is the name of several sources, \['a/web', 'b/web'\]: use the path"):
+    twice = Blend({"a": Blend(windows, weights=EVEN), "b": Blend(windows, weights=EVEN)}, weights={"a": 1, "b": 1})
+    with pytest.raises(ConfigError, match=r"'web'.*\['a/web'.*'b/web'"):
         Run(twice, global_batch_size=8).edit(2, exclude=asked([7], ["web"]))
     once = Run(twice, global_batch_size=8).edit(2, exclude=asked([7], ["a/web"]))
     assert [part.path for part in once.excluded()] == ["a/web"]
-
-
-_ONE = {"web": 1, "code": 1}
 
 
 def test_a_subset_keeps_its_numbers(windows: dict[str, WindowDataset], stores: dict[str, Store]) -> None:
@@ -505,20 +444,20 @@ def test_a_subset_keeps_its_numbers(windows: dict[str, WindowDataset], stores: d
     gone = dataset.all_holders(np.array([1, inside]))
     found = set(edited.lookup(np.arange(4, 4 * len(dataset))).indices.tolist())
     assert found == set(range(half, len(dataset))) - set(gone.tolist())
-    with pytest.raises(ConfigError, match=f"no sample 0; allowed are {half:,} to"):
+    with pytest.raises(ConfigError, match=rf"0.*{half:,}"):
         run.edit(1, exclude={"web": Exclude(samples=[0], how="drop")})
 
 
 def test_what_mixes_with_passes_allow(windows: dict[str, WindowDataset], stores: dict[str, Store]) -> None:
     run = Run(Concat(dict(windows)), global_batch_size=4)
-    with pytest.raises(ConfigError, match=r"'web' is part of a mix with passes.*how='mask'"):
+    with pytest.raises(ConfigError, match=r"'web'.*how='mask'"):
         run.edit(1, exclude={"web": Exclude(samples=[1], how="drop")})
     edited = run.edit(1, exclude=asked([7], ["web"]))
     assert edited.length == run.length
     assert 7 not in held(edited, stores, range(1, 12))
-    dropping = Run(Blend(windows, weights={"web": 1, "code": 1}), global_batch_size=4, samples=80)
+    dropping = Run(Blend(windows, weights=EVEN), global_batch_size=4, samples=80)
     dropping = dropping.edit(1, exclude={"web": Exclude(samples=[1], how="drop")})
-    with pytest.raises(ConfigError, match="'web' is part of a mix with passes"):
+    with pytest.raises(ConfigError, match="'web'"):
         dropping.edit(3, data=Concat(dict(windows)), samples=80)
     single = Run(windows["web"], global_batch_size=4, epochs=2)
     assert single.length is not None
@@ -528,32 +467,32 @@ def test_what_mixes_with_passes_allow(windows: dict[str, WindowDataset], stores:
 
 
 @pytest.mark.parametrize(
-    ("exclude", "message"),
+    ("exclude", "named"),
     [
-        ({"wbe": [1]}, r"no source 'wbe'.*'web'"),
-        ({"web": [40]}, "has no document 40; it has 40"),
-        ({"web": [-1]}, "expected a list of numbers from 0 on"),
-        ({"web": [1.5]}, "expected a list of numbers from 0 on"),
-        ({"web": 3}, r"found 3; expected headrace.Exclude"),
-        ({"web": "3"}, r"found '3'; expected headrace.Exclude"),
-        ([3], "expected a dict of the names of sources"),
-        ({"web": []}, "nothing is named"),
-        ({"web": Exclude()}, "nothing is named"),
-        ({"web": Exclude(documents="12")}, "documents is '12'; expected a list"),
-        ({"web": Exclude(keys="12")}, "keys is '12'; expected a list"),
+        ({"wbe": [1]}, r"'wbe'.*'web'"),
+        ({"web": [40]}, r"40.*40"),
+        ({"web": [-1]}, "list"),
+        ({"web": [1.5]}, "list"),
+        ({"web": 3}, r"3.*headrace.Exclude"),
+        ({"web": "3"}, r"'3'.*headrace.Exclude"),
+        ([3], "dict"),
+        ({"web": []}, "nothing"),
+        ({"web": Exclude()}, "nothing"),
+        ({"web": Exclude(documents="12")}, r"documents.*'12'"),
+        ({"web": Exclude(keys="12")}, r"keys.*'12'"),
         ({"web": Exclude(documents=[3], how="hide")}, "how"),  # type: ignore[arg-type]
-        ({"web": [3]}, r"no manifest says which id ends documents.*pad_id=0"),
-        ({"web": Exclude(documents=[3], pad_id=-1)}, "pad_id is -1"),
-        ({"web": Exclude(documents=range(40), pad_id=0)}, "all documents of .* are excluded: remove the source"),
-        ({"web": Exclude(documents=range(40), how="drop")}, r"all \d+ samples are excluded: remove the source"),
-        ({"web": Exclude(samples=[3])}, "only documents can be masked: pass how='drop'"),
-        ({"web": Exclude(samples=[3000], how="drop")}, "no sample 3,000; allowed are 0 to"),
-        ({"web": ["key"]}, "samples have no keys"),
+        ({"web": [3]}, r"manifest.*pad_id=0"),
+        ({"web": Exclude(documents=[3], pad_id=-1)}, r"pad_id.*-1"),
+        ({"web": Exclude(documents=range(40), pad_id=0)}, "documents"),
+        ({"web": Exclude(documents=range(40), how="drop")}, r"all.*samples"),
+        ({"web": Exclude(samples=[3])}, "how='drop'"),
+        ({"web": Exclude(samples=[3000], how="drop")}, r"3,000.*0"),
+        ({"web": ["key"]}, "keys"),
     ],
 )
-def test_what_is_refused(windows: dict[str, WindowDataset], exclude: Any, message: str) -> None:
-    run = Run(Blend(windows, weights={"web": 1, "code": 1}), global_batch_size=8)
-    with pytest.raises(ConfigError, match=message):
+def test_what_is_refused(windows: dict[str, WindowDataset], exclude: Any, named: str) -> None:
+    run = Run(Blend(windows, weights=EVEN), global_batch_size=8)
+    with pytest.raises(ConfigError, match=named):
         run.edit(3, exclude=exclude)
     assert run.edits == ()
 
@@ -562,7 +501,7 @@ def test_datasets_that_cannot_be_masked(tmp_path: Path, windows: dict[str, Windo
     corpora.make(tmp_path / "web", 1, 24)
     megatron = headrace.compat.megatron.GPTDataset(str(tmp_path / "web" / "shard-0"), sequence_length=8)
     run = Run(megatron, global_batch_size=2, order=Order(kind="none"))
-    with pytest.raises(ConfigError, match="GPTDataset: documents can be masked in the samples of WindowDataset"):
+    with pytest.raises(ConfigError, match=r"GPTDataset.*WindowDataset"):
         run.edit(1, exclude={".": Exclude(documents=[3], pad_id=0)})
     assert 5 not in run.edit(1, exclude={".": Exclude(samples=[5], how="drop")}).lookup(np.arange(2, 40)).indices
 
@@ -570,7 +509,7 @@ def test_datasets_that_cannot_be_masked(tmp_path: Path, windows: dict[str, Windo
         return {"tokens": sample["input_ids"]}
 
     mapped = MapDataset(windows["web"], without_labels, fields={"tokens": ((16,), np.int64)})
-    with pytest.raises(ConfigError, match="returns no labels"):
+    with pytest.raises(ConfigError, match="returns"):
         Run(mapped, global_batch_size=2).edit(1, exclude={".": Exclude(documents=[3], pad_id=0)})
 
 
@@ -601,7 +540,7 @@ def test_the_file_of_a_run_holds_what_is_excluded(stores: dict[str, Store], tmp_
         documents = rng.sample(range(40), rng.choice([1, 3]))
         what = rng.choice(["mask", "mask", "drop", "data", "skip"])
         if what == "data":
-            run = run.edit(step, data=Blend(now_fed(run), weights={"web": 1, "code": 1}))
+            run = run.edit(step, data=Blend(now_fed(run), weights=EVEN))
         elif what == "skip":
             run = run.skip(range(step, step + 2), then=rng.choice(["drop", "defer"]))
         elif what == "mask":

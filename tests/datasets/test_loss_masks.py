@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +18,25 @@ import corpora
 import recipe_runs
 import records_made
 from counts import cases
-from headrace import (
-    Blend,
-    ConfigError,
-    Loader,
-    MapDataset,
-    Order,
-    PackedSequenceDataset,
-    Packing,
-    Run,
-    SFTDataset,
-    StateError,
-    WindowDataset,
-    stores,
-)
+from headrace import ConfigError, Loader, Order, PackedSequenceDataset, Packing, Run, SFTDataset, WindowDataset, stores
 from headrace.cli import main
 from headrace.compat.astrai import DatasetFactory
 from headrace.compat.megatron import CyclicDataset, GPTDataset
 from headrace.compat.torchtune import DocumentDataset
-from headrace.datasets import FilledDataset, check_supervised, loss_masks
+from headrace.datasets import Blend, FilledDataset, MapDataset, check_supervised, loss_masks
 from headrace.errors import InputError
 from headrace.loader import flatten_packed
 from headrace.plan import derive_array
 from headrace.plan.packed_check import check_packed
 from headrace.stores import Store
-from headrace.testing.shards import write_keyed
+from token_shards import write_keyed
 
 IN_ORDER = Order(kind="none")
 PACKING = Packing(seq_len=32, strategy="best_fit_split")
+MAKERS: tuple[Callable[..., Any], ...] = (
+    partial(WindowDataset, seq_len=16),
+    partial(PackedSequenceDataset, packing=PACKING),
+)
 
 
 def chats(
@@ -105,61 +98,16 @@ def test_all_that_makes_labels_honours_it_by_default(tmp_path: Path) -> None:
         assert dataset.recipe["loss_mask_key"] == "loss_mask"
         assert f"{share:.1%} of the tokens supervised by 'loss_mask'" in dataset.describe()
     documents = DocumentDataset(store)
-    assert [(sample["labels"] != -100).sum() for sample in documents] == store.stores["num_supervised"].fetch(
-        0, 60
-    ).tolist()  # type: ignore[attr-defined]
-    assert "supervised by 'loss_mask'" in documents.describe()
-    assert "supervised by 'loss_mask'" in SFTDataset(store).describe()
-
-
-def test_none_trains_everything_and_says_so(tmp_path: Path) -> None:
-    store, _, _ = chats(tmp_path / "s")
-    for dataset in (
-        WindowDataset(store, seq_len=64, loss_mask_key=None),
-        PackedSequenceDataset(store, PACKING, loss_mask_key=None),
-        DocumentDataset(store, loss_mask_key=None),
-        SFTDataset(store, loss_mask_key=None),
-    ):
-        assert "the store's 'loss_mask' is not used: masked tokens are trained on too" in dataset.describe()
-
-
-def test_the_mask_of_the_main_key_is_meant(tmp_path: Path) -> None:
+    counts = store.stores["num_supervised"].fetch(0, 60).tolist()  # type: ignore[attr-defined]
+    assert [(sample["labels"] != -100).sum() for sample in documents] == counts
+    for make in (*MAKERS, DocumentDataset, SFTDataset):
+        assert "supervised by 'loss_mask'" in make(store).describe()
+        assert "'loss_mask' is not used" in make(store, loss_mask_key=None).describe()
     pairs = records_made.write(tmp_path / "pairs", records_made.preferences(1, 30))
     for key in ("chosen", "rejected"):
         store = stores.open(pairs, key=key)
         assert WindowDataset(store, seq_len=8).loss_mask_key == f"{key}_mask"
         assert PackedSequenceDataset(store, PACKING).loss_mask_key == f"{key}_mask"
-
-
-def test_recipes_without_a_mask_are_as_they_were(corpus: corpora.Corpus) -> None:
-    """So that states saved before still load."""
-    windows = WindowDataset(corpus.store, seq_len=8).recipe
-    assert set(windows) == {
-        "kind", "store", "num_tokens", "window_tokens", "stride", "phase", "document_ids", "position_ids"
-    }  # fmt: skip
-    packs = PackedSequenceDataset(corpus.store, Packing(seq_len=64)).recipe
-    assert packs["loss_mask_key"] is None
-    assert "labels" not in packs
-    same = WindowDataset(corpus.store, seq_len=8, labels="same").recipe
-    assert same == {**windows, "labels": "same"}
-    assert DocumentDataset(corpus.store).recipe["loss_mask_key"] is None
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> corpora.Corpus:
-    return corpora.make(tmp_path / "plain", 1, 60)
-
-
-def test_a_state_of_before_is_refused_with_the_field_named(tmp_path: Path) -> None:
-    store, _, _ = chats(tmp_path / "s")
-    for make in (
-        lambda **options: WindowDataset(store, seq_len=16, **options),
-        lambda **options: PackedSequenceDataset(store, PACKING, **options),
-    ):
-        before = Loader(Run(make(loss_mask_key=None), global_batch_size=2), micro_batch_size=2, position=2)
-        now = Loader(Run(make(), global_batch_size=2), micro_batch_size=2)
-        with pytest.raises(StateError, match=r'loss_mask_key: "loss_mask" here, (absent|null) in the saved recipe'):
-            now.load_state_dict(before.state_dict(), recipe=before.run.recipe)
 
 
 def test_a_blend_of_masked_and_other_windows_counts_both(tmp_path: Path) -> None:
@@ -179,7 +127,7 @@ def test_a_blend_of_masked_and_other_windows_counts_both(tmp_path: Path) -> None
     cyclic = CyclicDataset(masked, micro_batch_size=2, data_parallel_size=1)
     batch = next(iter(Loader(Run(cyclic, global_batch_size=2, order=IN_ORDER, samples=4), micro_batch_size=2)))
     assert batch["num_supervised_tokens"] == int((batch["labels"] != -100).sum()) < 32
-    with pytest.raises(ConfigError, match="added samples can be marked only by a field loss_mask"):
+    with pytest.raises(ConfigError, match="loss_mask"):
         FilledDataset(masked, multiple_of=4)
 
 
@@ -188,11 +136,11 @@ def test_a_step_of_windows_without_a_label_is_named(tmp_path: Path, monkeypatch:
     write_keyed(tmp_path / "s", tokens=("uint16", [np.arange(100)]), loss_mask=("uint8", [marks]))
     dataset = WindowDataset(stores.open(tmp_path / "s"), seq_len=10)
     run = Run(dataset, global_batch_size=1, order=IN_ORDER, epochs=1)
-    with pytest.raises(ConfigError, match="step 2 has no supervised token"):
+    with pytest.raises(ConfigError, match=r"2.*supervised"):
         next(iter(Loader(run, micro_batch_size=1)))
     monkeypatch.setattr("headrace.datasets.accounts.CHECKED_MARKS", 30)
     check_supervised(run, 4)  # three windows from there on are looked at
-    with pytest.raises(ConfigError, match="step 7"):
+    with pytest.raises(ConfigError, match=r"step.*7"):
         check_supervised(run, 5)
 
 
@@ -201,11 +149,11 @@ def test_a_mask_that_is_not_parallel_is_refused(tmp_path: Path) -> None:
         marks = np.ones(num_marks, np.uint8)
         write_keyed(tmp_path / f"s{shard}", tokens=("uint16", [np.arange(10) % 7]), loss_mask=("uint8", [marks]))
     store = stores.open(tmp_path)
-    for make in (lambda: WindowDataset(store, seq_len=4), lambda: PackedSequenceDataset(store, PACKING)):
-        with pytest.raises(ConfigError, match=r"not parallel.*loss_mask_key=None trains on every token"):
-            make()
+    for make in MAKERS:
+        with pytest.raises(ConfigError, match="loss_mask_key=None"):
+            make(store)
     WindowDataset(store, seq_len=4, loss_mask_key=None)
-    with pytest.raises(ConfigError, match="no key 'nothing'"):
+    with pytest.raises(ConfigError, match="'nothing'"):
         WindowDataset(store, seq_len=4, loss_mask_key="nothing")
 
 
@@ -244,10 +192,8 @@ def test_packs_with_labels_beside_their_tokens(
     store, _, _ = chat
     multiple = 1 if strategy == "wrapped" else multiple
     packing = Packing(seq_len=size * multiple, strategy=strategy, over_long="split", segment_multiple=multiple)
-    options: dict[str, Any] = {
-        "border_labels": "keep" if keep else "mask",
-        **({} if masked else {"loss_mask_key": None}),
-    }
+    options: dict[str, Any] = {"border_labels": "keep" if keep else "mask"}
+    options |= {} if masked else {"loss_mask_key": None}
     following = PackedSequenceDataset(store, packing, **options)
     same = PackedSequenceDataset(store, packing, labels="same", **options)
     packs = np.arange(min(20, len(same)))
@@ -275,15 +221,12 @@ def test_labels_beside_their_tokens_are_told_from_others(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="labels='same'"):
         Blend({"a": same, "b": following}, weights={"a": 1, "b": 1})
     windows = [WindowDataset(store, seq_len=8, labels=labels) for labels in ("same", "next")]
+    assert windows[0].recipe == {**windows[1].recipe, "labels": "same"}
     with pytest.raises(ConfigError, match="labels='same'"):
         Blend({"a": MapDataset(windows[0], dict), "b": windows[1]}, weights={"a": 1, "b": 1})
-    both: Any = "both"
-    for make in (
-        lambda: WindowDataset(store, seq_len=8, labels=both),
-        lambda: PackedSequenceDataset(store, PACKING, labels=both),
-    ):
-        with pytest.raises(ConfigError, match="labels is 'both'; allowed are 'next', 'same'"):
-            make()
+    for make in MAKERS:
+        with pytest.raises(ConfigError, match=r"'both'.*'next'.*'same'"):
+            make(store, labels="both")
     batch = next(iter(Loader(Run(same, global_batch_size=4), micro_batch_size=4, debug=True)))
     assert batch["num_supervised_tokens"] == int(batch["loss_mask"].sum())
     with pytest.raises(InputError, match="labels='same'"):
@@ -303,14 +246,10 @@ def test_a_store_opened_without_its_mask_is_warned_of(tmp_path: Path, caplog: py
     assert described.endswith(f"tokens, {share} supervised by 'loss_mask'")
     assert not caplog.text
     one = stores.open(tmp_path / "out", key="tokens")
-    if len(one.keys) == 1:
-        WindowDataset(one, seq_len=16)
-        assert "was opened without its loss mask" in caplog.text
-        caplog.clear()
-        WindowDataset(one, seq_len=16, loss_mask_key=None)
-        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    WindowDataset(one, seq_len=16)
+    assert "was opened without its loss mask" in caplog.text
+    caplog.clear()
+    WindowDataset(one, seq_len=16, loss_mask_key=None)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     result = CliRunner().invoke(main, ["info", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
     assert f"{share}, by 'loss_mask'" in result.output
-    result = CliRunner().invoke(main, ["check", str(tmp_path / "out"), "--pack", "64", "--pack-over-long", "split"])
-    assert result.exit_code == 0, result.output

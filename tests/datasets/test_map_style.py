@@ -1,9 +1,12 @@
-"""Any map-style dataset as a source of runs and blends: mixed, edited, traced, accounted, bucketed and resumed."""
+"""Any map-style dataset as a source, mixed, edited, traced and resumed; and functions of samples that draw."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +16,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, TensorDataset
 
-import headrace
+import corpora
 from counts import cases
-from headrace import Blend, ConfigError, Loader, MapStyleDataset, Order, Run, StateError
-from headrace.datasets import Stage
+from headrace import Loader, MapDataset, MapStyleDataset, Order, Packing, Run, WindowDataset
+from headrace.datasets import Blend, Dataset, PackedSequenceDataset
 from headrace.encoders import ErrorPolicy
+from headrace.errors import ConfigError, StateError
 from headrace.loader import Ranks
 from headrace.plan.bucketing import Bucketing
-from headrace.tracing import Topology, history_of, trace_sample, trace_step
+from headrace.tracing import Sources, read_run_file, save_run, trace_step
 
 
 class Named:
@@ -109,6 +113,7 @@ def test_what_is_fed_is_what_the_trace_and_the_account_say(
         told = trace_step(run, step)
         assert Counter(samples) == Counter((one.source, one.index) for one in told)
         assert all(one.origins[0].sample == one.index for one in told)
+        assert all((one.origins[0].store or "").endswith(("Named", "Batched")) for one in told)
     account = run.account(run.num_steps)
     came = Counter(name for samples in fed.values() for name, _ in samples)
     assert {one.source: one.fed.samples for one in account.sources if one.fed.samples} == came
@@ -116,30 +121,6 @@ def test_what_is_fed_is_what_the_trace_and_the_account_say(
         times = Counter(Counter(sample for samples in fed.values() for sample in samples).values())
         assert one.num_samples == SIZES[one.source]
         assert sum(account_.fed.samples for account_ in account.sources) == sum(n * k for n, k in times.items())
-
-
-def test_a_trace_names_source_number_rank_and_data() -> None:
-    run = Run(blend(SIZES, web=3, code=1), global_batch_size=8, samples=160)
-    found = trace_sample(run, "code", 5)
-    assert found.count >= 2
-    for one in found.shown:
-        told = history_of(run).step(one.step, topology=Topology(ranks=2, micro_batch_size=2))
-        (same,) = [other for other in told if other.position == one.position]
-        assert (same.source, same.index) == ("code", 5)
-        assert same.origins[0].store is not None
-        assert same.origins[0].store.endswith("Named")
-        loader = Loader(run, micro_batch_size=2, ranks=Ranks(same.rank or 0, 2))
-        batches = [batch for batch in loader if one.position in batch["sample_positions"].tolist()]
-        assert ("code", 5) in batches[0]["batch"]
-
-
-def test_stages_of_a_schedule() -> None:
-    children = {name: source(name, SIZES[name]) for name in SIZES}
-    stages = [Stage(weights={"web": 1}, until=20), Stage(weights={"code": 1, "math": 1})]
-    run = Run(headrace.ScheduledBlend(children, stages), global_batch_size=4, samples=32)
-    came = [[sample[0] for sample in batch["batch"]] for batch in Loader(run, micro_batch_size=4)]
-    assert {name for names in came[:5] for name in names} == {"web"}
-    assert Counter(name for names in came[5:] for name in names) == {"code": 6, "math": 6}
 
 
 def test_plain_data_become_sources() -> None:
@@ -155,18 +136,9 @@ def test_plain_data_become_sources() -> None:
         Run(Blend({"a": source("a", 3), "b": [1, 2]}, weights={"a": 1, "b": 1}), global_batch_size=2)
 
 
-def test_samples_of_similar_length_come_together() -> None:
-    lengths = np.random.default_rng(2).integers(1, 400, 200)
-    run = Run(source("web", 200, lengths=lengths), global_batch_size=10, epochs=2, bucketing=Bucketing(window_steps=10))
-    plain = Run(source("web", 200), global_batch_size=10, epochs=2)
-    spreads = []
-    for one in (run, plain):
-        batches = [[number for _, number in batch["batch"]] for batch in Loader(one, micro_batch_size=10)]
-        assert Counter(number for batch in batches for number in batch) == dict.fromkeys(range(200), 2)
-        spreads.append(np.mean([np.ptp(lengths[batch]) for batch in batches]))
-    assert spreads[0] < spreads[1] / 3
+def test_bucketing_needs_lengths() -> None:
     bad = Run(source("web", 20), global_batch_size=2, epochs=1, bucketing=Bucketing(window_steps=2))
-    with pytest.raises(ConfigError, match="pass lengths= for bucketing"):
+    with pytest.raises(ConfigError, match="lengths="):
         list(Loader(bad, micro_batch_size=2))
 
 
@@ -192,11 +164,8 @@ def test_indices_are_a_part_of_the_data() -> None:
     assert len(some) == 3
     run = Run(some, global_batch_size=3, order=Order(kind="none"), epochs=1)
     assert next(iter(Loader(run, micro_batch_size=3)))["batch"] == [("web", 4), ("web", 4), ("web", 30)]
-    for wrong, words in (
-        ([33], "indices go from 33 to 33, and the dataset has 33"),
-        ([0.5], "expected one row of int"),
-    ):
-        with pytest.raises(ConfigError, match=words):
+    for wrong, named in (([33], r"33.*33.*33"), ([0.5], "int")):
+        with pytest.raises(ConfigError, match=named):
             source("web", 33, indices=wrong)
 
 
@@ -212,24 +181,23 @@ class Failing(Named):
         return super().__getitem__(number)
 
 
-def test_too_few_samples_are_an_error() -> None:
-    run = Run(MapStyleDataset(Short("a", 8)), global_batch_size=4)
-    with pytest.raises(ConfigError, match="__getitems__ returned 3 samples for 4 numbers"):
-        next(iter(Loader(run, micro_batch_size=4)))
-
-
 def test_samples_that_fail_are_replaced_counted_and_named() -> None:
+    run = partial(Run, global_batch_size=4, epochs=1)
     data = MapStyleDataset(Failing("a", 20), collate_fn=listed, errors=ErrorPolicy(on_error="substitute"))
-    loader = Loader(Run(data, global_batch_size=4, epochs=1), micro_batch_size=4)
-    came = [sample for batch in loader for sample in batch["batch"]]
-    assert len(came) == 20
-    assert all(number % 5 != 3 for _, number in came)
+    loader = Loader(run(data), micro_batch_size=4)
+    came = [number for batch in loader for _, number in batch["batch"]]
+    assert (len(came), 3 in [number % 5 for number in came]) == (20, False)
     assert loader.ledger().substituted == {"ValueError in __getitem__": 4}
     assert {fault.index for fault in loader.faults.faults if fault.attempt == 0} == {3, 8, 13, 18}
-    raising = Loader(Run(MapStyleDataset(Failing("a", 20)), global_batch_size=4, epochs=1), micro_batch_size=4)
     with pytest.raises(ValueError, match="damaged") as raised:
-        list(raising)
-    assert any("of test_map_style.Failing" in note or "Failing" in note for note in raised.value.__notes__)
+        list(Loader(run(MapStyleDataset(Failing("a", 20))), micro_batch_size=4))
+    assert any("Failing" in note for note in raised.value.__notes__)
+
+
+def test_too_few_samples_are_an_error() -> None:
+    run = Run(MapStyleDataset(Short("a", 8)), global_batch_size=4)
+    with pytest.raises(ConfigError, match=r"__getitems__.*3.*4"):
+        next(iter(Loader(run, micro_batch_size=4)))
 
 
 @pytest.mark.parametrize("data", ["text", b"bytes", {"a": 1}, iter([1]), 3])
@@ -238,3 +206,100 @@ def test_what_is_no_map_style_dataset(data: Any) -> None:
         MapStyleDataset(data)
     with pytest.raises(ConfigError):
         Run(data, global_batch_size=2)
+
+
+Sample = dict[str, Any]
+
+
+def noisy(sample: Sample, rng: np.random.Generator) -> Sample:
+    return {**sample, "labels": rng.integers(0, 1 << 40, sample["labels"].shape)}
+
+
+def twice(sample: Sample, rng: np.random.Generator) -> Sample:
+    return {**sample, "input_ids": rng.integers(0, 1 << 40, sample["labels"].shape)}
+
+
+def by_random(sample: Sample) -> Sample:
+    return {**sample, "labels": sample["labels"] + random.randrange(1 << 30)}
+
+
+def by_numpy(sample: Sample) -> Sample:
+    return {**sample, "labels": sample["labels"] + np.random.randint(1 << 30)}  # noqa: NPY002 - what is found
+
+
+def by_torch(sample: Sample) -> Sample:
+    return {**sample, "labels": sample["labels"] + int(torch.randint(1 << 30, ()))}
+
+
+def idle(sample: Sample) -> Sample:
+    random.random()  # moves the generator, as another thread may, and changes nothing
+    return sample
+
+
+@pytest.fixture
+def windows(tmp_path: Path) -> WindowDataset:
+    return WindowDataset(corpora.make(tmp_path / "plain", 1, 60).store, seq_len=16, phase=True)
+
+
+def labels(loader: Loader) -> dict[int, list[int]]:
+    return {
+        position: row
+        for batch in loader
+        for position, row in zip(batch["sample_positions"].tolist(), batch["labels"].tolist(), strict=True)
+    }
+
+
+def test_draws_are_of_the_sample_and_the_epoch(windows: WindowDataset) -> None:
+    dataset = MapDataset(windows, noisy, seeded=True)
+    assert {**dataset.recipe, "seeded": True} == dataset.recipe
+    assert "seeded" not in MapDataset(windows, dict).recipe, "states saved before still load"
+    mix = Blend({"a": dataset, "b": MapDataset(windows, noisy, seeded=True)}, repeats={"a": 1, "b": 1})
+    run = Run(mix, global_batch_size=8, order=Order(seed=3), epochs=2)
+    every = labels(Loader(run, micro_batch_size=4))
+    assert len({tuple(row) for row in every.values()}) == len(every), "each path, epoch and sample draws others"
+    assert every == {
+        k: v for rank in range(3) for k, v in labels(Loader(run, micro_batch_size=1, ranks=Ranks(rank, 3))).items()
+    }
+    resumed = Loader(run, micro_batch_size=2, position=24)
+    assert labels(resumed) == {k: v for k, v in every.items() if k >= 24}
+    item = dataset[5]["labels"].tolist()
+    assert item == dataset[5]["labels"].tolist()
+    ordered = Run(dataset, global_batch_size=4, order=Order(kind="none"), epochs=1)
+    assert labels(Loader(ordered, micro_batch_size=4))[5] == item, "without epochs a sample always draws the same"
+
+
+def test_one_over_the_other_draws_others(windows: WindowDataset) -> None:
+    both = MapDataset(MapDataset(windows, noisy, seeded=True), twice, seeded=True)
+    assert both[3]["labels"].tolist() != both[3]["input_ids"].tolist()
+    keys = np.array([7 << 40], dtype=np.uint64)
+    address = both.locate(np.array([3]), keys)
+    assert both.read(address)["labels"].tolist() != [both[3]["labels"].tolist()]
+
+
+def test_a_trace_finds_what_was_fed(tmp_path: Path) -> None:
+    """What varies from epoch to epoch within: the phase of windows, the documents of packs."""
+    store = corpora.make(tmp_path / "plain", 1, 80).store
+    packs = PackedSequenceDataset(store, Packing(seq_len=64, strategy="best_fit", over_long="split", repack=True))
+    for inner in (WindowDataset(store, seq_len=16, stride=9, phase=True, document_ids=True), packs):
+        dataset: Dataset = MapDataset(inner, lambda sample, rng: sample, seeded=True)
+        run = Run(dataset, global_batch_size=8, order=Order(seed=3), samples=3 * len(dataset))
+        place = tmp_path / f"{type(inner).__name__}.json"
+        save_run(run, place)
+        history = Sources(read_run_file(place)).history()
+        for step in (0, run.num_steps - 1):  # type: ignore[operator]
+            fed = [sorted(set(row.tolist()) - {-1}) for row in run.step(step)["document_ids"]]
+            for traced in (trace_step(run, step), history.step(step)):
+                assert [sorted({origin.document for origin in one.origins}) for one in traced] == fed
+
+
+@pytest.mark.parametrize(
+    ("function", "generator"), [(by_random, "random"), (by_numpy, "numpy.random"), (by_torch, "torch")]
+)
+def test_draws_that_nobody_seeds_are_an_error(windows: WindowDataset, function: Any, generator: str) -> None:
+    run = Run(MapDataset(windows, function), global_batch_size=4)
+    with pytest.raises(ConfigError, match=rf"{function.__name__}.*seeded=True"):
+        next(iter(Loader(run, micro_batch_size=4)))
+
+
+def test_a_generator_that_others_move_is_none_of_its_business(windows: WindowDataset) -> None:
+    next(iter(Loader(Run(MapDataset(windows, idle), global_batch_size=4), micro_batch_size=4)))

@@ -1,28 +1,31 @@
-"""Mixes other than blends: parts, limits, repeats, one after another, batch by batch, along a schedule."""
+"""Mixes: blends, parts, limits, repeats, one after another, along a schedule; what is refused, other tokenisers too."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import corpora
-from counts import cases
+import headrace
 from headrace import BatchSchedule, Blend, ConfigError, Loader, MapDataset, Order, Run, ScheduledBlend, WindowDataset
 from headrace.compat.energon import BlendDataset, MixBatchDataset
-from headrace.datasets import Concat, Dataset, FixedDataset, Limit, Mix, Repeat, Stage, Subset
+from headrace.compat.megatron import GPTBlend, GPTDataset
+from headrace.datasets import Concat, Dataset, FilledDataset, FixedDataset, Limit, Mix, Repeat, Stage, Subset
 from headrace.datasets.dataset import Fields, Sample
 from headrace.loader import Ranks
 from headrace.plan import Branch, IntArray, KeyArray, Leaf, Schedule, SubsetRange
 from headrace.plan.chaptered.changes import plan_of
 from headrace.plan.chaptered.chapters import parts_of
 from headrace.plan.slots import homogeneous_samples
+from headrace.stores import IndexedStore, TokenizerInfo, save_manifest
+from token_shards import vouch_for
 
 
 class Numbers(FixedDataset):
@@ -63,6 +66,10 @@ def taken(data: Dataset | Mix, length: int | None = None, order: Order | None = 
 
 
 A, B, C = Numbers(10), Numbers(7), Numbers(30)
+TWO = {"a": A, "c": C}
+EVEN = {"a": 1, "c": 1}
+ENDLESS = Blend({"a": A}, weights={"a": 1})
+EVER = [Stage(weights={"x": 1})]
 
 
 def test_one_after_another() -> None:
@@ -73,8 +80,6 @@ def test_one_after_another() -> None:
     found = taken(mix, 64)
     assert [path == "a" for path, _ in found] == ([True] * 10 + [False] * 22) * 2
     assert Counter(path for path, _ in found) == {"a": 20, "both/b": 14, "both/c": 30}
-    with pytest.raises(ConfigError, match=r"\['b'\] have no end, .* limit them with Limit"):
-        Concat({"a": A, "b": Blend({"b": B}, weights={"b": 1})})
 
 
 def test_a_part() -> None:
@@ -84,11 +89,6 @@ def test_a_part() -> None:
     assert Run(part, global_batch_size=4).length is None
     assert taken(part, 30) != taken(Subset(C, [3, 20]), 30)
     assert Subset(C, SubsetRange.of([25, "end"])).bounds == (25, 30)
-    assert repr(part) == "<Subset of <Numbers: 30 samples, numbers>: 12 samples>"
-    with pytest.raises(ConfigError, match="from 3 to 3 has no samples"):
-        Subset(C, [3, 3])
-    with pytest.raises(ConfigError, match="a subset needs a dataset, found <Blend"):
-        Subset(Blend({"a": A}, weights={"a": 1}), [0, 1])  # type: ignore[arg-type]
 
 
 def test_limits() -> None:
@@ -99,20 +99,11 @@ def test_limits() -> None:
     assert taken(limit, 10, Order(kind="none")) == [("", i) for i in range(5)] * 2
     endless = Limit(Blend({"a": A, "b": B}, weights={"a": 1, "b": 3}), 8)
     assert Counter(path for path, _ in taken(endless)) == {"a": 2, "b": 6}
-    for wrong in (0, 31):
-        with pytest.raises(ConfigError, match=f"the limit is {wrong} samples; allowed are 1 to 30"):
-            Limit(C, wrong)
-    with pytest.raises(ConfigError, match="the limit is 0 samples; at least 1 is allowed"):
-        Limit(Blend({"a": A}, weights={"a": 1}), 0)
-    with pytest.raises(ConfigError, match="expected a dataset, or a mix"):
-        Limit("a", 1)  # type: ignore[arg-type]
 
 
 def test_a_limit_leaves_the_order_alone() -> None:
     assert taken(Limit(C, 5), 5) == taken(C, 5)
-    blend = {"a": A, "c": C}
-    weights = {"a": 1, "c": 1}
-    assert taken(Blend({**blend, "c": Limit(C, 30)}, weights=weights), 60) == taken(Blend(blend, weights=weights), 60)
+    assert taken(Blend({"a": A, "c": Limit(C, 30)}, weights=EVEN), 60) == taken(Blend(TWO, weights=EVEN), 60)
 
 
 @pytest.mark.parametrize(("repeats", "count"), [(1, 7), (2, 14), (2.5, 18), (Fraction(1, 3), 2), (0.1, 1)])
@@ -123,12 +114,6 @@ def test_repeats(repeats: float | Fraction, count: int) -> None:
     times = Counter(taken(mix, count))
     assert set(times.values()) <= {int(repeats), int(repeats) + 1}
     assert Counter(taken(mix, 7 * count)).keys() == {("", i) for i in range(7)}
-    with pytest.raises(ConfigError, match="passes through 7 samples make no sample"):
-        Repeat(B, 0.01)
-    with pytest.raises(ConfigError, match="it must be positive and finite"):
-        Repeat(B, -1)
-    with pytest.raises(ConfigError, match="has no end, so that its passes cannot be counted"):
-        Repeat(Blend({"a": A}, weights={"a": 1}), 2)
 
 
 def test_batches_of_one_source() -> None:
@@ -138,31 +123,18 @@ def test_batches_of_one_source() -> None:
     blocks = run.lookup(np.arange(64 * 8)).sources.reshape(-1, 8)
     assert (blocks == blocks[:, :1]).all()
     assert np.bincount(blocks[:, 0]).tolist() == [40, 8, 16]
-    for number in range(1, 64):
-        counts = np.bincount(blocks[:number, 0], minlength=3)
-        assert np.abs(counts - number * np.array([5, 1, 2]) / 8).max() < 2
     assert Run(Blend({"a": A}, weights={"a": 1}), global_batch_size=4).block_samples is None
     assert isinstance(MixBatchDataset({"a": A}, weights={"a": 1}), Blend)
 
 
 def test_ends_in_blocks() -> None:
-    children = {"a": A, "c": C}
-    whole = BlendDataset(children, repeats={"a": 1, "c": 2}, block_samples=5)
+    whole = BlendDataset(TWO, repeats={"a": 1, "c": 2}, block_samples=5)
     assert (whole.num_samples, whole.shares) == (70, (2, 12))
     assert Counter(taken(whole)) == {("a", i): 1 for i in range(10)} | {("c", i): 2 for i in range(30)}
-    with pytest.raises(ConfigError, match="'a' by its repeats has 10 samples, and whole blocks of 4 make 8 or 12"):
-        BlendDataset(children, repeats={"a": 1, "c": 2}, block_samples=4).shares  # noqa: B018
-    with pytest.raises(ConfigError, match="num_samples has 10 samples, and whole blocks of 4 make 8 or 12"):
-        BlendDataset(children, weights={"a": 1, "c": 2}, end="samples", num_samples=10, block_samples=4).shares  # noqa: B018
-    weights = {"a": 1, "c": 1}
-    first = BlendDataset(children, weights=weights, end="first_exhausted", block_samples=4)
+    first = BlendDataset(TWO, weights=EVEN, end="first_exhausted", block_samples=4)
     assert (first.shares, first.num_samples) == ((2, 2), 16)
-    last = BlendDataset(children, weights=weights, end="all_exhausted", block_samples=4)
+    last = BlendDataset(TWO, weights=EVEN, end="all_exhausted", block_samples=4)
     assert last.shares == (8, 8)
-    with pytest.raises(ConfigError, match=r"\['a'\] have less than one block of 16 samples"):
-        BlendDataset(children, weights=weights, end="first_exhausted", block_samples=16).shares  # noqa: B018
-    with pytest.raises(ConfigError, match="block_samples is at least 1, found 0"):
-        BlendDataset(children, weights=weights, block_samples=0)
 
 
 def nested(block: int, wrap: Callable[[BlendDataset], Mix]) -> int | None:
@@ -195,7 +167,6 @@ def loader(run: Run, size: int, ranks: int = 1) -> Loader:
 
 
 def test_micro_batches_divide_the_blocks() -> None:
-    pytest.importorskip("torch")
     mix = BlendDataset({"a": A, "b": B}, weights={"a": 1, "b": 2}, block_samples=12)
     run = Run(mix, global_batch_size=24, samples=240)
     for size in (1, 2, 3, 4, 6, 12):
@@ -203,40 +174,35 @@ def test_micro_batches_divide_the_blocks() -> None:
         for batch in loader(run, size):
             assert len(set(sources[batch["sample_positions"].numpy()].tolist())) == 1
     for size in (5, 8, 24):
-        with pytest.raises(ConfigError, match=f"micro-batches of {size} would lie .*allowed are 1, 2, 3, 4, 6, 12"):
+        with pytest.raises(ConfigError, match=rf"{size}.*1.*2"):
             loader(run, size)
-    with pytest.raises(
-        ConfigError, match=r"have \[24\] samples, .* not multiples of 5 ranks times micro-batches of 4 = 20"
-    ):
+    with pytest.raises(ConfigError, match=r"\[24\].*5.*4"):
         loader(run, 4, ranks=5)
     short = Run(mix, global_batch_size=24, samples=50)
-    with pytest.raises(ConfigError, match=r"have \[2, 24\] samples, .*drop_last=True"):
+    with pytest.raises(ConfigError, match=r"\[2.*24\].*drop_last=True"):
         loader(short, 4)
     assert len(list(loader(Run(mix, global_batch_size=24, samples=50, drop_last=True), 4))) == 12
+    ramp = BatchSchedule(((0, 12), (3, 24)))
+    assert next(iter(loader(Run(mix, global_batch_size=ramp), 4)))["sample_positions"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match=r"\[18.*24\]"):
+        loader(Run(mix, global_batch_size=[(0, 24), (3, 18)]), 12)
 
 
 def test_a_resume_keeps_micro_batches_whole() -> None:
-    pytest.importorskip("torch")
     mix = BlendDataset({"a": A, "b": B}, weights={"a": 1, "b": 2}, block_samples=12)
     run = Run(mix, global_batch_size=24)
     first = loader(run, 3)
     next(iter(first))
     state = first.state_dict()
     other = loader(run, 4)
-    with pytest.raises(
-        ConfigError,
-        match=r"at sample 3, in a step that is cut at 3, which is not a multiple of the micro-batch size 4, "
-        r".*blocks of 12",
-    ):
+    with pytest.raises(ConfigError, match=r"3.*multiple.*4"):
         other.load_state_dict(state)
     assert other.position == 0
-    with pytest.raises(ConfigError, match="at sample 2, in a step that is cut at 2"):
+    with pytest.raises(ConfigError, match=r"sample.*2.*2"):
         other.start_at(2)
-    with pytest.raises(
-        ConfigError, match=r"sample 4 on.* have \[20, 24\] samples, which are not multiples of 2 ranks times"
-    ):
+    with pytest.raises(ConfigError, match=r"4.*\[20.*24\]"):
         loader(run, 4, ranks=2).start_at(4)
-    with pytest.raises(ConfigError, match=r"position 28 is within step 1, .*slots of a blend are drawn"):
+    with pytest.raises(ConfigError, match=r"position.*28.*1"):
         other.start_at(28)
     other.start_at(24)
     found = next(iter(other))["sample_positions"].tolist()
@@ -301,50 +267,43 @@ def test_sources_in_the_order_in_which_they_come() -> None:
     assert run.datasets == (C, A)
 
 
+def stage(until: int | None = None, *, ramp: bool = False) -> Stage:
+    return Stage(until=until, weights={"a": 1}, ramp=ramp)
+
+
 @pytest.mark.parametrize(
-    ("stages", "message"),
+    ("stages", "named"),
     [
-        ([], "needs at least one stage"),
-        ([{"weights": {"a": 1}}], r"a stage is \{'weights': .*; expected a headrace.datasets.Stage"),
-        ([Stage(until=5, weights={"a": 1})], r"the last one has no end; found \[5\]"),
-        (
-            [Stage(weights={"a": 1}), Stage(weights={"a": 1})],
-            r"rising samples, and the last one has no end; found \[None, None",
-        ),
-        ([Stage(until=0, weights={"a": 1}), Stage(weights={"a": 1})], "end at rising samples"),
-        (
-            [Stage(until=4, weights={"a": 1}), Stage(until=4, weights={"a": 1}), Stage(weights={"a": 1})],
-            "end at rising samples",
-        ),
-        ([Stage(until=5, weights={"a": 1}, ramp=True), Stage(weights={"a": 1})], "first and the last .* constant"),
-        ([Stage(until=5, weights={"a": 1}), Stage(weights={"a": 1}, ramp=True)], "first and the last .* constant"),
-        ([Stage(weights={"x": 1})], r"has weights of \['x'\]; the sources are \['a', 'b'\]"),
-        ([Stage(weights={"a": -1})], "finite and not below 0"),
-        ([Stage(weights={"a": 0})], "finite and not below 0, and at least one above 0"),
-        ([Stage(weights={"a": 1})], r"\['b'\] have no weight in any stage"),
+        ([], "stage"),
+        ([{"weights": {"a": 1}}], r"\{'weights'.*headrace.datasets.Stage"),
+        ([stage(5)], r"\[5\]"),
+        ([stage(), stage()], r"\[None, None"),
+        ([stage(0), stage()], r"\[0"),
+        ([stage(4), stage(4), stage()], r"\[4, 4"),
+        ([stage(5, ramp=True), stage()], "constant"),
+        ([stage(5), stage(ramp=True)], "constant"),
+        ([Stage(weights={"x": 1})], r"\['x'\].*\['a', 'b'\]"),
+        ([Stage(weights={"a": -1})], "-1"),
+        ([Stage(weights={"a": 0})], "0"),
+        ([stage()], r"\['b'\]"),
     ],
 )
-def test_schedules_that_are_refused(stages: list[Stage], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_schedules_that_are_refused(stages: list[Stage], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         ScheduledBlend({"a": A, "b": B}, stages)
 
 
 def test_what_a_schedule_cannot_weigh() -> None:
-    ever = [Stage(weights={"x": 1})]
     endless = Blend({"a": A, "part": Subset(C, [0, 5])}, weights={"a": 1, "part": 1})
-    assert Counter(path for path, _ in taken(ScheduledBlend({"x": endless}, ever), 10)) == {"x/a": 5, "x/part": 5}
+    assert Counter(path for path, _ in taken(ScheduledBlend({"x": endless}, EVER), 10)) == {"x/a": 5, "x/part": 5}
     for wrong in (
         Limit(A, 5),
         Concat({"a": A}),
         Blend({"a": A}, repeats={"a": 1}),
         Blend({"y": Limit(A, 5)}, weights={"y": 1}),
     ):
-        with pytest.raises(
-            ConfigError, match="datasets and endless blends, since a pass of several datasets would be cut"
-        ):
-            ScheduledBlend({"x": wrong}, ever)
-    with pytest.raises(ConfigError, match=r"every stage must be whole blocks; stages end at \[6, None\]"):
-        ScheduledBlend({"x": A}, [Stage(until=6, weights={"x": 1}), *ever], block_samples=4)
+        with pytest.raises(ConfigError, match="datasets"):
+            ScheduledBlend({"x": wrong}, EVER)
 
 
 def double(sample: Sample) -> Sample:
@@ -364,126 +323,235 @@ def test_samples_changed_one_by_one() -> None:
     assert run.step(1)["number"].tolist() == (plain.step(1)["number"] * 2).tolist()
     assert run.recipe.differences(plain.recipe)
     assert doubled.describe() == f"numbers, through {__name__}.double"
-    halved = MapDataset(A, half, fields={"half": ((), np.float32)})
-    assert halved[3]["half"] == np.float32(1.5)
-    for wrong, message in (
-        (MapDataset(A, half), r"returned the fields \['half'\], expected \['number'\]: pass fields="),
-        (
-            MapDataset(A, half, fields={"half": ((2,), np.float32)}),
-            r"returned 'half' of \(\) float64, expected \(2,\) float32",
-        ),
-        (MapDataset(A, half, fields={"half": ((), np.int64)}), r"returned 'half' of \(\) float64, expected \(\) int64"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            wrong[3]
-    with pytest.raises(ConfigError, match="expected a dataset and a function"):
-        MapDataset(A, 3)  # type: ignore[arg-type]
+    assert halved((), np.float32)[3]["half"] == np.float32(1.5)
 
 
-def test_children_that_cannot_be_mixed(corpus: list[corpora.Corpus]) -> None:
-    windows = WindowDataset(corpus[0].store, seq_len=5)
-    with pytest.raises(ConfigError, match="must have the same fields"):
-        Concat({"a": A, "w": windows})
-    with pytest.raises(ConfigError, match="must not be empty or hold '/'"):
-        Concat({"a/b": A})
-    with pytest.raises(ConfigError, match="at least one dataset"):
-        Concat({})
-    with pytest.raises(ConfigError, match="source 'a' is 3; expected a dataset"):
-        Concat({"a": 3})  # type: ignore[dict-item]
+def halved(*shape_and_dtype: Any) -> MapDataset:
+    return MapDataset(A, half, fields={"half": shape_and_dtype})
 
 
-@st.composite
-def mixes(draw: st.DrawFn, depth: int = 3, ends: bool = True) -> Dataset | Mix:
-    """Any tree of mixes; with ``ends`` one that has a length."""
-    if depth == 0 or draw(st.booleans()):
-        source = Numbers(draw(st.integers(1, 40)))
-        return source if draw(st.booleans()) else Subset(source, [0, draw(st.integers(1, len(source)))])
-    kind = draw(
-        st.sampled_from(["repeats", "concat", "limit", "repeat"] if ends else ["weights", "blocks", "schedule"])
-    )
-    names = "abcd"[: draw(st.integers(1, 4))]
-    if kind in ("limit", "repeat"):
-        below = draw(mixes(depth=depth - 1, ends=kind == "repeat" or draw(st.booleans())))
-        if kind == "repeat":
-            return Repeat(below, draw(st.sampled_from([1, 2, 2.5, 1.3])))
-        length = below.num_samples if isinstance(below, Mix) else len(below)
-        return Limit(below, draw(st.integers(1, 60 if length is None else length)))
-    if kind == "schedule":
-        children: dict[str, Dataset | Mix] = {name: Numbers(draw(st.integers(1, 40))) for name in names}
-        whole = {name: draw(st.integers(1, 9)) for name in names}
-        last = {name: float(draw(st.integers(1, 9))) for name in names}
-        stages = [Stage(until=30, weights={names[0]: 1}), Stage(until=90, weights=whole, ramp=True)]
-        return ScheduledBlend(children, [*stages, Stage(weights=last)])
-    children = {name: draw(mixes(depth=depth - 1, ends=ends or draw(st.booleans()))) for name in names}
-    if kind == "concat":
-        return Concat(children)
-    if kind == "repeats":
-        return Blend(children, repeats={name: draw(st.sampled_from([1, 2, 0.6, 2.5])) for name in names})
-    weights = {name: draw(st.floats(0.1, 10)) for name in names}
-    if kind == "blocks":
-        return BlendDataset(children, weights=weights, block_samples=4)
-    return Blend(children, weights=weights)
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "endless child": (lambda: Concat({"a": A, "b": ENDLESS}), r"\['b'\]"),
+    "other fields": (lambda: Concat({"a": A, "w": halved((), np.float32)}), "fields"),
+    "slash": (lambda: Concat({"a/b": A}), "'/'"),
+    "no name": (lambda: Concat({"": A}), "name"),
+    "no children": (lambda: Concat({}), "dataset"),
+    "number as child": (lambda: Concat({"a": 3}), r"'a'.*3"),  # type: ignore[dict-item]
+    "empty subset": (lambda: Subset(C, [3, 3]), r"3.*samples"),
+    "subset of a mix": (lambda: Subset(ENDLESS, [0, 1]), "dataset"),  # type: ignore[arg-type]
+    "limit 0": (lambda: Limit(C, 0), r"0.*1.*30"),
+    "limit 31": (lambda: Limit(C, 31), r"31.*1.*30"),
+    "endless limit 0": (lambda: Limit(ENDLESS, 0), r"0.*1.*allowed"),
+    "limit of a path": (lambda: Limit("a", 1), "expected"),  # type: ignore[arg-type]
+    "too few repeats": (lambda: Repeat(B, 0.01), r"7.*samples"),
+    "negative repeats": (lambda: Repeat(B, -1), "positive"),
+    "endless repeats": (lambda: Repeat(ENDLESS, 2), "counted"),
+    "uneven pass": (lambda: BlendDataset(TWO, repeats={"a": 1, "c": 2}, block_samples=4).shares, r"'a'.*10.*4"),
+    "uneven samples": (
+        lambda: BlendDataset(TWO, weights=EVEN, end="samples", num_samples=10, block_samples=4).shares,
+        r"num_samples.*10.*4",
+    ),
+    "short source": (
+        lambda: BlendDataset(TWO, weights=EVEN, end="first_exhausted", block_samples=16).shares,
+        r"\['a'\].*16",
+    ),
+    "no block": (lambda: BlendDataset(TWO, weights=EVEN, block_samples=0), r"block_samples.*1.*0"),
+    "uneven stage": (lambda: ScheduledBlend({"x": A}, [Stage(until=6, weights={"x": 1}), *EVER], block_samples=4), "6"),
+    "fields not said": (lambda: MapDataset(A, half)[3], r"\['half'\].*\['number'\].*fields="),
+    "wrong shape": (lambda: halved((2,), np.float32)[3], r"'half'.*\(\).*float64.*\(2,\).*float32"),
+    "wrong dtype": (lambda: halved((), np.int64)[3], r"'half'.*\(\).*float64.*\(\).*int64"),
+    "no function": (lambda: MapDataset(A, 3), "function"),  # type: ignore[arg-type]
+}
 
 
-@settings(max_examples=cases(20, 120), deadline=None)
-@given(mixes(), st.integers(0, 5), st.integers(1, 300))
-def test_any_tree_is_exact(data: Dataset | Mix, seed: int, length: int) -> None:
-    """Each source gives all its samples in every epoch, in the counts that the plan says in closed form."""
-    run = Run(data, global_batch_size=4, order=Order(seed=seed))
-    found = run.lookup(np.arange(length))
-    counts = dict(zip(run.paths, run.plan.counts(length), strict=True))
-    for number, (leaf, dataset) in enumerate(zip(run.plan.leaves, run.datasets, strict=True)):
-        mine = found.sources == number
-        times = Counter(zip(found.epochs[mine].tolist(), found.indices[mine].tolist(), strict=True))
-        assert not times or max(times.values()) == 1
-        assert all(0 <= index < len(dataset) for _, index in times)
-        assert len(times) <= counts.get(leaf.path, 0)
-        if not any(isinstance(node, Limit) for node in _all(data)):
-            assert len(times) == counts[leaf.path]
-            whole = counts[leaf.path] // leaf.num_samples
-            assert all(sum(epoch == e for e, _ in times) == leaf.num_samples for epoch in range(whole))
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    make, named = REFUSED[case]
+    with pytest.raises(ConfigError, match=named):
+        make()
 
 
-@settings(max_examples=cases(16, 80), deadline=None)
-@given(mixes(ends=False), st.integers(1, 400))
-def test_every_level_keeps_to_its_weights(data: Dataset | Mix, length: int) -> None:
+@pytest.fixture
+def sources(corpus: list[corpora.Corpus]) -> dict[str, WindowDataset]:
+    return {name: WindowDataset(one.store, seq_len=5) for name, one in zip("abc", corpus, strict=False)}
+
+
+def counts(data: Blend, length: int) -> list[int]:
     run = Run(data, global_batch_size=4)
-    paths = [run.paths[s] for s in run.lookup(np.arange(length)).sources.tolist()]
-    _prefixes(data, "", paths)
+    return np.bincount(run.lookup(np.arange(length)).sources, minlength=len(run.datasets)).tolist()
 
 
-def _prefixes(data: Dataset | Mix, path: str, paths: list[str]) -> None:
-    """Of each blend the counts of its children among what it gave, at every prefix."""
-    if not isinstance(data, Mix):
-        return
-    if isinstance(data, Blend):
-        names = list(data.children)
-        of = np.array([next(i for i, n in enumerate(names) if _below(p, path, n)) for p in paths], dtype=np.int64)
-        got = np.cumsum(of[:, None] == np.arange(len(names)), axis=0)
-        due = np.arange(1, len(paths) + 1)[:, None] * np.array(data.shares) / sum(data.shares)
-        assert not paths or np.abs(got - due).max() < 2 * data.block_samples
-    if isinstance(data, Limit | ScheduledBlend):
-        return  # what is left out of a pass, or begins anew with a stage, is no prefix of what is below
-    for name, child in data.children.items():
-        place = f"{path}/{name}" if path and name else path or name
-        _prefixes(child, place, [p for p in paths if _below(p, path, name)])
+def test_weights_in_tokens(corpus: list[corpora.Corpus]) -> None:
+    """Equal shares of the tokens: a source whose samples are half as long gives twice as many."""
+    long = WindowDataset(corpus[0].store, seq_len=10)
 
+    class Half(WindowDataset):
+        @property
+        def num_tokens_per_sample(self) -> float:
+            return 5.0
 
-def _below(path: str, parent: str, name: str) -> bool:
-    place = f"{parent}/{name}" if parent and name else parent or name
-    return not place or path == place or path.startswith(f"{place}/")
-
-
-def _all(data: Dataset | Mix) -> list[Any]:
-    return (
-        [data, *(node for child in data.children.values() for node in _all(child))] if isinstance(data, Mix) else [data]
+    mix = Blend(
+        {"long": long, "half": Half(corpus[1].store, seq_len=10)}, weights={"long": 1, "half": 1}, unit="tokens"
     )
+    assert counts(mix, 300) == [100, 200]
+    assert mix.num_tokens_per_sample == pytest.approx((10 + 2 * 5) / 3)
+    nested = Blend({"mix": mix, "long": long}, weights={"mix": 1, "long": 1}, unit="tokens")
+    assert counts(nested, 500)[2] == 200
 
 
-def test_steps_of_other_sizes_keep_blocks() -> None:
-    pytest.importorskip("torch")
-    mix = BlendDataset({"a": A, "b": B}, weights={"a": 1, "b": 2}, block_samples=8)
-    ramp = BatchSchedule(((0, 8), (3, 16)))
-    assert next(iter(loader(Run(mix, global_batch_size=ramp), 4)))["sample_positions"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(ConfigError, match=r"have \[12, 16\] samples"):
-        loader(Run(mix, global_batch_size=[(0, 16), (3, 12)]), 8)
+@pytest.mark.parametrize("number", [1, 7, 999, 12_345])
+def test_ends_by_samples_exactly(sources: dict[str, WindowDataset], number: int) -> None:
+    mix = Blend(sources, weights={"a": 0.5, "b": 0.3, "c": 0.2}, end="samples", num_samples=number)
+    run = Run(mix, global_batch_size=8)
+    assert run.length == mix.num_samples == number
+    exact = counts(mix, number)
+    assert exact == list(mix.shares)
+    assert all(abs(have - number * share) < 1 for have, share in zip(exact, (0.5, 0.3, 0.2), strict=True))
+
+
+def test_ends_when_sources_are_seen_whole(sources: dict[str, WindowDataset]) -> None:
+    lengths = [len(source) for source in sources.values()]
+    for end, each in (("first_exhausted", min(lengths)), ("all_exhausted", max(lengths))):
+        mix = Blend(sources, weights=ALIKE, end=end)  # type: ignore[arg-type]
+        run = Run(mix, global_batch_size=8)
+        found = run.lookup(np.arange(run.length or 0))
+        assert counts(mix, run.length or 0) == [each] * 3
+        whole = [np.unique(found.indices[found.sources == i]).size for i in range(3)]
+        assert whole == [min(each, length) for length in lengths]
+
+
+def test_repeats_whole_and_fractional(sources: dict[str, WindowDataset]) -> None:
+    mix = Blend(sources, repeats={"a": 2.5, "b": 1, "c": 0.25})
+    run = Run(mix, global_batch_size=8)
+    found = run.lookup(np.arange(run.length or 0))
+    for i, (name, repeat) in enumerate((("a", 2.5), ("b", 1), ("c", 0.25))):
+        seen = np.bincount(found.indices[found.sources == i], minlength=len(sources[name]))
+        assert abs(seen.sum() - repeat * len(sources[name])) <= 0.5
+        assert set(seen.tolist()) <= {int(repeat), int(np.ceil(repeat))}, (
+            "each sample as often as any other, or once less"
+        )
+
+
+def test_a_nested_blend_and_what_is_said_of_it(sources: dict[str, WindowDataset]) -> None:
+    inner = Blend({"a": sources["a"], "b": sources["b"]}, weights={"a": 1, "b": 3})
+    mix = Blend({"inner": inner, "c": sources["c"]}, weights={"inner": 3, "c": 1})
+    run = Run(mix, global_batch_size=[(0, 8), (100, 16)], order=Order(seed=9), samples=1000)
+    assert run.paths == ("inner/a", "inner/b", "c")
+    assert counts(mix, 1600) == [300, 900, 400]
+    text = run.describe()
+    for words in ("75.000 % inner", "25.000 % c", "seed 9", "8 samples from step 0, 16 samples from step 100"):
+        assert words in text
+    assert "1,000 samples, 113 steps" in text
+
+
+ALIKE = {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, r"weights.*repeats"),
+        ({"weights": {"a": 1}, "repeats": {"a": 1}}, r"weights.*repeats"),
+        ({"weights": {"a": 1, "b": 1}}, "name"),
+        ({"weights": {**ALIKE, "a": 0}}, r"'a'.*0"),
+        ({"repeats": {**ALIKE, "b": -1}}, r"'b'.*-1"),
+        ({"weights": {**ALIKE, "a": float("nan")}}, "finite"),
+        ({"weights": ALIKE, "unit": "bytes"}, r"unit.*'bytes'"),
+        ({"weights": ALIKE, "end": "never"}, r"end.*'never'"),
+        ({"weights": ALIKE, "end": "samples"}, "num_samples"),
+        ({"weights": ALIKE, "num_samples": 4}, "num_samples"),
+        ({"repeats": ALIKE, "end": "samples", "num_samples": 3}, "own"),
+    ],
+)
+def test_contradictions_are_refused(sources: dict[str, WindowDataset], options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Blend(sources, **options)
+
+
+def test_runs_that_are_refused(sources: dict[str, WindowDataset]) -> None:
+    endless = Blend({"a": sources["a"]}, weights={"a": 1})
+    within = Blend({"mix": endless}, weights={"mix": 1}, end="first_exhausted")
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (within, {}, r"'first_exhausted'.*'mix'"),
+        (endless, {"epochs": 2}, "epochs"),
+        (sources["a"], {"order": "full"}, "'full'"),
+        (sources["a"], {"epochs": 2, "samples": 3}, "samples"),
+        (sources["a"], {"global_batch_size": 8, "samples": 3, "drop_last": True}, "samples"),
+    ]
+    for data, options, named in cases:
+        with pytest.raises(ConfigError, match=named):
+            Run(data, **{"global_batch_size": 1, **options})
+
+
+ONE, OTHER = "1" * 32, "2" * 32
+
+
+def store(folder: Path, fingerprint: str, vocab_size: int = 300) -> Path:
+    """A store of 100 tokens; with a fingerprint its manifest names a tokeniser."""
+    corpora.write(folder / "text_document", [np.arange(100)])
+    if fingerprint:
+        with IndexedStore(folder / "text_document") as shard:
+            manifest = vouch_for(folder, [shard])
+        info = TokenizerInfo(source=f"{fingerprint[:2]}/tokenizer.json", xxh3_128=fingerprint, vocab_size=vocab_size)
+        save_manifest(folder, msgspec.structs.replace(manifest, tokenizer=info))
+    return folder
+
+
+def windows(folder: Path) -> WindowDataset:
+    return WindowDataset(headrace.open(folder), seq_len=5)
+
+
+def gpt(folder: Path) -> GPTDataset:
+    return GPTDataset(folder / "text_document", sequence_length=5, num_samples=8)
+
+
+def blend(first: Path, second: Path, **options: bool) -> Blend:
+    return Blend({"web": windows(first), "code": windows(second)}, weights={"web": 1, "code": 1}, **options)
+
+
+def test_two_tokenisers_are_refused_and_named(tmp_path: Path) -> None:
+    one, other = store(tmp_path / "one", ONE, 300), store(tmp_path / "other", OTHER, 5000)
+    named = rf"'web'.*{one}.*11/tokenizer.json.*300.*{ONE}.*'code'.*{other}.*22/tokenizer.json.*5,000.*{OTHER}"
+    with pytest.raises(ConfigError, match=rf"{named}.*allow_different_tokenizers=True"):
+        blend(one, other)
+    allowed = blend(one, other, allow_different_tokenizers=True)
+    # Who blends it once more says so for himself; the leaves are named by their place in the tree.
+    with pytest.raises(ConfigError, match=r"'all/web'.*'all/code'"):
+        Blend({"all": allowed}, weights={"all": 1})
+    assert Blend({"all": allowed}, weights={"all": 1}, allow_different_tokenizers=True).num_samples is None
+    # A shard that is opened by its prefix is one that the manifest beside it lists.
+    with pytest.raises(ConfigError, match="tokenisers"):
+        blend(one, other / "text_document")
+
+
+def test_the_same_tokeniser_and_stores_that_say_none(tmp_path: Path) -> None:
+    one, same = store(tmp_path / "one", ONE), store(tmp_path / "same", ONE)
+    bare, other = store(tmp_path / "bare", ""), store(tmp_path / "other", OTHER)
+    blend(one, same)
+    blend(one, bare)
+    blend(bare, other)
+    with pytest.raises(ConfigError, match=rf"'a'.*{one}.*'c'"):
+        Blend({"a": windows(one), "b": windows(bare), "c": windows(other)}, weights={"a": 1, "b": 1, "c": 1})
+    # With the same hash and another size the tokens that were added differ.
+    more = store(tmp_path / "more", ONE, 301)
+    with pytest.raises(ConfigError, match=r"300.*301"):
+        blend(one, more)
+    first, second = (FilledDataset(gpt(place), multiple_of=2) for place in (one, other))
+    with pytest.raises(ConfigError, match="tokenisers"):
+        Blend({"a": first, "b": second}, weights={"a": 1, "b": 1})
+    # A damaged manifest beside a pair is for `check` to find.
+    (other / "headrace.json").write_text("{")
+    blend(one, other / "text_document")
+
+
+def test_megatrons_blend(tmp_path: Path) -> None:
+    words = ["1", str(store(tmp_path / "one", ONE)), "1", str(store(tmp_path / "other", OTHER))]
+
+    def build(prefix: str, num_samples: int | None) -> GPTDataset:
+        return GPTDataset(f"{prefix}/text_document", sequence_length=5, num_samples=num_samples)
+
+    with pytest.raises(ConfigError, match=r"'dataset.*0'.*1'"):
+        GPTBlend.of(words, num_samples=8, build=build)
+    for blend, wanted in ((words, 8), (words[1::2], None)):
+        made = GPTBlend.of(blend, num_samples=wanted, build=build, allow_different_tokenizers=True)
+        assert len(made) >= 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,82 +15,102 @@ from hypothesis import strategies as st
 import corpora
 import packs_plainly
 from counts import cases
-from headrace import Blend, ConfigError, Order, PackedSequenceDataset, Packing, Run, WindowDataset, stores
+from headrace import Blend, ConfigError, Order, PackedSequenceDataset, Packing, Run, stores
 from headrace.plan import derive_array
 from headrace.plan.packing import plan_packs
-from headrace.testing.shards import write_keyed
+from headrace.stores import Store
 from packs_plainly import check_samples
+from token_shards import write_keyed
 
 FIELDS = packs_plainly.FIELDS
+PACKING = Packing(seq_len=20, over_long="split")
 
 
-@settings(max_examples=cases(30, 5_000), deadline=None)
+class Source(NamedTuple):
+    """A store, its documents by plain lists, and their marks, 1 at tokens that are trained on, if it has any."""
+
+    store: Store
+    documents: list[list[int]]
+    marks: list[list[int]] | None = None
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
+    """Stores with a parallel key ``trained``, and one that is not parallel: mapped, read, and of two shards."""
+    rng = np.random.default_rng(5)
+    lengths = rng.integers(0, 50, 60) * (rng.random(60) > 0.1)
+    documents = [rng.integers(0, 90_000, length).astype(np.int32) for length in lengths]
+    marks = [(rng.random(length) > 0.3).astype(np.uint8) for length in lengths]
+    folder = tmp_path_factory.mktemp("marked")
+    (folder / "shards").mkdir()
+    for shard, (begin, end) in {"one": (0, 60), "shards/0": (0, 25), "shards/1": (25, 60)}.items():
+        write_keyed(
+            folder / shard,
+            text=("int32", documents[begin:end]),
+            trained=("uint8", marks[begin:end]),
+            other=("int32", [*documents[begin : end - 1], np.zeros(77, np.int32)]),
+        )
+    opened = [stores.open(folder / "one"), stores.open(folder / "one", reader="pread"), stores.open(folder / "shards")]
+    lists = [one.tolist() for one in documents], [one.tolist() for one in marks]
+    return [Source(store, *lists) for store in opened]
+
+
+@settings(max_examples=cases(110, 16_000), deadline=None)
 @given(
-    number=st.integers(0, 3),
+    number=st.integers(0, 6),
     packing=packs_plainly.packings(most_units=40),
     border_labels=st.sampled_from(["mask", "keep"]),
     padding_idx=st.sampled_from([0, 7, 70_000, -1]),
     seed=st.integers(0, 99),
 )
 def test_every_field(
-    corpus: list[corpora.Corpus], number: int, packing: Packing, border_labels: Any, padding_idx: int, seed: int
+    corpus: list[corpora.Corpus],
+    marked: list[Source],
+    number: int,
+    packing: Packing,
+    border_labels: Any,
+    padding_idx: int,
+    seed: int,
 ) -> None:
-    one = corpus[number]
-    documents = [document.tolist() for document in np.split(one.tokens, np.cumsum(one.store.lengths)[:-1])]
+    plain = [Source(one.store, [document.tolist() for document in split(one)]) for one in corpus]
+    store, documents, marks = [*plain, *marked][number]
     options: dict[str, Any] = {"border_labels": border_labels, "padding_idx": padding_idx}
+    options |= {"loss_mask_key": "trained"} if marks else {}
     if not packs_plainly.packs([len(document) for document in documents], packing):
-        with pytest.raises(ConfigError, match="has no documents to pack into"):
-            PackedSequenceDataset(one.store, packing, **options)
+        with pytest.raises(ConfigError, match="documents"):
+            PackedSequenceDataset(store, packing, **options)
         return
-    dataset = PackedSequenceDataset(one.store, packing, **options)
+    dataset = PackedSequenceDataset(store, packing, **options)
     rng = np.random.default_rng(seed)
     indices = rng.integers(0, len(dataset), 6)
-    check_samples(dataset, documents, indices)
-    check_samples(dataset, documents, np.array([len(dataset) - 1, 0]))
+    check_samples(dataset, documents, indices, marks=marks)
+    check_samples(dataset, documents, np.array([len(dataset) - 1, 0]), marks=marks)
     if packing.repack:
-        check_samples(dataset, documents, indices, derive_array(5, rng.integers(0, 3, 6)))
+        check_samples(dataset, documents, indices, derive_array(5, rng.integers(0, 3, 6)), marks=marks)
 
 
-def test_an_example(tmp_path: Path) -> None:
-    """Documents of 5, 2 and 3 tokens in packs of 8, each padded to a multiple of 2."""
-    corpora.write(tmp_path / "s", [np.arange(10, 15), np.arange(20, 22), np.arange(30, 33)])
-    packing = Packing(seq_len=8, segment_multiple=2)
-    dataset = PackedSequenceDataset(stores.open(str(tmp_path / "s")), packing, padding_idx=9)
-    none = -100
-    first, second = dataset[0], dataset[1]
-    assert {name: value.tolist() if name != "max_seqlen" else value for name, value in first.items()} == {
-        "input_ids": [10, 11, 12, 13, 14, 9, 20, 21],
-        "labels": [11, 12, 13, 14, none, none, 21, none],
-        "loss_mask": [True, True, True, True, False, False, True, False],
-        "position_ids": [0, 1, 2, 3, 4, 5, 0, 1],
-        "document_ids": [0, 0, 0, 0, 0, -1, 1, 1],
-        "seq_lens": [6, 2],
-        "cu_seqlens": [0, 6, 8],
-        "max_seqlen": 6,
-    }
-    assert second["input_ids"].tolist() == [30, 31, 32, 9, 9, 9, 9, 9]
-    assert second["position_ids"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert second["cu_seqlens"].tolist() == [0, 4, 8]
-    kept = PackedSequenceDataset(dataset.store, Packing(seq_len=8), padding_idx=9, border_labels="keep")
-    assert kept[0]["input_ids"].tolist() == [10, 11, 12, 13, 14, 30, 31, 32]
-    assert kept[0]["labels"].tolist() == [11, 12, 13, 14, 30, 31, 32, none]
+def split(one: corpora.Corpus) -> list[np.ndarray]:
+    return np.split(one.tokens, np.cumsum(one.store.lengths)[:-1])
 
 
-def test_items_own_their_memory(corpus: list[corpora.Corpus]) -> None:
-    dataset = PackedSequenceDataset(corpus[0].store, Packing(seq_len=64))
-    before = {name: np.copy(value) for name, value in dataset[1].items()}
-    many = dataset.__getitems__([1, 1, -len(dataset) + 1])
-    for value in (*dataset[1].values(), *many[0].values()):
-        if isinstance(value, np.ndarray):
-            value[:] = 5
-    for item in (*many[1:], dataset[1]):
-        for name, value in before.items():
-            assert np.array_equal(item[name], value)
-    assert not any(np.shares_memory(many[1][a], many[1][b]) for a in FIELDS for b in FIELDS if a < b)
-    with pytest.raises(IndexError, match="sample"):
-        dataset[len(dataset)]
-    with pytest.raises(IndexError, match="samples"):
-        dataset.__getitems__([0, len(dataset)])
+def test_the_count_of_many_packs(marked: list[Source]) -> None:
+    for store, documents, marks in marked:
+        dataset = PackedSequenceDataset(store, Packing(seq_len=5, strategy="wrapped"), loss_mask_key="trained")
+        assert len(dataset) > 200  # they are counted some at a time
+        check_samples(dataset, documents, np.arange(len(dataset)), marks=marks)
+        assert dataset.count(np.arange(0)).supervised_tokens.tolist() == []
+
+
+def test_a_mark_is_of_the_token_that_is_predicted(tmp_path: Path) -> None:
+    write_keyed(
+        tmp_path / "s",
+        ids=("int32", [np.array([1, 2, 3, 4, 5]), np.array([6, 7])]),
+        trained=("bool", [np.array([1, 0, 1, 0, 1]), np.array([0, 1])]),
+    )
+    packing = Packing(seq_len=4, strategy="greedy", over_long="split")
+    dataset = PackedSequenceDataset(stores.open(tmp_path / "s"), packing, loss_mask_key="trained")
+    assert dataset[0]["labels"].tolist() == [-100, 3, -100, 5], "5 is the label of 4 though it lies in another pack"
+    assert dataset[1]["labels"].tolist() == [-100, 7, -100, -100]
 
 
 def test_rows_of_a_batch_that_others_fill_too(corpus: list[corpora.Corpus]) -> None:
@@ -107,7 +127,6 @@ def test_rows_of_a_batch_that_others_fill_too(corpus: list[corpora.Corpus]) -> N
     assert dataset.read(np.arange(0))["labels"].shape == (0, 64)
 
 
-PACKING = Packing(seq_len=20, over_long="split")
 OPTIONS: list[tuple[Packing, dict[str, Any]]] = [
     (PACKING, {}),
     (Packing(seq_len=40, over_long="split"), {}),
@@ -136,7 +155,7 @@ def test_recipe_and_fingerprint_tell_every_option(corpus: list[corpora.Corpus], 
     assert PackedSequenceDataset(corpus[0].store, PACKING, plan_folder=tmp_path).fingerprint == made[0].fingerprint
 
 
-def test_blends_of_packed_sources_by_samples_and_by_tokens(corpus: list[corpora.Corpus]) -> None:
+def test_blends_of_packed_sources_by_tokens(corpus: list[corpora.Corpus]) -> None:
     full = PackedSequenceDataset(corpus[0].store, Packing(seq_len=60))
     loose = PackedSequenceDataset(corpus[2].store, Packing(seq_len=60, window_documents=2))
     packs = packs_plainly.packs(corpus[2].store.lengths.tolist(), loose.packing)
@@ -144,32 +163,17 @@ def test_blends_of_packed_sources_by_samples_and_by_tokens(corpus: list[corpora.
     assert loose.num_tokens_per_sample == pytest.approx(np.mean(tokens))
     assert loose.deviation_tokens_per_sample == pytest.approx(np.std(tokens))
     assert loose.num_tokens_per_sample < full.num_tokens_per_sample / 5
-    for unit in ("samples", "tokens"):
-        blend = Blend({"full": full, "loose": loose}, weights={"full": 2, "loose": 1}, unit=unit)  # type: ignore[arg-type]
-        run = Run(blend, global_batch_size=6)
-        found = run.lookup(np.arange(3000))
-        samples = np.bincount(found.sources)
-        if unit == "samples":
-            assert samples.tolist() == [2000, 1000]
-        else:
-            share = samples[0] * full.num_tokens_per_sample / samples[1] / loose.num_tokens_per_sample
-            assert share == pytest.approx(2, rel=0.02)
-        batch = run.step(1)
-        assert batch["input_ids"].shape == (6, 60)
-        located = run.locate(run.positions(1))
-        for row, (source, address) in enumerate(zip(located.sources, located.addresses, strict=True)):
-            wanted = (full, loose)[source].read(np.array([address]))
-            assert all(np.array_equal(batch[name][row], wanted[name][0]) for name in FIELDS)
-        assert "best_fit by windows of 2 documents" in run.describe()
-
-
-def test_packs_of_other_lengths_are_not_stacked(corpus: list[corpora.Corpus]) -> None:
-    one, other = (PackedSequenceDataset(corpus[0].store, Packing(seq_len=size)) for size in (60, 61))
-    with pytest.raises(ConfigError, match=r"same fields .*input_ids \(60,\) int64.*input_ids \(61,\) int64"):
-        Blend({"one": one, "other": other}, weights={"one": 1, "other": 1})
-    windows = WindowDataset(corpus[0].store, seq_len=60)
-    with pytest.raises(ConfigError, match="same fields"):
-        Blend({"packs": one, "windows": windows}, weights={"packs": 1, "windows": 1})
+    blend = Blend({"full": full, "loose": loose}, weights={"full": 2, "loose": 1}, unit="tokens")
+    run = Run(blend, global_batch_size=6)
+    samples = np.bincount(run.lookup(np.arange(3000)).sources)
+    share = samples[0] * full.num_tokens_per_sample / samples[1] / loose.num_tokens_per_sample
+    assert share == pytest.approx(2, rel=0.02)
+    batch = run.step(1)
+    located = run.locate(run.positions(1))
+    for row, (source, address) in enumerate(zip(located.sources, located.addresses, strict=True)):
+        wanted = (full, loose)[source].read(np.array([address]))
+        assert all(np.array_equal(batch[name][row], wanted[name][0]) for name in FIELDS)
+    assert "best_fit by windows of 2 documents" in run.describe()
 
 
 def test_epochs_repack_unless_the_order_is_that_of_the_store(corpus: list[corpora.Corpus]) -> None:
@@ -207,37 +211,32 @@ def test_it_says_what_is_lost(corpus: list[corpora.Corpus], caplog: pytest.LogCa
         assert dataset.describe() in record.getMessage()
 
 
-def test_one_line_and_repr(corpus: list[corpora.Corpus]) -> None:
-    dataset = PackedSequenceDataset(corpus[0].store, Packing(seq_len=50, over_long="split"))
+def test_what_it_says(corpus: list[corpora.Corpus]) -> None:
+    dataset = PackedSequenceDataset(corpus[0].store, Packing(seq_len=50, over_long="split", max_documents=2))
     lengths = corpus[0].store.lengths
-    packs = packs_plainly.packs(lengths.tolist(), dataset.packing)
-    some, split = np.count_nonzero(lengths), np.count_nonzero(lengths > 50)
-    assert dataset.describe() == (
-        f"packs of 50 tokens (best_fit): {some} documents, {some / len(packs):.1f} a pack, "
-        f"fill {lengths.sum() / 50 / len(packs):.2%}, {split} documents split, 0.00% of the tokens lost"
-    )
-    assert repr(dataset) == f"<PackedSequenceDataset: {len(packs)} samples, {dataset.describe()}>"
-    capped = PackedSequenceDataset(corpus[0].store, Packing(seq_len=50, over_long="split", max_documents=2))
-    assert "packs of 50 tokens (best_fit, at most 2 documents): " in capped.describe()
+    fill = lengths.sum() / 50 / len(packs_plainly.packs(lengths.tolist(), dataset.packing))
+    for words in ("best_fit", "at most 2 documents", f"fill {fill:.2%}", f"{np.count_nonzero(lengths > 50)} documents"):
+        assert words in dataset.describe()
+    assert repr(dataset) == f"<PackedSequenceDataset: {len(dataset)} samples, {dataset.describe()}>"
     assert dataset.traits.is_packed
     assert dataset.ledger.raw_tokens == corpus[0].store.num_tokens
 
 
-def test_refused_arguments(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
-    store = corpus[0].store
-    with pytest.raises(ConfigError, match=r"store is 'data/web'; expected an open store, such as headrace.open"):
-        PackedSequenceDataset("data/web", PACKING)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"packing is 4096; expected a Packing, such as headrace.Packing"):
-        PackedSequenceDataset(store, 4096)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"border_labels is 'drop'; allowed are 'mask', 'keep'"):
-        PackedSequenceDataset(store, PACKING, border_labels="drop")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"no key 'mask'"):
-        PackedSequenceDataset(store, PACKING, loss_mask_key="mask")
-    with pytest.raises(ConfigError, match=r"documents are longer than seq_len=20"):
-        PackedSequenceDataset(store, Packing(seq_len=20))
-    corpora.write(tmp_path / "empty", [np.zeros(0, np.uint16)])
-    with pytest.raises(ConfigError, match=r"empty has no documents to pack into 20 tokens"):
-        PackedSequenceDataset(stores.open(str(tmp_path / "empty")), PACKING)
+@pytest.mark.parametrize(
+    ("given", "options", "named"),
+    [
+        (("data/web", PACKING), {}, r"'data/web'.*headrace.open"),
+        ((None, 4096), {}, r"4096.*headrace.Packing"),
+        ((None, PACKING), {"border_labels": "drop"}, r"border_labels.*'drop'.*'mask'"),
+        ((None, Packing(seq_len=20)), {}, "seq_len=20"),
+        ((None, PACKING), {"loss_mask_key": "mask"}, r"'mask'.*'text'.*'trained'"),
+        ((None, PACKING), {"loss_mask_key": "other"}, "parallel"),
+    ],
+    ids=lambda one: "" if isinstance(one, tuple) else repr(one),
+)
+def test_refused_arguments(marked: list[Source], given: Any, options: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        PackedSequenceDataset(given[0] or marked[0].store, given[1], **options)
 
 
 def test_packs_beyond_two_to_the_32(corpus: list[corpora.Corpus]) -> None:

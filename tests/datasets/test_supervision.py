@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import records_made
-from headrace import (
-    Blend,
-    ConfigError,
-    Loader,
-    Order,
-    PackedSequenceDataset,
-    Packing,
-    PromptDataset,
-    Run,
-    SFTDataset,
-    WindowDataset,
-)
-from headrace.datasets import Collation, accounts, check_supervised, count_step
+from headrace import ConfigError, Loader, Order, Packing, PromptDataset, Run, SFTDataset, WindowDataset
+from headrace.datasets import Blend, Collation, PackedSequenceDataset, accounts, check_supervised, count_step
 from headrace.integrations.numpy import NumpyLoader
+from headrace.stores import Store
 
 IN_ORDER = Order(kind="none")
 
@@ -39,28 +31,52 @@ def dataset(folder: Path, num_supervised: list[int], **collation: Any) -> SFTDat
     return SFTDataset(records_made.store(folder, records(num_supervised)), Collation(**collation))
 
 
-def test_the_step_is_named_before_anything_is_delivered(tmp_path: Path) -> None:
+def without_mask(folder: Path, lengths: list[int]) -> Store:
+    """A document of a single token predicts nothing."""
+    return records_made.store(folder, [{"tokens": [7] * length} for length in lengths])
+
+
+def packed(store: Store, strategy: Any = "greedy", seq_len: int = 4) -> PackedSequenceDataset:
+    return PackedSequenceDataset(store, Packing(seq_len=seq_len, strategy=strategy))
+
+
+SINGLE_TOKENS = [1] * 8 + [2, 1, 1] + [1] * 20 + [4]
+UNSUPERVISED: dict[str, tuple[Callable[[Path], Any], int, int, int]] = {
+    "masks": (lambda folder: dataset(folder, [3, 1, 0, 0, 2, 1]), 2, 1, 3),
+    "cut off": (lambda folder: dataset(folder, [9, 8, 2, 9], max_length=8, over_long="truncate_right"), 1, 2, 4),
+    "records without a mask": (
+        lambda folder: SFTDataset(without_mask(folder, [3, 1, 1, 2]), loss_mask_key=None),
+        1,
+        1,
+        2,
+    ),
+    "packs": (lambda folder: packed(records_made.store(folder, records([3, 0, 0, 2])), seq_len=10), 1, 1, 2),
+    "packs without a mask": (lambda folder: packed(without_mask(folder, SINGLE_TOKENS)), 2, 0, 3),
+    "wrapped": (lambda folder: packed(without_mask(folder, SINGLE_TOKENS), "wrapped"), 2, 0, 9),
+}
+"""A dataset, the samples of a step, the first step without a label, and so many samples that each step has one."""
+
+
+@pytest.mark.parametrize("case", UNSUPERVISED)
+def test_the_step_is_named_before_anything_is_delivered(tmp_path: Path, case: str) -> None:
+    make, size, step, enough = UNSUPERVISED[case]
+    data = make(tmp_path / "s")
+    run = Run(data, global_batch_size=size, order=IN_ORDER, epochs=1)
+    loaders = [Loader(run, micro_batch_size=1), NumpyLoader(run, micro_batch_size=1)]
+    for train in (lambda: check_supervised(run), *(partial(next, iter(loader)) for loader in loaders)):
+        with pytest.raises(ConfigError, match=rf"step.*{step}.*supervised"):
+            train()
+    assert loaders[0].position == 0
+    # Samples without a label do no harm where the step has others.
+    check_supervised(Run(data, global_batch_size=enough, order=IN_ORDER, samples=enough))
+
+
+def test_steps_that_are_over_are_not_looked_at(tmp_path: Path) -> None:
     run = Run(dataset(tmp_path / "s", [3, 1, 0, 0, 2, 1]), global_batch_size=2, order=IN_ORDER, epochs=1)
-    loader = Loader(run, micro_batch_size=1)
-    with pytest.raises(
-        ConfigError, match=r"step 1 has no supervised token in any of its 2 samples \(the first: sample 2"
-    ):
-        next(iter(loader))
-    assert loader.position == 0
-    with pytest.raises(ConfigError, match="step 1"):
+    with pytest.raises(ConfigError, match=r"step.*1"):
         check_supervised(run, 3)
     check_supervised(run, 4)  # behind it all is well
     check_supervised(run, 6)  # at the end there is nothing to look at
-    # Samples without a label do no harm where the step has others.
-    check_supervised(Run(run.data, global_batch_size=3, order=IN_ORDER, epochs=1))
-
-
-def test_what_is_cut_off_counts(tmp_path: Path) -> None:
-    """Every record has labels; of the third nothing is left."""
-    short = dataset(tmp_path / "s", [9, 8, 2, 9], max_length=8, over_long="truncate_right")
-    run = Run(short, global_batch_size=1, order=IN_ORDER, epochs=1)
-    with pytest.raises(ConfigError, match="step 2 has no supervised token"):
-        check_supervised(run)
 
 
 def test_each_sample_is_looked_at_once_where_all_are_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +95,7 @@ def test_an_endless_run_is_looked_at_as_far_as_is_said(tmp_path: Path, monkeypat
     far = dataset(tmp_path / "s", [1] * 30 + [0] * 3 + [1])
     run = Run(far, global_batch_size=1, order=IN_ORDER)
     check_supervised(run)
-    with pytest.raises(ConfigError, match="step 30"):
+    with pytest.raises(ConfigError, match=r"step.*30"):
         check_supervised(run, 25)
     monkeypatch.setattr("headrace.datasets.accounts.COUNT_POSITIONS", 10)
     steps = []
@@ -89,7 +105,7 @@ def test_an_endless_run_is_looked_at_as_far_as_is_said(tmp_path: Path, monkeypat
         for _ in itertools.islice(loader, 40):
             steps.append(loader.step - 1)
 
-    with pytest.raises(ConfigError, match="step 30"):
+    with pytest.raises(ConfigError, match=r"step.*30"):
         train()
     assert steps == list(range(len(steps)))
     assert 10 <= len(steps) <= 30, "ahead of its turn, and never skipped"
@@ -98,38 +114,8 @@ def test_an_endless_run_is_looked_at_as_far_as_is_said(tmp_path: Path, monkeypat
 def test_the_source_is_named_in_a_blend(tmp_path: Path) -> None:
     sources = {"good": dataset(tmp_path / "a", [1, 1]), "bad": dataset(tmp_path / "b", [0, 0])}
     run = Run(Blend(sources, repeats={"good": 1, "bad": 1}), global_batch_size=1)
-    with pytest.raises(ConfigError, match=r"step \d has no supervised token .*source 'bad', sample \d"):
+    with pytest.raises(ConfigError, match="'bad'"):
         check_supervised(run)
-
-
-def test_packs_with_a_mask_too(tmp_path: Path) -> None:
-    store = records_made.store(tmp_path / "s", records([3, 0, 0, 2]))
-    packing = Packing(seq_len=10, strategy="greedy")
-    run = Run(
-        PackedSequenceDataset(store, packing, loss_mask_key="loss_mask"), global_batch_size=2, order=IN_ORDER, epochs=1
-    )
-    check_supervised(run)
-    one = Run(run.data, global_batch_size=1, order=IN_ORDER, epochs=1)
-    with pytest.raises(ConfigError, match="step 1 has no supervised token"):
-        next(iter(Loader(one, micro_batch_size=1)))
-
-
-def single_tokens(folder: Path, **packing: Any) -> PackedSequenceDataset:
-    """Packs of 4 tokens; documents of a single token predict nothing."""
-    lengths = [1] * 8 + [2, 1, 1] + [1] * 20 + [4]
-    store = records_made.store(folder, [{"tokens": [7] * length} for length in lengths])
-    return PackedSequenceDataset(store, Packing(seq_len=4, **{"strategy": "greedy", **packing}))
-
-
-@pytest.mark.parametrize("face", [Loader, NumpyLoader])
-def test_packs_without_a_mask_too(tmp_path: Path, face: Any) -> None:
-    run = Run(single_tokens(tmp_path / "s"), global_batch_size=2, order=IN_ORDER, epochs=1)
-    for train in (lambda: check_supervised(run), lambda: next(iter(face(run, micro_batch_size=2)))):
-        with pytest.raises(ConfigError, match=r"step 0 has no supervised token in any of its 2 samples"):
-            train()
-    check_supervised(Run(run.data, global_batch_size=3, order=IN_ORDER, samples=3))
-    with pytest.raises(ConfigError, match="step 0 has no"):
-        check_supervised(Run(single_tokens(tmp_path / "w", strategy="wrapped"), global_batch_size=2, order=IN_ORDER))
 
 
 def test_packs_that_cannot_be_without_labels_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,19 +137,10 @@ def test_packs_that_cannot_be_without_labels_are_not_counted(tmp_path: Path, mon
     assert checks(seq_len=10, strategy="wrapped")
 
 
-def test_records_without_a_mask_too(tmp_path: Path) -> None:
-    store = records_made.store(tmp_path / "s", [{"tokens": [7] * length} for length in (3, 1, 1, 2)])
-    run = Run(SFTDataset(store, loss_mask_key=None), global_batch_size=2, order=IN_ORDER, epochs=1)
-    check_supervised(run)
-    one = Run(run.data, global_batch_size=1, order=IN_ORDER, epochs=1)
-    with pytest.raises(ConfigError, match="step 1 has no supervised token"):
-        next(iter(Loader(one, micro_batch_size=1)))
-
-
 def test_windows_that_never_have_a_label_are_refused(tmp_path: Path) -> None:
     store = records_made.store(tmp_path / "s", [{"tokens": [7] * 9}])
     assert len(WindowDataset(store, seq_len=1)) == 8
-    with pytest.raises(ConfigError, match="with labels='same' the first token of a window has no label"):
+    with pytest.raises(ConfigError, match="labels='same'"):
         WindowDataset(store, seq_len=1, labels="same")
 
 
@@ -173,5 +150,5 @@ def test_nothing_is_counted_where_nothing_is_masked(tmp_path: Path) -> None:
     check_supervised(run)
     assert not run.traits.is_counted
     assert "step_supervised_tokens" not in next(iter(Loader(run, micro_batch_size=2)))
-    with pytest.raises(ConfigError, match="PromptDataset: only packs, records and masked windows are counted"):
+    with pytest.raises(ConfigError, match="PromptDataset"):
         count_step(run, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,15 +100,10 @@ def test_items_are_numpy_and_their_own(corpus: list[corpora.Corpus]) -> None:
         dataset.__getitems__([0, len(dataset)])
 
 
-def test_torchs_loader_takes_it(corpus: list[corpora.Corpus]) -> None:
-    torch = pytest.importorskip("torch")
-    dataset = headrace.WindowDataset(corpus[0].store, seq_len=8)
-    batches = list(torch.utils.data.DataLoader(dataset, batch_size=4))  # type: ignore[arg-type]
-    assert torch.cat([batch["input_ids"] for batch in batches]).shape == (len(dataset), 8)
-
-
 def test_recipe_tells_what_changes_the_bytes(corpus: list[corpora.Corpus]) -> None:
     store = corpus[0].store
+    said = headrace.WindowDataset(store, seq_len=8, stride=4, phase=True).describe()
+    assert "8 tokens every 4, another phase each epoch" in said
     options = [{}, {"stride": 4}, {"phase": True}, {"document_ids": True}, {"position_ids": "restart"}]
     prints = {headrace.WindowDataset(store, seq_len=8, **option).fingerprint for option in options}
     prints.add(headrace.WindowDataset(store, seq_len=9).fingerprint)
@@ -120,22 +116,19 @@ def test_too_short_a_store_is_refused(tmp_path: Path) -> None:
     corpora.write(tmp_path / "tiny", [np.arange(5, dtype=np.uint16)])
     store = headrace.open(str(tmp_path / "tiny"))
     assert headrace.WindowDataset(store, seq_len=4)[0]["labels"].tolist() == [1, 2, 3, 4]
-    with pytest.raises(ConfigError, match=r"5 tokens; a window of 5 and the label .* need 6"):
+    with pytest.raises(ConfigError, match=r"5.*window.*6"):
         headrace.WindowDataset(store, seq_len=5)
 
 
-@pytest.mark.parametrize("bad", [{"seq_len": 0}, {"seq_len": 4, "stride": 0}, {"seq_len": 4, "position_ids": "reset"}])
-def test_bad_options_are_refused(corpus: list[corpora.Corpus], bad: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        headrace.WindowDataset(corpus[0].store, **bad)  # type: ignore[arg-type]
-
-
-def test_a_path_is_not_a_store() -> None:
-    with pytest.raises(ConfigError, match="'data/web'; expected an open store"):
-        headrace.WindowDataset("data/web", seq_len=8)  # type: ignore[arg-type]
-
-
-def test_one_line_and_repr(corpus: list[corpora.Corpus]) -> None:
-    dataset = headrace.WindowDataset(corpus[0].store, seq_len=8, stride=4, phase=True)
-    assert dataset.describe().startswith("windows of 8 tokens every 4, another phase each epoch over ")
-    assert "\n" not in repr(dataset)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seq_len": 0}, "0"),
+        ({"stride": 0}, "0"),
+        ({"position_ids": "reset"}, "'reset'"),
+        ({"store": "data/web"}, "'data/web'"),
+    ],
+)
+def test_bad_options_are_refused(corpus: list[corpora.Corpus], options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        headrace.WindowDataset(**{"store": corpus[0].store, "seq_len": 4, **options})

@@ -104,15 +104,7 @@ def docstring_template(template: Path, tmp_path_factory: pytest.TempPathFactory)
         values = {key: np.tile(value, 40) for key, value in {**record, "rewards": [1.0, 0.0]}.items()}
         writer.add_documents(values, {key: np.full(40, len(every) // 40) for key, every in values.items()})
         writer.finish()
-    arguments = [
-        str(folder / "images"),
-        "--output",
-        str(folder / "shards"),
-        "--format",
-        "tar",
-        "--split-ratio",
-        "1,0,0",
-    ]
+    arguments = ["media", str(folder / "images"), "--output", str(folder / "shards"), "--split-ratio", "1,0,0"]
     arguments += ["--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg", "caption": "txt"}']
     done = CliRunner().invoke(main, ["prepare", *arguments])
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""The tables of docs/how-it-works.md name functions that are called, those of a thread in the order of its calls."""
+"""Tables and pictures of the docs are what the code does: functions in the order of their calls, pictures as drawn."""
 
 from __future__ import annotations
 
@@ -37,3 +37,16 @@ def test_functions_are_called_in_this_order(name: str) -> None:
         # What several threads call has no place among the calls of one of them.
         own = [one for one in claimed if [called for called in threads if one in called] == [functions]]
         assert own == sorted(own, key=functions.index)
+
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+
+
+def test_the_picture_of_a_resumed_run_shows_what_loaders_give() -> None:
+    drawn = runpy.run_path(str(IMAGES / "draw_resume.py"))["drawn"]()
+    assert drawn == (IMAGES / "resume.svg").read_text(encoding="utf-8")
+
+
+def test_the_pictures_of_how_it_works_show_what_is_computed() -> None:
+    for name, picture in runpy.run_path(str(IMAGES / "draw_how.py"))["drawn"]().items():
+        assert picture == (IMAGES / name).read_text(encoding="utf-8"), f"run docs/images/draw_how.py for {name}"

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
-import psutil
 import pytest
+import torch
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import faults
@@ -24,13 +22,14 @@ import headrace
 import layouts_made
 import recipe_runs
 import recipes_made
-from counts import PATIENCE_S
+from counts import cases
 from headrace.cli import main
 from headrace.datasets import Dataset
-from headrace.preparing.output_folder import WORK_NAME
+from headrace.errors import InputError
 from headrace.samples.layouts import LAYOUTS
 from headrace.samples.recipe.recipe import MAKES
-from headrace.stores import Store, load_manifest
+from headrace.stores import Store, load_manifest, save_manifest
+from loader.jobs import Job
 
 COUNT, EPOCHS, GLOBAL = 13, 2, 5
 WINDOW = 16
@@ -125,18 +124,11 @@ def fed(run: headrace.Run, kind: str, lives: list[tuple[int, int, int]]) -> dict
     seen: dict[int, list[Row]] = {}
     state: dict[str, Any] | None = None
     for world_size, micro_batch_size, micro_steps in lives:
-        states = []
-        for rank in range(world_size):
-            ranks = headrace.loader.Ranks(rank, world_size)
-            loader = headrace.Loader(run, micro_batch_size=micro_batch_size, ranks=ranks)
-            if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-            for batch in itertools.islice(loader, micro_steps):
-                for position, row in zip(batch["sample_positions"].tolist(), rows_of(batch, kind), strict=True):
-                    seen.setdefault(position, []).append(row)
-            states.append(loader.state_dict())
-        assert all(other == states[0] for other in states)
-        state = states[0]
+        job = Job(run, world_size, micro_batch_size, state, reading=None)
+        for batch in itertools.chain.from_iterable(job.micro_steps(micro_steps)):
+            for position, row in zip(batch["sample_positions"].tolist(), rows_of(batch, kind), strict=True):
+                seen.setdefault(position, []).append(row)
+        state = job.state()
     return seen
 
 
@@ -225,101 +217,172 @@ def test_every_format_feeds_the_same(layout: str) -> None:
     assert all(row == rows[0] for row in rows)
 
 
-@pytest.mark.parametrize("bucketed", [False, True])
-def test_the_labels_of_a_step_are_known_without_asking_other_ranks(bucketed: bool) -> None:
-    prepare("messages", "sft", "length: {max_tokens: 60, truncate: keep_start}\n")
-    bucketing = headrace.plan.Bucketing(window_steps=3) if bucketed else None
-    run = make_run("sft", bucketing=bucketing)
-    by_step: dict[int, int] = {}
-    told: dict[int, set[int]] = {}
-    for rank in range(3):
-        for batch in headrace.Loader(run, micro_batch_size=1, ranks=headrace.loader.Ranks(rank, 3)):
-            if len(batch["sample_positions"]):
-                step = int(batch["sample_positions"][0]) // GLOBAL
-                labels = int((batch["labels"] != -100).sum())
-                assert batch["num_supervised_tokens"] == labels
-                by_step[step] = by_step.get(step, 0) + labels
-                told.setdefault(step, set()).add(batch["step_supervised_tokens"])
-    assert told == {step: {labels} for step, labels in by_step.items()}
-    samples = load_manifest("out").ledger.samples
-    assert samples is not None
-    assert samples.keys["tokens"].truncated["length"] > 0
-    assert sum(by_step.values()) == EPOCHS * samples.supervised
+USER, YES = recipes_made.USER, recipes_made.YES
+THOUGHTS = [USER, YES | {"reasoning_content": "hm"}, USER, YES | {"reasoning_content": "ha"}]
+TURN = "<|start|>{{ m.role }}\n{{ m.content }}"
+PROMPT = "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+TAGGED = "{% generation %}{% for m in messages %}" + TURN + "<|end|>\n{% endfor %}{% endgeneration %}"
+ENDLESS = "{% for m in messages %}" + TURN + "\n{% endfor %}" + PROMPT
+TWICE = "<bos>{% if messages[0].content == 'again' %}<bos>{% endif %}" + recipes_made.TEMPLATE
 
 
-def test_the_same_conversations_packed() -> None:
-    """Each conversation once an epoch, in packs, with the same labels; killed and resumed on other ranks."""
-    prepare("messages", "sft")
-    store = headrace.open("out")
-    packing = headrace.Packing(seq_len=160)
-    dataset = headrace.PackedSequenceDataset(store, packing, loss_mask_key="loss_mask")
-    run = headrace.Run(dataset, global_batch_size=2, order=headrace.Order(seed=1), epochs=1)
+class Wrong(NamedTuple):
+    """A template, the option that decides, conversations that are right and the one that is not, what is said of it."""
 
-    def packs(lives: list[tuple[int, int, int]]) -> dict[int, Any]:
-        seen: dict[int, Any] = {}
-        state = None
-        for world_size, micro_batch_size, micro_steps in lives:
-            for rank in range(world_size):
-                loader = headrace.Loader(
-                    run, micro_batch_size=micro_batch_size, ranks=headrace.loader.Ranks(rank, world_size)
-                )
-                if state is not None:
-                    loader.load_state_dict(state)
-                for batch in itertools.islice(loader, micro_steps):
-                    for row, position in enumerate(batch["sample_positions"].tolist()):
-                        assert position not in seen
-                        seen[position] = [batch[name][row].tolist() for name in ("input_ids", "labels", "document_ids")]
-            state = loader.state_dict()
-        return seen
-
-    whole = packs([(1, 1, 99)])
-    assert packs([(2, 1, 1), (1, 2, 99)]) == whole
-    found = []
-    for row in whole.values():
-        ids, labels, documents = map(np.array, row)
-        for document in set(documents.tolist()) - {-1}:
-            found.append((said(ids[documents == document].tolist()), said(labels[documents == document].tolist())))
-    wanted = sorted(layouts_made.messages(number).becomes["sft"]["tokens"] for number in range(COUNT))
-    assert sorted(found) == wanted
+    template: str
+    option: str
+    good: list[Any]
+    bad: list[Any]
+    message: str
 
 
-PROGRAM = (
-    "from headrace.preparing import recipes, run_plan; run_plan.MIN_PENDING_BYTES = 50_000; "
-    "recipes.choose_task_bytes = lambda total: 50_000; "
-    "from headrace.cli import main; main()"
-)
-"""The command, with many tasks and checkpoints."""
+WRONG = {
+    "no_supervised": Wrong(recipes_made.TEMPLATE, "on_no_supervised", [USER, YES], [USER], "none of its"),
+    "all_supervised": Wrong(TAGGED, "generation_tags: exact, on_all_supervised", [], [USER, YES], "though"),
+    "unstable_template": Wrong(
+        recipe_runs.THINKING, "unstable", [USER, YES], THOUGHTS, "differently when more messages follow"
+    ),
+    "doubled_bos": Wrong(TWICE, "on_doubled_bos", [USER, YES], [{**USER, "content": "again"}, YES], "two BOS"),
+    "untrained_end": Wrong(ENDLESS, "on_untrained_end", [], [USER, YES], "ends without a special token"),
+}
+"""By reason."""
 
 
-@pytest.mark.soak
-def test_a_command_that_is_killed_goes_on_to_the_same_bytes() -> None:
-    """SIGKILL for the real processes, workers too, when a part of the work is done."""
-    count = 3000
-    Path("data.jsonl").write_text(layouts_made.lines("messages", count), encoding="utf-8")
-    Path("recipe.yaml").write_text("type: sft\ninputs: data.jsonl\ntokenizer: model\noutput: {shard_tokens: 200000}\n")
-    command = [sys.executable, "-c", PROGRAM, "prepare", "--recipe", "recipe.yaml", "--backend", "tokenizers"]
-    subprocess.run([*command, "-q", "--output", "wanted", "--workers", "1"], check=True, timeout=PATIENCE_S)
-    process = subprocess.Popen([*command, "-q", "--output", "out", "--workers", "2"])
-    until, work = time.monotonic() + PATIENCE_S, Path("out", WORK_NAME)
-    while not ((work / "state").exists() and any(work.glob("parts.*/*.piece"))):
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.002)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
-    assert process.wait() == -signal.SIGKILL
-    with pytest.raises(headrace.StoreError):
-        headrace.open("out")
-    done = subprocess.run(
-        [*command, "--output", "out", "--workers", "2"], check=True, timeout=PATIENCE_S, capture_output=True, text=True
+def prepare_records(recipe: str, records: list[Any], template: str = recipes_made.TEMPLATE, into: str = "out") -> Any:
+    recipe_runs.make_model(Path("model"), template)
+    recipe_runs.write_lines(Path("data.jsonl"), records)
+    Path("recipe.yaml").write_text(f"inputs: data.jsonl\ntokenizer: model\n{recipe}")
+    with faults.small_run():
+        return CliRunner().invoke(main, ["prepare", "--recipe", "recipe.yaml", "-o", into, "--backend", "tokenizers"])
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_a_mask_that_cannot_be_right_ends_the_build_or_is_a_counted_drop(reason: str) -> None:
+    wrong = WRONG[reason]
+    records = [{"messages": talk} for talk in (wrong.good, wrong.good, wrong.bad) if talk]
+    mask = f"type: sft\nmask: {{{wrong.option}: %s}}\n"
+    result = prepare_records(mask % "error", records, wrong.template)
+    assert result.exit_code == InputError.exit_code, result.output
+    assert f"data.jsonl, line {len(records)}" in result.stderr
+    assert wrong.message in result.stderr
+    assert not Path("out/headrace.json").exists()
+
+    result = prepare_records(mask % "drop", records, wrong.template, "other")
+    if not wrong.good:
+        assert f"no documents are left of 1 records: {reason} 1" in result.stderr
+        return
+    assert result.exit_code == 0, result.output
+    manifest = load_manifest("other")
+    assert (manifest.ledger.documents.kept, manifest.ledger.documents.dropped) == (2, {reason: 1})
+    assert list(manifest.faults()) == []
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, headrace.stores.Store]:
+    """One for each training type."""
+    found = {}
+    for kind, layout in (("sft", "messages"), ("dpo", "preference"), ("grpo", "group"), ("prompt", "prompt")):
+        place = tmp_path_factory.mktemp(kind)
+        recipe_runs.make_model(place / "model")
+        records = [layouts_made.MADE[layout](number).record for number in range(12)]
+        recipe_runs.write_lines(place / "data" / "a.jsonl", records)
+        with faults.small_run():
+            recipe_runs.prepare(f"type: {kind}\ninputs: data\ntokenizer: model\n", place, place / "out")
+        found[kind] = headrace.open(place / "out")
+    return found
+
+
+@pytest.mark.parametrize("store_format", ["indexed", "keyed", "hdf5", "jsonl"])
+def test_ids_beyond_the_vocabulary_are_found(store_format: str) -> None:
+    """In every key of ids, as if another tokeniser had made them."""
+    if store_format == "hdf5":
+        pytest.importorskip("h5py")
+    records = [layouts_made.group(number).record for number in range(5)]
+    assert prepare_records(f"type: grpo\noutput: {{format: {store_format}}}\n", records).exit_code == 0
+    manifest = load_manifest("out")
+    assert manifest.tokenizer is not None
+    smaller = msgspec.structs.replace(manifest.tokenizer, vocab_size=100)
+    save_manifest("out", msgspec.structs.replace(manifest, tokenizer=smaller))
+    result = CliRunner().invoke(main, ["check", "out", "--json"])
+    problems = json.loads(result.stdout)["problems"]
+    assert result.exit_code == 1
+    assert len(problems) == 2 * len(records)  # prompts and responses, and neither masks, lengths nor rewards
+    assert all("is outside the vocabulary, 0 to 99" in problem["message"] for problem in problems)
+
+
+def datasets(stores: dict[str, headrace.stores.Store]) -> dict[str, Any]:
+    packing = headrace.Packing(seq_len=180)
+    return {
+        **{kind: dataset_of(kind, store) for kind, store in stores.items()},
+        "packed": headrace.PackedSequenceDataset(stores["sft"], packing, loss_mask_key="loss_mask"),
+        "windows": headrace.WindowDataset(stores["sft"], seq_len=16, position_ids="restart"),
+    }
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("kind", ["sft", "packed", "windows", "dpo", "grpo", "prompt"])
+def test_what_is_changed_in_place_changes_nothing_later(
+    stores: dict[str, headrace.stores.Store], kind: str, num_threads: int
+) -> None:
+    run = headrace.Run(
+        datasets(stores)[kind], global_batch_size=3, order=headrace.Order(kind="none"), epochs=3, drop_last=True
     )
-    assert "note: continuing the unfinished run in this folder" in done.stderr
-    assert faults.content(Path("out")) == faults.content(Path("wanted"))
-    assert load_manifest("out").ledger.documents.kept == count
-    dataset = dataset_of("sft", headrace.open("out"))
-    for number in (0, count - 1):
-        _, trained = layouts_made.messages(number).becomes["sft"]["tokens"]
-        assert said(dataset[number]["labels"].tolist()) == trained
+    found: dict[bool, list[Any]] = {True: [], False: []}
+    for is_ruined in found:
+        for batch in headrace.Loader(run, micro_batch_size=2, reading=headrace.loader.Reading(num_threads=num_threads)):
+            found[is_ruined].append({name: v.tolist() if torch.is_tensor(v) else repr(v) for name, v in batch.items()})
+            for name, value in batch.items() if is_ruined else ():
+                if torch.is_tensor(value):
+                    value.fill_(1)
+                elif name == "columns":
+                    for columns in value:
+                        columns["reward_model"].clear()
+    assert found[True] == found[False]
+
+
+@settings(max_examples=cases(10, 200), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 8), st.sampled_from(["sft", "packed"]), st.booleans())
+def test_gradients_of_any_split_are_those_of_the_whole_step(
+    stores: dict[str, headrace.stores.Store], ranks: int, micro: int, size: int, kind: str, bucketed: bool
+) -> None:
+    """In 64 bits, without anything said between ranks; the step at once is that of its documents, one by one."""
+    dataset, store = datasets(stores)[kind], stores["sft"]
+    bucketing = headrace.plan.Bucketing(window_steps=2) if bucketed and kind == "sft" else None
+    run = headrace.Run(dataset, global_batch_size=size, order=headrace.Order(seed=2), epochs=1, bucketing=bucketing)
+    weights = np.sin(np.linspace(-9, 9, 20 * 30)).reshape(20, 30)
+
+    def gradient(ids: Any, labels: Any, count: int) -> Any:
+        """Of the cross entropy, summed and divided by the count; a token's logits are a row of the weights."""
+        is_label = labels != -100
+        rows, targets = ids[is_label] % 20, labels[is_label] % 30
+        pulls = np.exp(weights[rows])
+        pulls /= pulls.sum(axis=1, keepdims=True)
+        pulls[np.arange(len(targets)), targets] -= 1
+        found = np.zeros_like(weights)
+        np.add.at(found, rows, pulls / count)
+        return found
+
+    split: dict[int, Any] = {}
+    for rank in range(ranks):
+        for batch in headrace.Loader(run, micro_batch_size=micro, ranks=headrace.loader.Ranks(rank, ranks)):
+            if len(batch["sample_positions"]):
+                step = int(batch["sample_positions"][0]) // size
+                ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
+                split[step] = split.get(step, 0) + gradient(ids, labels, batch["step_supervised_tokens"])
+    assert sorted(split) == list(range(run.num_steps or 0))
+    for step, found in split.items():
+        pairs = []
+        for number in _documents(run, step, kind):
+            own, mask = (store.document(number, key).astype(np.int64) for key in ("tokens", "loss_mask"))
+            pairs.append((own[:-1], np.where(mask[1:] == 1, own[1:], -100)))
+        ids, labels = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        wanted = gradient(ids, labels, np.count_nonzero(labels != -100))
+        assert np.linalg.norm(found - wanted) <= 1e-12 * np.linalg.norm(wanted)
+
+
+def _documents(run: headrace.Run, step: int, kind: str) -> list[int]:
+    """The documents of a step, each whole."""
+    if kind == "sft":
+        return run.lookup(run.positions(step)).indices.tolist()  # type: ignore[no-any-return]
+    found = run.step(step)["document_ids"]
+    return [number for row in np.asarray(found).tolist() for number in dict.fromkeys(row) if number >= 0]

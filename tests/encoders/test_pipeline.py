@@ -1,7 +1,9 @@
-"""Hooks as functions: the same results whatever ran before, in this process or in another."""
+"""Hooks as functions: their promises, and the same results whatever ran before, in this process or in another."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import pickle
 import random
 import threading
@@ -16,12 +18,13 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace import ConfigError
-from headrace.encoders import CallKey, EncoderPipeline, HookFailure, TaskEncoder, stateless
-from headrace.encoders.pipeline import Output
-from headrace.encoders.task_encoder import STAGES, function_hook
+from headrace.encoders import EncoderPipeline, HookFailure, TaskEncoder, get_failure_tolerance, get_stateless, stateless
+from headrace.encoders.pipeline import Output, SavedGenerators
+from headrace.encoders.task_encoder import GENERATORS, STAGES, CallKey, function_hook, generators_of, may_draw
 from headrace.plan.keys import seed_of
 
 NUMPY: Any = np.random
+"""The global generator, which is what is tested."""
 
 
 def draws() -> tuple[float, ...]:
@@ -86,26 +89,13 @@ def test_results_are_a_function_of_the_place(sizes: list[int], data: st.DataObje
     assert random.getstate() == outside
     assert through(pickle.loads(pickle.dumps(pipeline)), there, order) == one
     assert [len(found) for _, found in sorted(one[0].items())] == sizes
-
-
-def test_the_second_half_of_encoding_waits_for_the_pack() -> None:
-    for packing, size in ((False, 3), (True, 2)):
-        pipeline = EncoderPipeline(Drawing(), packing=packing)
-        assert [len(one.sample) for one in pipeline.encode(lambda: 2, CallKey(1, 0))] == [size] * 2
-    [first, second] = pipeline.encode(lambda: 2, CallKey(1, 0))
-    packs = pipeline.pack([second, first])
-    assert [pack.place for pack in packs] == [CallKey(1, 0, 1, 0), CallKey(1, 0, 1, 1)]
-    assert [[len(one) for one in pack.sample[1]] for pack in packs] == [[3, 3]] * 2
+    assert all(len(output.sample) == 2 for found in one[0].values() for output in found), "postencode_sample waits"
+    if one[1] is not None:
+        assert [pack.place.part for pack in one[2]] == [0, 1] * len(one[1].packs)
 
 
 def test_no_two_calls_share_their_seeds() -> None:
-    places = [
-        CallKey(key, position, output, part)
-        for key in (1, 2)
-        for position in (0, 1, 2**62)
-        for output in range(3)
-        for part in range(3)
-    ]
+    places = itertools.starmap(CallKey, itertools.product((1, 2), (0, 1, 2**62), range(3), range(3)))
     seeds = [seed_of(place, STAGES[stage], number) for place in places for stage in STAGES for number in range(3)]
     assert len(set(seeds)) == len(seeds)
     found = EncoderPipeline(Drawing()).encode(lambda: 3, CallKey(1, 1))
@@ -116,17 +106,9 @@ def test_no_two_calls_share_their_seeds() -> None:
 def test_seeds_are_golden() -> None:
     """They are part of the order: other ones would change the samples of runs that are under way."""
     assert seed_of(CallKey(1, 2, 3, 4), STAGES["batch"], 5) == 205591502684301959
-    assert list(STAGES) == [
-        "cook",
-        "encode",
-        "select_samples_to_pack",
-        "postencode_sample",
-        "pack_selected_samples",
-        "batch_group_criterion",
-        "batch",
-        "encode_batch",
-        "sample_length",
-    ]
+    packing = ["select_samples_to_pack", "postencode_sample", "pack_selected_samples"]
+    batching = ["batch_group_criterion", "batch", "encode_batch"]
+    assert list(STAGES) == ["cook", "encode", *packing, *batching, "sample_length"]
 
 
 def test_the_cooker_is_seeded() -> None:
@@ -177,13 +159,13 @@ class Grouping(TaskEncoder[Any, Any, Any, Any]):
     [
         (("a", 3), None, ("a", 3)),
         (("a", None), 4, ("a", 4)),
-        (("a", 3), 4, "exactly one of the two"),
-        (("a", None), None, "exactly one of the two"),
+        (("a", 3), 4, "one"),
+        (("a", None), None, "one"),
         (("a", 0), None, "at least 1"),
         (("a", 2.5), None, "at least 1"),
-        (([], 1), None, "with a hashable key"),
-        ("ab", None, "returned 'ab'"),
-        (("a", 1, 2), None, "it must return"),
+        (([], 1), None, "hashable"),
+        ("ab", None, "'ab'"),
+        (("a", 1, 2), None, "return"),
     ],
 )
 def test_groups(given: Any, batch_size: int | None, found: Any) -> None:
@@ -198,68 +180,129 @@ def test_groups(given: Any, batch_size: int | None, found: Any) -> None:
     assert found in str(raised.value.error)
 
 
-def test_failures_name_the_hook() -> None:
-    class Failing(TaskEncoder[Any, Any, Any, Any]):
-        @stateless(failure_tolerance=4)
-        def encode_sample(self, sample: Any) -> Any:
-            raise KeyError(sample)
-
-        def encode_batch(self, batch: Any) -> Any:
-            yield 1
-            raise StopIteration  # becomes a RuntimeError, as of any generator
-
-    pipeline = EncoderPipeline(Failing())
-    with pytest.raises(HookFailure) as found:
-        pipeline.encode(lambda: 1, CallKey(1, 0))
-    assert (found.value.hook.name, found.value.hook.failure_tolerance) == ("encode_sample", 4)
-    assert isinstance(found.value.error, KeyError)
-    with pytest.raises(HookFailure) as found:
-        pipeline.batch([{}], CallKey(1, 0))
-    assert (found.value.hook.name, type(found.value.error)) == ("encode_batch", RuntimeError)
-    with pytest.raises(HookFailure) as found:
-        pipeline.encode(lambda: 1 / 0, CallKey(1, 0))
-    assert (found.value.hook.name, found.value.hook.stateless) == ("read", False)
-
-
-def in_thread(function: Any) -> Any:
-    raised: list[Exception | None] = []
-
-    def work() -> None:
-        try:
-            function()
-            raised.append(None)
-        except Exception as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    return raised[0]
-
-
-def test_hooks_that_draw_are_refused_in_threads() -> None:
-    class Unmarked(TaskEncoder[Any, Any, Any, Any]):
-        def encode_sample(self, sample: Any) -> Any: ...
-
-    class Own(TaskEncoder[Any, Any, Any, Any]):
-        @stateless
-        def encode_sample(self, sample: Any) -> Any:
-            return float(np.random.default_rng(self.current_seed).random())
-
-    assert " is marked as drawing" in str(in_thread(EncoderPipeline(Drawing()).check_thread))
-    assert "is not marked @stateless" in str(in_thread(EncoderPipeline(Unmarked()).check_thread))
-    pipeline = EncoderPipeline(Own())
-    assert in_thread(pipeline.check_thread) is None
-    assert isinstance(in_thread(lambda: pipeline.check_thread(function_hook("cook", print))), ConfigError)
-    EncoderPipeline(Unmarked()).check_thread()
-    here = pipeline.encode(lambda: 1, CallKey(1, 2))
-    there: list[Any] = []
-    in_thread(lambda: there.append(pipeline.encode(lambda: 1, CallKey(1, 2))))
-    assert there == [here]
-
-
 def test_what_is_not_fixed() -> None:
     found = " ".join(EncoderPipeline(Drawing()).not_fixed)
     assert found == "preencode_sample is a generator select_samples_to_pack packs samples encode_batch is a generator"
     assert EncoderPipeline(Grouping()).not_fixed == ["batch_group_criterion groups samples"]
     assert not EncoderPipeline(TaskEncoder()).not_fixed
+
+
+@stateless
+def plain() -> None: ...
+
+
+@stateless(restore_seeds=True, failure_tolerance=7)
+def drawing() -> None: ...
+
+
+@stateless(restore_seeds=("numpy", "torch"))
+def some() -> None: ...
+
+
+@stateless(restore_seeds=())
+def none() -> None: ...
+
+
+def unmarked() -> None: ...
+
+
+def test_marks() -> None:
+    assert [get_stateless(one) for one in (plain, drawing, some, none, unmarked)] == [True] * 4 + [False]
+    assert get_failure_tolerance(drawing) == 7  # both hold, restore_seeds and failure_tolerance
+    assert get_failure_tolerance(plain) is None
+    assert get_failure_tolerance(plain, 100) == 100
+    assert [generators_of(one) for one in (plain, drawing)] == [GENERATORS] * 2
+    assert [generators_of(one) for one in (some, none)] == [("numpy", "torch"), ()]
+    assert [may_draw(one) for one in (plain, drawing, some, none, unmarked)] == [False, True, True, False, True]
+
+
+def test_wrong_marks() -> None:
+    with pytest.raises(ConfigError, match=r"\['nmpy'\]"):
+        stateless(restore_seeds=("nmpy",))(lambda: None)
+    with pytest.raises(ConfigError, match=r"failure_tolerance.*-1"):
+        stateless(failure_tolerance=-1)(lambda: None)
+
+
+def drawn() -> list[float]:
+    return [random.random(), NUMPY.rand(), NUMPY.randn(), torch.rand(1).item(), random.gauss(0, 1)]
+
+
+def test_generators_are_seeded_and_put_back() -> None:
+    for seed in (random.seed, NUMPY.seed, torch.manual_seed):
+        seed(5)
+    drawn()  # leaves half a pair of normal numbers in each generator
+    kept = random.getstate(), NUMPY.get_state(), torch.get_rng_state(), NUMPY.get_bit_generator()
+    wanted = drawn()
+    random.setstate(kept[0])
+    NUMPY.set_state(kept[1])
+    torch.set_rng_state(kept[2])
+    aside = SavedGenerators()
+    found = []
+    for seed in ((1 << 64) - 1, 12, 12):
+        with aside, aside:
+            aside.seed(seed, GENERATORS)
+            found.append(drawn())
+    with contextlib.suppress(KeyError), aside:
+        aside.seed(3, GENERATORS)
+        raise KeyError
+    assert found[1] == found[2]
+    assert all(one != other for one, other in zip(found[0], found[1], strict=True))
+    assert NUMPY.get_bit_generator() is kept[3]
+    assert drawn() == wanted
+
+
+def _draws(outside: str, aside: SavedGenerators | None) -> list[float]:
+    """Return what a program draws; at each letter ``s`` samples are made, which leave half a pair of normal numbers."""
+    NUMPY.seed(7)
+    found = []
+    for letter in outside:
+        if letter == "n":
+            found.append(NUMPY.standard_normal())
+        elif letter == "u":
+            found.append(NUMPY.random())
+        elif letter == "r":
+            NUMPY.seed(8)
+        elif aside is not None:
+            with aside:
+                aside.seed(9, GENERATORS)
+                NUMPY.standard_normal()
+    return found
+
+
+@given(st.text("nurs", max_size=14))
+def test_normal_numbers_come_in_pairs_around_samples(outside: str) -> None:
+    """Whether one is kept is looked up only if something was drawn since; the same one is used all the time."""
+    assert _draws(outside, SavedGenerators()) == _draws(outside, None)
+
+
+def test_only_the_named_ones_are_seeded() -> None:
+    found: list[list[float]] = []
+    for _ in range(2):
+        with SavedGenerators() as aside:
+            random.seed(len(found))
+            torch.manual_seed(len(found))
+            aside.seed(3, ("numpy",))
+            found.append(drawn())
+    differ = [one != other for one, other in zip(*found, strict=True)]
+    assert differ == [True, False, False, True, True]
+
+
+def test_other_threads_leave_the_generators_alone() -> None:
+    NUMPY.seed(4)
+    before = NUMPY.get_state()[1].copy()
+    seen: list[Any] = []
+
+    def work() -> None:
+        with SavedGenerators() as aside:
+            aside.seed(1, GENERATORS)
+            seen.append(NUMPY.get_state()[1].copy())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert np.array_equal(seen[0], before)
+
+
+def test_aside_pickles() -> None:
+    with pickle.loads(pickle.dumps(SavedGenerators())) as aside:
+        aside.seed(1, GENERATORS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,22 +9,10 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError
-from headrace.encoders import (
-    AugmentTaskEncoder,
-    Batch,
-    CallKey,
-    DefaultTaskEncoder,
-    EncoderPipeline,
-    TaskEncoder,
-    TextSample,
-    batch_list,
-    batch_stack,
-    edataclass,
-    hook_of,
-    stateless,
-)
+from headrace.encoders import EncoderPipeline, TaskEncoder, batch_list, batch_stack, edataclass, hook_of, stateless
 from headrace.encoders.pipeline import HookFailure, Output
-from headrace.encoders.task_encoder import encoder_recipe
+from headrace.encoders.task_encoder import AugmentTaskEncoder, CallKey, DefaultTaskEncoder, encoder_recipe
+from headrace.samples.media import Batch, TextSample
 
 
 def text(number: int) -> TextSample:
@@ -82,21 +69,20 @@ def test_default_batches_pad() -> None:
     assert DefaultTaskEncoder().batch(told) == {"__subflavors__": [{"of": 1}, {"of": 2}], "a": {"of": [1, 2]}}
     assert batch_list((1, 2)) == [1, 2]
     assert batch_stack([np.ones(2), np.zeros(2)]).shape == (2, 2)
-    with pytest.raises(ConfigError, match=r"\(1,\), \(2,\) cannot be stacked; use batch_pad_stack"):
+    with pytest.raises(ConfigError, match=r"1.*2.*batch_pad_stack"):
         batch_stack([np.ones(1), np.ones(2)])
 
 
 def test_default_says_what_does_not_fit() -> None:
-    with pytest.raises(ConfigError, match="Pair needs text; there are caption: give the fields the same names"):
-        DefaultTaskEncoder(encoded_sample_type=Pair).encode_sample({"caption": "x"})
-    with pytest.raises(ConfigError, match="int has no fields"):
-        DefaultTaskEncoder(encoded_sample_type=Pair).encode_sample(3)
-    with pytest.raises(ConfigError, match="int is neither a dataclass"):
-        DefaultTaskEncoder(encoded_sample_type=int).encode_sample({"a": 1})
-    with pytest.raises(ConfigError, match="samples '1' and 'without a key' of one batch differ in the fields __key__"):
-        DefaultTaskEncoder().batch([{"__key__": "1"}, {}])
-    with pytest.raises(ConfigError, match="field 'a': arrays of one batch differ"):
-        DefaultTaskEncoder().batch([{"a": np.ones(1)}, {"a": np.ones((1, 1))}])
+    for kind, sample, named in ((Pair, {"caption": "x"}, "caption"), (Pair, 3, "fields"), (int, {"a": 1}, "dataclass")):
+        with pytest.raises(ConfigError, match=named):
+            DefaultTaskEncoder(encoded_sample_type=kind).encode_sample(sample)
+    for samples, named in (
+        ([{"__key__": "1"}, {}], r"'1'.*'without.*key'"),
+        ([{"a": np.ones(1)}, {"a": np.ones((1, 1))}], "'a'"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            DefaultTaskEncoder().batch(samples)
 
 
 class Longer(TaskEncoder[Any, Any, Any, Any]):
@@ -124,12 +110,8 @@ class Twice(AugmentTaskEncoder[Any, Any, Any, Any]):
 def test_augment_hands_on_every_hook_with_its_promise() -> None:
     encoder = Twice(AugmentTaskEncoder(Longer()))
     pipeline = EncoderPipeline(encoder, packing=True)
-    assert [hook.name for hook in pipeline.used] == [
-        "select_samples_to_pack",
-        "batch",
-        "encode_sample",
-        "pack_selected_samples",
-    ]
+    used = ["select_samples_to_pack", "batch", "encode_sample", "pack_selected_samples"]
+    assert [hook.name for hook in pipeline.used] == used
     found = hook_of(encoder, "encode_sample")
     assert (found.stateless, found.may_draw, found.failure_tolerance) == (True, True, 3)
     assert encoder.version == "7"
@@ -146,79 +128,53 @@ def test_augment_delegates_when_it_is_called() -> None:
     assert encoder.encode_sample(text(1)).text == "x!"
     assert encoder.pack_selected_samples(encoder.select_samples_to_pack([text(1)])[0]) == "x"
     assert encoder.preencode_sample(1) == encoder.postencode_sample(1) == encoder.encode_batch(1) == 1
-    with pytest.raises(ConfigError, match="batch_group_criterion must be overridden"):
+    with pytest.raises(ConfigError, match="batch_group_criterion"):
         encoder.batch_group_criterion(1)
 
 
-class Both(TaskEncoder[Any, Any, Any, Any]):
-    def encode_sample(self, sample: Any) -> Any: ...
-
-    def preencode_sample(self, sample: Any) -> Any: ...
-
-
-class Half(TaskEncoder[Any, Any, Any, Any]):
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        return [samples]
-
-
-class ManyAfter(TaskEncoder[Any, Any, Any, Any]):
-    def postencode_sample(self, sample: Any) -> Iterator[Any]:  # type: ignore[override]
-        yield sample
+def encoder_with(**hooks: Any) -> Any:
+    """A task encoder that has functions for some of its hooks."""
+    return type("Own", (TaskEncoder,), hooks)()
 
 
 @pytest.mark.parametrize(
-    ("encoder", "message"),
+    ("encoder", "options", "named"),
     [
-        (Both(), "overrides both encode_sample and preencode_sample"),
-        (Half(), "overrides select_samples_to_pack alone"),
-        (ManyAfter(), "postencode_sample is a generator"),
-        (TaskEncoder, "expected a TaskEncoder"),
+        (encoder_with(encode_sample=len, preencode_sample=len), {}, r"encode_sample.*preencode_sample"),
+        (encoder_with(select_samples_to_pack=list), {}, "select_samples_to_pack"),
+        (encoder_with(postencode_sample=lambda self, sample: (yield sample)), {}, "postencode_sample"),
+        (TaskEncoder, {}, "TaskEncoder"),
+        (TaskEncoder(), {"packing": True}, "select_samples_to_pack"),
+        (TaskEncoder(), {"batch_size": 0}, r"batch_size.*0"),
     ],
 )
-def test_impossible_encoders_are_refused_at_once(encoder: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EncoderPipeline(encoder)
-
-
-def test_impossible_options_are_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="packing needs select_samples_to_pack"):
-        EncoderPipeline(TaskEncoder(), packing=True)
-    with pytest.raises(ConfigError, match="batch_size is 0"):
-        EncoderPipeline(TaskEncoder(), batch_size=0)
+def test_impossible_encoders_and_options_are_refused_at_once(encoder: Any, options: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        EncoderPipeline(encoder, **options)
 
 
 def test_preencode_beside_the_default_mapping() -> None:
-    class Before(DefaultTaskEncoder[Any, Any, Any, Any]):
-        def preencode_sample(self, sample: Any) -> Any:
-            return sample + 1
-
-        def postencode_sample(self, sample: Any) -> Any:
-            return sample * 10
-
-    [one] = EncoderPipeline(Before()).encode(lambda: 1, CallKey(1, 0))
+    hooks = {"preencode_sample": lambda self, sample: sample + 1, "postencode_sample": lambda self, sample: sample * 10}
+    encoder = type("Before", (DefaultTaskEncoder,), hooks)()
+    [one] = EncoderPipeline(encoder).encode(lambda: 1, CallKey(1, 0))
     assert one == Output(CallKey(1, 0), 20)
 
 
 def test_what_is_known_within_hooks_only() -> None:
     encoder = TaskEncoder[Any, Any, Any, Any]()
     for name in ("current_sample_index", "current_batch_index", "current_seed"):
-        with pytest.raises(ConfigError, match=f"{name} is known only within a hook"):
+        with pytest.raises(ConfigError, match=rf"{name}"):
             getattr(encoder, name)
 
-    class Asking(TaskEncoder[Any, Any, Any, Any]):
-        def encode_sample(self, sample: Any) -> Any:
-            return self.current_sample_index, self.current_seed
+    def of_sample(self: Any, sample: Any) -> Any:
+        return self.current_sample_index, self.current_seed
 
-        def batch(self, samples: list[Any]) -> Any:
-            return self.current_sample_index, self.current_batch_index
+    def of_batch(self: Any, samples: list[Any]) -> Any:
+        return self.current_sample_index, self.current_batch_index
 
-    class TooEarly(TaskEncoder[Any, Any, Any, Any]):
-        def encode_sample(self, sample: Any) -> Any:
-            return self.current_batch_index
-
-    pipeline = EncoderPipeline(Asking())
+    pipeline = EncoderPipeline(encoder_with(encode_sample=of_sample, batch=of_batch))
     assert pipeline.encode(lambda: None, CallKey(1, 5))[0].sample[0] == 5
     assert pipeline.batch([1], CallKey(1, 5)) == [(5, 5)]
     with pytest.raises(HookFailure) as found:
-        EncoderPipeline(TooEarly()).encode(lambda: None, CallKey(1, 5))
+        EncoderPipeline(encoder_with(encode_sample=of_batch)).encode(lambda: None, CallKey(1, 5))
     assert "use current_sample_index" in str(found.value.error)

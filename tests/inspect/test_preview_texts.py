@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -156,9 +155,3 @@ def test_which_of_several_places() -> None:
     assert kept_tokens(whole, np.array([7, 7, 7, 7, 7]), from_end=False) is None
     # 2^24 as bytes is 1 with its bytes moved; values are compared, not bytes.
     assert kept_tokens(np.array([0, 1 << 24, 0]), np.array([5, 5, 5, 1, 5, 5, 5]), from_end=False) is None
-
-
-def test_runs() -> None:
-    assert runs(["a", "a", "b"]) == [(0, 2), (2, 3)]
-    assert runs([]) == []
-    assert all(one[1] == other[0] for one, other in pairwise(runs([1, 1, 2, 1])))

@@ -68,12 +68,12 @@ def test_what_is_chosen(environment: dict[str, str]) -> None:
 
 
 def test_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="`images=png`: allowed are terminal, blocks, none"):
+    with pytest.raises(ConfigError, match="`images=png`"):
         choose_images("png", Stream(True), {}, plain=False)
-    with pytest.raises(ConfigError, match="standard input and output must be a terminal"):
+    with pytest.raises(ConfigError, match="terminal"):
         choose_images("terminal", Stream(True), {}, plain=False)
     monkeypatch.setattr(terminal_images, "_has_extra", lambda: False)
-    with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[view\]'"):
+    with pytest.raises(MissingExtraError, match=r"'headrace\[view\]'"):
         choose_images("terminal", Stream(True), {}, plain=False)
     assert drawer("none") is None
 

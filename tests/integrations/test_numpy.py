@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -89,16 +89,12 @@ def test_a_state_goes_on_in_either_at_any_ranks(kind: str, corpus: list[corpora.
     for stop in (1, 3, 6):
         first = NumpyLoader(run, micro_batch_size=3)
         assert len(list(islice(first, stop))) == stop
-        state = first.get_state()
-        for world_size in (1, 2):
-            torchs = [Loader(run, micro_batch_size=2, ranks=Ranks(rank, world_size)) for rank in range(world_size)]
-            ours = [
-                NumpyLoader(run, micro_batch_size=2, rank=rank, world_size=world_size) for rank in range(world_size)
-            ]
-            for loader, one in zip(torchs, ours, strict=True):
-                loader.load_state_dict(state)
-                one.set_state(state)
-                assert arrays(one) == arrays(loader)
+        for rank, world_size in ((0, 1), (0, 2), (1, 2)):
+            torchs = Loader(run, micro_batch_size=2, ranks=Ranks(rank, world_size))
+            torchs.load_state_dict(first.get_state())
+            ours = NumpyLoader(run, micro_batch_size=2, rank=rank, world_size=world_size)
+            ours.set_state(first.get_state())
+            assert arrays(ours) == arrays(torchs)
 
 
 def test_a_batch_is_the_loops_own(corpus: list[corpora.Corpus]) -> None:
@@ -119,7 +115,7 @@ def test_the_end_and_old_iterators(corpus: list[corpora.Corpus]) -> None:
     with pytest.raises(StateError, match="outdated"):
         next(old)
     assert len(list(newest)) == len(loader) - 1
-    with pytest.raises(StateError, match="has reached the end of its run, at position 50"):
+    with pytest.raises(StateError, match=r"position.*50"):
         iter(loader)
     again = NumpyLoader(windows(corpus), micro_batch_size=4)
     again.set_state(loader.get_state())
@@ -140,43 +136,34 @@ def test_errors_of_reading_come_at_their_batch(corpus: list[corpora.Corpus], mon
 
     monkeypatch.setattr(run, "read", failing)
     loader = NumpyLoader(run, micro_batch_size=4)
-
-    def count() -> Iterator[int]:
-        for number, _ in enumerate(loader):
-            yield number
-
-    found: list[int] = []
+    found: list[Any] = []
     with pytest.raises(OSError, match="gone"):
-        found.extend(count())
-    assert found == [0, 1, 2]
+        found.extend(loader)
+    assert len(found) == 3
     assert loader.position == 12
     assert len(list(loader)) == len(loader) - 3
 
 
 def test_what_is_refused(corpus: list[corpora.Corpus]) -> None:
     run = windows(corpus)
-    for options, words in (
-        ({"micro_batch_size": 0}, "micro_batch_size is at least 1"),
-        ({"micro_batch_size": 2, "rank": 2, "world_size": 2}, "rank 2 of 2"),
+    for data, options, named in (
+        (run, {"micro_batch_size": 0}, "micro_batch_size.*1"),
+        (run, {"micro_batch_size": 2, "rank": 2, "world_size": 2}, "2.*2"),
+        (corpus[0].store, {"micro_batch_size": 1}, "expected"),
     ):
-        with pytest.raises(ConfigError, match=words):
-            NumpyLoader(run, **options)
-    with pytest.raises(ConfigError, match="expected a Run"):
-        NumpyLoader(corpus[0].store, micro_batch_size=1)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=named):
+            NumpyLoader(data, **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="endless"):
         len(NumpyLoader(windows(corpus, samples=None), micro_batch_size=1))
-    loader = NumpyLoader(run, micro_batch_size=2)
-    other = Run(run.data, global_batch_size=8, order=Order(seed=4))
-    begun = NumpyLoader(other, micro_batch_size=8)
+    begun = NumpyLoader(Run(run.data, global_batch_size=8, order=Order(seed=4)), micro_batch_size=8)
     next(iter(begun))
-    with pytest.raises(StateError, match="order"):
-        loader.set_state(begun.get_state())
     balanced = Loader(packs(corpus), micro_batch_size=2, balance=Balance())
     next(iter(balanced))
-    packed = NumpyLoader(packs(corpus), micro_batch_size=2)
-    with pytest.raises(StateError, match="this loader has no balance"):
-        packed.set_state(balanced.state_dict())
-    assert (loader.position, packed.position) == (0, 0)
+    for mine, state, named in ((run, begun.get_state(), "order"), (packs(corpus), balanced.state_dict(), "balance")):
+        loader = NumpyLoader(mine, micro_batch_size=2)
+        with pytest.raises(StateError, match=named):
+            loader.set_state(state)
+        assert loader.position == 0
 
 
 def test_torch_need_not_be_there(corpus: list[corpora.Corpus], tmp_path: Path) -> None:

@@ -47,26 +47,26 @@ def test_two_epochs_are_two(dataset: headrace.PromptDataset) -> None:
         assert len(fed) == 24 * (epoch + 1)
     assert fed == list(range(48))
     assert loader.prompts.account().num_finished == 48
-    with pytest.raises(StateError, match=r"all 2 epochs of this loader are over.* stop after 6 batches"):
+    with pytest.raises(StateError, match=r"2.*6.*batches"):
         next(iter(loader))
     longer = made(dataset, 72, epochs=3)
     longer.load_state_dict(loader.state_dict())
     longer.set_epoch(2)
     assert [batch["sample_positions"][0].item() for batch in longer] == [48, 56, 64]
-    with pytest.raises(StateError, match="the saved position 48 is outside this run of 24 samples"):
+    with pytest.raises(StateError, match=r"position.*48.*24"):
         made(dataset, 24, epochs=1).load_state_dict(loader.state_dict())
 
 
 def test_what_cannot_be_divided(dataset: headrace.PromptDataset) -> None:
-    with pytest.raises(ConfigError, match="needs a run that ends"):
-        made(dataset, None)
-    with pytest.raises(ConfigError, match=r"50 prompts, which 2 epochs of batches of 8 .* pass the run samples=48"):
-        made(dataset, 50)
-    with pytest.raises(ConfigError, match="at least 1, found 0 and 8"):
-        made(dataset, epochs=0)
-    with pytest.raises(ConfigError, match="prompts of rank 1 of 2, and one controller hands out all"):
-        made(dataset, ranks=Ranks(1, 2))
-    with pytest.raises(StateError, match="begins epoch 1, and no prompt was dispatched yet"):
+    for samples, options, named in (
+        (None, {}, "needs"),
+        (50, {}, "50.*2.*8"),
+        (48, {"epochs": 0}, "1.*found.*0"),
+        (48, {"ranks": Ranks(1, 2)}, "1.*2.*controller"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            made(dataset, samples, **options)
+    with pytest.raises(StateError, match=r"1.*dispatched"):
         made(dataset).set_epoch(1)
 
 

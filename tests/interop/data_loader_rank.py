@@ -1,6 +1,6 @@
-"""One process of test_data_loader_kills: trains with `headrace.DataLoader` in a plain loop, or in Lightning's Trainer.
+"""One process of test_data_loader_kills: trains with `headrace.DataLoader` in Lightning's Trainer.
 
-It says what each micro-step was fed. The loop is that of a user of torch's DataLoader, with DDP on gloo.
+It says what each micro-step was fed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ import random
 import signal
 import sys
 import warnings
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import headrace
 from headrace import DataLoader
@@ -75,35 +71,7 @@ class Said:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loop(loader: DataLoader, folder: Path, said: Said) -> None:
-    rank = loader.ranks.rank
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    checkpoint = folder / "checkpoint.pt"
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(saved["model"])
-        loader.load_state_dict(saved["loader"])
-    for epoch in range(loader.epoch, EPOCHS):
-        done = loader.position
-        for batch in loader:
-            step, done = done // STEP, loader.position
-            said.say(epoch, step, batch)
-            is_full = done % STEP == 0 or not loader.num_left()
-            with nullcontext() if is_full else model.no_sync():
-                model(batch["x"]).sum().backward()
-            if not is_full:
-                continue
-            optimizer.step()
-            optimizer.zero_grad()
-            if rank == 0:
-                torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, folder / "next")
-                (folder / "next").replace(checkpoint)
-    assert loader.account().epochs == EPOCHS
-    assert loader.account().given == EPOCHS * SAMPLES
-
-
-def trainer(loader: DataLoader, folder: Path, said: Said, *, is_exact: bool = False) -> None:
+def trainer(loader: DataLoader, folder: Path, said: Said, *, is_exact: bool) -> None:
     """Lightning takes the loader as it is: it is none of torch's, so no sampler is put into it."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -147,11 +115,8 @@ def main(how: str, kind: str, folder: str, num_workers: str, killed_at: str, **v
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     place = Path(folder)
-    if how == "loop":
-        dist.init_process_group("gloo")
     loader = loader_of(kind, place, int(num_workers))
-    ways = {"loop": loop, "trainer": trainer, "exact": partial(trainer, is_exact=True)}
-    ways[how](loader, place, Said(place, int(killed_at)))
+    trainer(loader, place, Said(place, int(killed_at)), is_exact=how == "exact")
 
 
 if __name__ == "__main__":

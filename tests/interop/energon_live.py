@@ -19,6 +19,21 @@ from interop import energon_peer
 Batches = list[list[str]]
 
 
+def members(*keys: str, size: int = 1) -> list[tuple[str, bytes]]:
+    """A text for each key, which is the key so many times."""
+    return [(f"{key}.txt", f"{key} ".encode() * size) for key in keys]
+
+
+def dataset(
+    root: Path, shards: Mapping[str, Sequence[tuple[str, bytes]]], splits: Mapping[str, str] | None = None
+) -> Path:
+    """Samples of text, prepared by ours; of parts, the regular expression of the shards' names."""
+    sample = DatasetChoice(sample_type="TextSample", field_map={"text": "txt"})
+    split = SplitChoice(parts=tuple((splits or {"train": ".*"}).items()))
+    prepare_energon(write_shards(root, dict(shards)), options=EnergonOptions(split=split, dataset=sample))
+    return root
+
+
 def texts(root: Path, counts: Sequence[int], *, val: int = 0) -> Path:
     """A dataset of shards with so many texts: ``a0``, ``a1``, ... in one of the name a. The last shards are val."""
     first = [sum(counts[:shard]) for shard in range(len(counts))]
@@ -30,11 +45,8 @@ def texts(root: Path, counts: Sequence[int], *, val: int = 0) -> Path:
         for shard, count in enumerate(counts)
     }
     train = len(counts) - val
-    parts = [("train", f"s[{','.join(map(str, range(train)))}]")] + [("val", f"s[{train}-9]")] * (val > 0)
-    sample = DatasetChoice(sample_type="TextSample", field_map={"text": "txt"})
-    options = EnergonOptions(split=SplitChoice(parts=tuple(parts)), dataset=sample)
-    prepare_energon(write_shards(root, shards), options=options)
-    return root
+    parts = {"train": f"s[{','.join(map(str, range(train)))}]"} | ({"val": f"s[{train}-9]"} if val else {})
+    return dataset(root, shards, parts)
 
 
 def metadataset(path: Path, **splits: Any) -> Path:

@@ -97,14 +97,6 @@ def keys(path: Path, part: str = "train") -> list[str]:
     return [sample.__key__ for sample in load(path, part)]
 
 
-def outcome(path: Path, part: str = "train") -> list[str] | str:
-    """As ``keys``, or the kind of the error where there is one."""
-    try:
-        return keys(path, part)
-    except Exception as error:
-        return type(error).__name__
-
-
 def fields(sample: Any) -> dict[str, Any]:
     """Field -> value of a sample of either side, with its key."""
     if isinstance(sample, Mapping):

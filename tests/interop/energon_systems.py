@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import programs
 from interop import energon_peer
 from interop.energon_live import our_loader, their_loader
 
@@ -19,20 +18,13 @@ _LINE = "from headrace.encoders import ("
 
 
 def in_energon(module: ModuleType, folder: Path) -> ModuleType:
-    """The same source with Energon's import line, loaded anew: what its decorators keep is not shared with others.
-
-    It has to be left in ``sys.modules``, or its dataclasses are not found.
-    """
+    """The same source with Energon's import line, loaded anew: what its decorators keep is not shared with others."""
     energon_peer.energon()
     source = Path(str(module.__file__)).read_text()
     assert source.count("headrace") == source.count(_LINE) == 1
     file = folder / f"encoders_of_energon_{next(_NUMBERS)}.py"
     file.write_text(source.replace(_LINE, "from megatron.energon import ("))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    found = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-    energon_peer.quietly(spec.loader.exec_module, found)
+    found: ModuleType = energon_peer.quietly(programs.load, file)
     return found
 
 

@@ -22,11 +22,11 @@ def loss_of(table: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array
     return ((table[inputs] - labels / 2**16) ** 2).sum()
 
 
-def main(store: str, folder: str, port: str, killed_at: str) -> None:
+def main(store: str, folder: str, killed_at: str) -> None:
     rank, world_size, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(folder)
     if world_size > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", world_size, rank)
+        jax.distributed.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", world_size, rank)
     mesh = Mesh(np.array(jax.devices()), ("data",))
     rows, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
     step_of = jax.jit(jax.value_and_grad(loss_of), out_shardings=same)

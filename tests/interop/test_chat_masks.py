@@ -12,7 +12,6 @@ Equal with ``generation_tags="exact"`` and ``straddle="train"``, which is their 
 from __future__ import annotations
 
 import re
-import warnings
 from importlib import resources
 from importlib.util import find_spec
 from typing import Any
@@ -43,15 +42,6 @@ EXACT: dict[str, Any] = {
     "on_doubled_bos": "allow",
     **masks_made.LENIENT,
 }
-
-
-@pytest.fixture(scope="module")
-def hf() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers = pytest.importorskip("transformers")
-    transformers.logging.set_verbosity_error()
-    return transformers
 
 
 def theirs(hf: Any, template: ChatTemplate, kind: str) -> Any:

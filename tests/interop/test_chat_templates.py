@@ -6,8 +6,7 @@ import json
 import re
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,17 +32,13 @@ class _Fixed(datetime):
         return talks.NOW
 
 
-@pytest.fixture(scope="module")
-def hf() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers = pytest.importorskip("transformers")
-        from transformers.utils import chat_template_utils
-    transformers.logging.set_verbosity_error()
-    real = chat_template_utils.datetime
-    chat_template_utils.datetime = _Fixed
-    yield transformers
-    chat_template_utils.datetime = real
+@pytest.fixture(autouse=True, scope="module")
+def _dated(hf: Any) -> Iterator[None]:
+    from transformers.utils import chat_template_utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template_utils, "datetime", _Fixed)
+        yield
 
 
 def tokenizer(hf: Any, text: str, tokens: dict[str, str]) -> Any:

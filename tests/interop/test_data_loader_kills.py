@@ -1,11 +1,10 @@
-"""`headrace.DataLoader` in a plain loop and in Lightning's Trainer: killed at random micro-steps, resumed elsewhere."""
+"""`headrace.DataLoader` in Lightning's Trainer: killed at random micro-steps, resumed elsewhere."""
 
 from __future__ import annotations
 
 import json
 import random
 import signal
-import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import warm
 from counts import FULL, PATIENCE_S
 from headrace.loader import Ranks
 from interop import data_loader_rank as rank_script
+from ports import free_port
 
 pytestmark = pytest.mark.interop
 datasets = pytest.importorskip("datasets", reason="needs the extra interop: pip install -e '.[interop]'")
@@ -57,9 +57,7 @@ class Job(NamedTuple):
     def live(self, world_size: int, killed_at: int) -> Steps:
         """Train with some processes until one is killed, or to the end, and return what they said."""
         before = set(self.folder.glob("said-*"))
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
+        port = free_port()
         victim = random.Random(killed_at).randrange(world_size)
         programs = []
         for rank in range(world_size):
@@ -105,17 +103,10 @@ def killed(job: Job, lives: list[tuple[int, int]]) -> None:
     assert found == whole
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), CASES if FULL else CASES[::3])
-def test_a_loop_on_2_1_and_3_ranks(kind: str, num_workers: int, process: warm.Warm, tmp_path: Path) -> None:
-    draw = random.Random(kind)
-    # A step takes 3, 6 and 2 micro-steps of 2, 1 and 3 ranks, and an epoch 4 steps, of which the last one is short.
-    lives = [(2, draw.randint(5, 9)), (1, draw.randint(4, 20)), (3, 0)]
-    killed(Job(process, tmp_path, "loop", kind, num_workers), lives)
-
-
 @pytest.mark.parametrize(("kind", "num_workers"), CASES if FULL else CASES[3:])
 def test_lightning_on_2_1_and_3_ranks(kind: str, num_workers: int, process: warm.Warm, tmp_path: Path) -> None:
     draw = random.Random(kind)
+    # A step takes 3, 6 and 2 micro-steps of 2, 1 and 3 ranks, and an epoch 4 steps, of which the last one is short.
     lives = [(2, draw.randint(5, 9)), (1, draw.randint(4, 20)), (3, 0)]
     killed(Job(process, tmp_path, "exact", kind, num_workers), lives)
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import HeadraceError
 from interop import energon_peer
 from interop.energon_live import metadataset, our_loader, take, texts, texts_of, their_loader
 
@@ -31,41 +30,13 @@ def flat(batches: list[list[str]]) -> list[str]:
     return [text for batch in batches for text in batch]
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("val", [False, True])
-@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 5), (2, 5), (3, 4), (4, 3)])
-def test_the_length_of_a_rank(folder: Path, world_size: int, batch_size: int, val: bool) -> None:
-    """`len` is how many batches come: of both, and of ours as many on every rank."""
-    given: dict[str, Any] = {"val": val, "batch_size": batch_size, **({} if val else {"repeat": False})}
-    lengths = []
-    for rank in range(world_size):
-        theirs = their_loader(folder / "a", rank, world_size, **given)
-        ours = our_loader(folder / "a", rank, world_size, **given)
-        lengths.append(len(ours))
-        for loader in (theirs, ours):
-            assert len(take(loader)) == len(loader)
-    assert set(lengths) == {-(-(21 if val else 40) // (world_size * batch_size))}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("world_size", "num_workers"), [(2, 0), (3, 0), (2, 2), (7, 0)])
-def test_ranks_and_workers_share_all_samples(folder: Path, world_size: int, num_workers: int) -> None:
-    wanted = [f"a{number}" for number in range(40)]
-    for make in (their_loader, our_loader):
-        found = []
-        for rank in range(world_size):
-            loader = make(folder / "a", rank, world_size, num_workers, batch_size=3, repeat=False)
-            found += flat(take(loader))
-        assert sorted(found, key=lambda text: int(text[1:])) == wanted
-
-
 def test_fewer_samples_than_readers(folder: Path) -> None:
     """Three samples for four workers: all come in validation; Energon cannot train on them, we can."""
     path = folder / "d"
     for make in (their_loader, our_loader):
         found = [flat(take(make(path, rank, 2, 2, val=True, split_part="train", batch_size=1))) for rank in range(2)]
         assert sorted(flat(found)) == ["d0", "d1", "d2"]
-    with pytest.raises(AssertionError, match="Cannot repeat empty dataset"):
+    with pytest.raises(AssertionError, match="dataset"):
         take(their_loader(path, 3, 4, batch_size=1), 1)
     ours = [flat(take(our_loader(path, rank, 4, batch_size=1), 3)) for rank in range(4)]
     assert Counter(flat(ours)) == {"d0": 4, "d1": 4, "d2": 4}
@@ -133,18 +104,6 @@ def test_ranges(folder: Path, outer: Any, inner: Any) -> None:
     theirs, ours = (flat(take(make(path, val=True, batch_size=6))) for make in (their_loader, our_loader))
     assert theirs == ours
     assert 0 < sum(text[0] == "a" for text in ours) < 40
-
-
-@pytest.mark.parametrize(("outer", "inner"), [([5, 10], ["0%", "50%"]), (None, [30, 50]), (None, ["60%", "40%"])])
-def test_ranges_that_both_refuse(folder: Path, outer: Any, inner: Any) -> None:
-    """Samples in an outer range, more than there are, the end before the beginning."""
-    entry = {"path": "a", "split_part": "train", "subset": {"range": inner}}
-    split = entry if outer is None else {"blend": [entry], "subset": {"range": outer}}
-    path = metadataset(folder / "refused.yaml", val=split)
-    with pytest.raises((AssertionError, ValueError)):
-        take(their_loader(path, val=True, batch_size=6))
-    with pytest.raises(HeadraceError):
-        take(our_loader(path, val=True, batch_size=6))
 
 
 def test_subflavors_of_nested_files(folder: Path) -> None:

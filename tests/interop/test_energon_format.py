@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from counts import cases
 from energon_made import LINES, PRIMARY, write_shards
-from headrace.errors import InputError
 from headrace.preparing.energon import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice, prepare_energon
 from headrace.samples.media import CrudeSample, SampleMapper
 from headrace.stores import EnergonStore, JsonlSamplesStore
 from interop import energon_peer
 from media_made import images, sound, video
+from tars_made import member, write_tar
 
 pytestmark = pytest.mark.interop
 
@@ -35,7 +35,7 @@ def _peer() -> None:
     energon_peer.energon()
 
 
-def both(root: Path, write: Any) -> tuple[Path, Path]:
+def both(root: Path, write: Callable[[Path], object]) -> tuple[Path, Path]:
     """The same shards twice."""
     for name in ("ours", "theirs"):
         write(root / name)
@@ -117,28 +117,19 @@ FOLDERS = ["", "d/", "d/e/", "./", "v1.2/", "d/__in__/", "v.1/w.2/"]
 PARTS = ["jpg", "txt", "JSON", "seg.png", "x y", "ö", "", "json.gz", "__t__"]
 
 
-def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE) -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(name)
-    info.size, info.type = len(data), kind
-    return info, data
-
-
 def ignored(rng: random.Random, number: int) -> tuple[tarfile.TarInfo, bytes]:
     """What belongs to no sample, wherever it lies."""
     name = rng.choice(["noext", "d/noext", ".hidden", "__meta__/info.txt", "__skip__", "d.txt"])
     if name == "d.txt":
         kind = rng.choice([tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE])
         # A link or a pipe that would be a part is refused, as tests/stores/tar/test_store.py shows.
-        return member(f"d{number}.txt" if kind == tarfile.DIRTYPE else f"d{number}", kind=kind)
+        return member(f"d{number}.txt" if kind == tarfile.DIRTYPE else f"d{number}", type=kind)
     return member(f"{name}{number}" if name.endswith("ext") else name, b"no part")
 
 
 def write_drawn(root: Path, shards: dict[str, tuple[int, Tar]]) -> None:
     for name, (layout, members) in shards.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(root / name, "w", format=layout) as tar:
-            for info, data in members:
-                tar.addfile(info, io.BytesIO(data))
+        write_tar(root / name, members, layout)
 
 
 @settings(max_examples=cases(5, 300), deadline=None)
@@ -166,17 +157,6 @@ def as_it_is() -> Any:
         return sample
 
     return cook
-
-
-def test_a_key_that_is_there_twice(tmp_path: Path) -> None:
-    shards = {"0.tar": [("a.txt", b"1"), ("b.txt", b"2")], "1.tar": [("a.txt", b"3")]}
-    ours, theirs = both(tmp_path, lambda root: write_shards(root, shards))
-    done = energon_peer.run(
-        "prepare", "--non-interactive", "--no-progress", "--num-workers", "1", "--split-ratio", "1,0,0", theirs
-    )
-    assert done.exit_code != 0
-    with pytest.raises(InputError, match="'a'"):
-        prepare_energon(ours, options=EnergonOptions(split=SplitChoice(ratio=(1, 0, 0)), dataset=NO_YAML))
 
 
 @pytest.mark.parametrize("strategy", ["extension", "header"])

@@ -9,17 +9,18 @@ import itertools
 import json
 import os
 import sys
-import tarfile
 import types
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from energon_made import write_shards
 from headrace.compat import energon
+from media_made import encoded
 
 pytestmark = pytest.mark.interop
 
@@ -53,29 +54,26 @@ def module_of(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> types
     return made
 
 
-def images(folder: Path) -> Path:
-    """Write a prepared dataset of pictures with questions and answers."""
-    from PIL import Image
-
-    folder.mkdir()
-    for shard in range(2):
-        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
-            for number in range(shard * COUNT // 2, (shard + 1) * COUNT // 2):
-                picture = BytesIO()
-                Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(picture, "PNG")
-                talk = [{"value": f"what is {number}"}, {"value": f"it is {number}"}]
-                for part, data in (("jpg", picture.getvalue()), ("json", json.dumps(talk).encode())):
-                    entry = tarfile.TarInfo(f"{number:04d}.{part}")
-                    entry.size = len(data)
-                    tar.addfile(entry, BytesIO(data))
+def images_of(folder: Path) -> Path:
+    """A prepared dataset of pictures with questions and answers in a folder, written once."""
+    root = folder / "images"
+    if root.is_dir():
+        return root
+    shards: dict[str, list[tuple[str, bytes]]] = {"0.tar": [], "1.tar": []}
+    for number in range(COUNT):
+        picture = encoded(Image.fromarray(np.full((8, 8, 3), number, np.uint8)), "PNG")
+        talk = [{"value": f"what is {number}"}, {"value": f"it is {number}"}]
+        parts = [(f"{number:04d}.jpg", picture), (f"{number:04d}.json", json.dumps(talk).encode())]
+        shards[f"{number * 2 // COUNT}.tar"] += parts
+    write_shards(root, shards)
     energon.BaseWebdatasetFactory.prepare_dataset(
-        folder, ["{0..1}.tar"], split_parts_ratio=[("train", 1), ("val", 1)], shuffle_seed=None, workers=1
+        root, ["{0..1}.tar"], split_parts_ratio=[("train", 1), ("val", 1)], shuffle_seed=None, workers=1
     )
     fields = "{image: jpg, context: 'json[0][value]', answers: 'json[1][value]'}"
-    (folder / ".nv-meta/dataset.yaml").write_text(
+    (root / ".nv-meta/dataset.yaml").write_text(
         f"__module__: megatron.energon\n__class__: VQAWebdataset\nfield_map: {fields}\n"
     )
-    return folder
+    return root
 
 
 class Questions(energon.DefaultTaskEncoder):  # type: ignore[type-arg]
@@ -87,7 +85,7 @@ class Questions(energon.DefaultTaskEncoder):  # type: ignore[type-arg]
 def test_the_multimodal_example_of_megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = public("Megatron-LM/examples/multimodal/dataloader_provider.py")
     given = types.SimpleNamespace(
-        data_path=[str(images(tmp_path / "images"))],
+        data_path=[str(images_of(tmp_path))],
         micro_batch_size=2,
         num_workers=0,
         packing_buffer_size=None,
@@ -107,13 +105,13 @@ def test_the_multimodal_example_of_megatron(tmp_path: Path, monkeypatch: pytest.
     module_of(monkeypatch, "dataset_helpers", TaskEncoder=Questions, print_error_handler=print)
     names: dict[str, Any] = {"__name__": "dataloader_provider"}
     exec(compile(text, "dataloader_provider.py", "exec"), names)
-    with pytest.warns(UserWarning, match="handler: as in Energon, which ignores it"):
+    with pytest.warns(UserWarning, match="ignores"):
         training, validation, _ = names["train_valid_test_dataloaders_provider"](None, task_encoder=Questions())
     batches = list(itertools.islice(training, 5))
     assert all(batch["number"].shape == (2,) for batch in batches)
     saved = training.save_state()
     expected = next(training)
-    with pytest.warns(UserWarning, match="handler: as in Energon, which ignores it"):
+    with pytest.warns(UserWarning, match="ignores"):
         again, _, _ = names["train_valid_test_dataloaders_provider"](None, task_encoder=Questions())
     again._dataloader.restore_state_rank(saved)
     assert torch.equal(next(iter(again._dataloader))["number"], expected["number"])
@@ -159,11 +157,6 @@ def test_the_loader_of_megatron_bridge(tmp_path: Path, monkeypatch: pytest.Monke
     again = module()
     again._dataloader.restore_state_rank(state)
     assert torch.equal(next(iter(again._dataloader))["number"], expected)
-
-
-def images_of(folder: Path) -> Path:
-    """The dataset of pictures in a folder, written once."""
-    return folder / "images" if (folder / "images").is_dir() else images(folder / "images")
 
 
 def test_the_data_module_of_nemo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,22 +162,6 @@ def test_crude_with_a_cooker(tmp_path: Path) -> None:
         assert ours(root, cookers=own) == wanted
 
 
-def test_jsonl(tmp_path: Path) -> None:
-    peer = energon_peer.energon()
-    path = tmp_path / "lines.jsonl"
-    lines = [json.dumps({"questions": [f"q{number}"], "cls": number}) for number in range(9)]
-    path.write_text("\n".join(lines))
-    prepare_energon(path)
-
-    def cook(base: Callable[..., Any], make: Any) -> Any:
-        return lambda sample: make(**base(sample), text=sample["json"]["questions"][0])
-
-    wanted = theirs(path, cookers=[peer.stateless(cook(peer.basic_sample_keys, peer.TextSample))])
-    dataset = MediaDataset.open(path, None, cookers=[Cooker(cook(basic_sample_keys, TextSample))])
-    assert [energon_peer.fields(sample) for sample in dataset.samples(np.arange(9))] == wanted
-    assert [sample["text"] for sample in wanted] == [f"q{number}" for number in range(9)]
-
-
 @pytest.mark.parametrize("kind", ["shards", "files"])
 def test_auxiliary_files(tmp_path: Path, kind: str) -> None:
     peer = energon_peer.energon()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +18,8 @@ pytestmark = pytest.mark.interop
 
 
 @pytest.fixture(autouse=True)
-def _calm() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        pytest.importorskip("trl.trainer.sft_trainer")
-        yield
-    torch.set_num_threads(threads)
+def _trl(calm: None) -> None:
+    pytest.importorskip("trl.trainer.sft_trainer")
 
 
 SIZES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6, "save_strategy": "no"}
@@ -80,16 +72,16 @@ def test_strategies_are_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
-        ({"train_sampling_strategy": "batch_rebalance"}, "train_sampling_strategy='batch_rebalance' makes the samples"),
-        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True lets accelerate divide batches"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches=True lets accelerate divide batches"),
-        ({"dataloader_in_order": False, "dataloader_num_workers": 1}, "in_order=False hands batches out as they come"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "train_sampling_strategy='batch_rebalance'"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches=True"),
+        ({"dataloader_in_order": False, "dataloader_num_workers": 1}, "in_order=False"),
     ],
 )
-def test_other_divisions_are_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_other_divisions_are_refused(options: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
         trainer_of(tmp_path, **options).train()
 
 
@@ -98,21 +90,20 @@ def test_other_samplers_and_streams_are_refused(tmp_path: Path) -> None:
 
     trainer = trainer_of(tmp_path, max_steps=2)
     trainer._get_train_sampler = lambda dataset: torch.utils.data.WeightedRandomSampler([1.0] * 47, 47)
-    with pytest.raises(ConfigError, match=r"sampler is <torch.*WeightedRandomSampler.*order is known only when"):
+    with pytest.raises(ConfigError, match="WeightedRandomSampler"):
         trainer.get_train_dataloader()
     trainer.train_dataset = datasets.Dataset.from_list(hf_training.own_rows("Trainer")).to_iterable_dataset()
-    with pytest.raises(ConfigError, match="it is a stream: it has no samples by number"):
+    with pytest.raises(ConfigError, match="samples"):
         trainer.get_train_dataloader()
     assert "prepare" not in vars(trainer.accelerator)
 
 
 def test_a_checkpoint_without_a_state_needs_its_position(tmp_path: Path) -> None:
     trainer_of(tmp_path, kind="own plain", max_steps=6, save_strategy="steps", save_steps=6).train()
-    said = "has no headrace_state.json: .* pass first_position=71: samples of this epoch may come twice"
-    with pytest.raises(StateError, match=said):
+    with pytest.raises(StateError, match=r"headrace_state\.json.*first_position=71"):
         trainer_of(tmp_path).train(resume_from_checkpoint=True)
     (tmp_path / "life-0-0.jsonl").unlink()
-    with pytest.raises(ConfigError, match="first_position is for a checkpoint without a state"):
+    with pytest.raises(ConfigError, match="first_position"):
         headrace.exact(trainer_of(tmp_path), first_position=71).train()
     headrace.exact(trainer_of(tmp_path), first_position=71).train(resume_from_checkpoint=True)
     resumed = rows_of(tmp_path)
@@ -123,15 +114,15 @@ def test_a_checkpoint_without_a_state_needs_its_position(tmp_path: Path) -> None
 
 def test_another_size_of_a_step_and_other_files_are_refused(tmp_path: Path) -> None:
     trainer_of(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
-    for sizes, said in (
-        ({"gradient_accumulation_steps": 3}, "= 6 samples a step: pass gradient_accumulation_steps=6"),
-        ({"per_device_train_batch_size": 5}, "= 30 samples a step: pass another per_device_train_batch_size"),
+    for sizes, named in (
+        ({"gradient_accumulation_steps": 3}, "6.*gradient_accumulation_steps=6"),
+        ({"per_device_train_batch_size": 5}, "30.*per_device_train_batch_size"),
     ):
-        with pytest.raises(ConfigError, match=f"saved with 12 for a step, .*{said}"):
+        with pytest.raises(ConfigError, match=rf"12.*{named}"):
             trainer_of(tmp_path, **sizes).train(resume_from_checkpoint=True)
     saved = tmp_path / "checkpoint-2" / "trainer_state.json"
     saved.write_text(json.dumps(json.loads(saved.read_text()) | {"global_step": 3}))
-    with pytest.raises(StateError, match="done 3 steps, which are 3 of the data, and the data are after 2: these are"):
+    with pytest.raises(StateError, match=r"3.*2.*these"):
         trainer_of(tmp_path).train(resume_from_checkpoint=True)
 
 
@@ -145,7 +136,7 @@ def test_states_of_runs_and_of_datasets_are_told_apart(tmp_path: Path) -> None:
         return hf_training.trainer_of("Trainer", kind, tmp_path / "stores", tmp_path / "out", **saving)
 
     trainer("windows").train()
-    with pytest.raises(StateError, match=r"this is no state of a headrace\.DataLoader"):
+    with pytest.raises(StateError, match=r"headrace\.DataLoader"):
         trainer("own").train(resume_from_checkpoint=True)
     trainer("own").train()
     with pytest.raises(StateError):
@@ -156,7 +147,7 @@ def test_another_dataset_is_refused(tmp_path: Path) -> None:
     trainer_of(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
     other = trainer_of(tmp_path)
     other.train_dataset = other.train_dataset.map(lambda row: {"labels": [1] * len(row["labels"])})
-    with pytest.raises(StateError, match="the state belongs to another dataset: version was"):
+    with pytest.raises(StateError, match="version"):
         other.train(resume_from_checkpoint=True)
 
 
@@ -174,16 +165,16 @@ def test_rewards_may_change_their_rows(tmp_path: Path) -> None:
 
 def test_what_cannot_be_exact_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for found in (torch.nn.Linear(1, 1), hf_training.trainer_of, SimpleNamespace(train=print)):
-        with pytest.raises(ConfigError, match="expected a Trainer of transformers or TRL with a train_dataset, an"):
+        with pytest.raises(ConfigError, match=r"TRL.*train_dataset"):
             headrace.exact(found)
     trainer = trainer_of(tmp_path)
     assert headrace.exact(trainer) is trainer
     assert len(type(trainer).__mro__) == len(type(trainer_of(tmp_path)).__mro__)
     monkeypatch.setattr("headrace.integrations.exact.version_of", lambda name: "6.1.0")
-    with pytest.raises(ConfigError, match=r"transformers 6.1.0 is installed, .*: install transformers~=5.23.0"):
+    with pytest.raises(ConfigError, match=r"6.1.0.*transformers~=5.23.0"):
         headrace.exact(trainer)
     kind = type("GKDTrainer", (type(trainer),), {"__module__": "trl.experimental.gkd"})
-    with pytest.raises(ConfigError, match="TRL's GKDTrainer feeds itself in a way that is not known here"):
+    with pytest.raises(ConfigError, match=r"TRL's.*GKDTrainer"):
         headrace.exact(object.__new__(kind))
 
 
@@ -215,7 +206,7 @@ def test_loops_of_accelerate_know_the_end_of_an_epoch(tmp_path: Path) -> None:
                 accelerator.save_state(str(tmp_path / "state"))
     assert syncs == [False, True, False, True, True] * 2
     assert loader.step == 6
-    with pytest.raises(ConfigError, match="leave skip_first_batches out"):
+    with pytest.raises(ConfigError, match="skip_first_batches"):
         accelerator.skip_first_batches(loader, 2)
     again = accelerated()
     again.prepare(torch.nn.Linear(1, 1))
@@ -229,5 +220,5 @@ def test_loaders_of_an_evaluation_are_left_to_accelerate() -> None:
     loader = accelerator.prepare(torch.utils.data.DataLoader(list(range(10)), batch_size=2))
     assert not isinstance(loader, headrace.DataLoader)
     assert len(list(accelerator.skip_first_batches(loader, 2))) == 3
-    with pytest.raises(ConfigError, match="first_position is for a trainer"):
+    with pytest.raises(ConfigError, match="first_position"):
         headrace.exact(accelerator, first_position=2)

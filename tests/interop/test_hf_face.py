@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +28,15 @@ from headrace import (
 from headrace import open as open_store
 from headrace.loader import Ranks
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("calm")]
 
 SIZES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(hf_stores: Path) -> Path:
     pytest.importorskip("transformers.trainer")
-    made = tmp_path_factory.mktemp("stores")
-    hf_training.make_stores(made)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def _calm() -> Iterator[None]:
-    """Transformers warns of its own ways; and threads take longer for matrices as small as these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
-    torch.set_num_threads(threads)
+    return hf_stores
 
 
 def windows(folder: Path, **options: Any) -> WindowDataset:
@@ -169,26 +154,22 @@ def test_flash_attention_gets_one_row_without_pads(folder: Path, tmp_path: Path)
         assert flat[name][0].tolist() == rows[name][is_token].tolist()
 
 
-def refused(run: Any, out: Path, says: str, **options: Any) -> None:
-    with pytest.raises(ConfigError, match=says):
+def refused(run: Any, out: Path, named: str, **options: Any) -> None:
+    with pytest.raises(ConfigError, match=named):
         trainer_of(run, out, **options).train()
 
 
 def test_sizes_that_do_not_make_the_global_batch(folder: Path, tmp_path: Path) -> None:
     run = Run(windows(folder), global_batch_size=12, samples=120)
-    sums = (
-        "per_device_train_batch_size 2 x gradient_accumulation_steps 3 x 1 data-parallel processes = 6 samples a step"
-    )
     refused(
         run,
         tmp_path,
-        f"global batches of 12 samples, and the trainer would take {sums}: pass gradient_accumulation_steps=6 ",
+        r"12.*per_device_train_batch_size.*6.*gradient_accumulation_steps=6",
         gradient_accumulation_steps=3,
     )
-    says = r"gradient_accumulation_steps=3 \(5 x 3 x 1 = 15, of which the last 3 places stay empty\)"
-    refused(run, tmp_path, says, per_device_train_batch_size=5)
+    refused(run, tmp_path, r"gradient_accumulation_steps=3.*15.*3", per_device_train_batch_size=5)
     ramp = Run(windows(folder), global_batch_size=[(0, 12), (5, 24)], samples=120)
-    refused(ramp, tmp_path, "goes from 12 to 24 samples, and the Trainer has one number of micro-batches")
+    refused(ramp, tmp_path, r"12.*24.*Trainer")
     # A change that the run does not live to see is none.
     trainer_of(Run(windows(folder), global_batch_size=[(0, 12), (5, 24)], samples=60), tmp_path).train()
 
@@ -206,10 +187,10 @@ def test_a_batch_that_grows_is_trained_in_parts(folder: Path, tmp_path: Path) ->
 
 def test_steps_are_those_of_the_run(folder: Path, tmp_path: Path) -> None:
     run = Run(windows(folder), global_batch_size=12, samples=50)
-    refused(run, tmp_path, "max_steps is 6, and the run ends after 5 steps", max_steps=6)
+    refused(run, tmp_path, r"max_steps.*6.*5", max_steps=6)
     endless = Run(windows(folder), global_batch_size=12)
-    refused(endless, tmp_path, "the run is endless: pass max_steps")
-    with pytest.raises(ConfigError, match=r"an evaluation ends: use Run\.validation"):
+    refused(endless, tmp_path, r"endless.*max_steps")
+    with pytest.raises(ConfigError, match=r"Run\.validation"):
         trainer_of(run, tmp_path, eval_runs={"run": endless}).evaluate()
     trainer = trainer_of(Run(windows(folder), global_batch_size=12), tmp_path, max_steps=3)
     trainer.train()
@@ -222,17 +203,17 @@ def test_steps_are_those_of_the_run(folder: Path, tmp_path: Path) -> None:
 def test_labels_that_are_shifted_already(folder: Path, tmp_path: Path) -> None:
     """By what the dataset says, and by the first batch where nothing does."""
     shifted = Run(windows(folder, labels="next"), global_batch_size=12)
-    refused(shifted, tmp_path, "run: the labels are already the next tokens, .* two tokens ahead. Pass labels='same'")
+    refused(shifted, tmp_path, r"^run:.*labels='same'")
     run = hf_training.run_of("windows", folder)
-    refused(run, tmp_path, r"eval_runs\['some'\]: the labels are already", eval_runs={"some": shifted})
+    refused(run, tmp_path, r"eval_runs\['some'\].*labels", eval_runs={"some": shifted})
     blend = Blend({"a": windows(folder, labels="next"), "b": windows(folder, labels="next")}, weights={"a": 1, "b": 1})
-    refused(Run(blend, global_batch_size=12), tmp_path, "run, source a: the labels", max_steps=1)
+    refused(Run(blend, global_batch_size=12), tmp_path, r"^run,.*a:.*labels", max_steps=1)
 
     class Unnamed(WindowDataset):
         labels = property(lambda self: "mine", lambda self, value: None)  # type: ignore[assignment]
 
     unnamed = Unnamed(open_store(folder / "text"), seq_len=8)
-    refused(Run(unnamed, global_batch_size=12), tmp_path, "the first batch: the labels are already", max_steps=1)
+    refused(Run(unnamed, global_batch_size=12), tmp_path, r"batch:.*labels", max_steps=1)
 
 
 def test_a_loss_of_ones_own_has_the_labels_that_it_wants(folder: Path, tmp_path: Path) -> None:
@@ -268,16 +249,6 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = hf_training.run_of("windows", folder)
     trainer_of(run, out, save_strategy="steps", save_steps=3).train()
     return out
-
-
-def test_what_a_checkpoint_holds(trained: Path, folder: Path) -> None:
-    run = hf_training.run_of("windows", folder)
-    assert Run.load(trained / "checkpoint-3/run.json").recipe == run.recipe
-    saved = json.loads((trained / "checkpoint-3/headrace_state.json").read_text())
-    loader = Loader(run, micro_batch_size=3)
-    loader.load_state_dict(saved["state"])
-    assert loader.step == 3
-    assert (trained / "checkpoint-7").exists()
 
 
 def test_resumed_with_another_option_that_trainers_have(trained: Path, folder: Path, tmp_path: Path) -> None:
@@ -316,26 +287,26 @@ def test_checkpoints_that_are_not_complete(trained: Path, folder: Path, tmp_path
     (out / "checkpoint-7/trainer_state.json").write_text("{")
     (out / "checkpoint-6/trainer_state.json").unlink()
     resumed = trainer_of(hf_training.run_of("windows", folder), out)
-    with pytest.warns(UserWarning, match="checkpoint-[67] is not complete"):
+    with pytest.warns(UserWarning, match=r"checkpoint-[67]"):
         resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 7
     (out / "checkpoint-3/headrace_state.json").unlink()
-    with pytest.raises(StateError, match=r"checkpoint-3 has no headrace_state.json: it was saved by a trainer without"):
+    with pytest.raises(StateError, match=r"checkpoint-3.*headrace_state.json"):
         trainer_of(hf_training.run_of("windows", folder), out).train(resume_from_checkpoint=out / "checkpoint-3")
     shutil.copy(trained / "checkpoint-6/headrace_state.json", out / "checkpoint-3")
-    with pytest.raises(StateError, match="has done 3 steps, and the data are after 6"):
+    with pytest.raises(StateError, match=r"3.*after.*6"):
         trainer_of(hf_training.run_of("windows", folder), out).train(resume_from_checkpoint=out / "checkpoint-3")
 
 
 def test_another_run_is_refused_by_field(trained: Path, folder: Path, tmp_path: Path) -> None:
     other = Run(windows(folder), global_batch_size=12, order=Order(seed=4), samples=77)
-    with pytest.raises(StateError, match=r"order\.seed: 4 here, 3 in the saved recipe"):
+    with pytest.raises(StateError, match=r"order\.seed.*4.*3"):
         trainer_of(other, tmp_path).train(resume_from_checkpoint=str(trained / "checkpoint-3"))
 
 
 def test_a_run_that_is_made_longer(trained: Path, folder: Path, tmp_path: Path) -> None:
     longer = Run(windows(folder), global_batch_size=12, order=Order(seed=3), samples=120)
-    with pytest.raises(StateError, match="the run ended within step 6 when this was saved, and is longer now"):
+    with pytest.raises(StateError, match=r"6.*longer"):
         trainer_of(longer, tmp_path).train(resume_from_checkpoint=str(trained / "checkpoint-7"))
     trainer = trainer_of(longer, tmp_path)
     trainer.train(resume_from_checkpoint=str(trained / "checkpoint-6"))
@@ -358,7 +329,7 @@ def test_what_is_fetched_ahead_is_not_in_the_state(workers: int, folder: Path, t
     trainer._train_batches.save(tmp_path)
     assert json.loads((tmp_path / "headrace_state.json").read_text())["state"]["position"] == 12
     trainer.state.global_step = 9
-    with pytest.raises(StateError, match="the trainer saves step 9"):
+    with pytest.raises(StateError, match=r"trainer.*9"):
         trainer._train_batches.save(tmp_path)
 
 
@@ -408,18 +379,16 @@ def test_prompts_of_a_generation_are_finished_after_its_last_step(folder: Path, 
         assert load_prompts(again, tmp_path, layout, 6) == trained // 6
         assert again.take(1)[0].position == finished
     (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
-    with pytest.raises(
-        StateError, match="3 steps, which use up 1 generations of 12 prompts, and 24 prompts are finished"
-    ):
+    with pytest.raises(StateError, match=r"3.*1.*generations"):
         load_prompts(prompts_of(folder)[0], tmp_path, layout, 6)
     # Four times as many micro-steps in a generation: the steps of the trainer would no longer end generations.
     (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
     _, longer = prompts_of(folder, micro_steps=48)
-    with pytest.raises(StateError, match="the arguments that divide steps into generations have changed"):
+    with pytest.raises(StateError, match="generations"):
         load_prompts(prompts_of(folder)[0], tmp_path, longer, 6)
 
 
 def test_only_prompts_have_fates(folder: Path, tmp_path: Path) -> None:
     trainer = trainer_of(hf_training.run_of("windows", folder), tmp_path)
-    with pytest.raises(ConfigError, match="there are no prompts here"):
+    with pytest.raises(ConfigError, match="prompts"):
         _ = trainer.prompts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,6 @@ FLAGS = ("return_position_ids", "return_flash_attn_kwargs", "return_seq_idx")
 KINDS = {"list": list, "numpy": np.array, "tensor": torch.tensor}
 
 
-@pytest.fixture(scope="module")
-def transformers() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = pytest.importorskip("transformers")
-        # Looked up here, where their imports may warn.
-        _ = module.DataCollatorWithFlattening
-    return module
-
-
 def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert set(found) == set(expected)
     for name, values in expected.items():
@@ -45,7 +34,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @settings(max_examples=cases(40, 1_500), deadline=None)
 @given(st.data())
-def test_flattened_as_theirs(transformers: Any, data: st.DataObject) -> None:
+def test_flattened_as_theirs(hf: Any, data: st.DataObject) -> None:
     has_labels = data.draw(st.booleans())
     kind = KINDS[data.draw(st.sampled_from(sorted(KINDS)))]
     features = []
@@ -60,12 +49,12 @@ def test_flattened_as_theirs(transformers: Any, data: st.DataObject) -> None:
         "separator_id": data.draw(st.sampled_from([-100, -1])),
         "position_ids_start": data.draw(st.integers(0, 2)),
     }
-    assert_equal(flatten(features, **options), transformers.DataCollatorWithFlattening(**options)(features))
+    assert_equal(flatten(features, **options), hf.DataCollatorWithFlattening(**options)(features))
 
 
 @settings(max_examples=cases(40, 1_500), deadline=None)
 @given(st.sampled_from([1, 4]).flatmap(lambda multiple: packs_made.drawn_rows(seq_len=12, multiple=multiple)))
-def test_packed_batches_as_their_documents(transformers: Any, rows: list[list[packs_made.Piece]]) -> None:
+def test_packed_batches_as_their_documents(hf: Any, rows: list[list[packs_made.Piece]]) -> None:
     """A packed batch without its pads is its documents flattened by their collator."""
     batch = {
         name: torch.from_numpy(values) if isinstance(values, np.ndarray) else values
@@ -86,23 +75,23 @@ def test_packed_batches_as_their_documents(transformers: Any, rows: list[list[pa
             "cu_seq_lens_q": (1,), "cu_seq_lens_k": (1,), "max_length_q": 0, "max_length_k": 0,
         }  # fmt: skip
         return
-    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    collate = hf.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
     assert_equal(found, collate(features))
 
 
 @settings(max_examples=cases(40, 1_500), deadline=None)
 @given(st.sampled_from([1, 4]).flatmap(lambda multiple: packs_made.drawn_rows(seq_len=12, multiple=multiple)))
-def test_borders_as_transformers_derives_them(transformers: Any, rows: list[list[packs_made.Piece]]) -> None:
+def test_borders_as_transformers_derives_them(hf: Any, rows: list[list[packs_made.Piece]]) -> None:
     """Both of its ways, which disagree elsewhere, find our segments: for flash attention, and for masks."""
     batch = packs_made.make(rows, 12)
     position_ids = torch.from_numpy(batch["position_ids"])
-    flash = transformers.modeling_flash_attention_utils
+    flash = hf.modeling_flash_attention_utils
     (for_q, for_k), (longest_q, longest_k) = flash.prepare_fa_kwargs_from_position_ids(position_ids)
     for theirs in (for_q, for_k):
         assert theirs.dtype == torch.int32
         assert theirs.tolist() == batch["cu_seqlens"].tolist() == cu_seqlens(batch["position_ids"]).tolist()
     assert int(longest_q) == int(longest_k) == batch["max_seqlen"]
-    find = transformers.masking_utils.find_packed_sequence_indices
+    find = hf.masking_utils.find_packed_sequence_indices
     indices = find(position_ids)
     ours = seq_idx(batch["position_ids"])
     if indices is None:
@@ -113,11 +102,3 @@ def test_borders_as_transformers_derives_them(transformers: Any, rows: list[list
     flat = position_ids.reshape(1, -1)
     is_packed = bool(flash._is_packed_sequence(flat, 1))
     assert is_packed == (len(batch["cu_seqlens"]) > 2) == (find(flat) is not None)
-
-
-def test_why_every_segment_begins_at_0(transformers: Any) -> None:
-    """Of torchtune's continued positions the two ways of Transformers make different segments."""
-    position_ids = torch.tensor([[3, 4, 5, 0, 1, 2]])
-    (found, _), _ = transformers.modeling_flash_attention_utils.prepare_fa_kwargs_from_position_ids(position_ids)
-    assert found.tolist() == [3, 6]
-    assert transformers.masking_utils.find_packed_sequence_indices(position_ids).tolist() == [[0, 0, 0, 1, 1, 1]]

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,37 +10,21 @@ from typing import Any
 import pytest
 
 import corpora
-from counts import PATIENCE_S
+from interop import trainer_processes
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("jax", reason="needs the extra interop: pip install -e '.[interop]'")
 
-SCRIPT = Path(__file__).with_name("jax_rank.py")
-
 
 def train(folder: Path, world_size: int, store: Path, killed_at: int = 0) -> dict[int, list[Any]]:
     """Train with some processes; return for each step the positions that it was fed, and the sum of its losses."""
-    folder.mkdir(exist_ok=True)
-    before = set(folder.glob("said-*"))
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    environment = {**os.environ, "WORLD_SIZE": str(world_size), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(SCRIPT), str(store), str(folder), str(port), str(killed_at)]
-    ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(world_size)
-    ]
-    errors = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
-    codes = [rank.returncode for rank in ranks]
-    assert -signal.SIGKILL in codes if killed_at else codes == [0] * world_size, errors
     fed: dict[int, list[Any]] = defaultdict(lambda: [set(), {}])
-    for file in sorted(set(folder.glob("said-*")) - before):
-        for line in file.read_text().splitlines():
-            step, positions, loss = json.loads(line)
-            fed[step][0] |= set(positions)
-            # Each process says the loss of the whole micro-step.
-            fed[step][1][min(positions) // 4] = loss
+    for step, positions, loss in trainer_processes.said_by(
+        "jax_rank.py", [store, folder], folder, world_size, killed_at, JAX_PLATFORMS="cpu"
+    ):
+        fed[step][0] |= set(positions)
+        # Each process says the loss of the whole micro-step.
+        fed[step][1][min(positions) // 4] = loss
     return {
         step: [positions, pytest.approx(sum(losses.values()), rel=1e-4)] for step, (positions, losses) in fed.items()
     }

@@ -5,7 +5,6 @@ The steps are those of `megatron_training.py`, in processes of a gloo group, wit
 
 from __future__ import annotations
 
-import hashlib
 import random
 from argparse import Namespace
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 import headrace
 from headrace.compat.megatron import GPTDataset, GPTMasks
@@ -38,15 +36,13 @@ def core() -> Any:
 
 
 @pytest.fixture
-def alone(core: Any, tmp_path: Path) -> Iterator[None]:
+def groups(core: Any, alone: None) -> Iterator[None]:
     """Megatron's process groups, with this process alone in them."""
     from megatron.core import parallel_state
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     yield
     parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("core")
@@ -68,17 +64,12 @@ def test_killed_and_resumed_on_other_ranks(store: str, tmp_path: Path) -> None:
         told.append(trainer_processes.samples_and_losses(said))
         reading.append([one["reads"] for one in said if "reads" in one])
         positions.append([one["position"] for one in said if "position" in one])
-    samples, losses = told[0]
+    samples, _ = told[0]
     run = megatron_training.make_run(store, megatron_training.arguments())
     assert [len(rows) for rows in samples.values()] == [4, 4, 8, 12, 12, 12, 12, 12]
-    for step, rows in samples.items():
-        found = [hashlib.sha256(np.ascontiguousarray(row).tobytes()) for row in run.step(step)["input_ids"]]
-        assert rows == sorted(one.hexdigest()[:12] for one in found)
     assert [min(fed) for fed, _ in told[1:]] == [0, 2, 4, 6]
     assert max(told[-1][1]) == 7
-    for fed, lost in told[1:]:
-        assert lost == pytest.approx({step: losses[step] for step in lost}, rel=1e-5)
-        assert all(fed[step] == samples[step] for step in lost)
+    trainer_processes.check_lives(told, run)
     assert reading == [[True], [True], [True, True], [True, False], [True, True]]
     assert positions[0] == [76]
     assert positions[-1] == [76, 52], "a context-parallel peer reads nothing, and stays where it began"
@@ -95,7 +86,7 @@ def make_run(store: str, samples: int | None = 40, **changed: Any) -> headrace.R
     return headrace.Run(dataset, global_batch_size=4, samples=samples)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("groups")
 def test_validation_goes_round_and_goes_on(store: str) -> None:
     run = make_run(store, samples=12)
     train, valid, test = face.dataloaders(
@@ -108,7 +99,7 @@ def test_validation_goes_round_and_goes_on(store: str) -> None:
     assert next(test)["tokens"].tolist() == whole[:2].tolist()
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("groups")
 def test_labels_without_loss_and_packs(store: str) -> None:
     packs = headrace.PackedSequenceDataset(headrace.open(store), headrace.Packing(seq_len=128))
     run = headrace.Run(packs, global_batch_size=4, samples=20)
@@ -127,7 +118,7 @@ def test_labels_without_loss_and_packs(store: str) -> None:
     assert batch["max_seqlen"].tolist() == [expected["max_seqlen"]] * 2
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("options", [["create_attention_mask", "reset_attention_mask"], ["inter_document_masking"]])
 def test_megatrons_own_samples_pass_as_they_are(store: str, options: list[str]) -> None:
     masks = GPTMasks(eod=0, **dict.fromkeys(options, True))
@@ -140,40 +131,40 @@ def test_megatrons_own_samples_pass_as_they_are(store: str, options: list[str]) 
         assert values.tolist() == [np.asarray(dataset[row][name]).tolist() for row in (8, 9)], name
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize(
-    ("changed", "of_run", "message"),
+    ("changed", "of_run", "named"),
     [
-        ({"dataloader_type": "single"}, {}, "pass --dataloader-type external"),
-        ({"global_batch_size": 8}, {}, r"the run for train are \[\(0, 4\)\].*arguments \[\(0, 8\)\]"),
-        ({"seq_length": 32}, {}, "--seq-length is 32"),
-        ({"train_iters": 11}, {}, "trains on 44 samples, the run has 40"),
-        ({"step_batch_size_schedule": "0:4"}, {}, "--step-batch-size-schedule is not supported"),
-        ({"phase_transition_iterations": [4]}, {}, "--phase-transition-iterations is not supported"),
+        ({"dataloader_type": "single"}, {}, "--dataloader-type external"),
+        ({"global_batch_size": 8}, {}, r"train.*\[\(0, 4\)\].*\[\(0, 8\)\]"),
+        ({"seq_length": 32}, {}, "--seq-length.*32"),
+        ({"train_iters": 11}, {}, "44.*40"),
+        ({"step_batch_size_schedule": "0:4"}, {}, "--step-batch-size-schedule"),
+        ({"phase_transition_iterations": [4]}, {}, "--phase-transition-iterations"),
         ({}, {"labels": "same"}, 'labels="same"'),
-        ({"consumed_train_samples": 6}, {}, "position 6 .*step"),
+        ({"consumed_train_samples": 6}, {}, "position 6"),
     ],
 )
-def test_what_does_not_fit_is_refused(store: str, changed: Any, of_run: Any, message: str) -> None:
-    with pytest.raises(headrace.ConfigError, match=message):
+def test_what_does_not_fit_is_refused(store: str, changed: Any, of_run: Any, named: str) -> None:
+    with pytest.raises(headrace.ConfigError, match=named):
         face.dataloaders(arguments(**changed), train=make_run(store, **of_run))
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("groups")
 def test_packs_need_their_borders(store: str) -> None:
     run = headrace.Run(
         headrace.PackedSequenceDataset(headrace.open(store), headrace.Packing(seq_len=64)), global_batch_size=4
     )
-    for changed, message in (
+    for changed, named in (
         ({}, "--dataloader-inter-document-masking"),
-        ({"context_parallel_size": 2}, "not divided"),
+        ({"context_parallel_size": 2}, "divided"),
     ):
         args = arguments(seq_length=64, dataloader_inter_document_masking=bool(changed), **changed)
-        with pytest.raises(headrace.ConfigError, match=message):
+        with pytest.raises(headrace.ConfigError, match=named):
             face.dataloaders(args, train=run)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("groups")
 def test_a_saved_state_of_another_run_is_refused(store: str, tmp_path: Path) -> None:
     train, _, _ = face.dataloaders(arguments(), train=make_run(store))
     batches = [next(train)["tokens"] for _ in range(6)]
@@ -186,27 +177,24 @@ def test_a_saved_state_of_another_run_is_refused(store: str, tmp_path: Path) -> 
     torch.save({"dataloader_state_dict": other.state_dict()}, place / "train_dataloader_dprank000.pt")
     args = arguments(iteration=2, consumed_train_samples=8, dataloader_save=str(tmp_path))
     assert torch.equal(next(face.dataloaders(args, train=make_run(store))[0])["tokens"], batches[4])
-    with pytest.raises(headrace.StateError, match="dataset, blend differ"):
+    with pytest.raises(headrace.StateError, match="dataset"):
         face.dataloaders(args, train=make_run(store, stride=8))
     args.consumed_train_samples = 12
-    with pytest.raises(headrace.StateError, match="are of different trainings"):
+    with pytest.raises(headrace.StateError, match="trainings"):
         face.dataloaders(args, train=make_run(store))
     # A later checkpoint whose state is lost: the one before it still says which run it was.
     args.iteration = 3
-    says = (
-        r"no state of the loader for iteration 3, iter_0000003/.*at the 12 consumed.* state of iteration 2, .*dprank000"
-    )
-    with pytest.warns(UserWarning, match=says):
+    with pytest.warns(UserWarning, match=r"iter_0000003/.*12.*2.*dprank000"):
         train, _, _ = face.dataloaders(args, train=make_run(store))
     assert next(train)["tokens"].tolist() == make_run(store).step(3)["input_ids"][:2].tolist()
-    with pytest.raises(headrace.StateError, match="dataset, blend differ"):
+    with pytest.raises(headrace.StateError, match="dataset"):
         face.dataloaders(args, train=make_run(store, stride=8))
     args.consumed_train_samples = 4
-    with pytest.raises(headrace.StateError, match="are of different trainings"):
+    with pytest.raises(headrace.StateError, match="trainings"):
         face.dataloaders(args, train=make_run(store))
     # None at all, but for one of an iteration that this checkpoint has not reached.
     args.iteration = 1
-    with pytest.warns(UserWarning, match=r"at the 4 consumed samples.*nothing says that this is the run"):
+    with pytest.warns(UserWarning, match=r"4.*consumed"):
         train, _, _ = face.dataloaders(args, train=make_run(store))
     assert torch.equal(next(train)["tokens"], batches[2])
 
@@ -229,5 +217,5 @@ def test_data_from_files(store: str, tmp_path: Path) -> None:
     assert valid is not None
     assert test is None
     args.fim_data = True
-    with pytest.raises(headrace.ConfigError, match="--fim-data is not served"):
+    with pytest.raises(headrace.ConfigError, match="--fim-data"):
         face.datasets(args, tokenizer, [40, 4, 4])

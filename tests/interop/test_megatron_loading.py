@@ -1,57 +1,14 @@
-"""What Megatron's training loop decides around the datasets: cyclic batches by torch, and batch sizes that grow."""
+"""What Megatron's training loop decides around the datasets: batch sizes that grow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
-import corpora
 from counts import cases
-from headrace import BatchSchedule, Loader, Order, Run
-from headrace.compat.megatron import CyclicDataset, GPTDataset
-from headrace.loader import Ranks, Reading
+from headrace import BatchSchedule
 
 pytestmark = pytest.mark.interop
-
-
-def cyclic(total: int, consumed: int, rank: int, ranks: int, size: int, *, sharded: bool) -> Iterator[list[int]]:
-    """A rank's micro-batches for ever, by torch's own shuffle, from the rules of Megatron-LM's random sampler."""
-    together = ranks * size
-    chunks = total // together
-    step = consumed // together
-    while True:
-        epoch, chunk = divmod(step, chunks)
-        generator = torch.Generator().manual_seed(epoch)
-        if sharded:
-            shuffled = torch.randperm(chunks * size, generator=generator) + rank * chunks * size
-            yield shuffled[chunk * size : (chunk + 1) * size].tolist()
-        else:
-            shuffled = torch.randperm(total // size * size, generator=generator)
-            yield shuffled[rank::ranks][chunk * size : (chunk + 1) * size].tolist()
-        step += 1
-
-
-@pytest.mark.parametrize("seed", range(cases(12, 200)))
-def test_the_loader_feeds_the_batches_of_the_cyclic_sampler(tmp_path: Path, seed: int) -> None:
-    """C21 through runs and loaders, over several epochs, from any number of consumed samples."""
-    rng = np.random.default_rng(seed)
-    total, size, ranks, sharded = (int(rng.integers(low, high)) for low, high in ((20, 90), (1, 5), (1, 5), (0, 2)))
-    corpora.write(tmp_path / "x", [np.arange(2 * total + 1, dtype=np.uint16)])
-    dataset = GPTDataset(tmp_path / "x", sequence_length=2)
-    assert len(dataset) == total
-    data = CyclicDataset(dataset, micro_batch_size=size, data_parallel_size=ranks, data_sharding=bool(sharded))
-    run = Run(data, global_batch_size=ranks * size * int(rng.integers(1, 4)), order=Order(kind="none"))
-    consumed = ranks * size * int(rng.integers(0, 50))
-    for rank in range(ranks):
-        loader = Loader(run, micro_batch_size=size, ranks=Ranks(rank, ranks), reading=Reading(num_threads=0))
-        loader.start_at(consumed, allow_repeats=True)
-        theirs = cyclic(total, consumed, rank, ranks, size, sharded=bool(sharded))
-        for _, expected, batch in zip(range(60), theirs, loader, strict=False):
-            assert batch["tokens"].tolist() == dataset.read(np.array(expected))["tokens"].tolist()
 
 
 @pytest.mark.parametrize("seed", range(cases(24, 2000)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +9,13 @@ import numpy as np
 import pytest
 
 import headrace
-from copies_made import GOLDEN, pair_bytes
+from copies_made import pair_bytes
 from counts import cases
 from headrace.copying import CopyOptions
+from interop import golden_scripts, megatron_peer
+from interop.megatron_peer import DTYPES
 
 pytestmark = pytest.mark.interop
-
-DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
-SEEDS = range(cases(10, 200))
-
-
-@pytest.fixture(scope="module")
-def megatron() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("megatron.core.datasets.indexed_dataset")
 
 
 def write_theirs(megatron: Any, prefix: Path, rng: np.random.Generator, dtype: str, *, multimodal: bool) -> None:
@@ -48,16 +38,15 @@ def merge_theirs(megatron: Any, folder: Path, output: Path, dtype: str, *, multi
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(cases(10, 200)))
+@pytest.mark.filterwarnings("ignore")
 def test_c3_a_merge_is_byte_equal(tmp_path: Path, megatron: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     dtype, multimodal = DTYPES[seed % len(DTYPES)], seed % 5 == 0
     (tmp_path / "in").mkdir()
     for number in range(8, 8 + int(rng.integers(1, 5))):  # part-10 comes before part-9 by name
         write_theirs(megatron, tmp_path / "in" / f"part-{number}", rng, dtype, multimodal=multimodal)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about arrays that are read-only
-        merge_theirs(megatron, tmp_path / "in", tmp_path / "theirs", dtype, multimodal=multimodal)
+    merge_theirs(megatron, tmp_path / "in", tmp_path / "theirs", dtype, multimodal=multimodal)
     headrace.merge([tmp_path / "in"], tmp_path / "ours", sort_by="name")
     assert pair_bytes(tmp_path / "ours" / "text_document") == pair_bytes(tmp_path / "theirs")
     if dtype.startswith("float") or multimodal:
@@ -66,7 +55,7 @@ def test_c3_a_merge_is_byte_equal(tmp_path: Path, megatron: Any, seed: int) -> N
     flat = headrace.open(tmp_path / "ours")
     headrace.convert(tmp_path / "ours", tmp_path / "keyed", format="keyed")
     headrace.convert(tmp_path / "keyed", tmp_path / "back", format="indexed", options=CopyOptions(shards="single"))
-    peer = megatron.IndexedDataset(str(tmp_path / "back" / "text_document"))
+    peer = megatron_peer.indexed(tmp_path / "back" / "text_document")
     found = np.concatenate([np.zeros(0, dtype), *(peer[number] for number in range(len(peer)))])
     np.testing.assert_array_equal(found, flat.fetch(0, flat.num_tokens))
     assert len(peer.document_indices) - 1 == len(flat)
@@ -76,21 +65,12 @@ def test_split_parts_are_read_by_megatron(tmp_path: Path, megatron: Any) -> None
     rng = np.random.default_rng(3)
     write_theirs(megatron, tmp_path / "a", rng, "int32", multimodal=False)
     headrace.split(tmp_path / "a", tmp_path / "out", into=2)
-    whole = megatron.IndexedDataset(str(tmp_path / "a"))
-    parts = [megatron.IndexedDataset(str(tmp_path / "out" / f"part_0000{part}" / "text_document")) for part in range(2)]
+    whole = megatron_peer.indexed(tmp_path / "a")
+    parts = [megatron_peer.indexed(tmp_path / "out" / f"part_0000{part}" / "text_document") for part in range(2)]
     assert sum(len(part) for part in parts) == len(whole)
     found = [part[number].tolist() for part in parts for number in range(len(part))]
     assert found == [whole[number].tolist() for number in range(len(whole))]
 
 
-def test_the_golden_merges_are_what_megatron_writes(tmp_path: Path, megatron: Any) -> None:
-    spec = importlib.util.spec_from_file_location("make_merge", GOLDEN / "make_merge.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module.make(tmp_path)
-    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert made == {path.name: path.read_bytes() for path in (GOLDEN / "merge").iterdir()}
+def test_the_golden_merges_are_what_megatron_writes(tmp_path: Path) -> None:
+    golden_scripts.check_made_again("merge", tmp_path)

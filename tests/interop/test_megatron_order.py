@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -27,22 +26,17 @@ from headrace.plan.megatron import (
     split_ranges,
     torch_randperm,
 )
+from interop import golden_scripts
+from interop.golden_scripts import GOLDEN
 
 pytestmark = pytest.mark.interop
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Any:
     """The script that writes the golden files: it knows how megatron-core's classes are called."""
     pytest.importorskip("megatron.core")
-    spec = importlib.util.spec_from_file_location("make_megatron_order", GOLDEN / "make_megatron_order.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return golden_scripts.script("make_megatron_order")
 
 
 @pytest.fixture(scope="module")

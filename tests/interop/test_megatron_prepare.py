@@ -15,21 +15,14 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import headrace
+from copies_made import pair_bytes
 from headrace.cli import main
 from headrace.stores import load_manifest
+from interop import megatron_peer
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("warm_workers")]
 
 NUM_ADDED = 10
-
-
-@pytest.fixture(scope="module")
-def megatron() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from megatron.core.datasets import indexed_dataset
-
-        return indexed_dataset
 
 
 @pytest.fixture(scope="module")
@@ -79,24 +72,14 @@ def prepare(folder: Path, *arguments: str) -> Path:
     return out
 
 
-def build(megatron: Any, prefix: Path, documents: list[list[int]], dtype: Any) -> None:
+def build(prefix: Path, documents: list[list[int]], dtype: Any) -> None:
     """The original's builder, fed as its tool feeds it."""
-    builder = megatron.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
-    for ids in documents:
-        builder.add_document(ids, [len(ids)] if ids else [])
-    builder.finalize(f"{prefix}.idx")
+    megatron_peer.write(prefix, [(ids, [len(ids)] if ids else []) for ids in documents], dtype)
 
 
-def assert_same_files(ours: Path, theirs: Path) -> None:
-    for suffix in (".bin", ".idx"):
-        assert Path(f"{ours}{suffix}").read_bytes() == Path(f"{theirs}{suffix}").read_bytes(), suffix
-
-
-def read_documents(megatron: Any, prefix: Path) -> list[list[int]]:
+def read_documents(prefix: Path) -> list[list[int]]:
     """What the original's reader finds."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        peer = megatron.IndexedDataset(str(prefix))
+    peer = megatron_peer.indexed(prefix)
     bounds = peer.document_indices.tolist()
     return [[int(token) for at in range(begin, end) for token in peer[at]] for begin, end in itertools.pairwise(bounds)]
 
@@ -115,10 +98,10 @@ def test_prepared_text_is_megatrons(
     assert used.name == backend  # proved, and no mismatch later
     documents = encode(tokenizer, texts)
     assert 0 in documents[-2][:-1]  # the special token inside the text
-    build(megatron, tmp_path / "theirs", documents, megatron.DType.optimal_dtype(vocab_size))
-    assert_same_files(out / "text_document", tmp_path / "theirs")
+    build(tmp_path / "theirs", documents, megatron.DType.optimal_dtype(vocab_size))
+    assert pair_bytes(out / "text_document") == pair_bytes(tmp_path / "theirs")
 
-    assert read_documents(megatron, out / "text_document") == documents
+    assert read_documents(out / "text_document") == documents
     ours = headrace.open(str(out))
     assert ours.num_documents == len(texts)
     for i, document in enumerate(documents):
@@ -126,26 +109,7 @@ def test_prepared_text_is_megatrons(
     assert list(ours.check(vocab_size=vocab_size)) == []
 
 
-def test_each_shard_is_megatrons(tmp_path: Path, megatron: Any, texts: list[str]) -> None:
-    """Shards are what its builder would have made of their documents; its reader of one after another gives all."""
-    tokenizer = train(tmp_path, texts, 620)
-    write_records(tmp_path / "in.jsonl", [{"text": text} for text in texts])
-    documents = encode(tokenizer, texts)
-    limit = 20_000
-    out = prepare(tmp_path, "--shard-tokens", str(limit))
-    shards = sorted(out.glob("*.bin"))
-    assert len(shards) > 5
-    found = []
-    for shard in shards:
-        part = read_documents(megatron, shard.with_suffix(""))
-        assert sum(map(len, part)) <= limit
-        build(megatron, tmp_path / "theirs", part, np.uint16)
-        assert_same_files(shard.with_suffix(""), tmp_path / "theirs")
-        found += part
-    assert found == documents
-
-
-def test_several_fields_are_megatrons_json_keys(tmp_path: Path, megatron: Any, texts: list[str]) -> None:
+def test_several_fields_are_megatrons_json_keys(tmp_path: Path, texts: list[str]) -> None:
     """``--field a --field b`` as ``--json-keys a b``: a pair of files for each key."""
     tokenizer = train(tmp_path, texts, 620)
     titles = [text[:20] for text in texts]
@@ -153,37 +117,26 @@ def test_several_fields_are_megatrons_json_keys(tmp_path: Path, megatron: Any, t
     write_records(tmp_path / "in.jsonl", records)
     out = prepare(tmp_path, "--field", "title", "--field", "body")
     for key, column in (("title", titles), ("body", texts)):
-        build(megatron, tmp_path / key, encode(tokenizer, column), np.uint16)
-        assert_same_files(out / f"{key}_document", tmp_path / key)
+        build(tmp_path / key, encode(tokenizer, column), np.uint16)
+        assert pair_bytes(out / f"{key}_document") == pair_bytes(tmp_path / key)
 
 
-def test_windows_are_megatrons_samples(tmp_path: Path, megatron: Any) -> None:
+def test_windows_are_megatrons_samples(tmp_path: Path) -> None:
     """Windows in order are the samples of a GPTDataset before its shuffles: the same tokens and labels."""
     rng = np.random.default_rng(5)
-    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.uint16)
-    for length in rng.integers(1, 90, 300).tolist():
-        builder.add_document(rng.integers(0, 60_000, length).tolist(), [length])
-    builder.finalize(str(tmp_path / "x.idx"))
+    lengths = rng.integers(1, 90, 300).tolist()
+    given = [(rng.integers(0, 60_000, length).tolist(), [length]) for length in lengths]
+    megatron_peer.write(tmp_path / "x", given, np.uint16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-        from megatron.core.datasets.utils import Split
-
-        config = GPTDatasetConfig(
-            random_seed=1,
-            sequence_length=32,
-            blend=([str(tmp_path / "x")], None),
-            split="1,0,0",
-            tokenizer=_Tokenizer(),
-            reset_position_ids=False,
-            reset_attention_mask=False,
-            eod_mask_loss=False,
-            create_attention_mask=False,
-        )
-        indexed = megatron.IndexedDataset(str(tmp_path / "x"))
-        peer = GPTDataset(indexed, str(tmp_path / "x"), np.arange(300, dtype=np.int32), None, Split.train, config)
+        options = {"random_seed": 1, "sequence_length": 32, "blend": ([str(tmp_path / "x")], None), "split": "1,0,0"}
+        config = megatron_peer.config(tokenizer=_Tokenizer(), **options)
+        indexed = megatron_peer.indexed(tmp_path / "x")
+        make, split = (megatron_peer.core(f"datasets.{name}") for name in ("gpt_dataset", "utils"))
+        documents = np.arange(300, dtype=np.int32)
+        peer = make.GPTDataset(indexed, str(tmp_path / "x"), documents, None, split.Split.train, config)
         # Its samples without its shuffles of documents and samples.
-        peer.document_index = np.arange(300, dtype=np.int32)
+        peer.document_index = documents
         peer.shuffle_index = np.arange(len(peer), dtype=np.uint32)
         starts = np.searchsorted(np.cumsum(indexed.sequence_lengths), np.arange(len(peer) + 1) * 32, side="right")
         begins = np.cumsum(indexed.sequence_lengths) - indexed.sequence_lengths
@@ -197,8 +150,7 @@ def test_windows_are_megatrons_samples(tmp_path: Path, megatron: Any) -> None:
             assert np.array_equal(sample["position_ids"].numpy(), ours[i]["position_ids"])
 
 
-class _Tokenizer:
-    unique_identifiers = {"class": "none"}  # noqa: RUF012 - what GPTDatasetConfig asks for
+class _Tokenizer(megatron_peer.Tokenizer):
+    vocab_size = 60_002
     eod = 0
     pad = 60_001
-    vocab_size = 60_002

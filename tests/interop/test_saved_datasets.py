@@ -10,8 +10,8 @@ import pytest
 import datasets
 import headrace
 from headrace.stores import KeyedStore, Store
-from headrace.testing.shards import write_keyed
 from headrace.testing.stores import Documents, StoreContract
+from token_shards import write_keyed
 
 pytestmark = pytest.mark.interop
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
 from collections import defaultdict
 from itertools import count
 from pathlib import Path
@@ -16,35 +11,24 @@ from typing import Any
 import pytest
 
 import corpora
-from counts import PATIENCE_S
 from headrace import Run, WindowDataset
 from headrace.integrations.stateful import StatefulLoader
+from interop import trainer_processes
 
 pytestmark = pytest.mark.interop
 
-SCRIPT = Path(__file__).with_name("stateful_rank.py")
 MEETINGS = count()
 
 
 def train(folder: Path, world_size: int, store: Path, killed_at: int = 0) -> dict[Any, list[Any]]:
     """Train with some ranks; return for each step and epoch the positions that were fed, and the sum of the losses."""
-    folder.mkdir(exist_ok=True)
-    before = set(folder.glob("said-*"))
-    command = [sys.executable, str(SCRIPT), store, folder, folder / f"meeting-{next(MEETINGS)}", str(killed_at)]
-    environment = {**os.environ, "WORLD_SIZE": str(world_size)}
-    ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(world_size)
-    ]
-    errors = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
-    codes = [rank.returncode for rank in ranks]
-    assert -signal.SIGKILL in codes if killed_at else codes == [0] * world_size, errors
+    arguments = [store, folder, folder / f"meeting-{next(MEETINGS)}"]
     fed: dict[Any, list[Any]] = defaultdict(lambda: [[], 0.0])
-    for file in sorted(set(folder.glob("said-*")) - before):
-        for line in file.read_text().splitlines():
-            step, epoch, positions, loss = json.loads(line)
-            fed[step, epoch][0] += positions
-            fed[step, epoch][1] += loss
+    for step, epoch, positions, loss in trainer_processes.said_by(
+        "stateful_rank.py", arguments, folder, world_size, killed_at
+    ):
+        fed[step, epoch][0] += positions
+        fed[step, epoch][1] += loss
     return {key: [sorted(positions), pytest.approx(loss, rel=1e-4)] for key, (positions, loss) in fed.items()}
 
 

@@ -1,13 +1,29 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import FilePool, MmapReader, PreadReader, Reader, reader
+from headrace.io import (
+    BLOCK_BYTES,
+    FileHasher,
+    FilePool,
+    FileSum,
+    MmapReader,
+    PreadReader,
+    Reader,
+    file_sum,
+    hash_bytes,
+    hash_file,
+    reader,
+)
 from headrace.testing.readers import ReaderContract
 
 
@@ -23,7 +39,7 @@ class TestPreadReader(ReaderContract):
     def test_a_file_cut_short_after_opening(self, reader: Reader, path: str) -> None:
         reader.size(path)
         os.truncate(path, 4000)
-        with pytest.raises(StoreError, match=r"byte 3990: wanted 20 bytes, found 10; the file was cut short"):
+        with pytest.raises(StoreError, match=r"3990.*20.*10"):
             reader.read_ranges(path, np.array([0, 3990]), np.array([10, 20]))
 
     def test_short_reads_are_continued(self, reader: Reader, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,19 +62,8 @@ def test_by_name() -> None:
     assert type(reader("pread")) is PreadReader
     own = PreadReader()
     assert reader(own) is own
-    with pytest.raises(ConfigError, match="'map' is unknown; the readers are 'mmap', 'pread'"):
+    with pytest.raises(ConfigError, match=r"'map'.*'mmap'.*'pread'"):
         reader("map")
-
-
-def test_mapping_survives_eviction_under_a_view(tmp_path: Path) -> None:
-    pool = FilePool(1)
-    views = []
-    for number in range(20):
-        path = tmp_path / str(number)
-        path.write_bytes(bytes([number]) * 5000)
-        views.append(MmapReader(pool=pool).view(str(path)))
-        path.unlink()
-    assert [view[4999] for view in views] == list(range(20))
 
 
 def test_a_pass_copies_where_reads_are_mapped(tmp_path: Path) -> None:
@@ -71,5 +76,71 @@ def test_a_pass_copies_where_reads_are_mapped(tmp_path: Path) -> None:
     assert passing.for_pass() is passing
     assert bytes(passing.read_ranges(str(path), np.array([2]), np.array([3]))) == b"234"
     path.write_bytes(b"01234567890")
-    with pytest.raises(StoreError, match="changed while it was in use"):
+    with pytest.raises(StoreError, match="changed"):
         mapped.for_pass().size(str(path))
+
+
+def test_the_least_recently_used_is_let_go() -> None:
+    pool = FilePool(2)
+    for key in "ab":
+        pool.make_room()
+        pool.put(key, key.upper())
+    assert pool.get("a") == "A"
+    pool.make_room()
+    pool.put("c", "C")
+    assert [pool.get(key) for key in "abc"] == ["A", None, "C"]
+    pool.drop("a")
+    pool.drop("a")
+    assert len(pool) == 1
+
+
+def plain_sum(data: bytes, block_bytes: int, name: str = "x") -> FileSum:
+    blocks = [data[at : at + block_bytes] for at in range(0, len(data), block_bytes)]
+    return FileSum(
+        name=name,
+        size=len(data),
+        xxh3_128=xxhash.xxh3_128_hexdigest(data),
+        block_bytes=block_bytes,
+        xxh3_64=tuple(map(xxhash.xxh3_64_hexdigest, blocks)),
+    )
+
+
+@given(st.lists(st.binary(max_size=20), max_size=10), st.integers(1, 16))
+def test_pieces_of_any_size(pieces: list[bytes], block_bytes: int) -> None:
+    hasher = FileHasher(block_bytes=block_bytes)
+    for piece in pieces:
+        hasher.update(piece)
+        hasher.sum("x")  # asking in between changes nothing
+    assert hasher.sum("x") == plain_sum(b"".join(pieces), block_bytes)
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES - 1])
+def test_a_file(tmp_path: Path, size: int) -> None:
+    data = (b"0123456789abcdefghijklm" * (size // 23 + 1))[:size]
+    (tmp_path / "f.bin").write_bytes(data)
+    assert file_sum(tmp_path / "f.bin") == plain_sum(data, BLOCK_BYTES, "f.bin")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nothing"):
+        file_sum(tmp_path / "nothing")
+
+
+def test_hash_bytes_is_xxh3_128() -> None:
+    # The published test vector of the empty input.
+    assert hash_bytes(b"") == "99aa06d3014798d86001c324468d497f"
+
+
+@given(st.binary(max_size=60), st.integers(0, 60), st.integers(1, 16))
+def test_a_hasher_goes_on_behind_the_first_bytes_of_a_file(data: bytes, size: int, block_bytes: int) -> None:
+    size = min(size, len(data))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.io.checksum._READ_BYTES", 7)
+        path = Path(folder) / "f"
+        path.write_bytes(data)
+        hasher = hash_file(path, size=size, block_bytes=block_bytes)
+        assert hasher.size == size
+        hasher.update(data[size:])
+        assert hasher.sum("x") == plain_sum(data, block_bytes)
+        with pytest.raises(StoreError, match=rf"{len(data) + 1}"):
+            hash_file(path, size=len(data) + 1)

@@ -26,11 +26,7 @@ from headrace.preparing.tokenizer import load_tokenizer
 from headrace.tracing import read_run_file, save_run
 
 REMOTE = "s3://bucket/data"
-REFUSED = r"s3://bucket/data: the scheme s3:// is not supported; paths must be local here"
 UNKNOWN = "msc://profile/data"
-UNKNOWN_REFUSED = (
-    r"msc://profile/data: the scheme msc:// is not supported; paths must be local, or URLs of s3://, gs://"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -40,52 +36,31 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert not list(tmp_path.glob("s3:*"))
 
 
-@pytest.mark.parametrize(
-    "path", ["s3://b/x", "gs://b", "GS://b/x", "msc://p/x", "https://a.org/x.jsonl", "a+b.c-d://x"]
-)
-def test_any_scheme(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not supported; paths must be local"):
-        check_local("fine", [None, path])
-
-
-@pytest.mark.parametrize("path", ["msc://p/x", "a+b.c-d://x", "hdfs://x"])
-def test_schemes_that_cannot_be_read(path: str) -> None:
-    check_readable("fine", ["s3://b/x", "GS://b/x", "az://c/x", "https://a.org/x", None])
-    with pytest.raises(ConfigError, match=r"is not supported; paths must be local, or URLs of s3://"):
-        check_readable("fine", [None, path])
-
-
-def test_a_file_scheme_is_said_plainly() -> None:
-    with pytest.raises(ConfigError, match="leave out file:// and write the path itself"):
+def test_schemes_that_are_refused() -> None:
+    for path in ("s3://b/x", "gs://b", "GS://b/x", "msc://p/x", "https://a.org/x.jsonl", "a+b.c-d://x"):
+        with pytest.raises(ConfigError, match="supported"):
+            check_local("fine", [None, path])
+    with pytest.raises(ConfigError, match="file://"):
         check_local("file:///data/x")
-
-
-@pytest.mark.parametrize(
-    ("path", "meant"), [("s4://b", "s3://"), ("s3a://b", "s3://"), ("gcs://b", "gs://"), ("HTTPSS://b", "https://")]
-)
-def test_the_nearest_scheme_is_named(path: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=rf"is not supported \(did you mean {meant}\?\); paths must be local"):
-        check_readable(path)
+    check_readable("fine", ["s3://b/x", "GS://b/x", "az://c/x", "https://a.org/x", None])
+    for path in ("msc://p/x", "a+b.c-d://x", "hdfs://x"):
+        with pytest.raises(ConfigError, match=r"URLs.*s3://"):
+            check_readable("fine", [None, path])
+    for path, meant in {"s4://b": "s3://", "s3a://b": "s3://", "gcs://b": "gs://", "HTTPSS://b": "https://"}.items():
+        with pytest.raises(ConfigError, match=rf"mean.*{meant}"):
+            check_readable(path)
 
 
 @pytest.mark.parametrize("check", [check_local, check_readable])
 def test_a_url_with_one_slash(check: Callable[..., None], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^s3:/b/x: a URL has two slashes: write s3://b/x \(for a local folder"):
+    with pytest.raises(ConfigError, match=r"s3:/b/x.*URL.*s3://b/x"):
         check(["s3:/b/x"])
-    with pytest.raises(ConfigError, match=r"^HTTPS:/b: a URL has two slashes: write https://b \("):
+    with pytest.raises(ConfigError, match=r"HTTPS:/b.*URL.*https://b"):
         check("HTTPS:/b")
-    with pytest.raises(ConfigError, match=r"^gs:/b/x: pathlib .* pass a str gs://b/x \(for a local folder called gs:"):
+    with pytest.raises(ConfigError, match=r"gs:/b/x.*gs://b/x"):
         check(Path("gs://b/x"))
     (tmp_path / "gs:").mkdir()
     check(Path("./gs:/b/x"), tmp_path / "s3:" / "x")
-
-
-@pytest.mark.parametrize("path", ["s3:/bucket/store", Path("s3://bucket/store")])
-def test_one_slash_is_refused_where_a_store_is_opened_or_written(path: str | Path) -> None:
-    with pytest.raises(ConfigError, match="s3://bucket/store"):
-        headrace.open(path)
-    with pytest.raises(ConfigError, match="s3://bucket/store"):
-        headrace.prepare("data", path, tokenizer="tokenizer.json")
 
 
 def test_a_folder_that_is_called_so(tmp_path: Path) -> None:
@@ -137,6 +112,14 @@ def gpt(path: Any) -> Any:
     return megatron.GPTDataset(path, sequence_length=8)
 
 
+LOCAL_DOORS: dict[str, Callable[[Any], Any]] = {
+    "IndexedDatasetBuilder": megatron.IndexedDatasetBuilder,
+    "export_cache": lambda path: megatron.export_cache(None, tokenizer={}, path_to_cache=path),  # type: ignore[arg-type]
+    "MeasuredFacts.open": headrace.datasets.MeasuredFacts.open,
+    "detect_format": astrai.detect_format,
+    "read_run_file": read_run_file,
+    "load_recipe": load_recipe,
+}
 DOORS: dict[str, Callable[[Any], Any]] = {
     "open": headrace.open,
     "open_tokens": stores.open_tokens,
@@ -144,21 +127,15 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "open of a list": lambda path: headrace.open([path]),
     "IndexedDataset": megatron.IndexedDataset,
     "IndexedDataset.exists": megatron.IndexedDataset.exists,
-    "IndexedDatasetBuilder": megatron.IndexedDatasetBuilder,
     "IndexedStore": stores.IndexedStore,
     "KeyedStore": stores.KeyedStore,
     "load_manifest": stores.load_manifest,
     "GPTDataset": gpt,
     "GPTBlend.of": lambda path: megatron.GPTBlend.of(path, num_samples=None, build=lambda prefix, _: gpt(prefix)),
-    "export_cache": lambda path: megatron.export_cache(None, tokenizer={}, path_to_cache=path),  # type: ignore[arg-type]
     "MediaDataset.open": MediaDataset.open,
-    "MeasuredFacts.open": headrace.datasets.MeasuredFacts.open,
     "load_dataset": load_dataset,
     "prepare_metadataset": prepare_metadataset,
     "DatasetFactory.load": lambda path: astrai.DatasetFactory.load("seq", path, 8),
-    "detect_format": astrai.detect_format,
-    "read_run_file": read_run_file,
-    "load_recipe": load_recipe,
     "load_tokenizer": load_tokenizer,
     "prepare in": lambda path: headrace.prepare(path, "out", tokenizer="tokenizer.json"),
     "prepare out": lambda path: headrace.prepare(["x.jsonl"], path, recipe="recipe.yaml"),
@@ -181,49 +158,17 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "convert to": lambda path: headrace.convert("x", path, format="keyed"),
     "split to": lambda path: headrace.split("x", path, into=2),
 }
-
-
-REMOTE_DOORS: frozenset[str] = frozenset(
-    (
-        *("open", "open_tokens", "open_keys", "open of a list", "IndexedDataset", "IndexedDataset.exists"),
-        *("IndexedStore", "KeyedStore", "load_manifest", "GPTDataset", "GPTBlend.of", "MediaDataset.open"),
-        *("plan_text", "plan_recipe", "plan_shards", "plan_energon", "plan of a merge"),
-        *(
-            "prepare_metadataset",
-            "load_dataset",
-            "DatasetFactory.load",
-            "prepare in",
-            "prepare out",
-            "prepare_text in",
-            "prepare_text out",
-        ),
-        *(
-            "prepare_recipe in",
-            "prepare_recipe out",
-            "merge from",
-            "merge to",
-            "convert from",
-            "convert to",
-            "split to",
-            "load_tokenizer",
-            "prepare_shards in",
-            "prepare_energon",
-            "prepare_recipe",
-            "read_recipe",
-        ),
-    )
-)
 """Those that read from object stores, or write to them."""
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", [*LOCAL_DOORS, *DOORS])
 def test_functions(door: str, tmp_path: Path) -> None:
-    if door in REMOTE_DOORS:
-        with pytest.raises(ConfigError, match=UNKNOWN_REFUSED):
+    if door in DOORS:
+        with pytest.raises(ConfigError, match=f"{UNKNOWN}.*msc://.*s3://.*gs://"):
             DOORS[door](UNKNOWN)
     else:
-        with pytest.raises(ConfigError, match=REFUSED):
-            DOORS[door](REMOTE)
+        with pytest.raises(ConfigError, match=f"{REMOTE}.*local"):
+            LOCAL_DOORS[door](REMOTE)
     assert not list(tmp_path.iterdir())
 
 
@@ -231,10 +176,11 @@ def test_what_a_run_writes(tmp_path: Path) -> None:
     corpora.write(tmp_path / "x", [np.arange(99, dtype=np.uint16)])
     run = headrace.Run(gpt(tmp_path / "x"), global_batch_size=2, order=headrace.Order(kind="none"))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match=REFUSED):
-        save_run(run, REMOTE)
-    with pytest.raises(ConfigError, match=REFUSED):
-        headrace.Loader(run, micro_batch_size=2).save_recipe(REMOTE)
-    with pytest.raises(ConfigError, match=REFUSED):
-        headrace.Loader(run, micro_batch_size=2, fault_report=REMOTE)
+    for write in (
+        lambda: save_run(run, REMOTE),
+        lambda: headrace.Loader(run, micro_batch_size=2).save_recipe(REMOTE),
+        lambda: headrace.Loader(run, micro_batch_size=2, fault_report=REMOTE),
+    ):
+        with pytest.raises(ConfigError, match=f"{REMOTE}.*local"):
+            write()
     assert sorted(tmp_path.iterdir()) == before

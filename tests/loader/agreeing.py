@@ -23,7 +23,6 @@ def main(store: str, meeting: str, rank: str, world_size: str, case: str) -> Non
     other = rank == "1"
     length = {
         "samples": {"samples": 160 if other else 240},
-        "epochs": {"epochs": 2 if other else 1},
         "drop_last": {"samples": 245, "drop_last": other},
         "trainer's epochs": {"samples": 320},
     }.get(case, {})

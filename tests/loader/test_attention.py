@@ -1,4 +1,4 @@
-"""Every form of the mask is the same mask, and it is the one of the documents."""
+"""Every form of the mask is that of the documents: none sees another one, and a packed loss is that of each alone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
+import attention_model
 import packs_made
+from attention_model import Attention, Model
 from counts import cases
 from headrace.errors import ConfigError
 from headrace.loader import attention
+from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.segments import context_parallel_indices, context_parallel_order
 from packs_made import Piece
 
@@ -25,6 +28,12 @@ BATCHES = st.tuples(st.integers(1, 10), st.sampled_from([1, 2, 4])).flatmap(
     )
 )
 PADS: list[attention.Pads] = ["identity", "causal"]
+KINDS = ["dense", "sdpa", "flex", "varlen"]
+SPLIT_KINDS = ["dense", "sdpa"]
+VOCABULARY = 16
+MODEL = Model(vocabulary=VOCABULARY)
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
 def as_torch(batch: packs_made.Batch) -> dict[str, Any]:
@@ -53,6 +62,7 @@ def test_all_masks_are_one(batch: packs_made.Batch, pads: attention.Pads, block_
     dense = attention.block_causal_mask(positions, documents, pads=pads)
     assert dense.dtype == torch.bool
     assert torch.equal(dense, expected)
+    assert torch.equal(attention.block_causal_mask(positions), plainly(batch, "causal")), "no pad is known"
     assert torch.equal(attention.block_causal_mask(positions[0], documents[0], pads=pads), expected[0])
     assert torch.equal(attention.mask_from_seq_idx(fields["seq_idx"], documents, pads=pads), expected)
     rows, size = positions.shape
@@ -68,28 +78,10 @@ def test_all_masks_are_one(batch: packs_made.Batch, pads: attention.Pads, block_
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
 
 
-def test_the_seeds_mask() -> None:
-    batch = as_torch(packs_made.make([[Piece(1, (1, 1, 1), (True,) * 3), Piece(2, (2, 2), (True,) * 2)]], 6))
-    expected = [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0],
-                [0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1]]  # fmt: skip
-    mask = attention.block_causal_mask(batch["position_ids"], batch["document_ids"])
-    assert mask[0].int().tolist() == expected
-
-
-def test_pads_at_the_end_by_option() -> None:
-    batch = as_torch(packs_made.make([[Piece(1, (1,), (True,))]], 3))
-    positions, documents = batch["position_ids"], batch["document_ids"]
-    identity = attention.block_causal_mask(positions, documents)
-    assert identity[0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    causal = attention.block_causal_mask(positions, documents, pads="causal")
-    assert causal[0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
-    assert torch.equal(attention.block_causal_mask(positions), causal), "without documents no pad is known"
-
-
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ConfigError, match="pads is 'none'; allowed are 'identity', 'causal'"):
+    with pytest.raises(ConfigError, match=r"'none'.*'identity'.*'causal'"):
         attention.block_causal_mask(torch.zeros(1, 3), pads="none")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="names is 'te'; allowed are 'flash_attn', 'transformers', 'megatron'"):
+    with pytest.raises(ConfigError, match=r"'te'.*'flash_attn'.*'transformers'"):
         attention.varlen_arguments({}, "te")  # type: ignore[arg-type]
 
 
@@ -150,3 +142,144 @@ def test_no_rows() -> None:
     assert part["input_ids"].shape == (1, 0)
     assert part["cu_seqlens"].tolist() == part["cu_seqlens_padded"].tolist() == [0]
     assert attention.block_causal_mask(batch["position_ids"], batch["document_ids"]).shape == (0, 8, 8)
+
+
+def attention_of(kind: str, batch: dict[str, Any], pads: attention.Pads = "identity") -> Attention:
+    """The attention of a kind, set up with what the package makes of the batch."""
+    positions, documents = batch["position_ids"], batch["document_ids"]
+    if kind == "varlen":
+        return attention_model.varlen(**attention.varlen_arguments(batch))
+    if kind == "flex":
+        return attention_model.flex(attention.flex_block_mask(positions, documents, pads=pads, block_size=4))
+    mask = attention.block_causal_mask(positions, documents, pads=pads)
+    return attention_model.dense(mask) if kind == "dense" else attention_model.sdpa(mask)
+
+
+def logits(batch: dict[str, Any], attend: Attention) -> Tensor:
+    with torch.no_grad():
+        return MODEL(batch["input_ids"], batch["position_ids"], attend)
+
+
+def drawn(data: st.DataObject, *, multiple: int, max_rows: int = 3) -> tuple[list[list[Piece]], int]:
+    size = multiple * data.draw(st.integers(2, 12 if multiple == 1 else 4))
+    rows = packs_made.drawn_rows(seq_len=size, multiple=multiple, vocabulary=VOCABULARY, max_rows=max_rows)
+    return data.draw(rows.filter(lambda rows: any(rows))), size
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=cases(3, 300), deadline=None)
+@given(st.sampled_from([1, 1, 2]), st.sampled_from(["identity", "causal"]), st.data())
+def test_a_changed_document_leaves_the_others_bit_equal(
+    kind: str, multiple: int, pads: attention.Pads, data: st.DataObject
+) -> None:
+    rows, size = drawn(data, multiple=multiple)
+    batch = as_torch(packs_made.make(rows, size))
+    attend = attention_of(kind, batch, pads)
+    before = logits(batch, attend)
+    assert before.isfinite().all()
+    documents = batch["document_ids"]
+    changed = data.draw(st.sampled_from([piece.document for row in rows for piece in row]))
+    mine = documents == changed
+    batch["input_ids"][mine] = (batch["input_ids"][mine] + data.draw(st.integers(1, VOCABULARY - 1))) % VOCABULARY
+    after = logits(batch, attend)
+    others = (documents != changed) & (documents != -1)
+    assert torch.equal(after[others], before[others])
+    first = mine.reshape(-1).nonzero()[0, 0]
+    assert not torch.equal(after.flatten(0, 1)[first], before.flatten(0, 1)[first]), "the change was seen"
+    # And what pads hold is seen by no document.
+    batch["input_ids"][documents == -1] = VOCABULARY - 1
+    real = documents != -1
+    assert torch.equal(logits(batch, attend)[real], after[real])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=cases(2, 150), deadline=None)
+@given(st.sampled_from([1, 2]), st.data())
+def test_logits_are_those_of_the_documents_alone(kind: str, multiple: int, data: st.DataObject) -> None:
+    rows, size = drawn(data, multiple=multiple)
+    batch = as_torch(packs_made.make(rows, size))
+    packed = logits(batch, attention_of(kind, batch))
+    for piece in (piece for row in rows for piece in row):
+        tokens = torch.tensor([piece.tokens])
+        alone = logits({"input_ids": tokens, "position_ids": torch.arange(len(piece.tokens))[None]}, causal(tokens))
+        torch.testing.assert_close(packed[batch["document_ids"] == piece.document], alone[0], rtol=1e-12, atol=1e-12)
+
+
+def causal(tokens: Tensor) -> Attention:
+    return attention_model.dense(torch.ones(1, tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril())
+
+
+def gradients(loss: Tensor) -> Tensor:
+    return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(MODEL.parameters()))])
+
+
+def unpacked(rows: list[list[Piece]]) -> tuple[Tensor, int]:
+    """The summed loss of the documents one by one, and how many tokens are learnt."""
+    loss = torch.zeros((), dtype=torch.float64)
+    count = 0
+    for piece in (piece for row in rows for piece in row):
+        tokens, labels = torch.tensor([piece.tokens]), torch.tensor([piece.labels()])
+        values = MODEL(tokens, torch.arange(len(piece.tokens))[None], causal(tokens))
+        loss = loss + attention_model.summed_loss(values, labels, labels != -100)
+        count += sum(label != -100 for label in piece.labels())
+    return loss, count
+
+
+def part_losses(kind: str, batch: dict[str, Any], cp_size: int) -> list[tuple[Tensor, dict[str, Any]]]:
+    """The summed loss of each context-parallel rank's part of a micro-batch, and the part."""
+    parts = [attention.context_parallel(batch, cp_size, rank) for rank in range(cp_size)]
+    borders = batch["cu_seqlens"].numpy()
+    flat = {name: batch[name].reshape(1, -1) for name in ("position_ids", "document_ids")}
+    # Over the flattened rows tokens see by columns of their own; position ids restart, so that the mask is the same.
+    mask = attention.block_causal_mask(flat["position_ids"], flat["document_ids"])
+    make = attention_model.dense if kind == "dense" else attention_model.sdpa
+    own = [make(mask[:, torch.from_numpy(context_parallel_indices(borders, cp_size, r))]) for r in range(cp_size)]
+    values = MODEL.forward_split(parts, torch.from_numpy(context_parallel_order(borders, cp_size)), own)
+    return [
+        (attention_model.summed_loss(found, part["labels"], part["loss_mask"]), part)
+        for found, part in zip(values, parts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", SPLIT_KINDS)
+@settings(max_examples=cases(4, 300), deadline=None)
+@given(st.sampled_from([1, 1, 2, 3]), st.integers(1, 3), st.integers(1, 3), st.data())
+def test_a_steps_loss_is_that_of_its_documents(
+    kind: str, cp_size: int, world_size: int, micro: int, data: st.DataObject
+) -> None:
+    multiple = 2 * cp_size if cp_size > 1 else data.draw(st.sampled_from([1, 2]))
+    rows, size = drawn(data, multiple=multiple, max_rows=4)
+    expected, count = unpacked(rows)
+    assume(count > 0)
+    expected = expected / count
+    loss = torch.zeros((), dtype=torch.float64)
+    supervised = 0
+    schedule = BatchSchedule.of([(0, len(rows))])
+    for rank in range(world_size):
+        share = micro_batches(schedule, Share(rank, world_size, micro), position=0, end=len(rows), at_least=len(rows))
+        for begin, taken in zip(share.begins.tolist(), share.sizes.tolist(), strict=True):
+            if not taken:
+                continue
+            batch = as_torch(packs_made.make(rows[begin : begin + taken], size, step_tokens=count))
+            if cp_size == 1:
+                values = MODEL(batch["input_ids"], batch["position_ids"], attention_of(kind, batch))
+                summed = [(attention_model.summed_loss(values, batch["labels"], batch["loss_mask"]), batch)]
+            else:
+                summed = part_losses(kind, batch, cp_size)
+            for part_loss, part in summed:
+                loss = loss + part_loss / part["step_supervised_tokens"]
+                supervised += part["num_supervised_tokens"]
+    assert supervised == count
+    assert abs(loss.item() - expected.item()) <= 1e-12 * max(1.0, expected.item())
+    found, wanted = gradients(loss), gradients(expected)
+    assert (found - wanted).norm() <= 1e-12 * wanted.norm()
+
+
+def test_a_leak_would_be_seen() -> None:
+    """Plain causal attention over the row is what the leak test is there to catch."""
+    batch = as_torch(packs_made.make([[Piece(1, (1, 2, 3), (True,) * 3), Piece(2, (4, 5), (True,) * 2)]], 6))
+    attend = attention_model.dense(torch.ones(1, 6, 6, dtype=torch.bool).tril())
+    before = logits(batch, attend)
+    batch["input_ids"][0, 0] += 1
+    assert not torch.equal(logits(batch, attend)[0, 3:5], before[0, 3:5])

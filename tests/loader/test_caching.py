@@ -1,11 +1,17 @@
-"""Loaders that read through the cache of their node: what is kept, faults, workers, and two runs on one disk."""
+"""A cache is named once, where the data are opened: all loaders of them read through it, and tell what was read.
+
+What is kept, faults, workers, and two runs on one disk.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
 import multiprocessing
 import os
+import pickle
+import re
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.synchronize import Event
@@ -14,17 +20,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import corpora
 import headrace
+import media_texts
+from columned import get_loader
 from headrace.cache import Cache, block_store
+from headrace.compat.energon import WorkerConfig, get_train_dataset
+from headrace.datasets import MediaDataset
 from headrace.datasets.block_uses import BlockUses
+from headrace.datasets.mix import cache_of
+from headrace.encoders import DefaultTaskEncoder
 from headrace.environment import ranks_on_each_node
-from headrace.errors import ConfigError
-from headrace.integrations.numpy import NumpyLoader
-from headrace.io import PreadReader
-from headrace.io.readers import ByteArray, FileRanges, ReadFailure
-from headrace.loader import spans
+from headrace.errors import ConfigError, StoreError
+from headrace.integrations.stateful import StatefulLoader
+from headrace.io import PreadReader, ReadFailure, RetryPolicy
+from headrace.io.readers import ByteArray, FileRanges
+from headrace.loader import Reading, spans
 from headrace.loader.ranks import Ranks
 
 BLOCK = 1024
@@ -37,6 +50,16 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("data") / "web"
     corpora.write(path, documents)
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return media_texts.shards(tmp_path_factory.mktemp("shards") / "texts", (20, 11, 9), val=(7, 7, 7))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "small", limit=16 * BLOCK, block=BLOCK)
 
 
 def run_over(store: headrace.stores.Store, kind: str = "full", **options: object) -> headrace.Run:
@@ -52,14 +75,13 @@ def run_over(store: headrace.stores.Store, kind: str = "full", **options: object
     return headrace.Run(dataset, **{"global_batch_size": 16, "order": order, "epochs": 3, **options})  # type: ignore[arg-type]
 
 
-def fed(run: headrace.Run) -> list[list[int]]:
-    loader = headrace.Loader(run, micro_batch_size=16, reading=headrace.loader.Reading(num_threads=0))
-    return [batch["input_ids"].flatten().tolist() for batch in loader]
+def rows(batches: Any) -> list[list[int]]:
+    return [np.asarray(batch["input_ids"]).flatten().tolist() for batch in batches]
 
 
-def loaded(run: headrace.Run, **reading: Any) -> list[list[int]]:
-    loader = headrace.Loader(run, micro_batch_size=16, reading=headrace.loader.Reading(**reading))
-    return [batch["input_ids"].flatten().tolist() for batch in loader]
+def fed(run: headrace.Run, **reading: Any) -> list[list[int]]:
+    """By the training loop itself, if nothing else is said."""
+    return rows(headrace.Loader(run, micro_batch_size=16, reading=Reading(**{"num_threads": 0, **reading})))
 
 
 def test_a_full_cache_keeps_the_first_blocks(prefix: str, tmp_path: Path) -> None:
@@ -80,12 +102,11 @@ def test_a_full_cache_keeps_the_first_blocks(prefix: str, tmp_path: Path) -> Non
     assert {file.name for file in (cache.folder / "blocks").glob("*/*")} == kept
 
 
-READ = {
+READ: dict[str, Callable[[headrace.Run], list[list[int]]]] = {
     "Loader": fed,
-    "workers": lambda run: loaded(run, num_workers=1, start_method="fork"),
-    "NumpyLoader": lambda run: [
-        batch["input_ids"].flatten().tolist() for batch in NumpyLoader(run, micro_batch_size=16)
-    ],
+    "workers": lambda run: fed(run, num_workers=1, start_method="fork"),
+    "NumpyLoader": lambda run: rows(headrace.NumpyLoader(run, micro_batch_size=16)),
+    "StatefulLoader": lambda run: rows(StatefulLoader(run, micro_batch_size=16)),
 }
 
 
@@ -137,43 +158,20 @@ def test_ranks_on_a_node_follow_from_torchrun(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WORLD_SIZE", "32")
     assert ranks_on_each_node(32, None) == 8
     assert ranks_on_each_node(16, None) == 4, "each rank has two processes"
-    with pytest.raises(ConfigError, match="not a whole number of the 2 data-parallel ranks"):
+    with pytest.raises(ConfigError, match="2"):
         ranks_on_each_node(2, None)
-    with pytest.raises(ConfigError, match="per_node is 3; it must divide"):
+    with pytest.raises(ConfigError, match=r"per_node.*3"):
         Ranks(0, 8, per_node=3)
 
 
 def test_what_a_loader_refuses(prefix: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a Cache"):
+    with pytest.raises(ConfigError, match="expected"):
         headrace.open(prefix, cache="/nvme")  # type: ignore[call-overload]
     caches = [Cache(tmp_path / name, limit="1MB", block=BLOCK) for name in ("one", "two")]
     sources = {str(at): headrace.WindowDataset.open(prefix, seq_len=50, cache=one) for at, one in enumerate(caches)}
     blend = headrace.Blend(sources, repeats={"0": 1, "1": 1})
-    with pytest.raises(ConfigError, match=r"read through 2 caches, .*one, .*two"):
+    with pytest.raises(ConfigError, match=r"through.*2"):
         headrace.Loader(headrace.Run(blend, global_batch_size=4), micro_batch_size=4)
-
-
-def test_packs_that_change_in_each_epoch_are_read_through_a_cache(prefix: str, tmp_path: Path) -> None:
-    packing = headrace.Packing(seq_len=256, strategy="best_fit_split", repack=True)
-
-    def batches(store: headrace.stores.Store) -> list[list[int]]:
-        return fed(headrace.Run(headrace.PackedSequenceDataset(store, packing), global_batch_size=4, epochs=2))
-
-    cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
-    assert batches(headrace.open(prefix, cache=cache)) == batches(headrace.open(prefix))
-    assert cache.stats.hits > 0
-
-
-def test_workers_read_through_the_cache(prefix: str, tmp_path: Path) -> None:
-    plain = fed(run_over(headrace.open(prefix), epochs=1))
-    cache = Cache(tmp_path / "cache", limit=30 * BLOCK, block=BLOCK)
-    run = run_over(headrace.open(prefix, cache=cache), epochs=1)
-    reading = headrace.loader.Reading(num_workers=2, start_method="fork")
-    loader = headrace.Loader(run, micro_batch_size=16, reading=reading)
-    assert [batch["input_ids"].flatten().tolist() for batch in loader] == plain
-    loader.close()
-    assert headrace.cache.describe_cache(cache.folder).blocks >= 29
-    assert headrace.cache.check_cache(cache.folder) == []
 
 
 @pytest.mark.parametrize("kind", ["full", "blocks"])
@@ -184,9 +182,7 @@ def test_reading_ahead_fetches_into_the_cache(
     monkeypatch.setattr(spans, "SPAN_ROWS", 16)
     cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
     run = run_over(headrace.open(prefix, reader=cache.reader("pread")), kind)
-    reading = headrace.loader.Reading(ahead="40MB")
-    loader = headrace.Loader(run, micro_batch_size=16, reading=reading)
-    assert [batch["input_ids"].flatten().tolist() for batch in loader] == fed(run_over(headrace.open(prefix), kind))
+    assert fed(run, num_threads=1, ahead="40MB") == fed(run_over(headrace.open(prefix), kind))
     files = list((cache.folder / "blocks").glob("*/*"))
     assert len(files) >= Path(f"{prefix}.bin").stat().st_size // BLOCK
     assert cache.stats.fetched_blocks == len(files), "none was fetched twice"
@@ -194,17 +190,12 @@ def test_reading_ahead_fetches_into_the_cache(
     assert cache.stats.bypassed_blocks == 0
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_small_cache_stays_within_its_limit(
-    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
+def test_a_small_cache_stays_within_its_limit(prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "SPAN_ROWS", 4)
     plain = run_over(headrace.open(prefix), "blocks")
     cache = Cache(tmp_path / "cache", limit=12 * BLOCK, block=BLOCK)
     run = run_over(headrace.open(prefix, reader=cache.reader("pread")), "blocks")
-    reading = headrace.loader.Reading(ahead=1) if ahead else headrace.loader.Reading(num_threads=0)
-    loader = headrace.Loader(run, micro_batch_size=16, reading=reading)
-    assert [batch["input_ids"].flatten().tolist() for batch in loader] == fed(plain)
+    assert fed(run, num_threads=1, ahead=1) == fed(plain)
     assert cache.store.content().num_bytes <= cache.limit_bytes
     assert headrace.cache.check_cache(cache.folder) == []
 
@@ -212,7 +203,7 @@ def test_a_small_cache_stays_within_its_limit(
 def test_a_loop_that_is_left_keeps_no_room(prefix: str, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
     run = run_over(headrace.open(prefix, reader=cache.reader("pread")))
-    stream = iter(headrace.Loader(run, micro_batch_size=16, reading=headrace.loader.Reading(ahead="40MB")))
+    stream = iter(headrace.Loader(run, micro_batch_size=16, reading=Reading(ahead="40MB")))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     content = cache.store.content()
@@ -274,3 +265,172 @@ def test_two_runs_share_a_cache_and_one_is_killed_in_the_middle_of_a_write(prefi
     left = headrace.cache.check_cache(folder)
     assert [line for line in left if "damaged" in line or "missing" in line] == []
     assert headrace.cache.check_cache(folder) == []
+
+
+def test_a_loader_for_paths(prefix: str, cache: Cache) -> None:
+    loader = headrace.loader_for(prefix, seq_len=50, batch_size=16, cache=cache)
+    plain = headrace.loader_for(prefix, seq_len=50, batch_size=16)
+    for number, (batch, expected) in enumerate(zip(loader, plain, strict=False)):
+        assert (batch["input_ids"] == expected["input_ids"]).all()
+        if number == 20:
+            break
+    assert cache.stats.hits > 0
+
+
+def texts(data: Any, num_batches: int = 12, num_workers: int = 0, **options: Any) -> list[list[str]]:
+    config = WorkerConfig(0, 1, num_workers)
+    dataset = get_train_dataset(data, worker_config=config, batch_size=5, **options)
+    loader = get_loader(dataset)
+    found = [list(batch["__key__"]) for _, batch in zip(range(num_batches), loader, strict=False)]
+    loader.close()
+    return found
+
+
+@pytest.mark.parametrize("order", [{}, {"order": "energon"}], ids=["ours", "energon"])
+def test_energon_reads_through_a_cache(shards: Path, cache: Cache, order: Any) -> None:
+    """Also in an order that is not known before."""
+    options = {**order, **media_texts.TEXT}
+    assert texts(shards, cache=cache, **options) == texts(shards, **options)
+    assert cache.stats.read_bytes > 0
+
+
+def test_a_framed_run_reads_through_a_cache(shards: Path, cache: Cache) -> None:
+    def framed(through: Cache | None) -> list[list[str]]:
+        data = MediaDataset.open(shards, cache=through, **media_texts.TEXT)
+        run = headrace.FramedRun(headrace.datasets.Framed(data, DefaultTaskEncoder()), global_batch_size=4, samples=20)
+        return [list(batch["__key__"]) for batch in headrace.Loader(run, micro_batch_size=4)]
+
+    assert framed(cache) == framed(None)
+    assert cache.stats.read_bytes > 0
+
+
+def test_a_metadataset_reads_through_a_cache(shards: Path, cache: Cache, tmp_path: Path) -> None:
+    path = tmp_path / "mix.yaml"
+    blend = [{"weight": 1, "path": str(shards), "subflavors": {"of": "one"}}]
+    mix = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
+    path.write_text(yaml.safe_dump(mix))
+    assert texts(path, cache=cache) == texts(path)
+    assert cache.stats.read_bytes > 0
+
+
+def test_the_cache_of_datasets_within_datasets(prefix: str, shards: Path, cache: Cache) -> None:
+    windows = headrace.WindowDataset.open(prefix, seq_len=50, cache=cache)
+    changed = headrace.datasets.MapDataset(windows, _same)
+    media = MediaDataset.open(shards, cache=cache, **media_texts.TEXT)
+    for dataset in (windows, changed, media):
+        assert cache_of([dataset], order="full") is cache
+    assert cache_of([headrace.WindowDataset.open(prefix, seq_len=50)], order="full") is None
+
+
+def _same(sample: Any) -> Any:
+    return sample
+
+
+def windows_read(prefix: str, cache: Cache, **options: Any) -> tuple[headrace.Loader, int]:
+    """Read a run to its end, and return the loader, and how many bytes of samples went through the cache."""
+    run = run_over(headrace.open(prefix, cache=cache), epochs=2)
+    loader = headrace.Loader(run, micro_batch_size=8, **options)
+    before = cache.stats.read_bytes
+    rows(loader)
+    return loader, cache.stats.read_bytes - before
+
+
+def test_what_workers_read_is_added_up_and_told(prefix: str, tmp_path: Path) -> None:
+    caches = [Cache(tmp_path / str(number), limit=16 * BLOCK, block=BLOCK) for number in range(3)]
+    _, wanted = windows_read(prefix, caches[0], reading=Reading(num_threads=0))
+    reports: list[dict[str, float]] = []
+    metrics = headrace.Metrics(on_step=reports.append, every_s=0)
+    reading = Reading(num_workers=2, start_method="fork")
+    assert windows_read(prefix, caches[2], reading=reading)[1] == wanted
+    # With metrics some bytes are read twice, to time a file alone.
+    loader, found = windows_read(prefix, caches[1], reading=reading, metrics=metrics)
+    assert found >= wanted
+    before = caches[1].stats
+    loader.close()
+    stats = caches[1].stats
+    assert stats == before
+    assert (stats.hits, stats.misses) > (50, 50)
+    assert stats.misses == stats.fetched_blocks + stats.waited_blocks + stats.bypassed_blocks
+    last = {name: value for name, value in reports[-1].items() if name.startswith("cache_")}
+    names = ("hits", "misses", "fetched_bytes", "read_bytes", "evicted_blocks")
+    assert last == {f"cache_{name}": getattr(stats, name) for name in names}
+    [line] = [line for line in loader.describe().splitlines() if line.startswith("cache: ")]
+    assert f"{caches[1].folder}, 16,384 bytes: " in line
+    assert f"{stats.fetched_bytes:,} bytes fetched for {stats.read_bytes:,} bytes read" in line
+    # Another iteration has other workers, which begin to count anew.
+    loader.start_at(0, allow_repeats=True)
+    rows(loader)
+    assert caches[1].stats.read_bytes - stats.read_bytes >= wanted
+
+
+def test_a_worker_that_starts_anew_counts_what_its_stores_read(prefix: str, cache: Cache) -> None:
+    store = headrace.open(prefix, cache=cache)
+    twin, counts = pickle.loads(pickle.dumps((store, cache.own_counts)))
+    assert counts.__self__ is next(iter(twin.readers)).cache
+    before = counts()
+    twin.fetch(0, 50)
+    assert counts() != before
+
+
+class Gone(PreadReader):
+    """Fails after some reads: with an error that passes, or for good."""
+
+    left = 20
+    passes = False
+
+    def _fill(self, file: Any, path: str, offsets: Any, lengths: Any, out: Any) -> None:
+        type(self).left -= 1
+        if self.left == 0 and self.passes:
+            raise ReadFailure(int(offsets[0]), OSError(errno.EIO, "faulty"))
+        if self.left < 0 and not self.passes:
+            raise StoreError(f"{path}: gone")
+        super()._fill(file, path, offsets, lengths, out)
+
+
+HOW = {
+    "asked": Reading(num_threads=0),
+    "threads": Reading(num_threads=2),
+    "workers": Reading(num_workers=2, start_method="fork"),
+    "numpy": None,
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_an_error_says_for_which_samples_step_and_rank(how: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gone, "left", 20)
+    monkeypatch.setattr(spans, "SPAN_ROWS", 16)
+    run = run_over(headrace.open(prefix, reader=Gone()))
+    reading = HOW[how]
+    loader: Any = (
+        headrace.NumpyLoader(run, micro_batch_size=8, rank=1, world_size=2)
+        if reading is None
+        else headrace.Loader(run, micro_batch_size=8, ranks=headrace.loader.Ranks(1, 2), reading=reading)
+    )
+    with pytest.raises(StoreError, match="gone") as raised:
+        rows(loader)
+    [note] = [note for note in raised.value.__notes__ if note.startswith("while reading")]
+    what = r"8 samples" if how == "numpy" else r"samples at positions \d+ to \d+"
+    assert re.fullmatch(rf"while reading {what} of steps? \d+( to \d+)? on rank 1 of 2", note)
+
+
+def test_an_error_of_a_framed_run_says_so_too(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = MediaDataset.open(shards, reader=Gone(), **media_texts.TEXT)
+    run = headrace.FramedRun(headrace.datasets.Framed(data, DefaultTaskEncoder()), global_batch_size=4, samples=20)
+    monkeypatch.setattr(Gone, "left", 2)
+    with pytest.raises(StoreError, match="gone") as raised:
+        list(headrace.Loader(run, micro_batch_size=4))
+    assert "of step 0 on rank 0 of 1" in "\n".join(raised.value.__notes__)
+
+
+def test_a_wait_says_for_which_samples_step_and_rank(
+    prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Gone, "left", 20)
+    monkeypatch.setattr(Gone, "passes", True)
+    monkeypatch.setattr(spans, "SPAN_ROWS", 16)
+    run = run_over(headrace.open(prefix, reader=Gone(retries=RetryPolicy(first_delay_s=0))))
+    with caplog.at_level(logging.WARNING, "headrace"):
+        rows(headrace.Loader(run, micro_batch_size=8, reading=Reading(num_threads=1)))
+    [line] = caplog.messages
+    pattern = r".*web.bin: byte \d+: cannot be read for samples at positions \d+ to \d+ of steps? .* on rank 0 of 1: .*"
+    assert re.fullmatch(pattern, line), line

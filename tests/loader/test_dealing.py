@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.datasets.block_uses import BlockUses
 from headrace.errors import ConfigError, StateError
 from headrace.io import PreadReader
 from headrace.loader import Balance, Dealing, Loader, Ranks, Reading
+from loader.jobs import Job
 
 BLOCK = 1024
 DEALING = Dealing(block=BLOCK)
@@ -38,61 +39,56 @@ def windows(prefix: str, **options: Any) -> headrace.Run:
     return headrace.Run(dataset, **{"global_batch_size": 24, "order": headrace.Order(seed=3), "epochs": 2, **options})
 
 
-def loaders(run: headrace.Run, topology: tuple[int, int, int], **options: Any) -> list[Loader]:
+def job(run: headrace.Run, topology: tuple[int, int, int], state: Any = None, **options: Any) -> Job:
+    """All ranks of some nodes with some ranks each, with a micro-batch."""
     num_nodes, per_node, micro = topology
-    size = num_nodes * per_node
-    options = {"reading": Reading(num_threads=0), "dealing": DEALING, **options}
-    ranks = [Ranks(rank, size, per_node=per_node) for rank in range(size)]
-    return [Loader(run, micro_batch_size=micro, ranks=one, **options) for one in ranks]
+    return Job(run, num_nodes * per_node, micro, state, per_node=per_node, **{"dealing": DEALING, **options})
 
 
-def together(group: list[Loader], num_micro_steps: int | None = None) -> list[tuple[int, int, list[int]]]:
-    """Feed all ranks side by side: (step, rank, positions) of each micro-batch."""
-    found = []
-    streams = [iter(loader) for loader in group]
-    while num_micro_steps is None or num_micro_steps > 0:
-        for rank, stream in enumerate(streams):
-            step = group[rank].step
-            batch = next(stream, None)
-            if batch is None:
-                return found
-            found.append((step, rank, batch["sample_positions"].tolist()))
-        num_micro_steps = None if num_micro_steps is None else num_micro_steps - 1
+def fed(job: Job, most: int = 1 << 30) -> list[tuple[int, list[list[int]]]]:
+    """The step of each micro-step, and the positions that each rank is given."""
+    found, step = [], job.loaders[0].step
+    for batches in job.micro_steps(most):
+        found.append((step, [batch["sample_positions"].tolist() for batch in batches]))
+        step = job.loaders[0].step
     return found
 
 
-def by_step(found: list[tuple[int, int, list[int]]]) -> dict[int, list[int]]:
+def by_step(found: list[tuple[int, list[list[int]]]]) -> dict[int, list[int]]:
     steps: dict[int, list[int]] = {}
-    for step, _, positions in found:
-        steps.setdefault(step, []).extend(positions)
-    return {step: sorted(positions) for step, positions in steps.items()}
+    for step, given in found:
+        steps[step] = sorted([*steps.get(step, []), *chain(*given)])
+    return steps
 
 
 @pytest.mark.parametrize("topology", [(2, 1, 3), (4, 2, 1), (3, 1, 2), (2, 2, 5), (1, 2, 4)])
 def test_steps_keep_their_samples(prefix: str, topology: tuple[int, int, int]) -> None:
     run = windows(prefix, epochs=None, samples=250)
-    found = together(loaders(run, topology))
+    found, plain = fed(job(run, topology)), fed(job(run, topology, dealing=None))
     assert by_step(found) == {step: run.positions(step).tolist() for step in range(11)}
     # As many of each micro-batch as without dealing.
-    plain = together(loaders(run, topology, dealing=None))
-    assert [(step, rank, len(positions)) for step, rank, positions in found] == [
-        (step, rank, len(positions)) for step, rank, positions in plain
+    assert [(step, list(map(len, given))) for step, given in found] == [
+        (step, list(map(len, given))) for step, given in plain
     ]
 
 
 def test_samples_are_read_where_their_blocks_are(prefix: str) -> None:
     run = windows(prefix, global_batch_size=64)
-    group = loaders(run, (4, 1, 4))
     uses = BlockUses.of_run(run, block_bytes=BLOCK)
-    is_home = [uses.homes(np.array(positions)) % 4 == rank for _, rank, positions in together(group) if len(positions)]
-    undealt = [
-        uses.homes(np.array(positions)) % 4 == rank
-        for _, rank, positions in together(loaders(run, (4, 1, 4), dealing=None))
-        if len(positions)
-    ]
-    assert np.concatenate(is_home).mean() > 0.85
-    assert np.concatenate(undealt).mean() < 0.35
-    figures = loaders(run, (4, 1, 4))[0].dealing_figures(5)
+    dealt, undealt = (
+        np.concatenate(
+            [
+                uses.homes(np.array(positions)) % 4 == rank
+                for _, given in fed(job(run, (4, 1, 4), dealing=dealing))
+                for rank, positions in enumerate(given)
+                if positions
+            ]
+        )
+        for dealing in (DEALING, None)
+    )
+    assert dealt.mean() > 0.85
+    assert undealt.mean() < 0.35
+    figures = job(run, (4, 1, 4)).loaders[0].dealing_figures(5)
     assert [one.step for one in figures] == [0, 1, 2, 3, 4]
     assert sum(one.num_foreign for one in figures) < 0.15 * 64 * 5
     assert sum(one.num_foreign_undealt for one in figures) > 0.6 * 64 * 5
@@ -109,80 +105,72 @@ LIVES = [
 @pytest.mark.parametrize("life", LIVES)
 def test_resumes_within_steps_are_exact(prefix: str, life: list[Any]) -> None:
     run = windows(prefix, epochs=None, samples=120)
-    seen: list[tuple[int, int, list[int]]] = []
+    seen: list[tuple[int, list[list[int]]]] = []
     state: dict[str, Any] | None = None
     for topology, stop in life:
-        group = loaders(run, (1, 2, 2), dealing=None) if topology is None else loaders(run, topology)
-        for loader in group:
-            if state is not None:
-                loader.load_state_dict(state)
-        seen += together(group, stop)
-        states = [loader.state_dict() for loader in group]
-        assert all(one == other for one, other in pairwise(states))
-        state = json.loads(json.dumps(states[0]))
-        assert len(json.dumps(state)) < 1024
+        one = job(run, (1, 2, 2), state, dealing=None) if topology is None else job(run, topology, state)
+        seen += fed(one, 1 << 30 if stop is None else stop)
+        state = one.state()
     assert by_step(seen) == {step: run.positions(step).tolist() for step in range(5)}
 
 
 def test_a_state_says_how_the_step_was_dealt(prefix: str) -> None:
     run = windows(prefix)
-    group = loaders(run, (2, 2, 3))
-    together(group, 1)
-    state = group[0].state_dict()
+    begun = job(run, (2, 2, 3))
+    fed(begun, 1)
+    state = begun.state()
     assert state["balanced_step"]["taken"] == [[24, 4, 3, 12, 2]]
-    with pytest.raises(StateError, match="was dealt to nodes: pass the loader the same dealing"):
+    with pytest.raises(StateError, match="dealing"):
         Loader(run, micro_batch_size=3).load_state_dict(state)
-    with pytest.raises(StateError, match="or dealt by other blocks"):
-        loaders(run, (2, 2, 3), dealing=Dealing(block=2048))[0].load_state_dict(state)
+    with pytest.raises(StateError, match="blocks"):
+        job(run, (2, 2, 3), state, dealing=Dealing(block=2048))
     broken = json.loads(json.dumps(state))
     broken["balanced_step"]["taken"][0][4] = 3
     with pytest.raises(StateError, match="damaged"):
-        group[0].load_state_dict(broken)
-    together(group, 1)
-    assert "balanced_step" not in group[0].state_dict()
+        begun.loaders[0].load_state_dict(broken)
+    fed(begun, 1)
+    assert "balanced_step" not in begun.state()
 
 
 def test_balance_acts_within_each_node(prefix: str) -> None:
     store = headrace.open(prefix)
     dataset = headrace.SFTDataset(store, headrace.datasets.Collation(), loss_mask_key=None)
     run = headrace.Run(dataset, global_batch_size=48, order=headrace.Order(seed=1), epochs=2)
-    both = loaders(run, (2, 2, 3), balance=Balance())
-    found = together(both)
-    assert by_step(found) == {step: run.positions(step).tolist() for step in range(10)}
-    dealt, balanced = loaders(run, (2, 2, 3)), loaders(run, (2, 2, 3), dealing=None, balance=Balance())
-    foreign = [sum(one.num_foreign for one in group[0].dealing_figures(8)) for group in (both, dealt)]
-    both[0].start_at(0, allow_repeats=True)
-    foreign[0] = sum(one.num_foreign for one in both[0].dealing_figures(8))
+    both = job(run, (2, 2, 3), balance=Balance())
+    assert by_step(fed(both)) == {step: run.positions(step).tolist() for step in range(10)}
+    again = job(run, (2, 2, 3), balance=Balance())
+    dealt = job(run, (2, 2, 3)).loaders[0]
+    balanced = job(run, (2, 2, 3), dealing=None, balance=Balance()).loaders[0]
+    foreign = [sum(one.num_foreign for one in loader.dealing_figures(8)) for loader in (again.loaders[0], dealt)]
     assert foreign[0] == foreign[1]
-    waits = {
-        name: np.mean([step.balanced.waiting for step in group[0].balance_figures(8)])
-        for name, group in (("both", both), ("balanced", balanced))
-    }
-    plain = np.mean([step.unbalanced.waiting for step in balanced[0].balance_figures(8)])
-    assert waits["balanced"] < waits["both"] < plain
-    with pytest.raises(ConfigError, match="does not balance its steps"):
-        dealt[0].balance_figures()
-    with pytest.raises(ConfigError, match="does not deal its samples"):
-        balanced[0].dealing_figures()
+    waits = [
+        np.mean([step.balanced.waiting for step in loader.balance_figures(8)])
+        for loader in (balanced, again.loaders[0])
+    ]
+    plain = np.mean([step.unbalanced.waiting for step in balanced.balance_figures(8)])
+    assert waits[0] < waits[1] < plain
+    with pytest.raises(ConfigError, match="balance"):
+        dealt.balance_figures()
+    with pytest.raises(ConfigError, match="samples"):
+        balanced.dealing_figures()
     # A state within such a step needs both.
-    together(both, 1)
-    state = both[0].state_dict()
-    loaders(run, (2, 1, 4), balance=Balance())[0].load_state_dict(state)
-    with pytest.raises(StateError, match="by other costs"):
-        dealt[0].load_state_dict(state)
+    fed(again, 1)
+    job(run, (2, 1, 4), again.state(), balance=Balance())
+    with pytest.raises(StateError, match="costs"):
+        dealt.load_state_dict(again.state())
 
 
 def test_what_is_refused(prefix: str, tmp_path: Path) -> None:
     run = windows(prefix)
-    with pytest.raises(ConfigError, match="by is 'nodes'"):
+    with pytest.raises(ConfigError, match="'nodes'"):
         Dealing(by="nodes")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected a Dealing"):
+    with pytest.raises(ConfigError, match="expected"):
         Loader(run, micro_batch_size=4, dealing="blocks")  # type: ignore[arg-type]
     cache = Cache(tmp_path / "cache", limit="1MB", block=512)
-    with pytest.raises(ConfigError, match=r"pass Dealing\(block=512\)"):
+    with pytest.raises(ConfigError, match=r"Dealing\(block=512"):
         Loader(windows(prefix, reader=cache.reader("pread")), micro_batch_size=4, dealing=DEALING)
-    with pytest.raises(ConfigError, match=r"within step 0, .* with dealing"):
-        loaders(run, (2, 1, 3))[0].start_at(5)
+    with pytest.raises(ConfigError, match=r"0.*dealing"):
+        job(run, (2, 1, 3)).loaders[0].start_at(5)
 
 
 class Counted(PreadReader):

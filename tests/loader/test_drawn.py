@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from headrace.compat.energon import BlendDataset, WorkerConfig, get_train_datase
 from headrace.datasets import Framed, FramedRun, WindowDataset
 from headrace.encoders import TaskEncoder, stateless
 from headrace.loader import Balance, Ranks, Reading
-from headrace.plan import Branch, Bucketing, Leaf, Share, micro_batches, quantised
+from headrace.plan import Branch, Leaf, Share, micro_batches, quantised
 from headrace.plan.framed import BestFit, Lanes, lanes_key
 from headrace.tracing import Topology, history_of, trace_sample, trace_step
+from loader.jobs import Job, flat
 
 PLAIN = Reading(num_threads=0, pin_memory=False)
 MICRO_STEPS = 200
@@ -112,36 +113,20 @@ def test_the_steps_are_as_they_were(corpus: list[corpora.Corpus]) -> None:
     assert run.draw is not None
     assert run.recipe.format == {"order": 1, "blend": 1, "split": 2}
     assert run.lookup(np.arange(8)).sources.tolist() in ([0, 1] * 4, [1, 0] * 4)
+    taken = Job(run, 1, 8).positions()
     for step in range(8):
-        assert run.positions(step).tolist() == list(range(step * 8, min(60, step * 8 + 8)))
-        assert run.step(step)["sample_positions"].tolist() == run.positions(step).tolist()
-        told = trace_step(run, step)
-        assert [one.position for one in told] == run.positions(step).tolist()
-    loader = Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
-    batches = list(loader)
-    positions = [batch["sample_positions"].tolist() for batch in batches]
-    for step in range(8):
-        mine = [*positions[2 * step], *positions[2 * step + 1]] if step < 7 else positions[14]
-        assert sorted(mine) == run.positions(step).tolist()
-        rows = [int(position) - 8 * step for position in mine]
-        assert np.array_equal(
-            np.concatenate([batch["input_ids"].numpy() for batch in batches[2 * step : 2 * step + 2]]),
-            run.step(step)["input_ids"][rows],
-        )
-    assert any(mine != sorted(mine) for mine in positions)
+        positions = list(range(step * 8, min(60, step * 8 + 8)))
+        assert run.positions(step).tolist() == run.step(step)["sample_positions"].tolist() == positions
+        assert [one.position for one in trace_step(run, step)] == positions
+        assert sorted(flat([taken[step]])) == positions
+    assert any(batch != sorted(batch) for [batch] in taken)
 
 
 def test_what_is_not_drawn_has_a_format_of_its_own(corpus: list[corpora.Corpus]) -> None:
     one = WindowDataset(corpus[0].store, seq_len=8)
     several = windows(corpus).data
     assert isinstance(several, Blend)
-    for run in (
-        Run(one, global_batch_size=8),
-        Run(Blend({"a": one}, weights={"a": 1}), global_batch_size=8),
-        Run(several, global_batch_size=8, order=Order(kind="none")),
-        Run(several, global_batch_size=1),
-        numbers([1, 2], global_batch_size=8, bucketing=Bucketing()),
-    ):
+    for run in (Run(one, global_batch_size=8), Run(several, global_batch_size=8, order=Order(kind="none"))):
         assert run.draw is None
         assert run.recipe.format["split"] == 1
     loader = Loader(Run(one, global_batch_size=8), micro_batch_size=2, ranks=Ranks(1, 2), reading=PLAIN)
@@ -168,26 +153,13 @@ def test_chains_within_steps_of_a_run_that_is_made_longer(corpus: list[corpora.C
         # A step that is balanced goes on with balance; one that is not may go on with it.
         is_balanced = bool(state and "balanced_step" in state) or (block == 1 and data.draw(st.integers(0, 3)) == 0)
         balance = Balance(lengths=costs) if is_balanced else None
-        loaders = [
-            Loader(run, micro_batch_size=micro, ranks=Ranks(rank, world_size), reading=PLAIN, balance=balance)
-            for rank in range(world_size)
-        ]
-        for loader in loaders:
-            if state is not None:
-                loader.load_state_dict(state)
-        micro_steps = data.draw(st.integers(0, 12))
-        for loader in loaders:
-            seen += [p for batch in islice(loader, micro_steps) for p in batch["sample_positions"].tolist()]
-        states = [loader.state_dict() for loader in loaders]
-        assert all(one == states[0] for one in states)
-        state = json.loads(json.dumps(states[0]))
-        assert len(set(seen)) == len(seen) == states[0]["position"], "none twice"
+        job = Job(run, world_size, micro, state, balance=balance)
+        seen += flat(job.positions(data.draw(st.integers(0, 12))))
+        state = json.loads(json.dumps(job.state()))
+        assert len(set(seen)) == len(seen) == job.loaders[0].position, "none twice"
         length += data.draw(st.integers(0, 20))
     balance = Balance(lengths=costs) if state is not None and "balanced_step" in state else None
-    last = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=PLAIN, balance=balance)
-    if state is not None:
-        last.load_state_dict(state)
-    seen += [p for batch in last for p in batch["sample_positions"].tolist()]
+    seen += flat(Job(run, 1, 1, state, balance=balance).positions())
     assert run.length is not None
     assert sorted(seen) == list(range(run.length)), "none is missing"
 
@@ -204,52 +176,31 @@ def test_a_state_says_how_a_short_last_step_was_drawn(corpus: list[corpora.Corpu
     other = Loader(single, micro_batch_size=1, ranks=Ranks())
     other.start_at(13, allow_repeats=True)
     state["recipe"] = other.state_dict()["recipe"]
-    with pytest.raises(StateError, match="this run draws no slots"):
+    with pytest.raises(StateError, match="slots"):
         other.load_state_dict(state)
 
 
 def test_a_number_of_samples_within_a_step_says_not_which(corpus: list[corpora.Corpus]) -> None:
     loader = Loader(windows(corpus, samples=13), micro_batch_size=1, ranks=Ranks(), reading=PLAIN)
-    with pytest.raises(
-        ConfigError, match=r"within step 0.*slots of a blend are drawn: start where a step begins, such as 0"
-    ):
+    with pytest.raises(ConfigError, match=r"begins.*0"):
         loader.start_at(5)
     loader.start_at(13)
     loader.start_at(8)
     assert sorted(p for batch in loader for p in batch["sample_positions"].tolist()) == [8, 9, 10, 11, 12]
 
 
-def test_blocks_stay_together(corpus: list[corpora.Corpus]) -> None:
-    data = {name: WindowDataset(one.store, seq_len=8) for name, one in zip("ab", corpus, strict=False)}
-    mix = BlendDataset(data, weights={"a": 1, "b": 1}, block_samples=4)
-    run = Run(mix, global_batch_size=[(0, 18), (3, 30)], order=Order(seed=1))
-    for micro, world_size in ((1, 2), (2, 3)):
-        loaders = [
-            Loader(run, micro_batch_size=micro, ranks=Ranks(rank, world_size), reading=PLAIN)
-            for rank in range(world_size)
-        ]
-        for loader in loaders:
-            for batch in islice(loader, 60):
-                positions = batch["sample_positions"].numpy()
-                assert len(set(run.lookup(positions).sources.tolist())) == 1
-    # A step that goes on within a block is not gone on with by micro-batches that would lie across.
-    loader = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=PLAIN)
-    list(islice(loader, 7))
-    with pytest.raises(ConfigError, match=r"goes on at sample 7.*not a multiple of the micro-batch size 2"):
-        Loader(run, micro_batch_size=2, ranks=Ranks(), reading=PLAIN).load_state_dict(loader.state_dict())
-
-
 def test_a_trace_tells_who_took_a_sample(corpus: list[corpora.Corpus]) -> None:
     run = windows(corpus, samples=61)
     topology = Topology(ranks=3, micro_batch_size=2)
     took: dict[int, tuple[int, int, int]] = {}
-    for rank in range(3):
-        loader = Loader(run, micro_batch_size=2, ranks=Ranks(rank, 3), reading=PLAIN)
-        for batch in loader:
-            for position in batch["sample_positions"].tolist():
-                step = position // 8
-                # The micro-steps of a step by how far the run has come after each.
-                took[position] = step, rank, (loader.position - 8 * step - 1) // 6
+    job = Job(run, 3, 2)
+    for batches in job.micro_steps():
+        given = [batch["sample_positions"].tolist() for batch in batches]
+        step = max(chain(*given)) // 8
+        # The micro-steps of a step by how far the run has come after each.
+        micro_step = (job.loaders[0].position - 8 * step - 1) // 6
+        for rank, positions in enumerate(given):
+            took |= dict.fromkeys(positions, (step, rank, micro_step))
     for step in range(8):
         for one in history_of(run).step(step, topology=topology):
             assert one.position is not None
@@ -293,7 +244,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MediaDataset]:
 
 
 def test_packs_on_the_fly_mix_the_sources(texts: dict[str, MediaDataset]) -> None:
-    data = Framed(Blend(texts, weights={"a": 1, "b": 1}), Packed(), form=BestFit(4), frame_positions=32)
+    blend = Blend(texts, weights={"a": 1, "b": 1})
+    assert Framed(blend, Packed(), form=BestFit(4)).frame_positions == 1_000, "if nothing is said"
+    data = Framed(blend, Packed(), form=BestFit(4), frame_positions=32)
     for rank in range(2):
         run = FramedRun(data, global_batch_size=2, order=Order(seed=1))
         assert run.recipe.format == {"order": 1, "blend": 1, "split": 1, "framed": 2}

@@ -51,27 +51,13 @@ def test_shapes_dtypes_and_positions(run: Run, reading: Reading) -> None:
     }
     for name, value in first.items():
         assert value.is_contiguous() == (name != "position_ids")
-    with pytest.raises(RuntimeError, match="single memory location"):
+    with pytest.raises(RuntimeError, match="location"):
         first["position_ids"] += 1
     first["position_ids"][0] += 1
     assert second["position_ids"][0].tolist() == list(range(8)), "what is done to a batch changes no other"
     assert first["sample_positions"].tolist() == [4, 5, 6, 7]
     assert second["sample_positions"].tolist() == [16, 17, 18, 19]
     assert (loader.step, loader.position) == (2, 24)
-
-
-def test_batches_that_are_kept_stay_as_they_are(run: Run) -> None:
-    """Memory is used again only when nobody holds it, however it is held."""
-    for reading in READINGS[:3]:
-        kept, copies = [], []
-        for i, batch in enumerate(itertools.islice(Loader(run, micro_batch_size=12, reading=reading), 3_000)):
-            # A tensor, a view of one, a NumPy view of one: each keeps its memory.
-            held: Any = [batch["input_ids"], batch["labels"][2:3], batch["position_ids"].numpy()[1]][i % 3]
-            if i % 7 == 0:
-                kept.append(held)
-                copies.append(torch.as_tensor(held).clone())
-            del batch, held
-        assert all(torch.equal(torch.as_tensor(one), copy) for one, copy in zip(kept, copies, strict=True))
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
@@ -87,23 +73,6 @@ def test_a_batch_is_gone_when_its_loop_lets_it_go(
             held = weakref.ref(batch["sample_positions"])
             del batch
             assert held() is None
-
-
-def test_memory_is_used_again() -> None:
-    buffers = Buffers({"x": ((4,), np.dtype(np.int64))}, 0)
-    first = buffers.take(3)["x"]
-    address = first.ctypes.data
-    assert buffers.take(3)["x"].ctypes.data != address, "in use"
-    view = torch.from_numpy(first)[1:]
-    del first
-    assert buffers.take(3)["x"].ctypes.data != address, "a view of a tensor is a use"
-    del view
-    gc.collect()
-    together = [buffers.take(3)["x"] for _ in range(4)]
-    taken = [one.ctypes.data for one in together]
-    assert address in taken
-    assert len(set(taken)) == 4
-    assert buffers.take(2)["x"].shape == (2, 4)
 
 
 def test_memory_in_the_hands_of_threads_is_not_lent_again() -> None:
@@ -156,55 +125,45 @@ def test_memory_in_the_hands_of_threads_is_not_lent_again() -> None:
     assert buffers.take(0)["x"].shape == (0, 16)
 
 
-def test_goes_on_where_it_was(run: Run) -> None:
-    loader = Loader(run, micro_batch_size=6)
-    first = [batch["sample_positions"].tolist() for batch in itertools.islice(loader, 3)]
-    then = [batch["sample_positions"].tolist() for batch in itertools.islice(loader, 2)]
-    assert [p for row in first + then for p in row] == list(range(30))
-    assert loader.state_dict()["position"] == 30
-    assert loader.step == 2
-
-
-def test_an_outdated_iterator_says_so(run: Run) -> None:
-    loader = Loader(run, micro_batch_size=6)
-    old = iter(loader)
-    next(old)
-    new = iter(loader)
-    next(new)
-    with pytest.raises(StateError, match="outdated"):
-        next(old)
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    with pytest.raises(StateError, match="outdated"):
-        next(new)
-
-
 def test_another_run_is_refused_by_field(run: Run, corpus: list[corpora.Corpus], tmp_path: Path) -> None:
     loader = Loader(run, micro_batch_size=4)
     next(iter(loader))
     loader.save_recipe(tmp_path / "recipe.json")
-    changed = {
-        "order.seed: 4 here, 3 in the saved recipe": Run(run.data, global_batch_size=12, order=Order(seed=4)),
-        "batch.pieces[0][1]: 24 here, 12": Run(run.data, global_batch_size=24, order=Order(seed=3)),
-        "window_tokens: 9 here, 8": Run(
-            WindowDataset(corpus[0].store, seq_len=9, stride=3), global_batch_size=12, order=Order(seed=3)
-        ),
-        "store: ": Run(WindowDataset(corpus[1].store, seq_len=8, stride=3), global_batch_size=12, order=Order(seed=3)),
-        "blend.children": Run(
-            Blend({"a": run.datasets[0]}, weights={"a": 1}), global_batch_size=12, order=Order(seed=3)
-        ),
-    }
-    for message, other in changed.items():
-        resumed = Loader(other, micro_batch_size=4)
-        with pytest.raises(StateError) as caught:
+    here, other = (WindowDataset(one.store, seq_len=8, stride=3) for one in corpus[:2])
+    for data, changed, named in (
+        (here, {"order": Order(seed=4)}, r"order\.seed.*4.*3"),
+        (here, {"global_batch_size": 24}, r"batch\.pieces\[0\]\[1\].*24.*12"),
+        (WindowDataset(corpus[0].store, seq_len=9, stride=3), {}, "window_tokens.*9.*8"),
+        (other, {}, "store:"),
+        (Blend({"a": here}, weights={"a": 1}), {}, r"blend\.children"),
+    ):
+        resumed = Loader(
+            Run(data, **{"global_batch_size": 12, "order": Order(seed=3), **changed}),  # type: ignore[arg-type]
+            micro_batch_size=4,
+        )
+        with pytest.raises(StateError, match=named):
             resumed.load_state_dict(loader.state_dict(), recipe=tmp_path / "recipe.json")
-        assert message in str(caught.value)
         assert resumed.position == 0, "nothing has changed"
     resumed = Loader(run, micro_batch_size=3)
     resumed.load_state_dict(loader.state_dict(), recipe=tmp_path / "recipe.json")
     assert resumed.position == 4
-    with pytest.raises(StateError, match="cannot be read"):
+    with pytest.raises(StateError, match=r"nothing\.json"):
         resumed.load_state_dict(loader.state_dict(), recipe=tmp_path / "nothing.json")
+
+
+def test_a_new_iterator_goes_on_and_the_one_before_is_outdated(run: Run) -> None:
+    loader = Loader(run, micro_batch_size=6)
+    old = iter(loader)
+    found = next(old)["sample_positions"].tolist()
+    new = iter(loader)
+    found += next(new)["sample_positions"].tolist()
+    assert found == list(range(12))
+    with pytest.raises(StateError, match="outdated"):
+        next(old)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="outdated"):
+        next(new)
+    assert repr(loader) == "<Loader: rank 0 of 1, step 1, <Run: 1 sources, endless>>"
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
@@ -221,7 +180,7 @@ def test_a_failing_read_reaches_the_training_loop(run: Run, reading: Reading, mo
         return gather(*arguments)
 
     monkeypatch.setattr(type(run.datasets[0].store), "gather", failing)  # type: ignore[attr-defined]
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError, match="gone"):
         list(itertools.islice(loader, 10_000))
     assert loader.position % 12 == 0
     before = loader.position
@@ -256,65 +215,45 @@ def test_threads_end_with_their_iterator(run: Run) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-read"]
 
 
-def test_uneven_steps_can_be_refused(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("bad", "samples", "named"),
+    [
+        ({"micro_batch_size": 0}, None, "micro_batch_size"),
+        ({"uneven": "ignore"}, None, "uneven"),
+        ({"uneven": "refuse", "ranks": Ranks(0, 5)}, None, r"\[12\].*5.*1"),
+        ({"uneven": "refuse", "micro_batch_size": 4}, 30, r"\[6\]"),
+    ],
+)
+def test_bad_options_are_refused(run: Run, bad: dict[str, Any], samples: int | None, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Loader(Run(run.data, global_batch_size=12, samples=samples), **{"micro_batch_size": 1, **bad})
+
+
+def test_even_steps_are_not_refused(run: Run) -> None:
     Loader(run, micro_batch_size=2, ranks=Ranks(0, 3), uneven="refuse")
-    with pytest.raises(ConfigError, match=r"steps of \[12\] samples, which 5 ranks times .* 1 = 5 do not divide"):
-        Loader(run, micro_batch_size=1, ranks=Ranks(0, 5), uneven="refuse")
-    short = Run(run.data, global_batch_size=12, samples=30)
-    with pytest.raises(ConfigError, match=r"steps of \[6\]"):
-        Loader(short, micro_batch_size=4, uneven="refuse")
     whole = Run(run.data, global_batch_size=12, samples=30, drop_last=True)
     assert whole.length == 24
     assert len(list(Loader(whole, micro_batch_size=4, uneven="refuse"))) == 6
 
 
-@pytest.mark.parametrize(("world_size", "micro"), [(1, 1), (1, 12), (2, 5), (5, 2), (16, 3)])
-@pytest.mark.parametrize("samples", [1, 11, 12, 100])
-def test_length(run: Run, world_size: int, micro: int, samples: int) -> None:
-    schedule = [(0, 12), (2, 7), (5, 30)]
-    finite = Run(run.data, global_batch_size=schedule, samples=samples)
-    for rank in range(world_size):
-        loader = Loader(finite, micro_batch_size=micro, ranks=Ranks(rank, world_size))
-        assert len(loader) == len(list(loader))
-    with pytest.raises(TypeError):
-        len(Loader(run, micro_batch_size=1))
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"micro_batch_size": 0}, {"micro_batch_size": 1, "uneven": "ignore"}],
-)
-def test_bad_options_are_refused(run: Run, bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Loader(run, **bad)
-    with pytest.raises(ConfigError):
-        Reading(num_threads=-1)
-
-
-def test_repr(run: Run) -> None:
-    assert repr(Loader(run, micro_batch_size=1)) == "<Loader: rank 0 of 1, step 0, <Run: 1 sources, endless>>"
-
-
 def test_starting_at_a_position_is_going_on_from_there(run: Run) -> None:
     """Without a state, and on any ranks: what Megatron's ``consumed_samples`` says."""
-    whole = [
-        row for batch in itertools.islice(Loader(run, micro_batch_size=12), 9) for row in batch["input_ids"].tolist()
-    ]
     loader = Loader(run, micro_batch_size=4)
     outdated = iter(loader)
     next(outdated)
     loader.start_at(29, allow_repeats=True)
     assert (loader.position, loader.step) == (29, 2)
-    assert [row for batch in itertools.islice(loader, 3) for row in batch["input_ids"].tolist()] == whole[29:40]
+    found = [batch["sample_positions"].tolist() for batch in itertools.islice(loader, 3)]
+    assert found == [[29, 30, 31, 32], [33, 34, 35], [36, 37, 38, 39]]
     with pytest.raises(StateError, match="outdated"):
         next(outdated)
-    with pytest.raises(ConfigError, match="position -1 is outside this endless run"):
+    with pytest.raises(ConfigError, match=r"position.*-1"):
         loader.start_at(-1)
     ended = Loader(Run(run.data, global_batch_size=12, samples=50), micro_batch_size=4, restart=True)
     ended.start_at(50)
     assert list(ended) == []
     assert next(iter(ended))["sample_positions"].tolist() == [0, 1, 2, 3], "restart: once at the position, then anew"
-    with pytest.raises(ConfigError, match="position 51 is outside this run of 50 samples"):
+    with pytest.raises(ConfigError, match=r"position.*51.*50"):
         ended.start_at(51)
     assert ended.position == 4, "nothing has changed"
 
@@ -329,9 +268,9 @@ def test_reading_ahead_by_bytes(tmp_path: Path) -> None:
     found = [batch["input_ids"] for batch in loader]
     assert all((one == other).all() for one, other in zip(found, wanted, strict=True))
     for options in ({"num_workers": 2}, {"prefetch": 2}, {"num_threads": 0}):
-        with pytest.raises(ConfigError, match="which is for threads and replaces prefetch"):
+        with pytest.raises(ConfigError, match="prefetch"):
             Reading(ahead="1GB", **options)
-    with pytest.raises(ConfigError, match="ahead lots: write a number of bytes"):
+    with pytest.raises(ConfigError, match="number"):
         Reading(ahead="lots")
 
 
@@ -381,7 +320,7 @@ def test_a_thread_is_started_when_all_others_wait(monkeypatch: pytest.MonkeyPatc
     stream = in_threads([read], ((number, number) for number in range(20)), Reading(ahead=1 << 30), str)
     assert list(itertools.islice(stream, 10)) == [(number, -number) for number in range(10)]
     assert list(itertools.islice(stream, 9)) == [(number, -number) for number in range(10, 19)]
-    with pytest.raises(ValueError, match="a fault of task 19"):
+    with pytest.raises(ValueError, match=r"fault.*19"):
         next(stream)
     assert most_reading == 1
     assert 5 <= len(threads) <= 10

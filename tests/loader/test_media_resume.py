@@ -26,7 +26,8 @@ from counts import cases
 from headrace import Loader, Order, Run
 from headrace.datasets import Limit
 from headrace.loader import Ranks, Reading
-from mixes_made import COUNTS, Drawn, Opened, expected, mixes, name_of, nodes_of, trimmed
+from loader.jobs import Job as AllRanks
+from mixes_made import Drawn, Opened, expected, mixes, name_of, nodes_of, trimmed
 
 MAX_POSITIONS = 300
 DRAWN = st.randoms(use_true_random=True)
@@ -127,35 +128,19 @@ def delivered(
 ) -> Iterator[tuple[list[tuple[int, Row]], dict[str, Any] | None]]:
     """What all ranks deliver, batch after batch; with that of the last rank the state that any of them would save."""
     leg = leg.fitting(run, 0 if state is None else state["position"])
-    loaders = [
-        Loader(run, micro_batch_size=leg.micro_batch_size, ranks=Ranks(rank, leg.world_size), reading=leg.reading)
-        for rank in range(leg.world_size)
-    ]
-    for loader in loaders:
-        if state is not None:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-    iterators = [iter(loader) for loader in loaders]
+    ranks = AllRanks(run, leg.world_size, leg.micro_batch_size, state, reading=leg.reading)
     try:
-        while True:
-            batches = [next(iterator, None) for iterator in iterators]
-            if None in batches:
-                assert batches == [None] * len(batches), "all ranks end together"
-                return
-            steps = {run.schedule.step_of(p) for batch in batches if batch for p in batch["sample_positions"].tolist()}
+        for batches in ranks.micro_steps():
+            steps = {run.schedule.step_of(p) for batch in batches for p in batch["sample_positions"].tolist()}
             assert len(steps) == 1, "a micro-step is of one step"
-            states = [loader.state_dict() for loader in loaders]
-            assert all(one == states[0] for one in states), "one rank saves for all"
-            assert len(json.dumps(states[0])) < 1024
             for number, batch in enumerate(batches):
-                found = list(rows(batch)) if batch else []
+                found = list(rows(batch))
                 if run.block_samples is not None and found:
                     sources = run.lookup(np.array([position for position, _ in found])).sources
                     assert (sources == sources[0]).all(), "a micro-batch is of one source"
-                yield found, states[0] if number + 1 == len(batches) else None
+                yield found, ranks.state() if number + 1 == len(batches) else None
     finally:
-        for iterator, loader in zip(iterators, loaders, strict=True):
-            iterator.close()  # type: ignore[attr-defined]
-            loader.close()
+        ranks.close()
 
 
 def check(run: Run, opened: Opened, seen: dict[int, Row]) -> None:
@@ -295,20 +280,3 @@ def test_killed_at_any_moment(opened: Opened, tmp_path_factory: pytest.TempPathF
     in_turn = slots.positions_of(run, np.arange(most)).tolist()
     whole_until = next((slot for slot, position in enumerate(in_turn) if position not in seen), most)
     check(run, opened, {position: seen[position] for position in in_turn[:whole_until]})
-
-
-def test_the_sources_are_what_they_are_meant_to_be(opened: Opened) -> None:
-    """Texts and images, of several stores and sizes, in one batch."""
-    run = Job(
-        Drawn({"concat": [{"path": "photos"}, {"path": "books", "subflavors": {"kind": "text"}}]}, ("", 0), [(0, 63)]),
-        Order(kind="none"),
-        None,
-    ).run(opened)
-    assert run.length == COUNTS["photos"] + COUNTS["books"]
-    (batch,) = Loader(run, micro_batch_size=63, ranks=Ranks())
-    assert batch["image"].shape == (63, 8, 10, 3)
-    assert batch["caption"][:2] + batch["caption"][-1:] == [
-        "photos 0",
-        "photos 1 and so on",
-        "books 39 and so on and so on and so on",
-    ]

@@ -50,11 +50,6 @@ def _no_thread_is_left() -> Iterator[None]:
     resource_sharer.stop(timeout=PATIENCE_S)
 
 
-def sent(batch: dict[str, Any]) -> dict[str, Any]:
-    found: PlacedRows = pickle.loads(ForkingPickler.dumps(SpanMessage(SpanRows(batch))))
-    return found.placed(BlockTable(1), 0).columns
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -111,18 +106,11 @@ def test_a_message_is_its_batch_again(size: int) -> None:
         "__sources__": [(source,), None],
         "count": 7,
     }
-    found = sent(batch)
+    sent: PlacedRows = pickle.loads(ForkingPickler.dumps(SpanMessage(SpanRows(batch))))
+    found = sent.placed(BlockTable(1), 0).columns
     assert alike(batch, found)
     for name in ("floats", "expanded", "half"):
         found[name] += 1  # theirs to change
-
-
-def test_a_source_is_itself_again() -> None:
-    source = SourceInfo(dataset_path="d", index="key", shard_name="s.tar", file_names=("a.jpg",))
-    again = pickle.loads(pickle.dumps(source))
-    assert again == source
-    assert type(again) is SourceInfo
-    assert hash(again) == hash(source)
 
 
 @pytest.fixture(scope="module")
@@ -185,20 +173,6 @@ def test_a_micro_batch_of_another_dtype_keeps_it(pictures: Path) -> None:
     kinds = [batch["image"].dtype if isinstance(batch["image"], torch.Tensor) else None for batch in loader]
     wanted = [torch.float64 if at % 2 else None if at % 3 else torch.uint8 for at in range(len(kinds))]
     assert kinds == wanted
-
-
-def test_memory_of_batches_that_are_gone_is_used_again(pictures: Path) -> None:
-    loader = Loader(run_of(pictures, "rgb8"), micro_batch_size=4, reading=Reading(num_threads=0))
-    pages = set()
-    for batch in itertools.islice(loader, 5):  # spans of one and two
-        kept = batch["image"][1, 2:4]
-        del batch
-    wanted = kept.clone()
-    for batch in loader:
-        pages.add(batch["image"].untyped_storage().data_ptr())
-        del batch
-        assert torch.equal(kept, wanted)  # a view of it holds a batch
-    assert len(pages) <= 12
 
 
 def test_blocks_have_one_holder() -> None:

@@ -1,9 +1,8 @@
-"""Records through the loader: padded micro-batch by micro-batch, exact on any ranks, however they are read."""
+"""Records and packs through the loader: padded micro-batch by micro-batch, or counted by step; exact on any ranks."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import corpora
 import records_made
 from counts import cases
 from headrace import (
+    BatchSchedule,
     Blend,
     ConfigError,
     GroupDataset,
+    HeadraceError,
     Loader,
     Order,
+    PackedSequenceDataset,
+    Packing,
     PreferenceDataset,
     PromptDataset,
     Run,
@@ -28,11 +32,14 @@ from headrace import (
     StateError,
     WindowDataset,
 )
+from headrace.compat.astrai import ResumableDistributedSampler
 from headrace.compat.megatron import CyclicDataset
-from headrace.datasets import Collation, RecordDataset, count_step
+from headrace.datasets import Collation, RecordDataset, accounts, count_step
 from headrace.loader import Ranks, Reading, collate_fn, ragged
 from headrace.loader.spans import BatchSpan
 from headrace.plan import Bucketing
+from headrace.plan.packed_check import check_step
+from loader.jobs import Job
 
 COUNT = 37
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3), Reading(num_workers=2)]
@@ -121,22 +128,13 @@ def test_killed_and_resumed_on_other_ranks(
     seen: dict[int, list[Any]] = {}
     state = None
     for ranks, micro, threads, micro_steps in legs:
-        loaders = [
-            Loader(run, micro_batch_size=micro, ranks=Ranks(rank, ranks), reading=Reading(num_threads=threads))
-            for rank in range(ranks)
-        ]
-        for loader in loaders:
-            if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-        iterators = [iter(loader) for loader in loaders]
-        for _ in range(micro_steps):
-            for batch in (next(iterator, None) for iterator in iterators):
-                for row, position in enumerate((batch or {"sample_positions": torch.empty(0)})["sample_positions"]):
-                    assert int(position) not in seen
-                    seen[int(position)] = unpadded(kind, batch, row)
-        state = loaders[0].state_dict()
-        for iterator in iterators:
-            iterator.close()  # type: ignore[attr-defined]
+        job = Job(run, ranks, micro, state, reading=Reading(num_threads=threads))
+        for batches in job.micro_steps(micro_steps):
+            for batch in batches:
+                for row, position in enumerate(batch["sample_positions"].tolist()):
+                    assert position not in seen
+                    seen[position] = unpadded(kind, batch, row)
+        state = job.state()
     assert sorted(seen) == list(range(len(seen)))
     alone: dict[int, list[Any]] = {}
     for batch in Loader(run, micro_batch_size=1, ranks=Ranks(), reading=Reading(num_threads=0)):
@@ -167,23 +165,18 @@ def unpadded(kind: str, batch: Any, row: int) -> list[Any]:
     return [batch["input_ids"][row][batch["attention_mask"][row].bool()].tolist(), batch["columns"][row]]
 
 
-def test_bucketing_brings_like_lengths_together(datasets: dict[str, RecordDataset], tmp_path: Path) -> None:
+def test_bucketing_brings_like_lengths_together(tmp_path: Path) -> None:
     dataset = SFTDataset(records_made.store(tmp_path / "many", records_made.sft(5, 640, longest=100)))
-    fills = {}
-    for name, bucketing in {
-        "none": None,
-        "steps": Bucketing(window_steps=10),
-        "groups": Bucketing(window_steps=10, group_samples=4),
-    }.items():
+    for bucketing, least, most in (
+        (None, 0.0, 0.75),
+        (Bucketing(window_steps=10), 0.93, 1.0),
+        (Bucketing(window_steps=10, group_samples=4), 0.96, 1.0),
+    ):
         run = Run(dataset, global_batch_size=16, epochs=1, bucketing=bucketing)
-        batches = list(Loader(run, micro_batch_size=4))
-        tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-        fills[name] = tokens / sum(batch["attention_mask"].numel() for batch in batches)
+        masks = [batch["attention_mask"] for batch in Loader(run, micro_batch_size=4)]
+        assert least < sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks) < most
         assert sorted(run.lookup(np.arange(640)).indices.tolist()) == list(range(640))
         assert [len(run.positions(step)) for step in range(40)] == [16] * 40
-    assert fills["none"] < 0.75
-    assert fills["steps"] > 0.93
-    assert fills["groups"] > 0.96
     steps = Run(dataset, global_batch_size=16, epochs=1, bucketing=Bucketing(window_steps=10))
     tokens_of = np.array([count_step(steps, step)["tokens"] for step in range(40)]).reshape(4, 10)
     orders = {tuple(window) for window in np.argsort(tokens_of, axis=1).tolist()}
@@ -209,7 +202,7 @@ def test_a_bucketed_run_keeps_its_length(datasets: dict[str, RecordDataset]) -> 
         run(samples=30),
         run(samples=30, bucketing=Bucketing(window_steps=2)),
     ):
-        with pytest.raises(StateError, match="batch differ"):
+        with pytest.raises(StateError, match="differ"):
             Loader(other, micro_batch_size=4).load_state_dict(loader.state_dict())
 
 
@@ -221,7 +214,7 @@ def test_blends_of_records(datasets: dict[str, RecordDataset], tmp_path: Path) -
         positions = batch.pop("sample_positions").tolist()
         batch.pop("step_supervised_tokens")
         assert records_made.tensors(batch) == expected(run, positions)
-    with pytest.raises(ConfigError, match="the same fields"):
+    with pytest.raises(ConfigError, match="fields"):
         Blend({"a": datasets["sft"], "b": SFTDataset(other.store, labels="same")}, weights={"a": 1, "b": 1})
 
 
@@ -252,48 +245,116 @@ def test_waits_for_stores_are_no_cost_of_a_span(
     assert cost.seconds < 0
 
 
-def test_batches_do_not_share_memory(datasets: dict[str, RecordDataset]) -> None:
-    run = Run(datasets["sft"], global_batch_size=2, epochs=1)
-    first = list(Loader(run, micro_batch_size=2))
-    copies = [records_made.tensors(batch) for batch in first]
-    for batch in Loader(run, micro_batch_size=2):
-        batch["input_ids"].fill_(-1)
-        batch["labels"].fill_(-1)
-    assert [records_made.tensors(batch) for batch in first] == copies
-    for batch in first[::2]:
-        batch["input_ids"].fill_(0)
-    assert [records_made.tensors(batch) for batch in first[1::2]] == copies[1::2]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_dataloader_of_your_own(datasets: dict[str, RecordDataset], workers: int) -> None:
-    from headrace.compat.astrai import ResumableDistributedSampler
-
-    for kind in KINDS if not workers else ["grpo"]:
-        dataset = datasets[kind]
-        order = ResumableDistributedSampler(dataset, seed=5)
-        loader: Any = torch.utils.data.DataLoader(
-            dataset,
-            batch_size=4,
-            sampler=order,
-            collate_fn=collate_fn(dataset),
-            num_workers=workers,  # type: ignore[arg-type]
-        )
-        indices = list(ResumableDistributedSampler(dataset, seed=5))
-        for number, batch in enumerate(loader):
-            wanted = dataset.read(np.array(indices[4 * number : 4 * number + 4]))
-            assert records_made.tensors(batch) == records_made.tensors(wanted)
-            assert all(isinstance(batch[name], torch.Tensor) for name in dataset.fields)
+@pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in KINDS), ("grpo", 1)])
+def test_a_dataloader_of_your_own(datasets: dict[str, RecordDataset], kind: str, workers: int) -> None:
+    dataset = datasets[kind]
+    indices = list(ResumableDistributedSampler(dataset, seed=5))
+    loader: Any = torch.utils.data.DataLoader(
+        dataset,  # type: ignore[arg-type]
+        batch_size=4,
+        sampler=ResumableDistributedSampler(dataset, seed=5),
+        collate_fn=collate_fn(dataset),
+        num_workers=workers,
+    )
+    for number, batch in enumerate(loader):
+        wanted = dataset.read(np.array(indices[4 * number : 4 * number + 4]))
+        assert records_made.tensors(batch) == records_made.tensors(wanted)
+        assert all(isinstance(batch[name], torch.Tensor) for name in dataset.fields)
 
 
 def test_what_is_not_for_records(datasets: dict[str, RecordDataset], tmp_path: Path) -> None:
     windows = WindowDataset(records_made.store(tmp_path / "s", records_made.sft(1, 9)), seq_len=4)
-    with pytest.raises(ConfigError, match="bucketing is for records"):
+    with pytest.raises(ConfigError, match="bucketing"):
         Run(windows, global_batch_size=2, bucketing=Bucketing())
-    with pytest.raises(ConfigError, match="expected a Bucketing"):
+    with pytest.raises(ConfigError, match="Bucketing"):
         Run(datasets["sft"], global_batch_size=2, bucketing=16)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected the dataset that the DataLoader reads"):
+    with pytest.raises(ConfigError, match="DataLoader"):
         collate_fn(windows.store)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="CyclicDataset is for samples of one shape"):
+    with pytest.raises(ConfigError, match="CyclicDataset"):
         CyclicDataset(datasets["sft"], micro_batch_size=2, data_parallel_size=1)  # type: ignore[arg-type]
     assert not any(hasattr(windows, name) for name in ("samples", "collate", "sample_lengths"))
+
+
+PACKING = Packing(seq_len=24, over_long="split")
+
+
+@pytest.fixture
+def run(corpus: list[corpora.Corpus]) -> Run:
+    sources = {name: PackedSequenceDataset(one.store, PACKING) for name, one in zip("abcd", corpus, strict=True)}
+    mix = Blend(sources, weights={"a": 3, "b": 1, "c": 1, "d": 2}, unit="tokens", end="samples", num_samples=75)
+    return Run(mix, global_batch_size=BatchSchedule.of([(0, 10), (3, 7)]), order=Order(seed=2))
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
+@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 10), (3, 2)])
+def test_the_counts_of_all_micro_batches_make_the_step(
+    run: Run, reading: Reading, world_size: int, micro_batch_size: int
+) -> None:
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    job, step = Job(run, world_size, micro_batch_size, reading=reading, debug=True), 0
+    for batches in job.micro_steps():
+        by_step.setdefault(step, []).extend(batches)
+        step = job.loaders[0].step
+    assert sorted(by_step) == list(range(run.num_steps or 0))
+    for step, batches in by_step.items():
+        assert check_step(batches) == []
+        assert batches[0]["step_supervised_tokens"] == count_step(run, step)["supervised_tokens"]
+        assert count_step(run, step) == {
+            "tokens": sum(int((batch["document_ids"] >= 0).sum()) for batch in batches),
+            "supervised_tokens": sum(int(batch["loss_mask"].sum()) for batch in batches),
+            "pads": sum(int((batch["document_ids"] < 0).sum()) for batch in batches),
+            "documents": sum(_documents(batch) for batch in batches),
+        }
+
+
+def _documents(batch: dict[str, Any]) -> int:
+    begins = batch["position_ids"] == 0
+    return int((begins & (batch["document_ids"] >= 0)).sum())
+
+
+def test_types_and_an_empty_micro_batch(run: Run) -> None:
+    """A rank that gets nothing of an uneven step has no segments and no tokens, and still the step's count."""
+    batches = list(Loader(run, micro_batch_size=4, ranks=Ranks(0, 8), debug=True))
+    empty = [batch for batch in batches if not len(batch["input_ids"])]
+    assert empty
+    for batch in empty:
+        assert batch["cu_seqlens"].tolist() == [0]
+        assert (batch["max_seqlen"], batch["num_supervised_tokens"]) == (0, 0)
+        assert batch["step_supervised_tokens"] > 0
+    for batch in batches:
+        assert batch["cu_seqlens"].dtype == torch.int32
+        assert type(batch["max_seqlen"]) is type(batch["num_supervised_tokens"]) is int
+
+
+def test_many_short_steps_are_counted_together(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    count = accounts.count_samples
+
+    def counting(run: Run, located: Any) -> Any:
+        calls.append(len(located.positions))
+        return count(run, located)
+
+    monkeypatch.setattr(accounts, "count_samples", counting)
+    # Before the first step, the samples are looked at for steps without labels.
+    monkeypatch.setattr("headrace.loader.collating.check_supervised", lambda *_: None)
+    assert len(list(Loader(run, micro_batch_size=10))) == run.num_steps
+    assert calls == [75]
+    monkeypatch.setattr(accounts, "COUNT_POSITIONS", 17)
+    calls.clear()
+    list(Loader(run, micro_batch_size=10))
+    assert calls == [20, 17, 21, 17]
+
+
+def test_debug_mode_refuses_a_batch_that_contradicts_itself(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_into = PackedSequenceDataset.read_into
+
+    def leaking(self: PackedSequenceDataset, addresses: Any, out: Any, rows: Any) -> None:
+        read_into(self, addresses, out, rows)
+        out["labels"][rows] = np.roll(out["input_ids"][rows], -1, axis=1)  # each document predicts the next one
+
+    monkeypatch.setattr(PackedSequenceDataset, "read_into", leaking)
+    next(iter(Loader(run, micro_batch_size=10)))
+    loader = Loader(run, micro_batch_size=10, debug=True)
+    with pytest.raises(HeadraceError, match="labels"):
+        next(iter(loader))
+    assert loader.position == 0, "what was refused was not delivered"

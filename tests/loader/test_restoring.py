@@ -45,17 +45,6 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> MediaDataset:
     return MediaDataset.open(media_texts.shards(folder / "one", (20, 11)), **media_texts.TEXT)
 
 
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> MediaDataset:
-    folder = tmp_path_factory.mktemp("restoring")
-    return MediaDataset.open(media_texts.shards(folder / "other", (50,)), **media_texts.TEXT)
-
-
-@pytest.fixture(scope="module")
-def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return framed_encoders.numbers(tmp_path_factory.mktemp("restoring") / "framed", 40)
-
-
 def assert_same(found: dict[str, Any], batch: dict[str, Any]) -> None:
     assert set(found) == {name for name in batch if name not in ADDED}
     for name, value in found.items():
@@ -94,11 +83,12 @@ def test_samples_as_they_are_and_encoded(media: MediaDataset) -> None:
 
 
 @pytest.mark.parametrize("kind", ["singles", "sized", "packs", "torn"])
-def test_units(framed: Path, kind: str) -> None:
+def test_units(tmp_path: Path, kind: str) -> None:
     encoder, _, size = framed_encoders.KINDS[kind]
     packing: Any = {"packing_buffer_size": 6} if kind in ("packs", "torn") else {}
+    place = framed_encoders.numbers(tmp_path / "framed", 40)
     dataset = get_train_dataset(
-        framed, worker_config=WorkerConfig(0, 1, 0), batch_size=size or 2, task_encoder=encoder(), **packing
+        place, worker_config=WorkerConfig(0, 1, 0), batch_size=size or 2, task_encoder=encoder(), **packing
     )
     loader = get_loader(dataset)
     assert isinstance(dataset.framed, FramedRun)
@@ -106,7 +96,7 @@ def test_units(framed: Path, kind: str) -> None:
         assert_same(loader.restore_sample(batch["__restore_key__"]), batch)
         key = batch["__restore_key__"][0]
         assert repr(loader.restore_sample(key)["n"]) == repr(batch["n"][0])
-    with pytest.raises(ConfigError, match="is not a restore key of a framed source"):
+    with pytest.raises(ConfigError, match="restore"):
         loader.restore_sample(3)
 
 
@@ -121,7 +111,8 @@ def test_measured(tmp_path: Path, encoder: type[measured_made.Drawing], batch_si
     assert_same(faced.restore_sample(batch["__restore_key__"]), batch)
 
 
-def test_in_a_mix_a_position_tells_what_a_key_does_not(media: MediaDataset, other: MediaDataset) -> None:
+def test_in_a_mix_a_position_tells_what_a_key_does_not(media: MediaDataset, tmp_path: Path) -> None:
+    other = MediaDataset.open(media_texts.shards(tmp_path / "other", (50,)), **media_texts.TEXT)
     one, two = EncodedDataset(media, Noisy()), EncodedDataset(other, Noisy())
     for pair in ((media, other), (one, two)):
         loader = loader_of(run_of(Blend(dict(zip("ab", pair, strict=True)), weights={"a": 1, "b": 1})), 4)
@@ -130,9 +121,7 @@ def test_in_a_mix_a_position_tells_what_a_key_does_not(media: MediaDataset, othe
             sample = loader.restore_sample(int(batch["sample_positions"][2]))
             key = sample["__key__"] if isinstance(sample, dict) else sample.__key__
             assert key == batch["__key__"][2]
-        with pytest.raises(
-            ConfigError, match=r"may belong to any of 'a', 'b', whose keys have the same form: pass the position"
-        ):
+        with pytest.raises(ConfigError, match=r"'a'.*'b'"):
             loader.restore_sample((["Webdataset", "Encoded"][pair[0] is one], 7))
     twice = loader_of(run_of(Blend({"a": media, "b": media}, weights={"a": 1, "b": 1})), 4)
     assert_restored(twice, 2)
@@ -141,20 +130,20 @@ def test_in_a_mix_a_position_tells_what_a_key_does_not(media: MediaDataset, othe
 
 def test_what_cannot_be_made_again(media: MediaDataset) -> None:
     loader = loader_of(Run(media, global_batch_size=4, samples=9), 4)
-    for key, match in [
-        (("Webdataset", 31), "is not a restore key of any dataset"),
-        (("Encoded", 1), "is not a restore key of any dataset"),
-        ((), "is not a restore key of any dataset"),
-        ("Webdataset", r"neither a restore key \(a tuple\), nor a position \(an integer\)"),
-        ([1, ("Webdataset", 1)], "neither a restore key"),
-        ([3, 9], "position 9 is outside"),
-        (-1, "position -1 is outside"),
+    for key, named in [
+        (("Webdataset", 31), "Webdataset.*31"),
+        (("Encoded", 1), "Encoded.*1"),
+        ((), r"\(\)"),
+        ("Webdataset", "Webdataset.*tuple.*integer"),
+        ([1, ("Webdataset", 1)], "Webdataset"),
+        ([3, 9], "position.*9"),
+        (-1, "position.*-1"),
     ]:
-        with pytest.raises(ConfigError, match=match):
+        with pytest.raises(ConfigError, match=named):
             loader.restore_sample(key)
     forgetful = loader_of(run_of(EncodedDataset(media, Remembering())), 2)
     batch = next(iter(forgetful))
-    with pytest.raises(ConfigError, match=r"encode_sample is not marked @stateless"):
+    with pytest.raises(ConfigError, match="encode_sample"):
         forgetful.restore_sample(batch["__restore_key__"])
     own = get_loader(
         get_train_dataset(
@@ -163,5 +152,5 @@ def test_what_cannot_be_made_again(media: MediaDataset) -> None:
     )
     batch = next(iter(own))
     assert_same(own.restore_sample(batch["__restore_key__"]), batch)
-    with pytest.raises(ConfigError, match="positions in Energon's own order"):
+    with pytest.raises(ConfigError, match="Energon's"):
         own.restore_sample(batch["sample_positions"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from counts import cases
 from headrace import BatchSchedule, Blend, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
 from headrace.datasets import Dataset
 from headrace.loader import Ranks, Reading
+from loader.jobs import Job, flat
 
 WINDOW = 6
 PACK = 20
@@ -119,44 +120,22 @@ def legs(draw: st.DrawFn) -> list[Leg]:
 
 def life(run: Run, leg: Leg, state: dict[str, Any] | None, seen: dict[int, dict[str, list[int]]]) -> dict[str, Any]:
     """One life of all ranks; adds to ``seen`` what each position delivered, and returns the state at the kill."""
-    loaders = [
-        Loader(
-            run,
-            micro_batch_size=leg.micro_batch_size,
-            ranks=Ranks(rank, leg.world_size),
-            reading=leg.reading,
-            debug=True,
-        )
-        for rank in range(leg.world_size)
-    ]
-    for loader in loaders:
-        if state is not None:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-    iterators = [iter(loader) for loader in loaders]
-    for _ in range(leg.micro_steps):
-        batches = [next(iterator, None) for iterator in iterators]
-        if None in batches:
-            assert batches == [None] * len(batches), "all ranks end together"
-            break
-        step = {run.schedule.step_of(int(p)) for batch in batches if batch for p in batch["sample_positions"]}
+    job = Job(run, leg.world_size, leg.micro_batch_size, state, reading=leg.reading, debug=True)
+    for batches in job.micro_steps(leg.micro_steps):
+        step = {run.schedule.step_of(int(p)) for batch in batches for p in batch["sample_positions"]}
         assert len(step) == 1
         for batch in batches:
-            if run.traits.is_packed and batch:
+            if run.traits.is_packed:
                 check_counts(run, batch, step)
-            rows = {name: batch[name].tolist() for name in (*run.fields, *run.constants, "sample_positions") if batch}
+            rows = {name: batch[name].tolist() for name in (*run.fields, *run.constants, "sample_positions")}
             for row, position in enumerate(rows.pop("sample_positions")):
                 assert position not in seen, "no sample twice"
                 seen[position] = {name: values[row] for name, values in rows.items()}
-            for values in (batch or {}).values():
+            for values in batch.values():
                 if isinstance(values, torch.Tensor):
                     values.fill_(-1)  # what is done to a delivered batch changes no later one
-    states = [loader.state_dict() for loader in loaders]
-    for iterator in iterators:
-        iterator.close()  # type: ignore[attr-defined]
-    assert all(one == states[0] for one in states), "one rank saves for all"
-    assert states[0]["position"] == len(seen)
-    assert len(json.dumps(states[0])) < 1024
-    return states[0]
+    assert job.state()["position"] == len(seen)
+    return job.state()
 
 
 def check_counts(run: Run, batch: dict[str, Any], step: set[int]) -> None:
@@ -243,63 +222,32 @@ def test_a_whole_run_ends_exactly(corpus: list[corpora.Corpus]) -> None:
     run = Run(mix, global_batch_size=16, epochs=2)
     counts = [2 * len(mix.children["a"]), 4 * len(mix.children["b"]), 2 * round(0.5 * len(mix.children["c"]) + 1e-9)]  # type: ignore[arg-type]
     assert run.length == sum(counts)
-    loaders = [Loader(run, micro_batch_size=2, ranks=Ranks(rank, 3)) for rank in range(3)]
-    positions = [int(p) for loader in loaders for batch in loader for p in batch["sample_positions"]]
+    job = Job(run, 3, 2)
+    positions = flat(job.positions())
     assert sorted(positions) == list(range(run.length))
     sources = run.lookup(np.array(positions, dtype=np.int64)).sources
     assert np.bincount(sources).tolist() == counts
-    for loader in loaders:
+    for loader in job.loaders:
         assert loader.position == run.length
-        with pytest.raises(StateError, match=r"reached the end of its run.*epochs=.*restart=True"):
+        with pytest.raises(StateError, match=r"epochs=.*restart=True"):
             iter(loader)
-        again = Loader(run, micro_batch_size=2, ranks=Ranks())
-        again.load_state_dict(loader.state_dict())
-        assert list(again) == [], "a state at the end has nothing left"
-
-
-def test_longer_run_keeps_its_prefix(corpus: list[corpora.Corpus]) -> None:
-    """Extending a run changes no step so far, and a state of the shorter run loads into the longer one."""
-    data = WindowDataset(corpus[0].store, seq_len=WINDOW)
-    short, longer = (Run(data, global_batch_size=8, epochs=epochs) for epochs in (1, 3))
-    loader = Loader(short, micro_batch_size=8)
-    for _ in loader:
-        pass
-    resumed = Loader(longer, micro_batch_size=8)
-    resumed.load_state_dict(loader.state_dict())
-    assert short.length is not None
-    for step in range(short.length // 8):
-        assert np.array_equal(short.step(step)["input_ids"], longer.step(step)["input_ids"])
-    positions = [int(p) for batch in resumed for p in batch["sample_positions"]]
-    assert positions == list(range(short.length, 3 * short.length))
+    assert Job(run, 1, 2, job.state()).positions() == [], "a state at the end has nothing left"
 
 
 def test_validation_is_every_sample_once_in_order(corpus: list[corpora.Corpus]) -> None:
     data = WindowDataset(corpus[1].store, seq_len=WINDOW)
+    run = Run.validation(data, global_batch_size=32)
     for world_size in (1, 2, 5, 16):
-        run = Run.validation(data, global_batch_size=32)
-        loaders = [
-            Loader(run, micro_batch_size=4, ranks=Ranks(rank, world_size), restart=True) for rank in range(world_size)
-        ]
+        job = Job(run, world_size, 4, restart=True)
         for _ in range(2):
             rows = {
-                int(position): tokens.tolist()
-                for loader in loaders
-                for batch in loader
-                for position, tokens in zip(batch["sample_positions"], batch["input_ids"], strict=True)
+                position: tokens.tolist()
+                for batch in chain.from_iterable(job.micro_steps())
+                for position, tokens in zip(batch["sample_positions"].tolist(), batch["input_ids"], strict=True)
             }
             assert [rows[i] for i in range(len(data))] == [data[i]["input_ids"].tolist() for i in range(len(data))]
             assert len(rows) == len(data)
-        assert len({len(loader) for loader in loaders}) == 1
-
-
-def test_validation_resumes_once_and_then_restarts(corpus: list[corpora.Corpus]) -> None:
-    run = Run.validation(WindowDataset(corpus[0].store, seq_len=WINDOW), global_batch_size=8)
-    loader = Loader(run, micro_batch_size=8, restart=True)
-    next(iter(loader))
-    resumed = Loader(run, micro_batch_size=4, restart=True)
-    resumed.load_state_dict(loader.state_dict())
-    assert next(iter(resumed))["sample_positions"].tolist() == [8, 9, 10, 11]
-    assert next(iter(resumed))["sample_positions"].tolist() == [0, 1, 2, 3]
+        assert len({len(loader) for loader in job.loaders}) == 1
 
 
 def test_steps_as_numpy_are_what_the_loader_gives(corpus: list[corpora.Corpus]) -> None:
@@ -309,5 +257,5 @@ def test_steps_as_numpy_are_what_the_loader_gives(corpus: list[corpora.Corpus]) 
     for step in range(run.num_steps):
         ours, batch = run.step(step), next(batches)
         assert {name: values.tolist() for name, values in ours.items()} == {n: v.tolist() for n, v in batch.items()}
-    with pytest.raises(IndexError, match="of a run of"):
+    with pytest.raises(IndexError, match=f"{run.num_steps}"):
         run.step(run.num_steps)

@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 from counts import cases, python_steps
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Share, StepPart, balanced, micro_batches, step_order, unbalanced
-
-
-def draw(name: str, size: int, room: int) -> np.ndarray:
-    """Lengths of megatron.md 4.3, as in benchmarks/packing.py."""
-    rng = np.random.default_rng(0)
-    if name == "bimodal":
-        short = rng.random(size) < 0.8
-        lengths = np.where(short, rng.lognormal(4.5, 0.5, size), rng.lognormal(7, 0.5, size))
-    else:
-        lengths = rng.lognormal(*{"sft": (5.5, 1), "web": (6, 1.2), "long": (7, 0.8)}[name], size)
-    return np.clip(lengths.astype(np.int64), 1, room)
+from plan.framed.simulated import lengths
 
 
 @settings(max_examples=cases(40, 4_000), deadline=None)
@@ -95,20 +85,6 @@ def test_a_step_that_is_stopped_within_goes_on_with_other_ranks(
         assert again.tolist() == order.tolist(), "for the same ranks nothing has happened"
 
 
-@pytest.mark.parametrize("name", ["sft", "web", "bimodal", "long"])
-@pytest.mark.parametrize("room", [2_048, 4_096, 8_192])
-@pytest.mark.parametrize(("size", "micro"), [(512, 8), (1_024, 8), (512, 16)])
-def test_eight_ranks_have_alike(name: str, room: int, size: int, micro: int) -> None:
-    costs = draw(name, size, room)
-    plain = unbalanced(costs, world_size=8, micro_batch_size=micro)
-    found = balanced(costs, world_size=8, micro_batch_size=micro)
-    assert plain.micro_step_imbalance > 1.1
-    assert found.micro_step_imbalance <= 1.05
-    assert found.rank_imbalance <= 1.01
-    assert found.rank_imbalance < plain.rank_imbalance
-    assert found.micro_batch_imbalance < plain.micro_batch_imbalance
-
-
 LIMITS = [
     # Samples, micro-batch; micro-steps, micro-batches, ranks.
     (1_024, 8, 1.025, 1.85, 1.005),
@@ -123,17 +99,10 @@ LIMITS = [
 def test_what_is_reached(size: int, micro: int, micro_step: float, micro_batch: float, rank: float) -> None:
     for name in ("sft", "web", "bimodal", "long"):
         for room in (2_048, 4_096, 8_192):
-            found = balanced(draw(name, size, room), world_size=8, micro_batch_size=micro)
+            found = balanced(lengths(name, size, room), world_size=8, micro_batch_size=micro)
             assert found.micro_step_imbalance <= micro_step
             assert found.micro_batch_imbalance <= micro_batch
             assert found.rank_imbalance <= rank
-
-
-def test_all_micro_batches_of_a_step_are_alike_where_none_is_too_heavy() -> None:
-    costs = draw("sft", 1_024, 4_096)
-    found = balanced(costs, world_size=8, micro_batch_size=32)
-    assert found.micro_batch_imbalance <= 1.01
-    assert unbalanced(costs, world_size=8, micro_batch_size=32).micro_batch_imbalance > 1.2
 
 
 def test_a_handful_of_samples_may_be_best_as_they_come() -> None:
@@ -145,22 +114,14 @@ def test_a_handful_of_samples_may_be_best_as_they_come() -> None:
 
 def test_large_micro_batches() -> None:
     """Of which a round looks at few."""
-    costs = draw("bimodal", 8_192, 8_192)
+    costs = lengths("bimodal", 8_192, 8_192)
     found = balanced(costs, world_size=8, micro_batch_size=512)
     assert found.micro_batch_imbalance <= 1.0005
     assert unbalanced(costs, world_size=8, micro_batch_size=512).micro_batch_imbalance > 1.05
 
 
-def test_the_example_of_the_docstring() -> None:
-    costs = np.array([9, 9, 1, 1, 1, 1, 1, 1])
-    assert unbalanced(costs, world_size=2, micro_batch_size=2).cost.tolist() == [[18, 2], [2, 2]]
-    found = balanced(costs, world_size=2, micro_batch_size=2)
-    assert found.cost.tolist() == [[10, 10], [2, 2]]
-    assert sorted(found.order[[0, 2]].tolist()) == [0, 1]
-
-
 def test_an_uneven_step_is_even_in_its_last_micro_step_too() -> None:
-    costs = draw("long", 8 * 8 * 4 + 31, 2_048)
+    costs = lengths("long", 8 * 8 * 4 + 31, 2_048)
     found = balanced(costs, world_size=8, micro_batch_size=8)
     assert found.cost.shape == (5, 8)
     assert [row.max() / row.mean() <= limit for row, limit in zip(found.cost, [1.05] * 4 + [1.15], strict=True)] == [
@@ -178,23 +139,23 @@ def test_like_costs_and_none() -> None:
 
 
 def test_a_large_step_is_quick() -> None:
-    costs = draw("web", 4_096, 4_096)
+    costs = lengths("web", 4_096, 4_096)
     steps = python_steps(lambda: balanced(costs, world_size=64, micro_batch_size=4))
     assert steps < 10 * 4_096, "some six lines of Python for each sample"
 
 
 @pytest.mark.parametrize(
-    ("costs", "world_size", "micro", "says"),
+    ("costs", "world_size", "micro", "named"),
     [
-        (np.array([1.0, np.nan]), 1, 1, "sample 1 of the step costs nan"),
-        (np.array([1, -2]), 1, 1, "sample 1 of the step costs -2"),
-        (np.array([np.inf]), 1, 1, "costs inf"),
+        (np.array([1.0, np.nan]), 1, 1, "1.*nan"),
+        (np.array([1, -2]), 1, 1, "1.*-2"),
+        (np.array([np.inf]), 1, 1, "inf"),
         (np.array(["a"]), 1, 1, "expected"),
         (np.ones((2, 2)), 1, 1, "expected"),
-        (np.ones(2), 0, 1, "at least 1"),
-        (np.ones(2), 1, 0, "at least 1"),
+        (np.ones(2), 0, 1, "least.*1"),
+        (np.ones(2), 1, 0, "least.*1"),
     ],
 )
-def test_what_is_refused(costs: np.ndarray, world_size: int, micro: int, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_what_is_refused(costs: np.ndarray, world_size: int, micro: int, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         balanced(costs, world_size=world_size, micro_batch_size=micro)

@@ -48,5 +48,5 @@ def test_steps_are_cut_into_groups() -> None:
 
 @pytest.mark.parametrize("sizes", [{"window_steps": 0}, {"group_samples": 0}, {"window_steps": -1}])
 def test_sizes_below_1_are_refused(sizes: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match=r"least.*1"):
         Bucketing(**sizes)

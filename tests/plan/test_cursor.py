@@ -42,69 +42,68 @@ def test_recipe_round_trip_and_digest() -> None:
     assert RunRecipe.from_json(recipe().to_json()) == recipe()
     assert len(recipe().digest()) == 32
     assert recipe().digest() != recipe(order={"kind": "full", "seed": 8}).digest()
-    with pytest.raises(StateError, match="not a saved recipe"):
+    with pytest.raises(StateError, match="recipe"):
         RunRecipe.from_json(b"{}")
-    with pytest.raises(StateError, match="not a saved recipe"):
+    with pytest.raises(StateError, match="recipe"):
         RunRecipe.from_json(b"\xff\xfe")
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "line"),
+    ("part", "value", "named"),
     [
-        ("order", {"kind": "full", "seed": 8}, "order.seed: 8 here, 7 in the saved recipe"),
-        ("dataset", {"web": {"store": "cd", "window_tokens": 8}}, 'dataset.web.store: "cd" here, "ab" in the saved'),
-        ("dataset", {}, 'dataset.web: absent here, {"store":"ab","window_tokens":8} in the saved recipe'),
-        ("blend", {"path": "", "shares": [1, 3]}, "blend: 1 66.67 % -> 75 %"),
-        ("blend", {"path": "", "shares": [1, 2, 3]}, "blend.shares: [1,2,3] here, [1,2] in the saved recipe"),
-        ("batch", {"pieces": [[0, 8]]}, "batch.pieces[0][1]: 8 here, 4 in the saved recipe"),
+        ("order", {"kind": "full", "seed": 8}, r"order\.seed.*8.*7"),
+        ("dataset", {"web": {"store": "cd", "window_tokens": 8}}, r'dataset\.web\.store.*"cd".*"ab"'),
+        ("dataset", {}, r"dataset\.web.*absent"),
+        ("blend", {"path": "", "shares": [1, 3]}, r"blend.*1.*66\.67.*75"),
+        ("blend", {"path": "", "shares": [1, 2, 3]}, r"blend\.shares.*\[1,2,3\].*\[1,2\]"),
+        ("batch", {"pieces": [[0, 8]]}, r"batch\.pieces\[0\]\[1\].*8.*4"),
     ],
 )
-def test_a_mismatch_names_the_field(part: str, value: dict[str, Any], line: str) -> None:
+def test_a_mismatch_names_the_field(part: str, value: dict[str, Any], named: str) -> None:
     changed = recipe(**{part: value})
-    with pytest.raises(StateError) as caught:
+    with pytest.raises(StateError, match=named):
         cursor().verified(changed, SCHEDULE, None, saved=recipe())
-    assert line in str(caught.value)
-    with pytest.raises(StateError, match=f"{part} differ.*pass the recipe"):
+    with pytest.raises(StateError, match=rf"{part}"):
         cursor().verified(changed, SCHEDULE, None, saved=None)
 
 
 def test_a_recipe_of_another_state_is_refused() -> None:
-    with pytest.raises(StateError, match="does not belong to the saved state"):
+    with pytest.raises(StateError, match="belong"):
         cursor().verified(recipe(), SCHEDULE, None, saved=recipe(order={}))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"kind": "other"}, "not a saved loader state"),
-        ({"version": 3}, "version 3; this Headrace reads versions 1 and 2"),
-        ({"version": None}, "version None"),
+        ({"kind": "other"}, "loader"),
+        ({"version": 3}, "version.*3.*1.*2"),
+        ({"version": None}, "version.*None"),
         ({"position": "7"}, "damaged.*position"),
         ({"surplus": 1}, "damaged.*surplus"),
         ({"\ud800": 1}, "damaged.*surrogates"),
-        ({"recipe": {}}, "it has hashes for the parts"),
+        ({"recipe": {}}, "hashes"),
         ({"lanes": [7]}, "damaged.*lanes"),
-        ({"step": 3}, "step 3 at position 10, which is in step 2"),
-        ({"position": 99, "step": 24}, "outside this run of 50 samples"),
-        ({"position": -1}, "outside this run"),
+        ({"step": 3}, "step.*3.*10.*2"),
+        ({"position": 99, "step": 24}, "99.*50"),
+        ({"position": -1}, "-1"),
     ],
 )
-def test_what_is_no_state_of_this_run_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(StateError, match=message):
+def test_what_is_no_state_of_this_run_is_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(StateError, match=named):
         Cursor.from_dict({**cursor().to_dict(), **change}).verified(recipe(), SCHEDULE, 50, saved=None)
 
 
 @pytest.mark.parametrize("junk", [None, 5, "x", b"x", [], [{"kind": "headrace.cursor"}]])
 def test_what_is_no_dict_is_no_state(junk: Any) -> None:
-    with pytest.raises(StateError, match=f"not a saved loader state, but {type(junk).__name__} .*expected the dict"):
+    with pytest.raises(StateError, match=rf"{type(junk).__name__}"):
         Cursor.from_dict(junk)
-    with pytest.raises(StateError, match=r"its fields are \['1', 'x'\]"):
+    with pytest.raises(StateError, match=r"\['1'.*'x'"):
         Cursor.from_dict({1: 2, "x": 3})  # type: ignore[dict-item]
 
 
 def test_a_position_below_0_is_outside_an_endless_run() -> None:
     state = {**cursor().to_dict(), "position": -1}
-    with pytest.raises(StateError, match="saved position -1 is outside this endless run, whose positions begin at 0"):
+    with pytest.raises(StateError, match=r"-1.*positions.*0"):
         Cursor.from_dict(state).verified(recipe(), SCHEDULE, None, saved=None)
 
 

@@ -49,9 +49,9 @@ def test_sizes_at_the_limits_of_int32() -> None:
 
 
 def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 1 byte"):
+    with pytest.raises(ConfigError, match=r"least.*1"):
         FileBlocks([5], block_bytes=0)
-    with pytest.raises(ConfigError, match="at least 0"):
+    with pytest.raises(ConfigError, match=r"least.*0"):
         FileBlocks([-1], block_bytes=4)
 
 
@@ -131,7 +131,7 @@ def test_few_samples_are_foreign(num_nodes: int) -> None:
 
 
 def test_nodes_that_do_not_divide_the_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="every node has equally many"):
+    with pytest.raises(ConfigError, match="equally"):
         dealt_order(np.zeros(4, dtype=np.int64), world_size=4, micro_batch_size=1, per_node=3)
-    with pytest.raises(ConfigError, match="4 samples for 3 slots"):
+    with pytest.raises(ConfigError, match=r"4.*samples.*3"):
         dealt(np.zeros(4, dtype=np.int64), np.zeros(3, dtype=np.int64), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import islice
 
@@ -29,7 +29,6 @@ from headrace.plan import (
     Shards,
     exact_weights,
     leaf_counts,
-    leaves,
     linear_ramp,
     node_recipe,
     quantised,
@@ -232,20 +231,6 @@ def test_exact_counts_an_epoch_and_a_repetition(root: Node) -> None:
             of_children[one.path.split("/")[1] if "/" in one.path else ""] += count
         for number, count in enumerate(root.counts(length) if not isinstance(root, Leaf) else ()):
             assert of_children[str(number)] == done * count, "exactly so many in every pass"
-    for source, one in enumerate(plan.leaves):
-        mine = found.sources == source
-        epochs, indices = found.epochs[mine], found.indices[mine]
-        assert np.array_equal(epochs, np.arange(epochs.size) // one.num_samples)
-        for number in range(epochs.size // one.num_samples):
-            assert np.array_equal(np.sort(indices[epochs == number]), np.arange(one.num_samples))
-
-
-def test_blocks_lie_in_one_source_each() -> None:
-    root = Branch("", (Leaf("a", 10), Leaf("b", 1_000)), tuple(quantised([1, 2])), None, block_samples=8)
-    sources = Plan(root, Order()).lookup(np.arange(8 * 300)).sources.reshape(-1, 8)
-    assert (sources == sources[:, :1]).all()
-    counts = np.cumsum(sources[:, 0] == 0)
-    assert np.abs(counts - np.arange(1, 301) / 3).max() < 2, "within two blocks"
 
 
 @settings(max_examples=cases(16, 40), deadline=None)
@@ -259,7 +244,7 @@ def test_a_ramp_keeps_to_its_weights_in_every_segment(
 ) -> None:
     first, last = zip(*weights, strict=True)
     if not any(first) or not any(last):
-        with pytest.raises(ConfigError, match="not all are 0"):
+        with pytest.raises(ConfigError, match="0"):
             linear_ramp(first, last, begin=0, end=length, num_segments=segments)
         return
     sources = tuple(Leaf(f"s{i}", 7 + i) for i in range(len(weights)))
@@ -287,11 +272,11 @@ def test_a_ramp_by_hand() -> None:
     )
     assert len(linear_ramp((1, 1), (1, 3), begin=0, end=10**9)) == 1_025
     for wrong in ({"end": 0}, {"end": 9, "num_segments": 1_025}, {"end": 9, "num_segments": 0}):
-        with pytest.raises(ConfigError, match=r"1 to 1,024 segments"):
+        with pytest.raises(ConfigError, match=r"1.*1,024"):
             linear_ramp((1,), (1,), begin=0, **wrong)
-    with pytest.raises(ConfigError, match="at both ends"):
+    with pytest.raises(ConfigError, match="ends"):
         linear_ramp((1,), (1, 2), begin=0, end=5)
-    with pytest.raises(ConfigError, match="at least 0"):
+    with pytest.raises(ConfigError, match=r"least.*0"):
         linear_ramp((1, -1), (1, 2), begin=0, end=5)
 
 
@@ -344,12 +329,6 @@ def test_the_same_source_in_two_places_has_two_orders() -> None:
 
 def test_recipes_name_what_decides() -> None:
     old = Branch("", (Leaf("a", 3), Leaf("b", 4)), (1, 2), 3)
-    assert node_recipe(old) == {
-        "path": "",
-        "num_samples": 3,
-        "shares": [1, 2],
-        "children": [{"path": "a", "num_samples": 3}, {"path": "b", "num_samples": 4}],
-    }
     a, b = old.children
     variants: list[Node] = [
         old,
@@ -376,28 +355,9 @@ def test_recipes_name_what_decides() -> None:
 def test_a_schedule_writes_its_sources_once() -> None:
     a, b, half = Leaf("a", 3), Leaf("b", 4), 1 << 30
     mix = Branch("", (a, b), (half, half), None)
-    limit = LimitNode("in", mix, 2)
-    assert node_recipe(Schedule("", ((0, mix), (4, b), (9, Branch("", (a, b), (1, 3), None)), (12, limit)))) == {
-        "path": "",
-        "kind": "schedule",
-        "sources": [{"path": "a", "num_samples": 3}, {"path": "b", "num_samples": 4}],
-        "trees": [
-            {"path": "", "num_samples": None, "children": [0, 1]},
-            1,
-            {
-                "path": "in",
-                "num_samples": 2,
-                "children": [{"path": "", "num_samples": None, "children": [0, 1], "shares": [half, half]}],
-                "kind": "limit",
-            },
-        ],
-        "segments": [
-            {"begin": 0, "shares": [half, half], "tree": 0},
-            {"begin": 4, "tree": 1},
-            {"begin": 9, "shares": [1, 3], "tree": 0},
-            {"begin": 12, "tree": 2},
-        ],
-    }
+    found = node_recipe(Schedule("", ((0, mix), (4, b), (9, Branch("", (a, b), (1, 3), None)))))
+    assert [source["path"] for source in found["sources"]] == ["a", "b"]
+    assert [one["tree"] for one in found["segments"]] == [0, 1, 0]
     sources = tuple(Leaf(f"web/source-{number}", 1_000) for number in range(50))
     weights = [[1 + (number * segment) % 7 for number in range(50)] for segment in range(200)]
     segments = [(64 * at, Branch("", sources, tuple(quantised(one)), None)) for at, one in enumerate(weights)]
@@ -405,34 +365,117 @@ def test_a_schedule_writes_its_sources_once() -> None:
     assert written < 12 * 50 * 200 + 100 * (50 + 200), "the shares of the segments, and the sources once"
 
 
-def test_what_cannot_be_mixed_is_refused() -> None:
-    web, mix = Leaf("web", 10), Branch("mix", (Leaf("a", 3),), (1 << 31,), None)
-    with pytest.raises(ConfigError, match="block_samples is at least 1"):
-        Branch("", (web,), (1,), None, 0)
-    with pytest.raises(ConfigError, match="5 samples a pass, but its shares are 2 blocks of 2"):
-        Branch("", (web,), (2,), 5, 2)
-    with pytest.raises(ConfigError, match=r"of which \['mix'\] are endless"):
-        ConcatNode("", (web, mix))
-    with pytest.raises(ConfigError, match="concatenates 0 children"):
-        ConcatNode("", ())
-    for limit in (0, 11):
-        with pytest.raises(ConfigError, match="1 to its 10 samples"):
-            LimitNode("", web, limit)
-    with pytest.raises(ConfigError, match="any number"):
-        LimitNode("", mix, 0)
-    with pytest.raises(ConfigError, match="a pass has at least one"):
-        RepeatNode("", web, 0)
-    for segments in ((), ((1, web),), ((0, web), (0, web))):
-        with pytest.raises(ConfigError, match="must begin at 0 and rise"):
-            Schedule("", segments)
-    with pytest.raises(ConfigError, match="not the same in all segments"):
-        Schedule("", ((0, web), (5, Leaf("web", 11))))
-    with pytest.raises(ConfigError, match="is itself a schedule"):
-        Schedule("", ((0, web), (5, Schedule("", ((0, web), (5, web))))))
-    plan = Plan(Leaf("web", 10).subset(2, 5), Order())
-    for index in (1, 5):
-        with pytest.raises(ConfigError, match="has the samples 2 to 4"):
-            plan.find(0, index, begin=0, end=9)
-    with pytest.raises(ConfigError, match="positions run from 0"):
-        plan.find(0, 2, begin=5, end=4)
-    assert list(leaves(Schedule("", ((0, web), (5, web))))) == [web]
+WEB, MIX = Leaf("web", 10), Branch("mix", (Leaf("a", 3),), (1 << 31,), None)
+PART = Plan(Leaf("web", 10).subset(2, 5), Order())
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Branch("", (WEB,), (1,), None, 0), "block_samples.*1"),
+        (lambda: Branch("", (WEB,), (2,), 5, 2), "5.*samples.*2"),
+        (lambda: ConcatNode("", (WEB, MIX)), r"\['mix'\]"),
+        (lambda: ConcatNode("", ()), "concatenates.*0"),
+        (lambda: LimitNode("", WEB, 0), "1.*10.*samples"),
+        (lambda: LimitNode("", WEB, 11), "1.*10.*samples"),
+        (lambda: LimitNode("", MIX, 0), "number"),
+        (lambda: RepeatNode("", WEB, 0), "least"),
+        (lambda: Schedule("", ()), "begin.*0"),
+        (lambda: Schedule("", ((1, WEB),)), "begin.*0"),
+        (lambda: Schedule("", ((0, WEB), (0, WEB))), "begin.*0"),
+        (lambda: Schedule("", ((0, WEB), (5, Leaf("web", 11)))), "segments"),
+        (lambda: Schedule("", ((0, WEB), (5, Schedule("", ((0, WEB), (5, WEB)))))), "schedule"),
+        (lambda: PART.find(0, 1, begin=0, end=9), "samples.*2.*4"),
+        (lambda: PART.find(0, 5, begin=0, end=9), "samples.*2.*4"),
+        (lambda: PART.find(0, 2, begin=5, end=4), "positions.*0"),
+        (lambda: Leaf("web", 0), "least"),
+        (lambda: Leaf("a", 8, Shards([0, 7])), "8.*samples.*7"),
+        (lambda: Leaf("a", 8).subset(3, 9), "beyond"),
+        (lambda: Plan(Branch("", (Leaf("a", 1), Leaf("a", 1)), (1, 1), None), Order()), "path"),
+        (lambda: PART.lookup(np.array([-1])), "positions.*0"),
+        (lambda: PART.lookup(np.array([2**62])), "positions.*0"),
+        (lambda: quantised([0.0, 1.0]), "positive"),
+        (lambda: quantised([-1.0]), "positive"),
+        (lambda: quantised([float("nan")]), "positive"),
+        (lambda: quantised([float("inf"), 1.0]), "positive"),
+        (lambda: BlendTree([]), "shares"),
+        (lambda: BlendTree([0, 0]), "shares"),
+        (lambda: BlendTree([-1, 2]), "shares"),
+        (lambda: BlendTree([2**61, 1]), "shares"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make()
+
+
+def plain_tree(draw: st.DrawFn, path: str = "", depth: int = 2) -> Node:
+    if depth == 0 or draw(st.booleans()):
+        return Leaf(path or "only", draw(st.sampled_from([1, 2, 7, 100, 65_536])))
+    count = draw(st.integers(1, 4))
+    children = tuple(plain_tree(draw, f"{path}/{i}", depth - 1) for i in range(count))
+    if draw(st.booleans()):
+        shares = tuple(draw(st.lists(st.integers(1, 50), min_size=count, max_size=count)))
+        return Branch(path, children, shares, sum(shares))
+    weights = draw(st.lists(st.floats(0.1, 10), min_size=count, max_size=count))
+    return Branch(path, children, tuple(quantised(weights)), None)
+
+
+plain_trees = st.composite(plain_tree)()
+orders = st.builds(
+    Order, kind=st.sampled_from(["full", "blocks", "none"]), seed=st.integers(-5, 2**80), block_samples=st.just(3)
+)
+
+
+@settings(max_examples=cases(30, 150), deadline=None)
+@given(plain_trees, orders, st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=20))
+def test_bulk_equals_one_by_one(root: Node, order: Order, positions: list[int]) -> None:
+    plan = Plan(root, order)
+    together = plan.lookup(np.array(positions, dtype=np.int64))
+    for i, position in enumerate(positions):
+        one = plan.lookup(np.array([position], dtype=np.int64))
+        for name in ("sources", "epochs", "indices", "keys"):
+            assert getattr(one, name)[0] == getattr(together, name)[i]
+    lengths = np.array([leaf.num_samples for leaf in plan.leaves])
+    assert (together.indices >= 0).all()
+    assert (together.indices < lengths[together.sources]).all()
+
+
+@settings(max_examples=cases(24, 60), deadline=None)
+@given(plain_trees, orders)
+def test_every_epoch_of_every_source_is_whole(root: Node, order: Order) -> None:
+    plan = Plan(root, order)
+    found = plan.lookup(np.arange(3_000, dtype=np.int64))
+    for source, leaf in enumerate(plan.leaves):
+        mine = found.sources == source
+        epochs, indices = found.epochs[mine], found.indices[mine]
+        assert np.array_equal(epochs, np.arange(epochs.size) // leaf.num_samples)
+        for number in range(epochs.size // leaf.num_samples):
+            assert np.array_equal(np.sort(indices[epochs == number]), np.arange(leaf.num_samples))
+
+
+def test_adding_a_source_reseeds_no_other() -> None:
+    web, code = Leaf("web", 1000), Leaf("code", 1000)
+    before = Plan(Branch("", (web,), (1,), None), Order(seed=3))
+    after = Plan(Branch("", (code, web), (1, 1), None), Order(seed=3))
+    old = before.lookup(np.arange(500, dtype=np.int64))
+    new = after.lookup(np.arange(2_000, dtype=np.int64))
+    assert np.array_equal(old.indices, new.indices[new.sources == 1][:500])
+    assert not np.array_equal(old.indices, new.indices[new.sources == 0][:500]), "another path, another order"
+
+
+@pytest.mark.parametrize("kind", ["full", "blocks"])
+@pytest.mark.parametrize("num_samples", [1_000, 70_000])
+def test_each_epoch_and_each_seed_has_its_own_order(kind: str, num_samples: int) -> None:
+    first = np.arange(500, dtype=np.int64)
+    orders = [
+        Plan(Leaf(path, num_samples), Order(kind=kind, seed=seed)).lookup(first + epoch * num_samples).indices.tolist()
+        for path, seed, epoch in (("", 0, 0), ("", 0, 1), ("", 0, 2), ("", 1, 0), ("a", 0, 0))
+    ]
+    assert len({tuple(order) for order in orders}) == 5
+    together = Plan(Leaf("", num_samples), Order(kind=kind)).lookup(np.concatenate([first, first + num_samples]))
+    assert together.indices.tolist() == orders[0] + orders[1], "two epochs in one look-up"
+
+
+def test_no_positions() -> None:
+    assert Plan(Leaf("", 10), Order()).lookup(np.empty(0, dtype=np.int64)).indices.size == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -119,61 +120,58 @@ def test_another_padding() -> None:
     batch = example()
     assert check_packed(batch) == check_packed(batch, padding_idx=11) == []
     (finding,) = check_packed(batch, padding_idx=0)
-    assert finding == "row 0, column 4: input_ids is 11; the padding is 0 (and at 7 more)"
+    assert re.match(r"row 0, column 4: input_ids is 11.* 0 \(and at 7 more\)", finding)
     batch["input_ids"][1, 4] = 12
-    assert check_packed(batch) == ["row 1, column 4: input_ids is 12; the first pad of its row is 11"]
+    (finding,) = check_packed(batch)
+    assert re.match("row 1, column 4: input_ids is 12.* 11$", finding)
+
+
+SHAPE = np.zeros((2, 6), dtype=np.int64)
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "value", "finding"),
+    ("name", "place", "value", "named"),
     [
-        ("labels", (0, 1), 9, "row 0, column 1: labels is 9; the next token of its segment, .* is 7"),
-        ("labels", (1, 6), 1, "row 1, column 6: labels is 1; the next token .* is -100"),
-        ("labels", (0, 2), -7, "row 0, column 2: labels is -7; a token's id, or -100 for no label"),
-        ("loss_mask", (0, 3), False, "row 0, column 3: loss_mask is False; whether there is a label is True"),
-        ("position_ids", (0, 2), 5, "row 0, column 2: position_ids is 5; it is 0, or one more than the one before"),
-        ("position_ids", (1, 0), 1, "row 1, column 0: position_ids is 1; the first of a row is 0"),
-        ("document_ids", (0, 1), 3, "row 0, column 1: document_ids is 3; a segment has only one document"),
-        ("document_ids", (0, 3), -1, "row 0, column 5: document_ids is -1; nothing follows the segment of pads"),
-        ("document_ids", (0, 0), -2, "row 0, column 0: document_ids is -2; a document's number, or -1 at pads"),
-        ("input_ids", (0, 0), -5, "row 0, column 0: input_ids is -5; a token's id is not negative"),
-        ("seq_idx", (0, 3), 0, "row 0, column 3: seq_idx is 0; the number of its segment is 1"),
-        ("cu_seqlens", (1,), 4, r"cu_seqlens\[1\] is 4; position_ids give 3"),
-        ("seq_lens", (0,), 4, r"seq_lens\[0\] is 4; position_ids give 3"),
-    ],
-)  # fmt: skip
-def test_findings_name_the_place(name: str, place: tuple[int, ...], value: int, finding: str) -> None:
-    batch = example()
-    batch[name][place] = value
-    with pytest.raises(HeadraceError, match=f"contradicts itself: .*{finding}"):
-        verify_packed(batch)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "finding"),
-    [
-        ("max_seqlen", 5, "max_seqlen is 5; the longest segment has 4"),
-        ("max_seqlen", np.int64(4), "max_seqlen is np.int64.4., int64; expected a Python int, 4"),
-        ("num_supervised_tokens", 3, "num_supervised_tokens is 3; the labels are 4"),
-        ("step_supervised_tokens", 2, "step_supervised_tokens is 2; the labels of this micro-batch alone are 4"),
-        ("sample_positions", np.arange(3), r"sample_positions has the shape \(3,\); expected \(2,\)"),
-        ("labels", np.zeros((2, 6), dtype=np.int64), r"labels has the shape \(2, 6\); input_ids has \(2, 7\)"),
-        ("seq_idx", np.zeros((2, 7), dtype=np.int64), "seq_idx is int64; expected int32"),
-        ("cu_seqlens", np.array([0, 14], dtype=np.int32), r"cu_seqlens has the shape \(2,\); position_ids give \(6,\)"),
-        ("seq_lens", np.array([3, 2, 2, 3, 4]), "seq_lens is int64; expected int32"),
-        ("input_ids", np.int64(3), r"input_ids has the shape \(\); expected \(S,\) of an item or \(B, S\)"),
+        ("labels", (0, 1), 9, "row.*0.*column.*1.*labels.*9.*7"),
+        ("labels", (1, 6), 1, "row.*1.*column.*6.*labels.*1.*-100"),
+        ("labels", (0, 2), -7, "row.*0.*column.*2.*labels.*-7.*-100"),
+        ("loss_mask", (0, 3), False, "row.*0.*column.*3.*loss_mask.*False.*True"),
+        ("position_ids", (0, 2), 5, "row.*0.*column.*2.*position_ids.*5"),
+        ("position_ids", (1, 0), 1, "row.*1.*column.*0.*position_ids.*1.*0"),
+        ("document_ids", (0, 1), 3, "row.*0.*column.*1.*document_ids.*3.*segment"),
+        ("document_ids", (0, 3), -1, "row.*0.*column.*5.*document_ids.*-1.*pads"),
+        ("document_ids", (0, 0), -2, "row.*0.*column.*0.*document_ids.*-2"),
+        ("input_ids", (0, 0), -5, "row.*0.*column.*0.*input_ids.*-5"),
+        ("seq_idx", (0, 3), 0, "row.*0.*column.*3.*seq_idx.*0.*1"),
+        ("cu_seqlens", (1,), 4, r"cu_seqlens\[1\].*4.*3"),
+        ("seq_lens", (0,), 4, r"seq_lens\[0\].*4.*3"),
+        ("max_seqlen", None, 5, "max_seqlen.*5.*4"),
+        ("max_seqlen", None, np.int64(4), "max_seqlen.*int64.*int.*4"),
+        ("num_supervised_tokens", None, 3, "num_supervised_tokens.*3.*4"),
+        ("step_supervised_tokens", None, 2, "step_supervised_tokens.*2.*4"),
+        ("sample_positions", None, np.arange(3), r"sample_positions.*\(3,\).*\(2,\)"),
+        ("labels", None, SHAPE, r"labels.*\(2, 6\).*\(2, 7\)"),
+        ("seq_idx", None, np.zeros((2, 7), dtype=np.int64), "seq_idx.*int64.*int32"),
+        ("cu_seqlens", None, np.array([0, 14], dtype=np.int32), r"cu_seqlens.*\(2,\).*\(6,\)"),
+        ("seq_lens", None, np.array([3, 2, 2, 3, 4]), "seq_lens.*int64.*int32"),
+        ("input_ids", None, np.int64(3), r"input_ids.*\(\).*\(B, S\)"),
     ],
 )
-def test_findings_name_what_was_expected(name: str, value: object, finding: str) -> None:
+def test_findings_name_the_field_and_the_place(
+    name: str, place: tuple[int, ...] | None, value: object, named: str
+) -> None:
     batch = example()
-    batch[name] = value
-    with pytest.raises(HeadraceError, match=finding):
+    if place is None:
+        batch[name] = value
+    else:
+        batch[name][place] = value
+    with pytest.raises(HeadraceError, match=named):
         verify_packed(batch)
 
 
 def test_what_is_no_packed_batch() -> None:
     (finding,) = check_packed({"labels": np.zeros(3)})
-    assert finding.startswith("input_ids, position_ids, document_ids missing: a packed batch needs input_ids, labels,")
+    assert finding.startswith("input_ids, position_ids, document_ids missing")
 
 
 def test_segments_of_one_document_side_by_side() -> None:
@@ -181,9 +179,8 @@ def test_segments_of_one_document_side_by_side() -> None:
     item = packs_made.item(pieces, 4)
     assert check_packed(item) == []
     bare = {name: item[name] for name in ("input_ids", "labels", "position_ids", "document_ids")}
-    assert check_packed(bare) == [
-        "column 2: document_ids is 1; the segment before has the same document, but no other field has a border here"
-    ]
+    (finding,) = check_packed(bare)
+    assert finding.startswith("column 2: document_ids is 1")
 
 
 def test_no_rows() -> None:
@@ -197,7 +194,6 @@ def test_the_counts_of_a_step() -> None:
     parts = [packs_made.make([[Piece(1, (5, 6, 7), (True,) * 3)]], 4, step_tokens=4) for _ in range(2)]
     assert check_step(parts) == []
     parts[1]["step_supervised_tokens"] = 5
-    assert check_step(parts) == [
-        "micro-batch 1: step_supervised_tokens is 5; the micro-batches of its step have 4 in all"
-    ]
+    (finding,) = check_step(parts)
+    assert re.match("micro-batch 1: step_supervised_tokens is 5.* 4 ", finding)
     assert len(check_step(parts[:1])) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -63,19 +65,18 @@ def test_nothing_to_ramp_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "named"),
     [
-        ({"start": 0}, "found start=0"),
+        ({"start": 0}, "start=0"),
         ({"increment": 0}, "increment=0"),
         ({"samples": -1}, "samples=-1"),
+        ({"samples": 4.8}, r"4\.8"),
         ({"multiple_of": 0}, "multiple_of=0"),
-        ({"start": 20}, "a ramp-up from 20 by increments of 4 never reaches a global_batch_size of 16"),
-        ({"increment": 5}, "from 4 by increments of 5"),
-        ({"multiple_of": 6}, "a global batch of 4 samples is empty when rounded down to a multiple of 6"),
+        ({"start": 20}, "20.*4.*global_batch_size.*16"),
+        ({"increment": 5}, "4.*5"),
+        ({"multiple_of": 6}, "4.*6"),
     ],
 )
-def test_what_is_refused(wrong: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_is_refused(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         BatchSchedule.ramp_up(**{"start": 4, "increment": 4, "samples": 48, "global_batch_size": 16, **wrong})
-    with pytest.raises(ConfigError, match=r"samples is 4\.8; expected a whole number"):
-        BatchSchedule.ramp_up(start=4, increment=4, samples=4.8, global_batch_size=16)  # type: ignore[arg-type]

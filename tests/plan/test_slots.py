@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.errors import StateError
 from headrace.plan import BatchSchedule, Branch, Bucketing, ConcatNode, Draw, Leaf, Order, Plan, draw_of, quantised
-
-SCHEDULES = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=3)
-
-
-def schedule_of(gaps: list[tuple[int, int]]) -> BatchSchedule:
-    step, pieces = 0, []
-    for gap, size in gaps:
-        pieces.append((step, size))
-        step += gap
-    return BatchSchedule.of(pieces)
+from plan.framed.simulated import GAPS, schedule_of
 
 
 def blend_plan(kind: str = "full", num_sources: int = 2) -> Plan:
@@ -31,7 +22,7 @@ def blend_plan(kind: str = "full", num_sources: int = 2) -> Plan:
 
 
 @settings(max_examples=cases(40, 5_000), deadline=None)
-@given(SCHEDULES, st.integers(1, 9), st.booleans(), st.integers(1, 200), st.integers(0, 2**64 - 1), st.data())
+@given(GAPS, st.integers(1, 9), st.booleans(), st.integers(1, 200), st.integers(0, 2**64 - 1), st.data())
 def test_every_step_is_a_permutation_of_its_units(
     gaps: list[tuple[int, int]], unit: int, from_step: bool, length: int, key: int, data: st.DataObject
 ) -> None:
@@ -128,10 +119,10 @@ def test_a_run_that_is_made_longer_keeps_what_was_given(lengths: tuple[int | Non
 def test_a_run_that_is_made_shorter_within_a_step() -> None:
     long, short = Draw(3, BatchSchedule.of(8), 16), Draw(3, BatchSchedule.of(8), 12)
     assert short.resumed(8, long.saved_ends(8)).ends == ()
-    with pytest.raises(StateError, match="within step 1, when the run had at least 16 samples; this run has 12"):
+    with pytest.raises(StateError, match=r"1.*16.*samples"):
         short.resumed(9, long.saved_ends(9))
     assert short.saved_ends(9) == short.saved_ends(12) == (12,)
-    with pytest.raises(StateError, match="at least 12 samples; this run has 11"):
+    with pytest.raises(StateError, match=r"12.*samples.*11"):
         Draw(3, BatchSchedule.of(8), 11).resumed(9, (12,))
     for damaged in ((8,), (16,), (12, 10), (12, 12)):
         with pytest.raises(StateError, match="damaged"):

@@ -10,20 +10,11 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Share, micro_batches
-
-SCHEDULES = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 40)), min_size=1, max_size=4)
-
-
-def schedule_of(gaps: list[tuple[int, int]]) -> BatchSchedule:
-    step, pieces = 0, []
-    for gap, size in gaps:
-        pieces.append((step, size))
-        step += gap
-    return BatchSchedule.of(pieces)
+from plan.framed.simulated import GAPS, schedule_of
 
 
 @settings(max_examples=cases(40, 200), deadline=None)
-@given(SCHEDULES, st.integers(0, 60))
+@given(GAPS, st.integers(0, 60))
 def test_steps_and_positions_agree(gaps: list[tuple[int, int]], step: int) -> None:
     schedule = schedule_of(gaps)
     begin = sum(schedule.size(earlier) for earlier in range(step))
@@ -37,7 +28,7 @@ def test_steps_and_positions_agree(gaps: list[tuple[int, int]], step: int) -> No
 
 
 @settings(max_examples=cases(60, 300), deadline=None)
-@given(SCHEDULES, st.integers(1, 16), st.integers(1, 9), st.integers(1, 400), st.integers(0, 200), st.data())
+@given(GAPS, st.integers(1, 16), st.integers(1, 9), st.integers(1, 400), st.integers(0, 200), st.data())
 def test_disjoint_complete_and_prefixes(
     gaps: list[tuple[int, int]], world_size: int, micro: int, length: int, at_least: int, data: st.DataObject
 ) -> None:
@@ -64,16 +55,6 @@ def test_disjoint_complete_and_prefixes(
     assert np.array_equal(np.concatenate([p.slots() for p in parts]).sum(), np.arange(position, taken).sum())
 
 
-def test_megatrons_offsets() -> None:
-    """Rank r takes [r*mbs, (r+1)*mbs) of each chunk of mbs*dp: total 20, consumed 4, mbs 2, dp 2."""
-    rows = [
-        micro_batches(BatchSchedule.of(4), Share(rank, 2, 2), position=4, end=20, at_least=100).slots()
-        for rank in (0, 1)
-    ]
-    assert rows[0].reshape(-1, 2).tolist() == [[4, 5], [8, 9], [12, 13], [16, 17]]
-    assert rows[1].reshape(-1, 2).tolist() == [[6, 7], [10, 11], [14, 15], [18, 19]]
-
-
 def test_uneven_steps_are_dealt() -> None:
     parts = [micro_batches(BatchSchedule.of(11), Share(rank, 2, 2), position=0, end=11, at_least=11) for rank in (0, 1)]
     assert [p.slots().tolist() for p in parts] == [[0, 1, 4, 5, 8], [2, 3, 6, 7, 9, 10]]
@@ -83,7 +64,7 @@ def test_uneven_steps_are_dealt() -> None:
 
 def test_numpys_integers_are_integers_and_fractions_are_not() -> None:
     assert BatchSchedule.of(np.int64(8)) == BatchSchedule.of(8) == BatchSchedule.of([(np.int64(0), np.int64(8))])  # type: ignore[arg-type, list-item]
-    with pytest.raises(ConfigError, match=r"global_batch_size is 8\.5; expected a whole number"):
+    with pytest.raises(ConfigError, match=r"global_batch_size.*8\.5"):
         BatchSchedule.of(8.5)  # type: ignore[arg-type]
 
 

@@ -1,20 +1,20 @@
-"""A small byte-level BPE tokeniser, a corpus, and the plain loop that everything is compared with."""
+"""A small byte-level BPE tokeniser, and a corpus."""
 
 from __future__ import annotations
 
 import json
-import struct
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import faults
 import proved_once
+from headrace.preparing import TextOptions, prepare_text
+from headrace.stores import Manifest
 
 EOD = "<|endoftext|>"
 VOCAB_SIZE = 700
@@ -68,6 +68,13 @@ def inputs(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
+@pytest.fixture
+def small_run() -> Iterator[None]:
+    """Small pieces, and the workers in this process."""
+    with faults.small_run():
+        yield
+
+
 class Kit:
     """What tests of prepare use, in one fixture (a conftest cannot be imported)."""
 
@@ -82,22 +89,12 @@ class Kit:
         write_records(path, records)
         return path
 
-    def plain_loop(self, files: Iterable[Path], *, eod: int | None = None) -> tuple[bytes, bytes]:
-        """The ``.bin`` and ``.idx`` that a simple program makes, by the letter of the format (uint16)."""
-        tokenizer = Tokenizer.from_file(str(self.tokenizer))
-        documents = []
-        for file in files:
-            for line in file.read_bytes().decode("utf-8-sig").split("\n"):
-                if line.strip():
-                    ids = tokenizer.encode(json.loads(line)["text"], add_special_tokens=False).ids
-                    documents.append([*ids, eod] if ids and eod is not None else ids)
-        return index_files(documents)
-
-    def output(self, folder: Path) -> tuple[bytes, bytes]:
-        """The ``.bin`` and ``.idx`` in a folder, after a look that there is nothing else but the manifest."""
-        found = sorted(path.name for path in folder.iterdir())
-        assert found == ["headrace.json", "provenance", "text_document.bin", "text_document.idx"]
-        return (folder / "text_document.bin").read_bytes(), (folder / "text_document.idx").read_bytes()
+    def prepare(
+        self, inputs: list[Path | str], output: Path | str, *, options: TextOptions | None = None, **more: Any
+    ) -> Manifest:
+        """`prepare_text` with this tokeniser, and options as a whole or by their fields."""
+        watched = {name: more.pop(name) for name in ("on_notice", "on_progress") if name in more}
+        return prepare_text(inputs, output, tokenizer=self.tokenizer, options=options or TextOptions(**more), **watched)
 
 
 @pytest.fixture(scope="session")
@@ -107,12 +104,3 @@ def kit(tokenizer_path: Path) -> Kit:
 
 def write_records(path: Path, records: Iterable[Any]) -> None:
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
-
-
-def index_files(documents: list[list[int]]) -> tuple[bytes, bytes]:
-    sizes = [len(ids) for ids in documents if ids]
-    pointers = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64) * 2))[:-1]
-    ends = np.cumsum([0, *(bool(ids) for ids in documents)])
-    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(sizes), len(documents) + 1)
-    index += np.asarray(sizes, "<i4").tobytes() + pointers.astype("<i8").tobytes() + ends.astype("<i8").tobytes()
-    return b"".join(np.asarray(ids, "<u2").tobytes() for ids in documents), index

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import faults
 import headrace
 from counts import PATIENCE_S, cases
 from headrace.engine.forking import ONE_THREAD
-from headrace.errors import HeadraceError, OutputError, StoreError, WorkerError
+from headrace.engine.serving import Failed, Parent
+from headrace.errors import InputError, OutputError, StoreError, WorkerError
 from headrace.preparing import (
     FilterSpec,
     OutputOptions,
@@ -31,12 +33,18 @@ from headrace.preparing import (
     TextOptions,
     TextProgress,
     TokenOptions,
-    prepare_text,
     run,
 )
+from headrace.preparing.backends import Choice
+from headrace.preparing.messages import HashTask, TextTask
 from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.piece import read_piece
+from headrace.preparing.run_plan import RunPlan
+from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
+from headrace.preparing.tokenizer import load_tokenizer
+from headrace.preparing.worker import TextWorker
 
+Wanted = dict[str, dict[str, bytes]]
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 PLAIN = TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
 CASES = {
@@ -60,11 +68,11 @@ def file(corpus: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wanted(kit: Any, file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+def wanted(kit: Any, file: Path, tmp_path_factory: pytest.TempPathFactory) -> Wanted:
     """What undisturbed runs make."""
     folder = tmp_path_factory.mktemp("wanted")
     for name, options in CASES.items():
-        prepare_text([file], folder / name, tokenizer=kit.tokenizer, options=options)
+        kit.prepare([file], folder / name, options=options)
     return {name: faults.content(folder / name) for name in CASES}
 
 
@@ -104,11 +112,11 @@ def kill_one(number: signal.Signals) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(1)
 def test_workers_that_are_killed_are_replaced(
-    kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]], number: signal.Signals, case: str
+    kit: Any, file: Path, tmp_path: Path, wanted: Wanted, number: signal.Signals, case: str
 ) -> None:
     options = msgspec.structs.replace(CASES[case], workers=2 if number == signal.SIGKILL else 1)
     action = at_progress(lambda: kill_one(number), times=2)
-    prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=options, on_progress=action)
+    kit.prepare([file], tmp_path / "out", options=options, on_progress=action)
     assert faults.content(tmp_path / "out") == wanted[case]
     assert own_workers() == []
 
@@ -127,15 +135,15 @@ def test_a_task_that_kills_each_worker(
         "    return True\n"
     )
     options = msgspec.structs.replace(PLAIN, filters=FilterSpec(function="filter_that_kills:keep"))
-    with pytest.raises(WorkerError, match=r"was killed \(SIGKILL\): most often .* out of memory .* It was the 3rd"):
-        prepare_text([file], "out", tokenizer=kit.tokenizer, options=options)
+    with pytest.raises(WorkerError, match=r"SIGKILL.*3rd"):
+        kit.prepare([file], "out", options=options)
     assert own_workers() == []
     with pytest.raises(StoreError):
         headrace.open("out")
     (tmp_path / "cured").touch()
     notices: list[str] = []
-    prepare_text([file], "out", tokenizer=kit.tokenizer, options=options, on_notice=notices.append)
-    prepare_text([file], "wanted", tokenizer=kit.tokenizer, options=options)
+    kit.prepare([file], "out", options=options, on_notice=notices.append)
+    kit.prepare([file], "wanted", options=options)
     assert faults.content(tmp_path / "out") == faults.content(tmp_path / "wanted")
     assert "Traceback" not in capfd.readouterr().err
 
@@ -146,8 +154,8 @@ def test_workers_that_cannot_start(
     (tmp_path / "broken_worker.py").write_text("print('a word'); import nonsense_module")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("headrace.preparing.worker.MAIN", "broken_worker:main")
-    with pytest.raises(WorkerError, match="ended with exit status 1; its last output is above"):
-        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
+    with pytest.raises(WorkerError, match=r"1.*output"):
+        kit.prepare([file], tmp_path / "out", options=PLAIN)
     captured = capfd.readouterr()
     assert "nonsense_module" in captured.err
     assert "a word" in captured.err
@@ -155,9 +163,9 @@ def test_workers_that_cannot_start(
     assert not (tmp_path / "out").exists()
 
 
-def test_ctrl_c_is_not_for_workers(kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]]) -> None:
+def test_ctrl_c_is_not_for_workers(kit: Any, file: Path, tmp_path: Path, wanted: Wanted) -> None:
     action = at_progress(lambda: own_workers()[0].send_signal(signal.SIGINT))
-    prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN, on_progress=action)
+    kit.prepare([file], tmp_path / "out", options=PLAIN, on_progress=action)
     assert faults.content(tmp_path / "out") == wanted["plain"]
 
 
@@ -171,10 +179,12 @@ prepare_text([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
 """
 
 
-def start(file: Path, output: Path, kit: Any, options: TextOptions, *, forks: bool = False) -> subprocess.Popen[bytes]:
+def start(
+    file: Path, output: Path, kit: Any, options: TextOptions, *, forks: bool = False, before: str = ""
+) -> subprocess.Popen[bytes]:
     """`prepare_text` with many checkpoints, in a process of its own, of which workers are forks or not."""
     encoded = msgspec.json.encode(options).decode()
-    command = [sys.executable, "-c", PROGRAM, str(file), str(output), str(kit.tokenizer), encoded]
+    command = [sys.executable, "-c", before + PROGRAM, str(file), str(output), str(kit.tokenizer), encoded]
     environment = {**os.environ, **(ONE_THREAD if forks else {})}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
@@ -201,7 +211,7 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_whole_tree_is_killed_at_random_moments(
-    kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]], case: str, workers: int
+    kit: Any, file: Path, tmp_path: Path, wanted: Wanted, case: str, workers: int
 ) -> None:
     """Again and again, and continued each time by another number of workers, until the run comes to its end."""
     chance = random.Random(f"{case} {workers}")
@@ -253,63 +263,6 @@ def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_pat
     assert alive == []
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_keeps_what_is_done(kit: Any, corpus: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    output = tmp_path / "out"
-    program = (
-        "from headrace.preparing import api, run_plan; run_plan.MIN_PENDING_BYTES = 50_000; "
-        "api.choose_task_bytes = lambda total: 50_000; "
-        "from headrace.cli import main; main()"
-    )
-    command = [sys.executable, "-c", program, "prepare", "text", str(corpus), "--output", str(output)]
-    command += ["--tokenizer", str(kit.tokenizer), "--workers", "2", "--backend", "tokenizers"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for_pieces(output, process)
-    workers = own_workers(process.pid)
-    assert len(workers) == 2
-    if number == signal.SIGINT:  # some schedulers send it to every process of the job
-        for worker in workers:
-            worker.send_signal(number)
-    process.send_signal(number)
-    with process:
-        _, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code
-    assert errors.decode().endswith("interrupted\n" if code == 130 else "terminated\n")
-    assert "Traceback" not in errors.decode()
-    _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
-    assert alive == []
-    assert (output / WORK_NAME / "state").exists()
-    with pytest.raises(StoreError):
-        headrace.open(output)
-    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True)
-    assert b"note: continuing the unfinished run in this folder: " in done.stderr
-    options = TextOptions(tokens=TokenOptions(backend="tokenizers"), task_bytes=50_000)
-    prepare_text([corpus], tmp_path / "wanted", tokenizer=kit.tokenizer, options=options)
-    assert faults.content(output) == faults.content(tmp_path / "wanted")
-
-
-@pytest.fixture
-def small_run() -> Iterator[None]:
-    with faults.small_run():
-        yield
-
-
-@pytest.mark.usefixtures("small_run")
-def test_a_task_left_out_of_the_plan(kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_orders = run.RunPlan.orders
-
-    def without_last(self: Any, **arguments: Any) -> Any:
-        orders = real_orders(self, **arguments)
-        return orders[:-1] if orders[-1].task_index >= 0 else orders
-
-    monkeypatch.setattr(run.RunPlan, "orders", without_last)
-    with pytest.raises(HeadraceError, match=r"does not balance: .*part-0\.jsonl: its extent, and what was read"):
-        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
-    with pytest.raises(StoreError):
-        headrace.open(tmp_path / "out")
-
-
 @pytest.mark.usefixtures("small_run")
 @pytest.mark.parametrize("cut", [1, 16, 100])
 def test_a_piece_that_was_cut_short(
@@ -320,8 +273,8 @@ def test_a_piece_that_was_cut_short(
         return read_piece(path)
 
     monkeypatch.setattr(run, "read_piece", cut_short)
-    with pytest.raises(OutputError, match=r"0\.0\.piece: a temporary piece is (damaged|incomplete)"):
-        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
+    with pytest.raises(OutputError, match=r"0\.0\.piece"):
+        kit.prepare([file], tmp_path / "out", options=PLAIN)
     assert not (tmp_path / "out").exists()
 
 
@@ -351,5 +304,92 @@ def test_forks_that_are_killed_are_replaced(kit: Any, corpus: Path, tmp_path: Pa
         # If this worker had no task when it was stopped, the first run may have come to its end, and ended it.
         with contextlib.suppress(psutil.NoSuchProcess):
             before[0].send_signal(signal.SIGCONT)
-    prepare_text([corpus], tmp_path / "wanted", tokenizer=kit.tokenizer, options=PLAIN)
+    kit.prepare([corpus], tmp_path / "wanted", options=PLAIN)
     assert faults.content(output) == faults.content(tmp_path / "wanted")
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "refused"), [(1_000, "tokenizer.json"), (60_000, ".piece"), (300_000, "text_document")]
+)
+@pytest.mark.sampled(1)
+def test_files_that_may_not_grow(kit: Any, file: Path, tmp_path: Path, limit_bytes: int, refused: str) -> None:
+    """A limit of the system for real processes: the tokeniser's copy is over it, the pieces, or the store alone."""
+    limits = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
+    options = msgspec.structs.replace(PLAIN, task_bytes=100_000)
+    with start(file, tmp_path / "out", kit, options, before=limits) as process:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert refused in errors.decode()
+    assert "File too large" in errors.decode()
+    if (tmp_path / "out").exists():
+        assert not opens(tmp_path / "out")
+    for name in ("out", "wanted"):
+        kit.prepare([file], tmp_path / name, options=options)
+    assert faults.content(tmp_path / "out") == faults.content(tmp_path / "wanted")
+
+
+# The side of the worker, in this process.
+
+
+def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any) -> TextWorker:
+    loaded = load_tokenizer(kit.tokenizer)
+    plan = RunPlan(
+        files=tuple(files),
+        options=TextOptions(),
+        tokenizer=msgspec.structs.replace(loaded, vocab_size=changes.pop("vocab_size", kit.vocab_size)),
+        eod=None,
+        bos=None,
+        choice=Choice(name="tokenizers", version="", reasons={}),
+        task_bytes=1 << 20,
+    )
+    setup = plan.setup(parts=str(folder), tokenizer=str(kit.tokenizer), backend="tokenizers")
+    setup = msgspec.structs.replace(setup, **{"parent": os.getppid(), **changes})
+    ours, theirs = Pipe()
+    theirs.close()
+    return TextWorker(Parent(ours, setup.parent), setup)
+
+
+@pytest.fixture
+def files(corpus: Path) -> list[SourceFile]:
+    return find_inputs([corpus], spec=RecordSpec())
+
+
+def text_task(files: list[SourceFile], number: int = 0) -> TextTask:
+    return TextTask(Task(number, (Span(0, 0, files[0].size_bytes),)), (files[0],))
+
+
+def test_a_worker_whose_parent_is_gone_gives_up_within_a_block(
+    kit: Any, files: list[SourceFile], tmp_path: Path
+) -> None:
+    worker = make_worker(kit, tmp_path, files, parent=-1)
+    for each in (text_task(files), HashTask(0, files[0])):
+        with pytest.raises(SystemExit):
+            worker.handle(each)
+
+
+def test_a_tokeniser_that_contradicts_itself(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
+    reply = make_worker(kit, tmp_path, files, vocab_size=300).handle(text_task(files))
+    assert isinstance(reply, Failed)
+    assert isinstance(reply.error(), InputError)
+    assert "its vocabulary has 300 tokens: this tokenizer.json contradicts itself" in reply.message
+
+
+def test_what_nobody_foresaw_is_told_with_its_traceback(
+    kit: Any, files: list[SourceFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    monkeypatch.setattr("headrace.preparing.worker.open_span", fail)
+    reply = make_worker(kit, tmp_path, files).handle(text_task(files, 7))
+    assert isinstance(reply, Failed)
+    assert reply.task_index == 7
+    assert isinstance(reply.error(), WorkerError)
+    assert "ZeroDivisionError: unforeseen" in reply.message
+
+
+@pytest.mark.parametrize("module", ["worker", "api", "jobs"])
+def test_runs_over_text_load_nothing_of_samples(module: str) -> None:
+    names = "[name for name in sys.modules if name.startswith('headrace.samples')]"
+    script = f"import sys; import headrace.preparing.{module}; print({names})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

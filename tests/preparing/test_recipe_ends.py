@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import datetime as clock
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-import faults
 import recipe_runs as runs
 import recipes_made
 from headrace.cli import main
 from headrace.errors import ConfigError, InputError
 from headrace.preparing import RecipeOptions, prepare_recipe
-from headrace.preparing.recipes import resolving
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 
+pytestmark = pytest.mark.usefixtures("small_run")
 EOS, BOS = recipes_made.SPECIAL.index("<eos>"), recipes_made.SPECIAL.index("<bos>")
 PAIRS = [{"prompt": f"Q{number}", "completion": f"A{number}"} for number in range(12)]
 TALKS = [{"messages": [{"role": "user", "content": f"Q{number}"}, recipes_made.YES]} for number in range(12)]
 TIMED = "{{ strftime_now('%d.%m.%Y') }}" + recipes_made.TEMPLATE
-
-
-@pytest.fixture(autouse=True)
-def small_run() -> Iterator[None]:
-    with faults.small_run():
-        yield
 
 
 @pytest.fixture
@@ -40,14 +31,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def prepare(text: str, records: list[Any]) -> tuple[list[list[int]], dict[str, int], list[str]]:
-    """Tokens of all documents, what was noted of them, and the notices of the run."""
+def prepare(text: str, records: list[Any], *keys: str) -> tuple[list[list[int]], dict[str, int], list[str]]:
+    """Tokens of all documents (of each key), what was noted of them, and the notices of the run."""
     runs.write_lines(Path("data/a.jsonl"), records)
     notices: list[str] = []
     options = RecipeOptions(backend="tokenizers", workers=1, overwrite=True)
     manifest = prepare_recipe(parse_recipe(text), "out", options=options, on_notice=notices.append)
-    assert manifest.ledger.samples is not None
-    return runs.documents(Path("out"), "tokens"), manifest.ledger.samples.notes, notices[1:]
+    documents = [row for key in keys or ["tokens"] for row in runs.documents(Path("out"), key)]
+    return documents, manifest.ledger.samples.notes, notices[1:]
+
+
+def num_bos() -> int:
+    """How many the run has added."""
+    return load_manifest("out").ledger.tokens.bos
 
 
 def configure(**changes: Any) -> None:
@@ -65,10 +61,8 @@ def test_the_only_usual_token_of_the_vocabulary_is_taken_and_said(folder: Path) 
     documents, _, notices = prepare(runs.SFT, PAIRS)
     assert {document[-1] for document in documents} == {EOS}
     [notice] = notices
-    assert notice.startswith(
-        "'<eos>' ends a sequence: neither the chat template nor tokenizer_config.json names eos_token, and it"
-    )
-    assert "`ends: {eos: TOKEN}` chooses another" in notice
+    assert notice.startswith("'<eos>' ends a sequence: neither the chat template nor tokenizer_config.json names eos")
+    assert "`ends: {eos: TOKEN}`" in notice
     documents, _, notices = prepare(runs.SFT + "ends: {bos: always, append_eos: false}\n", PAIRS)
     assert {document[0] for document in documents} == {BOS}
     assert [notice.partition(":")[0] for notice in notices] == ["'<bos>' begins a sequence"]
@@ -83,7 +77,7 @@ def test_what_the_configuration_says_comes_first(folder: Path) -> None:
     assert notices == []
     # That there is none is said, too.
     configure(eos_token=None)
-    with pytest.raises(ConfigError, match="the token for the end of a sequence is not known"):
+    with pytest.raises(ConfigError, match="sequence"):
         prepare(runs.SFT, PAIRS)
 
 
@@ -92,7 +86,7 @@ def test_of_several_usual_ones_none_is_taken(folder: Path) -> None:
     tokenizer = json.loads(Path("model/tokenizer.json").read_text())
     text = json.dumps(tokenizer).replace("<|start|>", "<|endoftext|>")
     Path("model/tokenizer.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"the token for the end.*Name it with `ends: \{eos: TOKEN\}`"):
+    with pytest.raises(ConfigError, match=r"`ends.*TOKEN\}`"):
         prepare(runs.SFT, PAIRS)
     assert {document[-1] for document in prepare(runs.SFT + "ends: {eos: <eos>}\n", PAIRS)[0]} == {EOS}
 
@@ -134,7 +128,7 @@ def test_a_bos_that_is_there_or_added_is_not_missing(folder: Path, way: str) -> 
 
 def test_the_policies_of_a_missing_bos(folder: Path) -> None:
     with_bos("post-processor")
-    with pytest.raises(InputError, match=rf"does not begin with BOS \(id {BOS}\).*`ends: {{bos: always}}` adds it"):
+    with pytest.raises(InputError, match=rf"BOS.*{BOS}.*`ends"):
         prepare(runs.SFT + "mask: {on_missing_bos: error}\n", TALKS)
     runs.make_model(folder / "model", "{% if 'Q0' in messages[0].content %}{{ bos_token }}{% endif %}" + TIMED)
     with_bos("post-processor")
@@ -146,11 +140,8 @@ def test_the_policies_of_a_missing_bos(folder: Path) -> None:
 def test_other_types_count_the_sequences_that_begin_a_text(folder: Path, kind: str) -> None:
     with_bos("post-processor")
     records = {"dpo": runs.pairs(4), "grpo": runs.groups(4), "prompt": [{"prompt": runs.talk(n)[:1]} for n in range(4)]}
-    runs.write_lines(Path("data/a.jsonl"), records[kind])
-    recipe = parse_recipe(f"type: {kind}\ninputs: data\ntokenizer: model\n")
-    ledger = prepare_recipe(recipe, "out", options=RecipeOptions(backend="tokenizers", workers=1)).ledger
-    assert ledger.samples is not None
-    assert ledger.samples.notes["missing_bos"] == {"dpo": 8, "grpo": 4, "prompt": 4}[kind]
+    _, notes, _ = prepare(f"type: {kind}\ninputs: data\ntokenizer: model\n", records[kind], STRINGS[kind][1][0])
+    assert notes["missing_bos"] == {"dpo": 8, "grpo": 4, "prompt": 4}[kind]
 
 
 # Strings, which no template begins.
@@ -172,31 +163,23 @@ def test_strings_begin_as_the_tokeniser_begins_them(folder: Path, kind: str, way
     record, keys = STRINGS[kind]
     text = f"type: {'sft' if kind == 'kto' else kind}\ninputs: data\ntokenizer: model\n"
 
-    def begun(more: str = "") -> tuple[list[list[int]], dict[str, int], int, list[str]]:
-        runs.write_lines(Path("data/a.jsonl"), [record] * 3)
-        notices: list[str] = []
-        options = RecipeOptions(backend="tokenizers", workers=1, overwrite=True)
-        ledger = prepare_recipe(parse_recipe(text + more), "out", options=options, on_notice=notices.append).ledger
-        assert ledger.samples is not None
-        documents = [row for key in keys for row in runs.documents(Path("out"), key)]
-        return documents, ledger.samples.notes, ledger.tokens.bos, [one for one in notices if "layout" not in one]
+    def begun(more: str = "") -> tuple[list[list[int]], dict[str, int], list[str]]:
+        return prepare(text + more, [record] * 3, *keys)
 
-    plain, notes, num_bos, notices = begun()
-    assert (notes, num_bos, notices) == ({}, 0, [])
+    plain, notes, notices = begun()
+    assert (notes, num_bos(), notices) == ({}, 0, [])
     with_bos(way)
-    documents, notes, num_bos, notices = begun()
+    documents, notes, notices = begun()
     assert documents == [[BOS, *row] for row in plain]
-    assert (notes, num_bos) == ({}, len(documents))
+    assert (notes, num_bos()) == ({}, len(documents))
     assert notices == ["texts begin with '<bos>', as the tokeniser begins them; `ends: {bos: never}` leaves it out"]
     for more in ("ends: {bos: always}", "ends: {bos: <bos>}"):
-        assert begun(more) == (documents, {}, len(documents), [])
-    for more in ("ends: {bos: never}",):
-        found, notes, num_bos, notices = begun(more)
-        assert (found, notes, num_bos) == (plain, {"missing_bos": len(documents)}, 0)
-        assert [one.partition(",")[0] for one in notices] == [
-            f"{len(documents)} sequences of the first 3 records do not begin with BOS"
-        ]
-    with pytest.raises(InputError, match=r"does not begin with BOS \(id 1\).*the template or the text has none"):
+        assert begun(more) == (documents, {}, [])
+        assert num_bos() == len(documents)
+    found, notes, notices = begun("ends: {bos: never}")
+    assert (found, notes, num_bos()) == (plain, {"missing_bos": len(documents)}, 0)
+    assert [one.partition(" of")[0] for one in notices] == [f"{len(documents)} sequences"]
+    with pytest.raises(InputError, match=r"BOS.*1"):
         begun("ends: {bos: never}\nmask: {on_missing_bos: error}")
 
 
@@ -204,7 +187,7 @@ def test_bos_is_never_trained_and_never_doubled(folder: Path) -> None:
     with_bos("post-processor")
     documents, _, _ = prepare(runs.SFT, [{"prompt": "<bos>Q", "completion": "A"}, {"prompt": "Q", "completion": "A"}])
     assert documents[0] == documents[1]
-    assert documents[0].count(BOS) == 1
+    assert documents[0].count(BOS) == num_bos() == 1
     assert {row[0] for row in runs.documents(Path("out"), "loss_mask")} == {0}
 
 
@@ -239,53 +222,12 @@ def test_sections_begin_as_other_texts_do(folder: Path) -> None:
         assert prepare(text % "" + "ends: {bos: never}", PAIRS)[:2] == (plain, {"missing_bos": 12})
 
 
-@pytest.mark.parametrize(
-    ("ends", "message"),
-    [
-        (
-            "bos: alway",
-            "ends.bos is 'alway', which the tokeniser does not have.*other values are auto, always and never",
-        ),
-    ],
-)
-def test_other_words_are_refused(folder: Path, ends: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        prepare(runs.SFT + f"ends: {{{ends}}}\n", PAIRS)
+def test_other_words_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends\.bos.*'alway'.*auto.*always.*never"):
+        prepare(runs.SFT + "ends: {bos: alway}\n", PAIRS)
 
 
 # The time that a template prints.
-
-
-def at(monkeypatch: pytest.MonkeyPatch, time: str) -> None:
-    class Clock:
-        fromisoformat = clock.datetime.fromisoformat
-
-        @staticmethod
-        def now() -> clock.datetime:
-            return clock.datetime.fromisoformat(time)
-
-    monkeypatch.setattr(resolving, "datetime", Clock)
-
-
-@pytest.mark.soak
-def test_a_run_that_goes_on_the_next_day_ends_in_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.make_model(folder / "model", TIMED)
-    runs.write_lines(folder / "data" / "a.jsonl", TALKS * 8)
-    at(monkeypatch, "2026-02-28T23:59:58")
-    options = {"task_bytes": 1500}
-    manifest = runs.prepare(runs.SFT, folder, folder / "wanted", **options)
-    assert manifest.options["template"]["now"] == "2026-02-28T23:59:58"
-    wanted = faults.content(folder / "wanted")
-    moments = len(faults.list_changes(lambda: runs.prepare(runs.SFT, folder, folder / "count", **options)))
-    for moment in (20, moments // 2, moments - 12):
-        at(monkeypatch, "2026-02-28T23:59:58")
-        output = folder / f"out {moment}"
-        assert not faults.run_killed(lambda: runs.prepare(runs.SFT, folder, output, **options), moment)  # noqa: B023
-        at(monkeypatch, "2026-03-01T00:00:03")
-        runs.prepare(runs.SFT, folder, output, **options)
-        assert faults.content(output) == wanted
-    at(monkeypatch, "2026-03-01T00:00:03")
-    assert runs.prepare(runs.SFT, folder, folder / "new", **options).options["template"]["now"].startswith("2026-03-01")
 
 
 def test_the_time_is_said_on_the_command_line(folder: Path) -> None:
@@ -313,7 +255,7 @@ def test_ends_that_only_the_generation_config_declares(folder: Path, number: Any
     """Before it stands a token that also opens messages, so nothing else tells where a turn ends."""
     template = recipes_made.TEMPLATE.replace("<|end|>\n", "<|start|>end<eos>\n")
     configure(eos_token="<bos>", chat_template=template)
-    with pytest.raises(InputError, match="ends without a special token"):
+    with pytest.raises(InputError, match="special"):
         prepare(runs.SFT, TALKS)
     Path("model/generation_config.json").write_text(json.dumps({"eos_token_id": number}))
     documents, _, _ = prepare(runs.SFT, TALKS)
@@ -342,5 +284,5 @@ def test_what_is_chosen_for_records_is_noted_and_said(folder: Path) -> None:
     _, notes, notices = prepare(recipe, TALKS)
     assert notes == {"opened_thought": 12}
     assert "begin where the template's generation prompt opens a thought" in notices[0]
-    with pytest.raises(InputError, match=r"mask: \{on_prompt_mismatch: allow\}"):
+    with pytest.raises(InputError, match=r"\{on_prompt_mismatch"):
         prepare(recipe + "\nmask: {on_opened_thought: error}", TALKS)

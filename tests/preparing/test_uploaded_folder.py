@@ -1,11 +1,10 @@
-"""Outputs at URLs, in a store in memory: the bytes of the local run, whatever ends it on the way, and nothing else."""
+"""Outputs and inputs at URLs, in a store in memory: the bytes of the local run, whatever ends it on the way."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,25 @@ import pytest
 
 import faults
 import headrace
+import recipe_runs
 from counts import cases, spread
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.preparing import ErrorOptions, OutputOptions, TextOptions, TokenOptions, prepare_text
-from memory_stores import MemoryBucket, Stopped, scratch, sent_files, watched
+from headrace.preparing import (
+    ErrorOptions,
+    OutputOptions,
+    RecipeOptions,
+    TextOptions,
+    TokenOptions,
+    estimate_text,
+    plan_text,
+    prepare_recipe,
+    prepare_text,
+)
+from headrace.preparing.recipes import read_recipe
+from headrace.stores import load_manifest
+from memory_stores import MemoryBucket, Stopped, scratch, sent_files, stop_at, watched
 
+pytestmark = pytest.mark.usefixtures("small_run")
 PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
 CASES = {
     "one shard": OutputOptions(),
@@ -27,18 +40,12 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def small_run() -> Iterator[None]:
-    with faults.small_run():
-        yield
-
-
 def options(name: str, **changes: Any) -> TextOptions:
     return msgspec.structs.replace(PLAIN, output=CASES[name], **changes)
 
 
 def local(kit: Any, inputs: Path, folder: Path, given: TextOptions) -> dict[str, bytes]:
-    prepare_text([inputs], folder, tokenizer=kit.tokenizer, options=given)
+    kit.prepare([inputs], folder, options=given)
     return faults.content(folder)
 
 
@@ -46,14 +53,14 @@ def local(kit: Any, inputs: Path, folder: Path, given: TextOptions) -> dict[str,
 def test_the_bytes_of_the_local_run(kit: Any, bucket: MemoryBucket, inputs: Path, tmp_path: Path, name: str) -> None:
     wanted = local(kit, inputs, tmp_path / "local", options(name))
     url = f"{bucket.url}/stores/{name}"
-    manifest = prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options(name))
+    manifest = kit.prepare([inputs], url, options=options(name))
     assert bucket.content(f"stores/{name}") == wanted
     assert not scratch()
     store = headrace.open(url)
     assert len(store) == manifest.ledger.documents.kept
 
     notices: list[str] = []
-    again = prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options(name), on_notice=notices.append)
+    again = kit.prepare([inputs], url, options=options(name), on_notice=notices.append)
     assert again == manifest
     assert any(notice.startswith("the output is complete already") for notice in notices)
     assert "--overwrite" not in "".join(notices)
@@ -70,7 +77,7 @@ def test_a_shard_does_not_stay_on_the_disk(kit: Any, bucket: MemoryBucket, input
         most = max(most, len(list((folder / ".headrace" / "shards").glob("*.bin"))))
 
     with watched(look):
-        manifest = prepare_text([inputs], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=options("shards"))
+        manifest = kit.prepare([inputs], f"{bucket.url}/web", options=options("shards"))
     assert len(manifest.outputs) > 4
     assert 0 < most <= 2
 
@@ -83,11 +90,11 @@ def test_the_manifest_comes_last_and_nothing_opens_before(kit: Any, bucket: Memo
         is_whole = "headrace.json" in found
         seen[is_whole] += 1
         if not is_whole and found:
-            with pytest.raises(StoreError, match=r"/web: a run writes to this place, and has not completed its output"):
+            with pytest.raises(StoreError, match="/web"):
                 headrace.open(f"{bucket.url}/web")
 
     with watched(look):
-        prepare_text([inputs], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=options("shards"))
+        kit.prepare([inputs], f"{bucket.url}/web", options=options("shards"))
     assert seen[False] > 10
     assert seen[True] == 2  # receipts are removed, then the description of the run
 
@@ -100,22 +107,17 @@ def test_whatever_ends_a_run(
     wanted = local(kit, inputs, tmp_path / "local", options(name))
     kinds: list[str] = []
     with watched(lambda number, kind: kinds.append(kind)):
-        prepare_text([inputs], f"{bucket.url}/counted", tokenizer=kit.tokenizer, options=options(name))
+        kit.prepare([inputs], f"{bucket.url}/counted", options=options(name))
     for moment in sorted(spread(len(kinds), cases(6, 10_000))):
         url = f"{bucket.url}/{moment}"
-
-        def stop(number: int, kind: str, moment: int = moment) -> None:
-            if number == moment:
-                raise Stopped
-
-        with watched(stop), pytest.raises(Stopped):
-            prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options(name))
+        with watched(stop_at(moment)), pytest.raises(Stopped):
+            kit.prepare([inputs], url, options=options(name))
         uploaded = set(bucket.content(f"{moment}/.headrace/receipts"))
         if is_lost:
             for folder in scratch():
                 shutil.rmtree(folder)
         with sent_files() as sent:
-            prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options(name, workers=3))
+            kit.prepare([inputs], url, options=options(name, workers=3))
         assert bucket.content(str(moment)) == wanted
         assert not scratch()
         assert not uploaded & {one.removeprefix(f"{url}/") for one in sent}, "what has a receipt is not uploaded again"
@@ -136,26 +138,22 @@ def test_two_runs_of_the_same_output_at_the_same_time(
                 is_second = True
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setenv("HEADRACE_CACHE", str(tmp_path / f"second-{moment}"))
-                    prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("shards"))
+                    kit.prepare([inputs], url, options=options("shards"))
 
         with watched(meet):
-            prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("shards"))
+            kit.prepare([inputs], url, options=options("shards"))
         assert is_second
         assert bucket.content(str(moment)) == wanted
 
 
 def test_no_secret_is_in_what_a_run_leaves(kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
-    def stop(number: int, kind: str) -> None:
-        if number == 12:
-            raise Stopped
-
     storage = headrace.Storage(
         region="us-east-1", options={"access_key_id": "known", "secret_access_key": "planted-secret"}
     )
     for file in inputs.iterdir():
         bucket.put(f"in/{file.name}", file.read_bytes())
     given = options("shards", errors=ErrorOptions(on_error="skip"))
-    with watched(stop), pytest.raises(Stopped):
+    with watched(stop_at(12)), pytest.raises(Stopped):
         prepare_text([f"{bucket.url}/in"], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=given, storage=storage)
     left = [path.read_bytes() for folder in scratch() for path in folder.rglob("*") if path.is_file()]
     assert len(left) > 3
@@ -164,15 +162,15 @@ def test_no_secret_is_in_what_a_run_leaves(kit: Any, bucket: MemoryBucket, input
 
 def test_another_store_is_not_replaced(kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
     url = f"{bucket.url}/web"
-    prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("shards"))
+    kit.prepare([inputs], url, options=options("shards"))
     before = bucket.content("web")
-    with pytest.raises(OutputError, match=r"/web: the place holds the output of an earlier run; name another place"):
-        prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("one shard"))
-    with pytest.raises(ConfigError, match=r"/web: overwrite is for local outputs"):
-        prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("shards", overwrite=True))
+    with pytest.raises(OutputError, match="/web"):
+        kit.prepare([inputs], url, options=options("one shard"))
+    with pytest.raises(ConfigError, match="/web"):
+        kit.prepare([inputs], url, options=options("shards", overwrite=True))
     bucket.put("notes/a.txt", b"mine")
-    with pytest.raises(OutputError, match=r"/notes: the place is not empty: it holds 'a.txt'"):
-        prepare_text([inputs], f"{bucket.url}/notes", tokenizer=kit.tokenizer, options=options("shards"))
+    with pytest.raises(OutputError, match=r"/notes.*'a.txt'"):
+        kit.prepare([inputs], f"{bucket.url}/notes", options=options("shards"))
     assert bucket.content("web") == before
     assert bucket.content("notes") == {"a.txt": b"mine"}
     assert not scratch()
@@ -183,8 +181,8 @@ def test_a_store_that_appears_meanwhile_is_not_replaced(kit: Any, bucket: Memory
         if kind == "create" and any(name.endswith(".idx") for name in bucket.content("web")):
             bucket.put("web/headrace.json", b"another")
 
-    with watched(meet), pytest.raises(OutputError, match=r"/web/headrace.json: another store is there, which this run"):
-        prepare_text([inputs], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=options("one shard"))
+    with watched(meet), pytest.raises(OutputError, match=r"/web/headrace.json"):
+        kit.prepare([inputs], f"{bucket.url}/web", options=options("one shard"))
     assert bucket.content("web")["headrace.json"] == b"another"
 
 
@@ -192,28 +190,22 @@ def test_another_unfinished_run_is_named_and_discarded(
     kit: Any, bucket: MemoryBucket, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{bucket.url}/web"
-
-    def stop(number: int, kind: str) -> None:
-        if number == 7:
-            raise Stopped
-
-    with watched(stop), pytest.raises(Stopped):
-        prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("shards"))
+    with watched(stop_at(7)), pytest.raises(Stopped):
+        kit.prepare([inputs], url, options=options("shards"))
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "another host"))
     before = bucket.content("web")
-    message = r"/web: an unfinished run with other options writes to this place: output.shard_tokens was 2500, is"
-    with pytest.raises(OutputError, match=message):
-        prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("one shard"))
+    with pytest.raises(OutputError, match=r"/web.*output\.shard_tokens.*2500"):
+        kit.prepare([inputs], url, options=options("one shard"))
     assert bucket.content("web") == before
     assert not scratch()
-    prepare_text([inputs], url, tokenizer=kit.tokenizer, options=options("one shard", restart=True))
+    kit.prepare([inputs], url, options=options("one shard", restart=True))
     assert bucket.content("web") == local(kit, inputs, tmp_path / "local", options("one shard"))
 
 
 def test_a_bad_record_leaves_nothing(kit: Any, bucket: MemoryBucket, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "good"}) + "\n{\n")
-    with pytest.raises(InputError, match=r"bad\.jsonl, line 2"):
-        prepare_text([tmp_path / "bad.jsonl"], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=PLAIN)
+    with pytest.raises(InputError, match=r"bad\.jsonl.*2"):
+        kit.prepare([tmp_path / "bad.jsonl"], f"{bucket.url}/web", options=PLAIN)
     assert not bucket.content("web")
     assert not scratch()
 
@@ -224,9 +216,8 @@ def test_what_was_removed_meanwhile_is_named(kit: Any, bucket: MemoryBucket, inp
             faults_removed.append(bucket.store.delete("web/text_document_00000.bin"))
 
     faults_removed: list[object] = []
-    message = r"/web/text_document_00000.bin: was uploaded, and is not there any more; remove what is below the URL"
-    with watched(meet), pytest.raises(OutputError, match=message):
-        prepare_text([inputs], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=options("shards"))
+    with watched(meet), pytest.raises(OutputError, match=r"/web/text_document_00000\.bin"):
+        kit.prepare([inputs], f"{bucket.url}/web", options=options("shards"))
     assert "headrace.json" not in bucket.content("web")
 
 
@@ -238,7 +229,7 @@ def test_inputs_at_urls(kit: Any, bucket: MemoryBucket, inputs: Path, tmp_path: 
     bucket.put("in/.hidden/a.jsonl", b"{")
     for number, argument in enumerate(["in", "in/", "in/*.json*", "in/{a,b,c0,c1,c2}.jsonl*", "in/**/*.jsonl*"]):
         folder = tmp_path / f"out-{number}"
-        manifest = prepare_text([f"{bucket.url}/{argument}"], folder, tokenizer=kit.tokenizer, options=given)
+        manifest = kit.prepare([f"{bucket.url}/{argument}"], folder, options=given)
         assert [one.path.removeprefix(f"{bucket.url}/") for one in manifest.inputs] == [
             f"in/{file.name}" for file in sorted(inputs.iterdir())
         ]
@@ -247,22 +238,104 @@ def test_inputs_at_urls(kit: Any, bucket: MemoryBucket, inputs: Path, tmp_path: 
             name: data for name, data in wanted.items() if name != "headrace.json" and name in found
         }
         assert {name for name in found if name.startswith("text")} == {n for n in wanted if n.startswith("text")}
-    with pytest.raises(ConfigError, match=r"in/none.jsonl' does not exist"):
-        prepare_text([f"{bucket.url}/in/none.jsonl"], tmp_path / "none", tokenizer=kit.tokenizer, options=given)
-    with pytest.raises(ConfigError, match=r"in/x\*' matches no file"):
-        prepare_text([f"{bucket.url}/in/x*"], tmp_path / "none", tokenizer=kit.tokenizer, options=given)
+    with pytest.raises(ConfigError, match=r"in/none.jsonl'"):
+        kit.prepare([f"{bucket.url}/in/none.jsonl"], tmp_path / "none", options=given)
+    with pytest.raises(ConfigError, match=r"in/x\*'"):
+        kit.prepare([f"{bucket.url}/in/x*"], tmp_path / "none", options=given)
 
 
 def test_what_is_not_supported_is_refused_by_name(kit: Any, inputs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"http://host/a: objects are written to s3://, gs:// and az://"):
-        prepare_text([inputs], "http://host/a", tokenizer=kit.tokenizer, options=PLAIN)
-    with pytest.raises(ConfigError, match=r"storage says how to reach an object store, and all paths are local"):
+    for run in (prepare_text, plan_text):
+        for url, message in (("http://host/a", r"http://host/a.*s3://.*gs://"), ("hdfs://x", "hdfs://")):
+            with pytest.raises(ConfigError, match=message):
+                run([inputs], url, tokenizer=kit.tokenizer, options=PLAIN)
+    with pytest.raises(ConfigError, match="storage"):
         prepare_text([inputs], tmp_path / "a", tokenizer=kit.tokenizer, options=PLAIN, storage=headrace.Storage())
-    with pytest.raises(ConfigError, match=r"hdfs://x: the scheme hdfs:// is not supported"):
-        prepare_text([inputs], "hdfs://x", tokenizer=kit.tokenizer, options=PLAIN)
+
+
+# Tokenisers, chat templates and recipes at URLs.
+
+
+def data(folder: Path) -> dict[str, bytes]:
+    """All files but the manifest, in which the names of the inputs are."""
+    return {name: content for name, content in faults.content(folder).items() if name != "headrace.json"}
+
+
+@pytest.mark.parametrize("name", ["tok", "tok/tokenizer.json"])
+def test_a_tokeniser_at_a_url(kit: Any, bucket: MemoryBucket, inputs: Path, tmp_path: Path, name: str) -> None:
+    bucket.put("tok/tokenizer.json", kit.tokenizer.read_bytes())
+    wanted = kit.prepare([inputs], tmp_path / "local", options=PLAIN)
+    url = f"{bucket.url}/{name}"
+    made = prepare_text([inputs], tmp_path / "made", tokenizer=url, options=PLAIN)
+    assert data(tmp_path / "made") == data(tmp_path / "local")
+    assert made.tokenizer.source == url
+    assert made.tokenizer.xxh3_128 == wanted.tokenizer.xxh3_128
+    tokens = wanted.ledger.tokens
+    assert estimate_text([inputs], tokenizer=url).tokens == tokens.kept - tokens.eod
+
+
+def test_tokenisers_that_are_not_there(bucket: MemoryBucket, inputs: Path, tmp_path: Path) -> None:
+    bucket.put("tok/config.json", b"{}")
     for url, message in (
-        ("http://host/a", r"http://host/a: objects are written to s3://, gs:// and az://"),
-        ("hdfs://x", r"hdfs://x: the scheme hdfs:// is not supported"),
+        (f"{bucket.url}/tok", r"tokenizer\.json"),
+        (f"{bucket.url}/other", "exist"),
+        ("hf://org/model", "hf://"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            headrace.preparing.plan_text([inputs], url, tokenizer=kit.tokenizer, options=PLAIN)
+        with pytest.raises(ConfigError, match=message) as caught:
+            prepare_text([inputs], tmp_path / "made", tokenizer=url, options=PLAIN)
+        assert url in str(caught.value)
+        assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "template", ["template: {name: thinking}\n", "template: chats/other.jinja\n", "template: chatml\n"]
+)
+def test_a_recipe_at_a_url(
+    bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    """Its tokeniser and its template lie beside it; the records here are local, see tests/remote for others."""
+    model = recipe_runs.make_model(tmp_path / "model")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "thinking.jinja").write_text(recipe_runs.THINKING)
+    (tmp_path / "chats").mkdir()
+    (tmp_path / "chats" / "other.jinja").write_text(recipe_runs.THINKING)
+    records = tmp_path / "data.jsonl"
+    recipe_runs.write_lines(records, recipe_runs.conversations(50))
+    text = f"type: sft\ninputs: {records}\ntokenizer: model\n{template}"
+    (tmp_path / "recipe.yaml").write_text(text)
+    folder = bucket.upload(model, "recipes/model").rpartition("/")[0]
+    bucket.upload(tmp_path / "chats", "recipes/chats")
+    bucket.put("recipes/recipe.yaml", text.encode())
+    monkeypatch.chdir(tmp_path)
+    options = RecipeOptions(workers=1, backend="tokenizers")
+    prepare_recipe("recipe.yaml", "local", options=options)
+    for path in (model / "tokenizer.json", tmp_path / "chats" / "other.jinja"):
+        path.unlink()  # nothing is read beside the process
+    made = prepare_recipe(f"{folder}/recipe.yaml", "made", options=options)
+    assert data(tmp_path / "made") == data(tmp_path / "local")
+    ours, wanted = made.options["template"], load_manifest(tmp_path / "local").options["template"]
+    assert ours["text"] == wanted["text"]
+    assert ours["source"] == (wanted["source"] if "chatml" in template else f"{folder}/{wanted['source']}")
+    assert made.options["recipe"]["tokenizer"] == f"{folder}/model"
+
+
+def test_paths_in_a_recipe_at_a_url(bucket: MemoryBucket) -> None:
+    text = (
+        "type: sft\ninputs: [a.jsonl, {paths: [../b/*.jsonl, /data/c.jsonl, 'gs://other/d', '-']}]\n"
+        "tokenizer: ./model\ntemplate: {path: nowhere.jinja}\n"
+    )
+    bucket.put("x/recipe.yaml", text.encode())
+    recipe = read_recipe(f"{bucket.url}/x/recipe.yaml")
+    assert recipe.inputs[0].paths == f"{bucket.url}/x/a.jsonl"
+    assert recipe.inputs[1].paths == (f"{bucket.url}/b/*.jsonl", "/data/c.jsonl", "gs://other/d", "-")
+    assert recipe.tokenizer == f"{bucket.url}/x/model"
+    assert recipe.template.path == f"{bucket.url}/x/nowhere.jinja"
+
+
+def test_recipes_that_cannot_be_read(bucket: MemoryBucket, tmp_path: Path) -> None:
+    bucket.put("bad.yaml", b"\xff")
+    bucket.put("typo.yaml", b"type: sfft")
+    for name in ("none", "bad", "typo"):
+        with pytest.raises(ConfigError, match=rf"{bucket.url}/{name}\.yaml"):
+            prepare_recipe(f"{bucket.url}/{name}.yaml", tmp_path / "made")
+    assert not (tmp_path / "made").exists()

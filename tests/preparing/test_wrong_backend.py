@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from headrace.preparing import (
     TextOptions,
     TokenOptions,
     documents,
-    prepare_text,
     run,
     worker,
 )
@@ -45,12 +43,6 @@ CASES = {
         output=OutputOptions(format="keyed", shard_tokens=5000),
     ),
 }
-
-
-@pytest.fixture
-def small_run() -> Iterator[None]:
-    with faults.small_run():
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -84,15 +76,11 @@ def test_nothing_from_the_task_on_is_of_the_wrong_tokeniser(
     """Also what was made of the task before, and is in the output already, where the task leaves several pieces."""
     monkeypatch.setattr(worker, "PIECE_BYTES", piece_bytes)
     notices: list[str] = []
-    manifest = prepare_text(
-        [corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=PROOF, on_notice=notices.append
-    )
+    manifest = kit.prepare([corpus], tmp_path / "out", options=PROOF, on_notice=notices.append)
     (notice,) = notices
     assert notice.startswith(f"{NAME} differs from tokenizers on this text, so tokenizers encodes everything that is n")
-    assert manifest.backend is not None
     assert manifest.backend.name == NAME
     found = re.fullmatch(rf"task (\d+): {NAME} differs from tokenizers: .*", manifest.backend.from_task_by)
-    assert found is not None
     task = int(found.group(1))
     assert task > 0
     tasks = plan_tasks(find_inputs([corpus], spec=RecordSpec()), task_bytes=6000, max_spans=9)
@@ -155,11 +143,10 @@ def test_shards_of_a_task_that_is_undone_were_not_uploaded(
     monkeypatch.setattr(worker, "PIECE_BYTES", 700)
     monkeypatch.setattr("headrace.preparing.run_plan.MIN_PENDING_BYTES", 1)
     options = TextOptions(tokens=PROOF.tokens, task_bytes=6000, output=OutputOptions(shard_tokens=300))
-    manifest = prepare_text([corpus], tmp_path / "local", tokenizer=kit.tokenizer, options=options)
-    assert manifest.backend is not None
+    manifest = kit.prepare([corpus], tmp_path / "local", options=options)
     assert manifest.backend.from_task_by
     with memory_bucket() as bucket:
-        prepare_text([corpus], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=options)
+        kit.prepare([corpus], f"{bucket.url}/web", options=options)
         assert bucket.content("web") == faults.content(tmp_path / "local")
 
 
@@ -168,11 +155,8 @@ def test_found_among_the_first_documents(kit: Any, corpus: Path, tmp_path: Path)
     lines = (corpus / "a.jsonl").read_text().splitlines()
     (corpus / "a.jsonl").write_text("\n".join(lines[11:]))
     notices: list[str] = []
-    manifest = prepare_text(
-        [corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=PROOF, on_notice=notices.append
-    )
+    manifest = kit.prepare([corpus], tmp_path / "out", options=PROOF, on_notice=notices.append)
     assert notices == []
-    assert manifest.backend is not None
     assert (manifest.backend.name, manifest.backend.from_task_by) == ("tokenizers", "")
     assert manifest.backend.why[NAME].startswith("differs on text 3 of the first 5 of the run: ")
     with headrace.open(tmp_path / "out") as store:

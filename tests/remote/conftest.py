@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import recipe_runs
 import servers
 from fault_proxy import FaultProxy, fault_proxy
 
@@ -45,6 +47,18 @@ def gcs(fake_gcs: servers.Bucket) -> Iterator[servers.Bucket]:
 @pytest.fixture(scope="session")
 def http_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Bucket]:
     yield from _server(servers.http_files, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with texts, some of them twice, and a tokeniser."""
+    folder = tmp_path_factory.mktemp("inputs")
+    rng = random.Random(4)
+    for number in range(3):
+        texts = [" ".join(f"word{rng.randrange(300)}" for _ in range(rng.randrange(60))) for _ in range(700)]
+        recipe_runs.write_lines(folder / "in" / f"{number}.jsonl", [{"text": text} for text in texts + texts[:40]])
+    recipe_runs.make_model(folder / "model")
+    return folder
 
 
 @pytest.fixture

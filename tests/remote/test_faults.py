@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import corpora
-import energon_made
 import headrace
 import servers
 from counts import PATIENCE_S
@@ -22,13 +21,11 @@ from fault_proxy import KINDS, FaultProxy
 from headrace.errors import StoreError
 from headrace.io import FetchPolicy, ObjectReader
 from headrace.io.objects.reader import merged
-from headrace.preparing.energon import EnergonOptions, SplitChoice, prepare_energon
-from headrace.stores.energon import EnergonStore
+from stored import QUICK
 
 pytestmark = pytest.mark.remote
 
 CONTENT = np.random.default_rng(3).integers(0, 256, 300_000, dtype=np.uint8)
-QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=PATIENCE_S)
 
 
 @pytest.fixture
@@ -93,26 +90,18 @@ def test_a_slow_get_is_hedged(url: str, storage: headrace.Storage, proxy: FaultP
 def test_an_answer_that_takes_too_long_is_tried_again(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
     proxy.share, proxy.kinds, proxy.slow_s = 1.0, ("slow",), 1.0
     reader = ObjectReader(storage, policy=msgspec.structs.replace(QUICK, attempt_s=0.2, deadline_s=1.0))
-    with pytest.raises(
-        StoreError, match=r"bytes 7 to 17 of 300,000 cannot be read: no answer came within 0.*attempts in"
-    ):
+    with pytest.raises(StoreError, match=r"7.*17.*300,000"):
         reader.read(url, 7, 10)
 
 
-def test_an_object_that_changed_is_named_at_once(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
+@pytest.mark.parametrize(("kind", "named"), [("etag", r"ETag.*'another'"), ("404", "removed")])
+def test_an_object_that_changed_or_was_removed_is_named_at_once(
+    kind: str, named: str, url: str, storage: headrace.Storage, proxy: FaultProxy
+) -> None:
     reader = ObjectReader(storage, policy=QUICK)
     reader.read(url, 0, 10)
-    proxy.share, proxy.kinds = 1.0, ("etag",)
-    with pytest.raises(StoreError, match=r"content: the object changed while it was in use: .*ETag 'another'"):
-        reader.read(url, 0, 10)
-    assert reader.stats.retries == 0
-
-
-def test_an_object_that_was_removed_is_named_at_once(url: str, storage: headrace.Storage, proxy: FaultProxy) -> None:
-    reader = ObjectReader(storage, policy=QUICK)
-    reader.read(url, 0, 10)
-    proxy.share, proxy.kinds = 1.0, ("404",)
-    with pytest.raises(StoreError, match=r"content: the object was removed while it was in use"):
+    proxy.share, proxy.kinds = 1.0, (kind,)
+    with pytest.raises(StoreError, match=named):
         reader.read(url, 0, 10)
     assert reader.stats.retries == 0
 
@@ -168,47 +157,10 @@ def test_what_a_shard_is_known_by_comes_with_its_index(
     reader = ObjectReader(storage, policy=QUICK)
     store = headrace.open(url, reader=reader)
     assert isinstance(store, headrace.stores.Store)
-    assert reader.stats.gets == proxy.gets == 6, "an index and two ends of each"
-    assert proxy.most_at_once == 6
-    assert store.fingerprint == local.fingerprint
-    assert reader.stats.gets == 6
-    assert store.fingerprint == local.fingerprint, "also from what was kept"
-
-
-def test_an_energon_dataset_opens_in_two_round_trips(
-    weed: servers.Bucket, storage: headrace.Storage, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    root = energon_made.write_shards(tmp_path / "ds", {"a.tar": [("0.txt", b"zero"), ("1.txt", b"one")]})
-    prepare_energon(root, options=EnergonOptions(split=SplitChoice(ratio=(1, 0))))
-    (root / ".nv-meta" / "dataset.yaml").write_text("{__module__: megatron.energon, __class__: CrudeWebdataset}")
-    url = weed.upload(root, f"{tmp_path.name}/ds")
-    proxy.latency_s = 0.3
-    reader = ObjectReader(storage, policy=QUICK)
-    store = headrace.open(url, reader=reader, split_part="train")
-    # The index, and the ends of the tars, come with the files.
-    assert (reader.stats.heads, reader.stats.lists, reader.stats.gets) == (3, 2, 6)
-    assert proxy.most_at_once in (5, 6), "the ends are asked for by a thread of their own"
-    assert isinstance(store, EnergonStore)
-    assert [sample.parts for sample in store.read(np.arange(2))] == [{"txt": b"zero"}, {"txt": b"one"}]
-
-
-def test_a_run_with_faults_is_the_local_run(
-    weed: servers.Bucket, storage: headrace.Storage, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    local = corpora.make(tmp_path / "web", 5, 400, num_shards=2, max_length=900).store
-    url = weed.upload(tmp_path / "web", f"{tmp_path.name}/web")
-    proxy.share, proxy.all_requests = 0.05, True
-    store = headrace.open(url, reader=ObjectReader(storage, policy=QUICK))
-    assert isinstance(store, headrace.stores.Store)
-    assert store.fingerprint == local.fingerprint
-
-    def loader(of: headrace.stores.Store) -> headrace.Loader:
-        run = headrace.Run(headrace.WindowDataset(of, seq_len=64), global_batch_size=16, samples=800)
-        return headrace.Loader(run, micro_batch_size=8)
-
-    for ours, wanted in zip(loader(store), loader(local), strict=True):
-        assert all((ours[name] == wanted[name]).all() for name in wanted)
-    assert sum(proxy.made.values()) > 5
+    assert proxy.most_at_once == 6, "an index and two ends of each"
+    for _ in range(2):  # also from what was kept
+        assert store.fingerprint == local.fingerprint
+        assert reader.stats.gets == proxy.gets == 6
 
 
 ENDS_AT_ONCE = """

@@ -22,9 +22,9 @@ from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, St
 from headrace.stores.energon import MediaRow, update_media, write_lines
 from headrace.stores.store import SampleStore
 from headrace.testing.samples import Samples, SampleStoreContract
-from headrace.testing.shards import write_keyed
 from headrace.testing.stores import Documents, StoreContract
 from tars_made import members_of, write_tar
+from token_shards import write_keyed
 
 pytestmark = pytest.mark.remote
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -14,16 +13,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import headrace
-import prepared_made
-import recipe_runs
 import servers
 from counts import cases
 from fault_proxy import FaultProxy
 from headrace import preparing
-from headrace.cli import main
 from headrace.copying import CopyOptions
 from headrace.errors import OutputError
 from headrace.io import FetchPolicy
@@ -61,21 +56,14 @@ if __name__ == "__main__":
 """What a process does that may be killed. The shards that it merges are uploaded in two parts each."""
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with texts and a tokeniser."""
-    folder = tmp_path_factory.mktemp("inputs")
-    rng = random.Random(4)
-    for number in range(3):
-        texts = [" ".join(f"word{rng.randrange(300)}" for _ in range(rng.randrange(60))) for _ in range(700)]
-        recipe_runs.write_lines(folder / "in" / f"{number}.jsonl", [{"text": text} for text in texts])
-    recipe_runs.make_model(folder / "model")
-    (folder / "big").mkdir()
-    with IndexedWriter(folder / "big" / "text_document", dtype="uint16") as made:
+@pytest.fixture(scope="session", autouse=True)
+def _big(inputs: Path) -> None:
+    """A store beside them whose shards are uploaded in parts."""
+    (inputs / "big").mkdir()
+    with IndexedWriter(inputs / "big" / "text_document", dtype="uint16") as made:
         tokens = np.random.default_rng(5).integers(0, 1 << 16, 8_000_000, dtype=np.uint16)
         made.add_documents(tokens, np.full(80, 100_000))
         made.finish()
-    return folder
 
 
 BOTH = pytest.mark.parametrize("remote_bucket", ["weed", "gcs"], indirect=True)
@@ -83,78 +71,32 @@ ALL = pytest.mark.parametrize("remote_bucket", ["weed", "azurite", "gcs"], indir
 
 
 def prepare(inputs: Path, output: str | Path, storage: headrace.Storage | None = None) -> None:
-    options = msgspec.structs.replace(OPTIONS, output=OutputOptions(shard_tokens=30_000))
-    preparing.prepare_text([inputs / "in"], output, tokenizer=inputs / "model", options=options, storage=storage)
+    preparing.prepare_text([inputs / "in"], output, tokenizer=inputs / "model", options=OPTIONS, storage=storage)
 
 
 @ALL
-def test_prepare_and_copies(
-    remote_bucket: servers.Bucket, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_and_copies(remote_bucket: servers.Bucket, inputs: Path, tmp_path: Path) -> None:
     """Inputs, sources and outputs in the store."""
     url, storage = f"{remote_bucket.url}/{tmp_path.name}", remote_bucket.storage
     prepare(inputs, tmp_path / "web")
     prepare(inputs, f"{url}/web", storage)
-    assert objects(remote_bucket, f"{url}/web") == files(tmp_path / "web")
+    wanted = files(tmp_path / "web")
+    assert objects(remote_bucket, f"{url}/web") == wanted
 
     remote_bucket.upload(inputs / "in", f"{tmp_path.name}/in")
     preparing.prepare_text(
         [f"{url}/in/*.jsonl"], f"{url}/again", tokenizer=inputs / "model", options=OPTIONS, storage=storage
     )
-    ours, wanted = objects(remote_bucket, f"{url}/again"), files(tmp_path / "web")
-    assert {name: ours[name] for name in ours if name.startswith("text")} == {
-        name: wanted[name] for name in wanted if name.startswith("text")
-    }
+    ours = objects(remote_bucket, f"{url}/again")
+    names = [name for name in wanted if name.startswith("text")]
+    assert {name: ours.get(name) for name in names} == {name: wanted[name] for name in names}
 
-    if remote_bucket.scheme != "az":
-        for name, value in servers.environment(str(storage.endpoint), remote_bucket.scheme).items():
-            monkeypatch.setenv(name, value)
-        lines = (inputs / "in" / "0.jsonl").read_text().splitlines()
-        told = CliRunner().invoke(main, ["where", f"{url}/again", "7"]).output
-        assert f"{url}/in/0.jsonl, line 8" in told
-        assert json.loads(lines[7])["text"][:40] in told
-
-    headrace.merge([f"{url}/web", f"{url}/again"], f"{url}/merged", storage=storage, options=CopyOptions(shards=50_000))
-    store = headrace.open(f"{url}/merged", storage=storage)
-    assert len(store) == 2 * len(headrace.open(tmp_path / "web"))
-    headrace.convert(f"{url}/merged", tmp_path / "keyed", format="keyed", storage=storage)
-    headrace.split(f"{url}/merged", f"{url}/split", into=2, storage=storage)
-    half = headrace.open(f"{url}/split/part_00000", storage=storage)
-    whole = headrace.open(tmp_path / "keyed")
-    assert isinstance(half, headrace.stores.Store)
-    assert isinstance(whole, headrace.stores.Store)
-    assert (half.fetch(0, half.num_tokens) == whole.fetch(0, half.num_tokens)).all()
-
-
-COMMANDS = ("text-shards", "text-keyed", "text-ids", "sft", "grpo-jsonl", "tar-split", "merged-keyed", "split-parts")
-
-
-@pytest.mark.sampled(1)
-@BOTH
-def test_every_command_writes_what_it_writes_locally(
-    remote_bucket: servers.Bucket, tmp_path: Path, around: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    prepared_made.write_inputs(tmp_path)
-    for name in dict.fromkeys(("text", *COMMANDS)):
-        prepared_made.make(name)
-    for name in COMMANDS:
-        url = f"{remote_bucket.url}/{tmp_path.name}/{name}"
-        command, *rest = prepared_made.COMMANDS[name]
-        rest = [f"made/{one}" if command != "prepare" and one in prepared_made.COMMANDS else one for one in rest]
-        given = [*rest, "--output", url] if command != "split" else [rest[0], url, *rest[1:]]
-        prepared_made.run(command, *given)
-        for key, data in objects(remote_bucket, url).items():
-            path = tmp_path / "remote" / name / key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        assert prepared_made.digests(tmp_path / "remote" / name) == prepared_made.digests(tmp_path / "made" / name), (
-            name
-        )
-        assert all(servers.SECRET.encode() not in data for data in objects(remote_bucket, url).values())
-        done, wanted = (CliRunner().invoke(main, ["check", path]) for path in (url, f"made/{name}"))
-        assert done.exit_code == wanted.exit_code, done.output
-        assert done.exit_code == 0 or name == "split-parts", done.output  # several stores in a folder
+    shards = CopyOptions(shards=50_000)
+    headrace.merge([f"{url}/web", f"{url}/again"], f"{url}/merged", storage=storage, options=shards)
+    headrace.merge([tmp_path / "web", tmp_path / "web"], tmp_path / "merged", options=shards)
+    ours, wanted = objects(remote_bucket, f"{url}/merged"), files(tmp_path / "merged")
+    names = [name for name in wanted if name.startswith("text")]
+    assert {name: ours.get(name) for name in names} == {name: wanted[name] for name in names}
 
 
 def killed_run(
@@ -181,15 +123,8 @@ def killed_run(
     return process.returncode, words
 
 
-KILLED = (
-    ("weed", "in order"),
-    ("gcs", "in order"),
-    ("weed", "merge"),
-    ("gcs", "merge"),
-)
-
-
-@pytest.mark.parametrize(("remote_bucket", "what"), KILLED, indirect=["remote_bucket"])
+@BOTH
+@pytest.mark.parametrize("what", ["in order", "merge"])
 def test_killed_runs_end_in_the_same_objects(
     remote_bucket: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, what: str
 ) -> None:
@@ -316,8 +251,7 @@ def test_a_store_that_stays_away_ends_in_an_error_and_the_run_goes_on_later(
         proxy.is_away = number >= 12
 
     proxy.on_write = leave
-    message = rf"{url}/\S+: cannot be written: .*attempts in .*the deadline is 1 s"
-    with pytest.raises(OutputError, match=message) as caught:
+    with pytest.raises(OutputError, match=rf"{url}/\S+:.*attempts") as caught:
         prepare(inputs, url, storage)
     assert servers.SECRET not in str(caught.value)
     proxy.on_write = lambda number: None
@@ -325,31 +259,3 @@ def test_a_store_that_stays_away_ends_in_an_error_and_the_run_goes_on_later(
     prepare(inputs, url, storage)
     prepare(inputs, tmp_path / "local")
     assert objects(weed, url) == files(tmp_path / "local")
-
-
-def test_an_existing_store_of_other_content_is_refused_and_no_secret_is_said(
-    weed: servers.Bucket, inputs: Path, tmp_path: Path, around: None
-) -> None:
-    url = f"{weed.url}/{tmp_path.name}/web"
-
-    def done(*more: str) -> Result:
-        words = ["prepare", "text", str(inputs / "in"), "-o", url, "--tokenizer", str(inputs / "model"), *more]
-        return CliRunner().invoke(main, words)
-
-    assert done().exit_code == 0
-    before = objects(weed, url)
-    refused = done("--shard-tokens", "1000")
-    assert refused.exit_code == OutputError.exit_code
-    assert f"{url}: the place holds the output of an earlier run; name another place" in refused.output
-    for executor in ("plan", "local"):
-        other = done("--executor", executor, "--overwrite")
-        assert other.exit_code == 2, other.output
-        assert url in other.output
-    wrong = CliRunner().invoke(
-        main, ["prepare", str(inputs / "in"), "-o", "s3://nobodys-bucket/a", "--tokenizer", str(inputs / "model")]
-    )
-    assert wrong.exit_code != 0
-    for said in (refused, wrong):
-        assert servers.SECRET not in said.output
-    assert objects(weed, url) == before
-    assert json.loads(before["headrace.json"])["outputs"]

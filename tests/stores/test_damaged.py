@@ -14,17 +14,16 @@ import pytest
 import headrace.stores as stores
 import made
 from counts import cases
+from damage import endured
 from energon_prepared import prepared
 from headrace.errors import HeadraceError
 from headrace.stores import EnergonStore, Provenance, SampleStore, Store, load_manifest
-from headrace.stores.kept_arrays import find_arrays, keep_arrays
 from headrace.stores.provenance import INFO_NAME, SKIPPED_NAME, SPANS_NAME
 from headrace.stores.quarantine import QUARANTINE_NAME, add_bad_samples, bad_sample
 from headrace.stores.tar.store import TarStore
-from headrace.testing.damage import endured
-from headrace.testing.shards import write_keyed
 from headrace.testing.stores import numbered_documents
 from tars_made import write_tar
+from token_shards import write_keyed
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Use = Callable[[], Any]
@@ -69,11 +68,12 @@ def samples_of(path: Path, **options: Any) -> Use:
     return use
 
 
-def golden(name: str, path: str, opened: str, **options: Any) -> Callable[[Path], Made]:
+def golden(name: str, suffix: str, **options: Any) -> Callable[[Path], Made]:
     def make(folder: Path) -> Made:
-        for file in (GOLDEN / name).parent.glob(Path(name).name + "*"):
+        opened = folder / Path(name).name
+        for file in (GOLDEN / name).parent.glob(f"{opened.name}*"):
             (shutil.copytree if file.is_dir() else shutil.copy)(file, folder / file.name)
-        return folder / path, tokens_of(folder / opened, **options)
+        return folder / f"{opened.name}{suffix}", tokens_of(opened, **options)
 
     return make
 
@@ -108,22 +108,8 @@ def provenance(name: str) -> Callable[[Path], Made]:
             found = Provenance(folder)
             found.locate(np.arange(min(found.num_documents, 43)))
             found.ids(np.arange(min(found.num_documents, 43)))
-            found.reason_counts()
 
         return folder / name, use
-
-    return make
-
-
-def kept(name: str) -> Callable[[Path], Made]:
-    def make(folder: Path) -> Made:
-        keep_arrays(folder, "n", {"ends": np.arange(100), "table": np.zeros((3, 4), np.float32)}, b'{"a": 1}')
-
-        def use() -> Any:
-            found = find_arrays(folder, "n")
-            return None if found is None else ({key: one.tolist() for key, one in found[0].items()}, found[1])
-
-        return folder / "n" / name, use
 
     return make
 
@@ -173,14 +159,10 @@ def quarantine(folder: Path) -> Made:
 
 
 READERS: Final[dict[str, Callable[[Path], Made]]] = {
-    ".idx": golden("indexed/uint16", "uint16.idx", "uint16"),
-    ".idx of several modes": golden("indexed/multimodal", "multimodal.idx", "multimodal"),
-    ".idx of fairseq": golden("indexed_dialects/tnt-fairseq", "tnt-fairseq.idx", "tnt-fairseq", dialect="fairseq"),
-    ".idx of Megatron's first": golden(
-        "indexed_dialects/tnt-megatron", "tnt-megatron.idx", "tnt-megatron", dialect="megatron"
-    ),
-    ".meta.json of Aleph Alpha": golden("indexed_dialects/aleph-alpha", "aleph-alpha.meta.json", "aleph-alpha"),
-    ".idx of Aleph Alpha": golden("indexed_dialects/aleph-alpha", "aleph-alpha.idx", "aleph-alpha"),
+    ".idx": golden("indexed/uint16", ".idx"),
+    ".idx of several modes": golden("indexed/multimodal", ".idx"),
+    ".meta.json of Aleph Alpha": golden("indexed_dialects/aleph-alpha", ".meta.json"),
+    ".idx of Aleph Alpha": golden("indexed_dialects/aleph-alpha", ".idx"),
     "meta.json": keyed,
     ".jsonl of tokens": jsonl,
     "manifest": manifest,
@@ -189,8 +171,6 @@ READERS: Final[dict[str, Callable[[Path], Made]]] = {
     "ends of ids": provenance("ids_ends.npy"),
     "order": provenance("order.npy"),
     "provenance.json": provenance(INFO_NAME),
-    "kept.json": kept("kept.json"),
-    "kept array": kept("ends.npy"),
     ".tar": tar("a.tar"),
     ".tar.idx": tar("a.tar.idx"),
     "info": energon(".nv-meta/.info.json"),
@@ -201,7 +181,7 @@ READERS: Final[dict[str, Callable[[Path], Made]]] = {
     ".jsonl.idx": lines("t.jsonl.idx"),
     "quarantine": quarantine,
 }
-VOUCHED: Final = {"manifest", "kept.json", "kept array"}
+VOUCHED: Final = {"manifest"}
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -1,10 +1,13 @@
-"""The store contract over HDF5, and what only it has: datasets in order, and files that others wrote."""
+"""The store contract over HDF5, datasets in order, files that others wrote, and a file that appears whole or not."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,11 @@ from hypothesis import strategies as st
 
 import headrace.stores as stores
 from counts import cases
-from headrace.errors import ConfigError, MissingExtraError, StoreError
+from headrace.errors import ConfigError, InputError, MissingExtraError, StoreError
 from headrace.io import file_sum
 from headrace.stores import (
-    Hdf5Store,
     Hdf5Writer,
+    KeyInfo,
     OutputShard,
     ShardedStore,
     Store,
@@ -27,18 +30,13 @@ from headrace.stores import (
     save_manifest,
     write_hdf5,
 )
-from headrace.testing.shards import manifest_of
 from headrace.testing.stores import Documents, StoreContract, numbered_documents
+from stored import files
+from token_shards import manifest_of
 
 h5py = pytest.importorskip("h5py", reason="pip install 'headrace[hdf5]'")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hdf5"
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests read; what they wrote need not survive the machine."""
-    monkeypatch.setattr("os.fsync", lambda fd: None)
 
 
 def write_shard(path: Path, documents: Documents, dtype: str, **other: tuple[str, Documents]) -> WrittenShard:
@@ -48,27 +46,6 @@ def write_shard(path: Path, documents: Documents, dtype: str, **other: tuple[str
         lengths = {key: np.array([len(part) for part in parts], np.int64) for key, (_, parts) in keys.items()}
         writer.add_documents({key: tokens[key].astype(kind) for key, (kind, _) in keys.items()}, lengths)
         return writer.finish()
-
-
-def vouch(folder: Path, shards: list[Store]) -> None:
-    """A manifest that lists the shards as they are."""
-    outputs = []
-    for store in shards:
-        assert isinstance(store, Hdf5Store)
-        keys = {
-            key: stores.KeyInfo(dtype=dtype.name, tokens=int(store._bounds[key][-1]))
-            for key, dtype in store.dtypes.items()
-        }
-        written = WrittenShard(
-            format="hdf5",
-            prefix=str(Path(store.file).with_suffix("")),
-            num_documents=store.num_documents,
-            keys=keys,
-            contiguous=True,
-            files=(file_sum(store.file),),
-        )
-        outputs.append(OutputShard.of(written, folder))
-    save_manifest(folder, manifest_of(outputs))
 
 
 class TestMapped(StoreContract):
@@ -81,8 +58,10 @@ class TestMapped(StoreContract):
     def open(self, path: Path) -> Store:
         return stores.open(path)
 
-    def test_check_finds_flipped_bits(self, path: Path) -> None:
-        vouch(path.parent, [self.open(path)])
+    def test_check_finds_flipped_bits(self, tmp_path: Path, documents: Documents) -> None:
+        path = tmp_path / "s.h5"
+        shard = write_shard(path, documents, self.dtype)
+        save_manifest(tmp_path, manifest_of([OutputShard.of(shard, tmp_path)]))
         assert list(self.open(path).check()) == []
         content = path.read_bytes()
         for at in range(0, len(content), 61):
@@ -149,7 +128,7 @@ def test_datasets_by_number_or_as_astrai_read_them(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(by_name)).fetch(4, 5).tolist() == [10]
     assert by_name.fingerprint != store.fingerprint
     assert stores.open(tmp_path, dataset_order="name").fetch(4, 5).tolist() == [10]
-    with pytest.raises(ConfigError, match=r"order is 'size'; allowed are 'number', 'name'"):
+    with pytest.raises(ConfigError, match=r"'size'.*'number'.*'name'"):
         stores.open(path, dataset_order="size")  # type: ignore[arg-type]
 
 
@@ -199,22 +178,15 @@ def test_keys_that_are_not_parallel(tmp_path: Path) -> None:
     )
     store = stores.open(path)
     assert store.keys == ("chosen", "one", "rejected")
-    assert {key: values.tolist() for key, values in store.document(1, ["chosen", "rejected"]).items()} == {
-        "chosen": [0, 1],
-        "rejected": [0, 1, 2],
-    }
-    with pytest.raises(ConfigError, match="key 'rejected' has documents of other lengths than the main key 'chosen'"):
+    found = store.document(1, ["chosen", "rejected"])
+    assert {key: values.tolist() for key, values in found.items()} == {"chosen": [0, 1], "rejected": [0, 1, 2]}
+    with pytest.raises(ConfigError, match=r"'rejected'.*'chosen'"):
         store.fetch(0, 1, "rejected")
-    with pytest.raises(
-        ConfigError, match="key 'one' has 1 values, but the main key 'chosen' has 5: the streams are not"
-    ):
-        store.stream_view("one")
-    with pytest.raises(
-        ConfigError, match="key 'one' has 1 documents, but the main key 'chosen' has 2; open the store with key="
-    ):
-        store.document(0, "one")
+    for ask in (lambda: store.stream_view("one"), lambda: store.document(0, "one")):
+        with pytest.raises(ConfigError, match=r"'one'.*1.*'chosen'"):
+            ask()
     assert stores.open_keys(path)["rejected"].document(1).tolist() == [0, 1, 2]
-    with pytest.raises(ConfigError, match=r"no key 'two'; its keys are 'chosen', 'one', 'rejected'"):
+    with pytest.raises(ConfigError, match=r"'two'.*'chosen'.*'one'"):
         stores.open(path, key="two")
 
 
@@ -246,74 +218,40 @@ def test_what_is_written_is_what_save_h5_writes(
             assert list(one.check()) == []
 
 
-def chunked(file: Any) -> None:
-    file["tokens"].create_dataset("data_2", data=[1, 2], chunks=(1,), compression="gzip")
+NOT_IN_THIS_LAYOUT: dict[str, tuple[str, dict[str, Any] | None, str]] = {
+    "chunked": ("tokens/data_2", {"data": [1, 2], "chunks": (1,), "compression": "gzip"}, "chunked"),
+    "never written": ("tokens/data_2", {"shape": (5,), "dtype": "i8"}, "written"),
+    "two dimensions": ("tokens/data_2", {"data": [[1, 2]]}, r"\(1, 2\)"),
+    "another dtype": ("tokens/data_2", {"data": np.array([1, 2], "i4")}, "int32.*int64"),
+    "big endian": ("a/data_0", {"data": np.array([1, 2], ">i4")}, ">i4.*bool.*little-endian"),
+    "text": ("a/data_0", {"data": [b"ab"]}, r"\|O.*bool"),
+    "a dataset as a key": ("a", {"data": [1]}, "/a/data_0"),
+    "a group in a group": ("tokens/data_2", None, "group"),
+}
+"""What is added to a file, with the arguments of `create_dataset` or as a group, and what is said of it."""
 
 
-def never_written(file: Any) -> None:
-    file["tokens"].create_dataset("data_2", shape=(5,), dtype="i8")
-
-
-def outside(file: Any) -> None:
-    file["tokens"]["data_2"] = h5py.ExternalLink("/etc/passwd", "/x")
-
-
-def in_place(file: Any) -> None:
-    file["tokens"]["data_2"] = h5py.SoftLink("/tokens/data_0")
-
-
-def two_dimensional(file: Any) -> None:
-    file["tokens"].create_dataset("data_2", data=[[1, 2]])
-
-
-def another_dtype(file: Any) -> None:
-    file["tokens"].create_dataset("data_2", data=np.array([1, 2], "i4"))
-
-
-def big_endian(file: Any) -> None:
-    file.create_group("a").create_dataset("data_0", data=np.array([1, 2], ">i4"))
-
-
-def text(file: Any) -> None:
-    file.create_group("a").create_dataset("data_0", data=[b"ab"])
-
-
-def nested(file: Any) -> None:
-    file["tokens"].create_group("data_2")
-
-
-def loose(file: Any) -> None:
-    file.create_dataset("a", data=[1])
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (chunked, r"/tokens/data_2 is chunked, compressed, external or was never written; .* h5repack"),
-        (never_written, r"/tokens/data_2 is chunked, compressed, external or was never written"),
-        (outside, r"/tokens/data_2 is a link; only objects in the file itself are read"),
-        (in_place, r"/tokens/data_2 is a link"),
-        (two_dimensional, r"/tokens/data_2 has the shape \(1, 2\); a document must be one-dimensional"),
-        (
-            another_dtype,
-            r"/tokens/data_2 is of int32, but the datasets before it are of int64; a key must have one dtype",
-        ),
-        (big_endian, r"/a/data_0 is of >i4; allowed are bool, .* little-endian"),
-        (text, r"/a/data_0 is of \|O; allowed are bool"),
-        (nested, r"/tokens/data_2 is a group; a key may hold only datasets"),
-        (loose, r"/a is a dataset; a key is a group, with its values in /a/data_0"),
-    ],
-)
-def test_what_is_not_in_this_layout(tmp_path: Path, spoil: Any, message: str) -> None:
+@pytest.mark.parametrize("name", NOT_IN_THIS_LAYOUT)
+def test_what_is_not_in_this_layout(tmp_path: Path, name: str) -> None:
+    place, options, message = NOT_IN_THIS_LAYOUT[name]
     path = plain(tmp_path / "x.h5", tokens=[np.arange(3), np.arange(2)])
     with h5py.File(path, "a") as file:
-        spoil(file)
-    with pytest.raises(StoreError, match=message):
+        file.create_group(place) if options is None else file.create_dataset(place, **options)
+    with pytest.raises(StoreError, match=f"/{place}.*{message}"):
+        stores.open(path)
+
+
+@pytest.mark.parametrize("link", [h5py.ExternalLink("/etc/passwd", "/x"), h5py.SoftLink("/tokens/data_0")])
+def test_links_are_not_followed(tmp_path: Path, link: Any) -> None:
+    path = plain(tmp_path / "x.h5", tokens=[np.arange(3), np.arange(2)])
+    with h5py.File(path, "a") as file:
+        file["tokens"]["data_2"] = link
+    with pytest.raises(StoreError, match=r"/tokens/data_2.*link"):
         stores.open(path)
 
 
 def test_no_key(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="has no key; a store has a group for each key"):
+    with pytest.raises(StoreError, match="group"):
         stores.open(plain(tmp_path / "x.h5"))
     store = stores.open(plain(tmp_path / "y.h5", tokens=[]))
     assert (store.num_documents, store.num_tokens, list(store.check())) == (0, 0, [])
@@ -322,14 +260,11 @@ def test_no_key(tmp_path: Path) -> None:
 def test_a_torn_file(tmp_path: Path) -> None:
     path = plain(tmp_path / "x.h5", tokens=[np.arange(3), np.arange(2000)])
     content = path.read_bytes()
-    for size in (0, 7, 100, 2000, len(content) - 1):
-        path.write_bytes(content[:size])
-        with pytest.raises(StoreError, match=r"x\.h5: not a complete HDF5 file: "):
+    for torn in (*(content[:size] for size in (0, 7, 100, 2000, len(content) - 1)), bytes(4096)):
+        path.write_bytes(torn)
+        with pytest.raises(StoreError, match=r"x\.h5.*HDF5"):
             stores.open(path)
-    path.write_bytes(b"\0" * 4096)
-    with pytest.raises(StoreError, match=r"x\.h5: not a complete HDF5 file: .*signature"):
-        stores.open(path)
-    with pytest.raises(StoreError, match=r"no\.h5: nothing is there"):
+    with pytest.raises(StoreError, match=r"no\.h5"):
         stores.open(tmp_path / "no.h5")
 
 
@@ -341,7 +276,7 @@ def test_a_dataset_that_would_lie_beyond_the_file(tmp_path: Path) -> None:
     assert content.count(struct.pack("<Q", offset)) == 1
     # HDF5 2.0 sees it itself; older ones leave it to us.
     path.write_bytes(content.replace(struct.pack("<Q", offset), struct.pack("<Q", len(content) - 8)))
-    with pytest.raises(StoreError, match=r"(400 bytes .* do not lie in the file|likely file corruption)"):
+    with pytest.raises(StoreError, match=r"400|corruption"):
         stores.open(path)
 
 
@@ -352,12 +287,9 @@ def test_any_damage_is_an_error_or_other_values(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     for at in rng.integers(0, len(content), 300):
         path.write_bytes(content[:at] + bytes([content[at] ^ (1 << int(rng.integers(8)))]) + content[at + 1 :])
-        try:
-            with stores.open(path) as store:
-                store.fetch(0, store.num_tokens)
-                list(store.check(vocab_size=100))
-        except StoreError:
-            pass
+        with contextlib.suppress(StoreError), stores.open(path) as store:
+            store.fetch(0, store.num_tokens)
+            list(store.check(vocab_size=100))
 
 
 def test_a_bool_that_is_none(tmp_path: Path) -> None:
@@ -365,8 +297,7 @@ def test_a_bool_that_is_none(tmp_path: Path) -> None:
     at = h5py.File(path, "r")["mask/data_1"].id.get_offset()
     content = path.read_bytes()
     path.write_bytes(content[: at + 1] + b"\2" + content[at + 2 :])
-    (problem,) = stores.open(path).check()
-    assert str(problem) == f"{path}: document 1, value 4 of the stream: byte 2 is not a bool, 0 or 1"
+    assert [problem.place for problem in stores.open(path).check()] == ["document 1, value 4 of the stream"]
 
 
 def test_a_dataset_that_is_missing(tmp_path: Path) -> None:
@@ -375,86 +306,118 @@ def test_a_dataset_that_is_missing(tmp_path: Path) -> None:
         del file["tokens/data_1"]
     store = stores.open(path)
     assert store.fetch(0, 2).tolist() == [1, 3]
-    (problem,) = store.check()
-    assert (problem.place, problem.message) == ("/tokens", "data_1 is missing among 2 datasets")
+    assert [(one.place, one.message.partition(" ")[0]) for one in store.check()] == [("/tokens", "data_1")]
+    with h5py.File(path, "a") as file:
+        file["tokens"].move("data_2", "last")
+    assert list(stores.open(path).check()) == [], "names that are no numbers miss none"
 
 
 def test_a_key_that_a_shard_lacks(tmp_path: Path) -> None:
     plain(tmp_path / "data_0000.h5", sequence=[[1, 2]], loss_mask=[[True, False]])
     plain(tmp_path / "data_0001.h5", sequence=[[3]])
-    with pytest.raises(
-        StoreError, match=r"data_0000\.h5 has sequence of int64, loss_mask of bool, .*data_0001\.h5 has seq"
-    ):
+    with pytest.raises(StoreError, match=r"data_0000\.h5.*int64.*loss_mask"):
         stores.open(tmp_path)
     plain(tmp_path / "data_0001.h5", loss_mask=[[True]])
-    with pytest.raises(StoreError, match=r"data_0001\.h5: has no key 'sequence'; .*; shards of different kinds"):
+    with pytest.raises(StoreError, match=r"data_0001\.h5.*'sequence'"):
         stores.open(tmp_path)
 
 
-def test_files_in_natural_order_at_any_depth(tmp_path: Path) -> None:
-    for number, name in enumerate(["b/data_10.h5", "b/data_9.hdf5", "a/data_11.h5", ".hidden/data_0.h5"]):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        plain(tmp_path / name, tokens=[[number]])
-    assert stores.open(tmp_path).fetch(0, 3).tolist() == [2, 1, 0]
-
-
-def test_both_formats_below_a_folder(tmp_path: Path) -> None:
-    plain(tmp_path / "x.h5", tokens=[[1]])
-    with stores.KeyedWriter(tmp_path / "s", dtypes={"tokens": "int32"}) as writer:
-        writer.finish()
-    with pytest.raises(
-        StoreError, match=r"the folder holds shards of two formats: .*s/meta\.json and .*x\.h5; name a folder"
-    ):
+def test_a_manifest_lists_what_is_opened(tmp_path: Path) -> None:
+    outputs = []
+    for number in (1, 0):
+        documents = numbered_documents([2, number], "uint16")
+        masks = [np.array([True, False]), np.ones(number, bool)]
+        shard = write_shard(tmp_path / f"data_{number:04d}.h5", documents, "uint16", masks=("bool", masks))
+        outputs.append(OutputShard.of(shard, tmp_path))
+    save_manifest(tmp_path, manifest_of(outputs))
+    plain(tmp_path / "not_listed.h5", tokens=[[9]])
+    store = stores.open(tmp_path)
+    assert store.lengths.tolist() == [2, 1, 2, 0]
+    assert store.document(1, "masks").tolist() == [True]
+    assert list(store.check(vocab_size=4)) == []
+    path = tmp_path / "data_0000.h5"
+    plain(path, tokens=[[1], [2]], masks=[[True], [True]])
+    with pytest.raises(StoreError, match=r"2.*documents"):
         stores.open(tmp_path)
-    assert stores.open(tmp_path / "x.h5").num_tokens == 1
-
-
-def test_options_for_pairs(tmp_path: Path) -> None:
-    path = plain(tmp_path / "x.h5", tokens=[[1]])
-    with pytest.raises(ConfigError, match=r"dialect and documents are for pairs .*; this is the hdf5 format"):
-        stores.open(path, dialect="neox")
-
-
-class TestManifest:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        outputs = []
-        for number in (1, 0):
-            shard = write_shard(
-                tmp_path / f"data_{number:04d}.h5",
-                numbered_documents([2, number], "uint16"),
-                "uint16",
-                masks=("bool", [np.array([True, False]), np.ones(number, bool)]),
-            )
-            outputs.append(OutputShard.of(shard, tmp_path))
-        save_manifest(tmp_path, manifest_of(outputs))
-        return tmp_path
-
-    def test_lists_what_is_opened_in_its_order(self, folder: Path) -> None:
-        plain(folder / "not_listed.h5", tokens=[[9]])
-        store = stores.open(folder)
-        assert store.lengths.tolist() == [2, 1, 2, 0]
-        assert store.document(1, ["tokens", "masks"])["masks"].tolist() == [True]
-        assert list(store.check(vocab_size=4)) == []
-        assert stores.load_manifest(folder).keys == ("masks", "tokens")
-
-    def test_vouches(self, folder: Path) -> None:
-        path = folder / "data_0000.h5"
-        content = path.read_bytes()
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert any("the bytes were changed" in problem.message for problem in stores.open(path).check())
-        plain(path, tokens=[[1], [2]], masks=[[True], [True]])
-        with pytest.raises(StoreError, match="not the shard that the manifest lists: found 2 documents"):
-            stores.open(folder)
-        path.unlink()
-        with pytest.raises(StoreError, match=r"data_0000\.h5: missing, but .*headrace\.json lists it"):
-            stores.open(folder)
+    path.unlink()
+    with pytest.raises(StoreError, match=r"data_0000\.h5.*headrace\.json"):
+        stores.open(tmp_path)
 
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = plain(tmp_path / "x.h5", tokens=[[1]])
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(MissingExtraError, match=r"x\.h5: HDF5 needs h5py: pip install 'headrace\[hdf5\]'"):
+    with pytest.raises(MissingExtraError, match=r"x\.h5.*HDF5.*h5py"):
         stores.open(path)
-    with pytest.raises(MissingExtraError, match=r"y\.h5: HDF5 needs h5py"):
+    with pytest.raises(MissingExtraError, match=r"y\.h5.*HDF5.*h5py"):
         Hdf5Writer(tmp_path / "y.h5", dtypes={"a": "int32"})
+
+
+ONE = np.array([1])
+
+
+def test_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "data_0000.h5"
+    with Hdf5Writer(path, dtypes={"sequence": "uint16", "rewards": "float32"}, values=["rewards"]) as writer:
+        writer.add_documents(
+            {"sequence": np.array([1, 2, 3]), "rewards": np.array([0.5])},
+            {"sequence": np.array([3, 0]), "rewards": np.array([0, 1])},
+        )
+        writer.add_documents({"sequence": ONE, "rewards": ONE}, {"sequence": ONE, "rewards": ONE})
+        assert (writer.num_documents, writer.num_tokens) == (3, 6)
+        assert all(name.startswith(".data_0000.h5.") for name in files(tmp_path))
+        shard = writer.finish()
+    assert (shard.format, shard.prefix, shard.num_documents) == ("hdf5", str(tmp_path / "data_0000"), 3)
+    assert (shard.contiguous, shard.files) == (True, (file_sum(path),))
+    assert shard.keys == {
+        "sequence": KeyInfo(dtype="uint16", tokens=4),
+        "rewards": KeyInfo(dtype="float32", tokens=2, ids=False),
+    }
+    assert list(files(tmp_path)) == ["data_0000.h5"]
+    store = stores.open(path)
+    assert store.lengths.tolist() == [3, 0, 1]
+    assert store.document(1, "rewards").tolist() == [0.5]
+
+
+def test_the_same_documents_make_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.h5", "b.h5"):
+        write_hdf5(tmp_path / name, {"tokens": [np.arange(5), np.arange(3)], "mask": [np.ones(8, bool)]})
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+def test_arrays_of_different_dtypes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'a'.*int32.*int64"):
+        write_hdf5(tmp_path / "x.h5", {"a": [np.zeros(1, "i4"), np.zeros(1, "i8")]})
+    with pytest.raises(InputError, match="one-dimensional"):
+        write_hdf5(tmp_path / "x.h5", {"a": [np.zeros((1, 1), "i4")]})
+    assert list(files(tmp_path)) == []
+
+
+_FILL_THE_DISK = """
+import resource, signal, sys
+import numpy as np
+from headrace.errors import OutputError
+from headrace.stores import Hdf5Writer
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    with Hdf5Writer(sys.argv[1], dtypes={"a": "int64"}) as writer:
+        for _ in range(40):
+            writer.add_documents({"a": np.arange(1000)}, {"a": np.array([1000])})
+        writer.finish()
+except OutputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("size", [100, 5_000, 200_000])
+def test_a_full_disk(tmp_path: Path, size: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FILL_THE_DISK, str(tmp_path / "x.h5"), str(size)],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "x.h5: cannot " in done.stdout
+    assert list(files(tmp_path)) == []

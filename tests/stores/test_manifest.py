@@ -20,7 +20,7 @@ from headrace.stores import (
     load_manifest,
     save_manifest,
 )
-from headrace.testing.shards import manifest_of
+from token_shards import manifest_of
 
 
 def file(name: str, **changes: object) -> FileSum:
@@ -72,15 +72,15 @@ def test_the_bytes_are_canonical(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"path": "in.jsonl"', b'"path": "on.jsonl"', "its content does not match its own hash"),
-        (b'"size": 5', b'"size":  5', "not in the canonical form"),
-        (b"}\n", b"}\n\n", "not in the canonical form"),
-        (b'"seed": 1', b'"seed": 1.0', "own hash|canonical"),
-        (b'"version": 1', b'"version": 2', "not a Headrace manifest of version 1: Invalid enum value 2"),
-        (b'"kind": "headrace.manifest"', b'"kind": "other"', "not a Headrace manifest"),
-        (b'"options"', b'"optionen"', "not a Headrace manifest .*optionen"),
-        (b"{", b"[", "not a Headrace manifest"),
-        (b"in.jsonl", b"in\xff.jsonl", "not a Headrace manifest"),
+        (b'"path": "in.jsonl"', b'"path": "on.jsonl"', "hash"),
+        (b'"size": 5', b'"size":  5', "canonical"),
+        (b"}\n", b"}\n\n", "canonical"),
+        (b'"seed": 1', b'"seed": 1.0', "hash|canonical"),
+        (b'"version": 1', b'"version": 2', "version.*1.*2"),
+        (b'"kind": "headrace.manifest"', b'"kind": "other"', "manifest"),
+        (b'"options"', b'"optionen"', "optionen"),
+        (b"{", b"[", "manifest"),
+        (b"in.jsonl", b"in\xff.jsonl", "manifest"),
     ],
 )
 def test_a_change_is_found(tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
@@ -94,44 +94,32 @@ def test_a_change_is_found(tmp_path: Path, old: bytes, new: bytes, message: str)
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_manifest(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"headrace\.json: cannot be read: No such file"):
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"headrace\.json"):
         load_manifest(tmp_path)
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="No such file"):
+    with pytest.raises(OutputError, match="file"):
         save_manifest(tmp_path / "nothing", manifest_of([shard()]))
 
 
-def ledger(
-    read: int = 3, kept: int = 3, dropped: dict[str, int] | None = None, tokens: int = 10, **changes: object
-) -> Ledger:
+def ledger(documents: dict[str, object], tokens: dict[str, object]) -> Ledger:
+    """Of three documents and ten tokens, but for these fields."""
     return Ledger(
-        documents=DocumentLedger(read=read, kept=kept, dropped=dropped or {}),
-        tokens=TokenLedger(**{"made": tokens, "kept": tokens, **changes}),
+        documents=DocumentLedger(**{"read": 3, "kept": 3, **documents}),  # type: ignore[arg-type]
+        tokens=TokenLedger(**{"made": 10, "kept": 10, **tokens}),  # type: ignore[arg-type]
     )
 
 
-def with_ledger(**changes: object) -> Manifest:
-    return Manifest(outputs=(shard(),), ledger=ledger(**changes))
+def with_documents(**changes: object) -> Manifest:
+    return Manifest(outputs=(shard(),), ledger=ledger(changes, {}))
 
 
-def with_documents(**changes: int) -> Manifest:
-    return Manifest(
-        outputs=(shard(),),
-        ledger=Ledger(documents=DocumentLedger(read=3, kept=3, **changes), tokens=TokenLedger(made=10, kept=10)),
-    )
+def with_tokens(**changes: object) -> Manifest:
+    return Manifest(outputs=(shard(),), ledger=ledger({}, changes))
 
 
 def with_provenance(*names: str, **changes: object) -> Manifest:
     files = tuple(file(name, **changes) for name in names)
-    return Manifest(outputs=(shard(),), ledger=ledger(), provenance=files)
-
-
-def with_tokens(**changes: object) -> Manifest:
-    documents = DocumentLedger(read=3, kept=3)
-    return Manifest(outputs=(shard(),), ledger=Ledger(documents=documents, tokens=TokenLedger(kept=10, **changes)))
+    return Manifest(outputs=(shard(),), ledger=ledger({}, {}), provenance=files)
 
 
 TWO_KEYS = (shard("title", "title"), shard("body", "body"))
@@ -140,45 +128,39 @@ TWO_KEYS = (shard("title", "title"), shard("body", "body"))
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [
-        (with_ledger(read=5, dropped={"empty": 1}), "5 documents read, but 3 kept and 1 dropped"),
-        (with_ledger(read=4, kept=4), "the shards have 3 documents with the key 'text', but the ledger kept 4"),
-        (with_ledger(tokens=9), "the shards have 10 tokens, but the ledger kept 9"),
-        (with_ledger(made=11), "11 tokens made, but 10 kept, 0 dropped and 0 truncated"),
-        (with_ledger(made=12, dropped={}, truncated={"long": 1}), "12 tokens made, but 10 kept, 0 dropped and 1 trunc"),
-        (with_ledger(eod=6, bos=5), "11 added tokens, more than the 10 made"),
-        (with_ledger(read=2, dropped={"x": -1}), "a negative count"),
-        (with_ledger(eod=-1), "a negative count"),
-        (with_tokens(made=9, dropped={"x": -1}), "a negative count"),
-        (with_tokens(made=9, truncated={"x": -1}), "a negative count"),
-        (with_tokens(made=10, dropped={"x": 1}), "10 tokens made, but 10 kept, 1 dropped and 0 truncated"),
-        (with_documents(empty=4), "more empty documents than it kept"),
-        (with_documents(with_special_tokens=4), "more with special tokens than it read"),
-        (manifest_of([shard(), shard()]), "listed twice"),
-        (manifest_of([shard(), keyed(keys={"text": KeyInfo(dtype="uint16", tokens=1)})]), "several formats"),
-        (manifest_of([shard("../a")]), "may not leave"),
-        (manifest_of([shard("/a")]), "may not leave"),
-        (manifest_of([keyed("..")]), "may not leave"),
-        (manifest_of([shard(files=shard("b").files)]), r"must list the files a\.bin and a\.idx"),
-        (manifest_of([shard(files=shard().files[:1])]), r"must list the files a\.bin and a\.idx"),
-        (
-            manifest_of([shard(files=(file("a.bin", xxh3_64=("33",)), shard().files[1]))]),
-            r"a: a\.bin of 20 bytes has 1 b",
-        ),
-        (manifest_of([shard(keys={})]), "must list one key, not 0"),
-        (manifest_of([shard(keys=keyed().keys)]), "must list one key, not 2"),
-        (manifest_of([shard(keys={"text": KeyInfo(dtype="uint16", tokens=-1)})]), "has a negative count"),
-        (manifest_of([keyed(keys={}, files=(file("meta.json"),))]), "lists no key"),
-        (manifest_of([keyed(files=keyed().files[1:])]), r"must list the files body\.bin and title\.bin and meta\.json"),
-        (
-            manifest_of([keyed(files=keyed().files[::-1])]),
-            r"must list the files body\.bin and title\.bin and meta\.json",
-        ),
-        (manifest_of([*TWO_KEYS, shard("more", "body")]), "6 documents with the key 'body', but the ledger kept 3"),
-        (Manifest(outputs=(), ledger=ledger(tokens=0)), "there are no shards, but the ledger kept 3 documents"),
-        (with_provenance("a", "a"), "a file of provenance is listed twice"),
-        (with_provenance("a/b"), "provenance: 'a/b' is not the base name"),
-        (with_provenance(".."), "may not leave"),
-        (with_provenance("a", size=50), "provenance: a of 50 bytes has 2 blocks"),
+        (with_documents(read=5, dropped={"empty": 1}), "5.*3.*1"),
+        (with_documents(read=4, kept=4), "3.*'text'.*4"),
+        (with_tokens(made=9, kept=9), "10.*9"),
+        (with_tokens(made=11), "11.*10.*0.*0"),
+        (with_tokens(made=12, truncated={"long": 1}), "12.*10.*0.*1"),
+        (with_tokens(eod=6, bos=5), "11.*10"),
+        (with_documents(read=2, dropped={"x": -1}), "negative"),
+        (with_tokens(eod=-1), "negative"),
+        (with_tokens(made=9, dropped={"x": -1}), "negative"),
+        (with_tokens(made=9, truncated={"x": -1}), "negative"),
+        (with_tokens(made=10, dropped={"x": 1}), "10.*10.*1.*0"),
+        (with_documents(empty=4), "empty"),
+        (with_documents(with_special_tokens=4), "special"),
+        (manifest_of([shard(), shard()]), "twice"),
+        (manifest_of([shard(), keyed(keys={"text": KeyInfo(dtype="uint16", tokens=1)})]), "formats"),
+        (manifest_of([shard("../a")]), r"'\.\./a'"),
+        (manifest_of([shard("/a")]), "'/a'"),
+        (manifest_of([keyed("..")]), r"'\.\.'"),
+        (manifest_of([shard(files=shard("b").files)]), r"a\.bin.*a\.idx"),
+        (manifest_of([shard(files=shard().files[:1])]), r"a\.bin.*a\.idx"),
+        (manifest_of([shard(files=(file("a.bin", xxh3_64=("33",)), shard().files[1]))]), r"a\.bin.*20.*1"),
+        (manifest_of([shard(keys={})]), "key.*0"),
+        (manifest_of([shard(keys=keyed().keys)]), "key.*2"),
+        (manifest_of([shard(keys={"text": KeyInfo(dtype="uint16", tokens=-1)})]), "negative"),
+        (manifest_of([keyed(keys={}, files=(file("meta.json"),))]), "key"),
+        (manifest_of([keyed(files=keyed().files[1:])]), r"body\.bin.*title\.bin.*meta\.json"),
+        (manifest_of([keyed(files=keyed().files[::-1])]), r"body\.bin.*title\.bin.*meta\.json"),
+        (manifest_of([*TWO_KEYS, shard("more", "body")]), "6.*'body'.*3"),
+        (Manifest(outputs=(), ledger=ledger({}, {"made": 0, "kept": 0})), "shards.*3"),
+        (with_provenance("a", "a"), "twice"),
+        (with_provenance("a/b"), "'a/b'"),
+        (with_provenance(".."), r"'\.\.'"),
+        (with_provenance("a", size=50), "50.*2"),
     ],
 )
 def test_what_does_not_add_up_is_neither_written_nor_read(tmp_path: Path, manifest: Manifest, message: str) -> None:
@@ -221,5 +203,5 @@ def test_the_entry_of_a_shard_is_relative(tmp_path: Path) -> None:
     assert OutputShard.of(shard_written, tmp_path, key="title") == shard("sub/x", "title", files=())
     two = OutputShard.of(written("keyed", tmp_path / "s", "b", "a"), tmp_path)
     assert (two.prefix, two.format, list(two.keys), two.tokens) == ("s", "keyed", ["b", "a"], 20)
-    with pytest.raises(ConfigError, match="key='c' names one key, but the shard has b, a"):
+    with pytest.raises(ConfigError, match="key='c'"):
         OutputShard.of(written("keyed", tmp_path / "s", "b", "a"), tmp_path, key="c")

@@ -1,21 +1,19 @@
+"""What a path means, and what is refused there."""
+
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import counts
 import headrace.stores as stores
 import made
 from headrace.errors import ConfigError, StoreError
+from headrace.io import OPEN_FILES
 from headrace.stores import CombinedStore, IndexedStore, KeyedStore, ShardedStore
-from headrace.testing.shards import vouch_for, write_keyed, write_raw, write_shard
 from headrace.testing.stores import numbered_documents
+from token_shards import vouch_for, write_keyed, write_raw, write_shard
 
 
 def make(prefix: Path, *lengths: int, dtype: str = "uint16") -> None:
@@ -23,9 +21,9 @@ def make(prefix: Path, *lengths: int, dtype: str = "uint16") -> None:
     write_shard(prefix, numbered_documents(list(lengths), dtype), dtype)
 
 
-@pytest.mark.parametrize("name", ["x", "x.bin", "x.idx", ".", "./"])
+@pytest.mark.parametrize("name", ["x.v1.0", "x.v1.0.bin", "x.v1.0.idx", ".", "./"])
 def test_the_ways_to_name_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    make(tmp_path / "x", 1, 2)
+    make(tmp_path / "x.v1.0", 1, 2)
     monkeypatch.chdir(tmp_path)
     store = stores.open(name)
     assert isinstance(store, IndexedStore)
@@ -33,54 +31,39 @@ def test_the_ways_to_name_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert store.lengths.tolist() == [1, 2]
 
 
-def test_a_prefix_with_dots(tmp_path: Path) -> None:
-    make(tmp_path / "web.v1.0", 3)
-    assert stores.open(tmp_path / "web.v1.0").lengths.tolist() == [3]
-
-
 def test_a_folder_in_natural_order(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 255)  # a longer name than this cannot be looked for
     for number in (0, 1, 2, 9, 10, 11):
-        make(tmp_path / f"s{number}", number + 1)
-    (tmp_path / ".hidden.idx").touch()
-    (tmp_path / "README").touch()
-    (tmp_path / "sub.d").mkdir()
-    store = stores.open(tmp_path)
+        make(folder / f"s{number}", number + 1)
+    (folder / ".hidden.idx").touch()
+    (folder / "README").touch()
+    (folder / "sub.d").mkdir()
+    store = stores.open(folder)
     assert isinstance(store, ShardedStore)
-    assert store.path == str(tmp_path)
+    assert store.path == str(folder)
     assert store.lengths.tolist() == [1, 2, 3, 10, 11, 12]
 
 
-@pytest.mark.parametrize("name", ["B.BIN", "B.IDX", "b.Idx"])
-def test_a_pair_whose_ending_is_in_upper_case_is_not_left_out(tmp_path: Path, name: str) -> None:
-    make(tmp_path / "a", 1)
-    (tmp_path / name).touch()
-    with pytest.raises(StoreError, match=f"the ending of '{name}' is not in lower case"):
-        stores.open(tmp_path)
-
-
-@pytest.mark.parametrize(("first", "other"), [("a.h5", "sub/B.H5"), ("a.jsonl", "B.JSONL"), ("a.parquet", "b.Parquet")])
-def test_a_file_whose_ending_is_in_upper_case_is_not_left_out(tmp_path: Path, first: str, other: str) -> None:
-    for name in (first, other):
+@pytest.mark.parametrize("other", ["B.BIN", "B.IDX", "b.Idx", "sub/B.H5", "B.JSONL", "b.Parquet"])
+def test_a_file_whose_ending_is_in_upper_case_is_not_left_out(tmp_path: Path, other: str) -> None:
+    for name in (f"a{Path(other).suffix.lower()}", other):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(StoreError, match=f"the ending of '{Path(other).name}' is not in lower case"):
+    with pytest.raises(StoreError, match=rf"'{Path(other).name}'"):
         stores.open(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], r"x: nothing is there; expected .*x\.bin and .*x\.idx"),
-        (["x.bin"], r"x\.idx: missing beside .*x\.bin"),
-        (["x.idx"], r"x\.bin: missing beside .*x\.idx"),
-        (["x"], r"x: the format is unknown"),
-        (["x/"], r"x: a folder without shards"),
-        (["x/a.bin"], r"a\.idx: missing beside .*a\.bin"),
-        (["x/a.idx"], r"a\.bin: missing beside .*a\.idx"),
-        (
-            ["x/a.idx", "x.idx"],
-            r"x: this is both a folder of shards and the prefix of .*x\.idx; write .*x/ for the folder",
-        ),
+        ([], r"nothing.*x\.bin.*x\.idx"),
+        (["x.bin"], r"x\.idx.*missing.*x\.bin"),
+        (["x.idx"], r"x\.bin.*missing.*x\.idx"),
+        (["x"], "format"),
+        (["x/"], "without"),
+        (["x/a.bin"], r"a\.idx.*missing.*a\.bin"),
+        (["x/a.idx"], r"a\.bin.*missing.*a\.idx"),
+        (["x/a.idx", "x.idx"], r"folder.*prefix.*x\.idx.*x/"),
     ],
 )
 def test_what_is_missing_is_said(tmp_path: Path, files: list[str], message: str) -> None:
@@ -96,20 +79,14 @@ def test_a_cache_folder_of_the_same_name_is_not_meant(tmp_path: Path) -> None:
     make(tmp_path / "x", 4)
     (tmp_path / "x" / "cache").mkdir(parents=True)
     assert stores.open(tmp_path / "x").lengths.tolist() == [4]
-    with pytest.raises(StoreError, match="a folder without shards"):
+    with pytest.raises(StoreError, match="without"):
         stores.open(f"{tmp_path}/x/")
-
-
-def test_an_unknown_reader(tmp_path: Path) -> None:
-    make(tmp_path / "x", 1)
-    with pytest.raises(ConfigError, match="'nmap' is unknown"):
-        stores.open(tmp_path / "x", reader="nmap")
 
 
 def test_shards_of_different_dtypes(tmp_path: Path) -> None:
     make(tmp_path / "a", 1)
     make(tmp_path / "b", 1, dtype="int32")
-    with pytest.raises(StoreError, match=r"a has tokens of uint16, .*b has tokens of int32"):
+    with pytest.raises(StoreError, match=r"uint16.*int32"):
         stores.open(tmp_path)
 
 
@@ -125,20 +102,18 @@ class TestManifest:
     def test_lists_what_is_opened_in_its_order(self, folder: Path) -> None:
         assert stores.open(folder).lengths.tolist() == [1, 0, 2, 5, 0, 2, 1, 0, 2]
 
-    def test_a_listed_file_is_missing(self, folder: Path) -> None:
-        (folder / "sub" / "c.bin").unlink()
-        with pytest.raises(StoreError, match=r"sub/c\.bin: missing, but .*headrace\.json lists it"):
-            stores.open(folder)
-
-    def test_a_listed_file_is_another(self, folder: Path) -> None:
+    def test_a_listed_file_is_another_or_missing(self, folder: Path) -> None:
         make(folder / "a", 7)
-        with pytest.raises(StoreError, match=r"not the shard that the manifest lists: found 1 documents, 7 uint16"):
+        with pytest.raises(StoreError, match=r"1.*7.*uint16"):
+            stores.open(folder)
+        (folder / "sub" / "c.bin").unlink()
+        with pytest.raises(StoreError, match=r"sub/c\.bin.*headrace\.json"):
             stores.open(folder)
 
     def test_a_changed_manifest(self, folder: Path) -> None:
         path = folder / "headrace.json"
         path.write_bytes(path.read_bytes().replace(b"in.jsonl", b"on.jsonl"))
-        with pytest.raises(StoreError, match="it was changed"):
+        with pytest.raises(StoreError, match="changed"):
             stores.open(folder)
         # A shard on its own opens: the manifest is then not needed, and check reports it.
         assert stores.open(folder / "a").num_tokens == 3
@@ -168,7 +143,7 @@ class TestManifest:
             assert stores.open(path).fetch(0, 2).tolist() == wanted
         # One that says otherwise is not believed where the ends of the arrays contradict.
         vouch_for(tmp_path, [IndexedStore(tmp_path / "x")], contiguous=True)
-        with pytest.raises(StoreError, match="not the shard that the manifest lists"):
+        with pytest.raises(StoreError, match="manifest"):
             stores.open(tmp_path)
         assert stores.open(tmp_path / "x").fetch(0, 2).tolist() == wanted
 
@@ -196,25 +171,23 @@ class TestKeyed:
         assert (store.path, store.folder, store.keys) == (name, "s", ("ids",))
         assert [file.name for file in store.files] == ["ids.bin", "meta.json"]
 
-    def test_another_meta_json_is_not_passed_over(self, tmp_path: Path) -> None:
+    def test_what_lies_beside_it_is_not_passed_over(self, tmp_path: Path) -> None:
         write_keyed(tmp_path / "s", ids=("uint8", numbered_documents([3], "uint8")))
+        (tmp_path / "x.h5").touch()
+        with pytest.raises(StoreError, match=r"s/meta\.json.*x\.h5"):
+            stores.open(tmp_path)
+        (tmp_path / "x.h5").unlink()
         (tmp_path / "checkpoint").mkdir()
         (tmp_path / "checkpoint" / "meta.json").write_text('{"step": 5}')
-        with pytest.raises(StoreError, match=r"checkpoint/meta\.json: not the meta\.json of a keyed store"):
+        with pytest.raises(StoreError, match=r"checkpoint/meta\.json.*meta\.json"):
             stores.open(tmp_path)
-
-    def test_both_formats_in_one_folder(self, tmp_path: Path) -> None:
-        write_keyed(tmp_path / "s", ids=("uint8", numbered_documents([3], "uint8")))
-        make(tmp_path / "s" / "ids", 3)
-        with pytest.raises(StoreError, match=r"s: the folder holds both a meta\.json and \.idx files"):
-            stores.open(tmp_path / "s")
-
-    def test_a_folder_and_a_pair_of_the_same_name(self, tmp_path: Path) -> None:
-        write_keyed(tmp_path / "s", ids=("uint8", numbered_documents([3], "uint8")))
         make(tmp_path / "s", 4)
-        with pytest.raises(StoreError, match="both a folder of shards and the prefix"):
+        with pytest.raises(StoreError, match="prefix"):
             stores.open(tmp_path / "s")
         assert stores.open(f"{tmp_path}/s/").lengths.tolist() == [3]
+        make(tmp_path / "s" / "ids", 3)
+        with pytest.raises(StoreError, match=r"meta\.json"):
+            stores.open(f"{tmp_path}/s/")
 
 
 class TestSeveralKeys:
@@ -223,21 +196,19 @@ class TestSeveralKeys:
         store = stores.open(folder)
         assert isinstance(store, CombinedStore)
         assert (store.path, store.keys) == (str(folder), ("title", "body"))
-        assert {key: len(values) for key, values in store.document(2, ["title", "body"]).items()} == {
-            "title": 2,
-            "body": 0,
-        }
+        assert [len(values) for values in store.document(2, ["title", "body"]).values()] == [2, 0]
         assert stores.open(folder, key="title").lengths.tolist() == [1, 0, 2]
         assert stores.open(folder, key="body").lengths.tolist() == [4, 6, 0]
-        with pytest.raises(ConfigError, match="no key 'text'; its keys are 'title', 'body'"):
-            stores.open(folder, key="text")
+        for key in ("text", "tokens"):
+            with pytest.raises(ConfigError, match=rf"'{key}'.*'title'.*'body'"):
+                stores.open(folder, key=key)
         assert {key: store.num_tokens for key, store in stores.open_keys(folder).items()} == {"title": 3, "body": 10}
 
     def test_the_only_key_may_be_named(self, tmp_path: Path) -> None:
         folder = made.one_key(tmp_path / "store")
         for key in (None, "text", "tokens"):
             assert stores.open(folder, key=key).num_documents == 100
-        with pytest.raises(ConfigError, match=r"store: no key 'title'; .* has one key, which is 'text' here"):
+        with pytest.raises(ConfigError, match=r"'title'.*'text'"):
             stores.open(folder, key="title")
         assert list(stores.open_keys(folder)) == ["text"]
 
@@ -245,7 +216,7 @@ class TestSeveralKeys:
         make(tmp_path / "x", 3)
         for path in (tmp_path, tmp_path / "x"):
             assert stores.open(path, key="tokens").num_tokens == 3
-            with pytest.raises(ConfigError, match=r"no key 'text'; .* has one key, which is 'tokens' here"):
+            with pytest.raises(ConfigError, match=r"'text'.*'tokens'"):
                 stores.open(path, key="text")
             assert list(stores.open_keys(path)) == ["tokens"]
 
@@ -258,43 +229,15 @@ class TestSeveralKeys:
         assert stores.open(folder).num_documents == 3
 
 
-_USE_MANY = """
-import sys
-from pathlib import Path
-import numpy as np
-import headrace.stores as stores
-
-def open_files():
-    return sum(1 for link in Path("/proc/self/fd").iterdir())
-
-before = open_files()
-most = 0
-opened = []
-for number in range(int(sys.argv[3])):
-    opened.append(stores.open(f"{sys.argv[1]}/{number}", reader=sys.argv[2]))
-    if number % 100 == 0:
-        most = max(most, open_files() - before)
-for store in opened[::3] + opened[::-7]:
-    assert store.gather(np.array([1, 0]), 2).tolist() == [[2, 3], [1, 2]]
-    assert store.find_documents(np.array([2])).tolist() == [2]
-most = max(most, open_files() - before)
-print(most)
-"""
-
-
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
-def test_more_stores_than_files_may_be_open(tmp_path: Path, reader: str) -> None:
-    count = counts.cases(800, 10_000)
-    make(tmp_path / "one", 2, 0, 3)
-    many = tmp_path / "many"
-    many.mkdir()
-    for number in range(count):
-        for suffix in (".bin", ".idx"):
-            os.link(tmp_path / f"one{suffix}", many / f"{number}{suffix}")
-    done = subprocess.run(
-        [sys.executable, "-c", _USE_MANY, str(many), reader, str(count)], capture_output=True, check=False, text=True
-    )
-    assert done.stderr == ""
-    assert 200 < int(done.stdout) <= 257  # one more for the listing itself
-    shutil.rmtree(many)
+def test_more_stores_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str) -> None:
+    monkeypatch.setattr(OPEN_FILES, "max_open", 4)
+    OPEN_FILES.make_room()  # whatever other tests have opened
+    opened = []
+    for number in range(12):
+        make(tmp_path / f"{number}", 2, 0, 3)
+        opened.append(stores.open(tmp_path / f"{number}", reader=reader))
+    for store in opened[::3] + opened[::-2]:
+        assert store.gather(np.array([1, 0]), 2).tolist() == [[2, 3], [1, 2]]
+        assert store.find_documents(np.array([2])).tolist() == [2]
+        assert len(OPEN_FILES) <= 4

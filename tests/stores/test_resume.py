@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
-import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import headrace.stores as stores
@@ -26,12 +27,6 @@ Make = Callable[..., Writer]
 LENGTHS = np.array([3, 0, 1, 4, 0, 0, 2, 5, 1, 0])
 STEPS = 5
 """Documents are added two at a time."""
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill does not lose what the system has taken; only the order of the calls matters here."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def indexed(folder: Path, **options: object) -> IndexedWriter:
@@ -99,21 +94,17 @@ def go_on(make: Make, folder: Path, journal: Path) -> None:
 @pytest.mark.parametrize("has_old", [False, True])
 @pytest.mark.sampled(1)
 def test_killed_at_any_moment_and_once_more(tmp_path: Path, make: Make, has_old: bool) -> None:
-    for name in ("good", "old"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "good").mkdir()
     good = undisturbed(make, tmp_path / "good")
-    with make(tmp_path / "old") as writer:
-        add(writer, 3)
-        writer.finish()
     moments = 0
     is_done = False
     while not is_done:
         folder, journal = tmp_path / f"try{moments}", tmp_path / f"journal{moments}"
         folder.mkdir()
         if has_old:
-            for name, data in content(tmp_path / "old").items():
-                (folder / name).parent.mkdir(exist_ok=True)
-                (folder / name).write_bytes(data)
+            with make(folder) as writer:
+                add(writer, 3)
+                writer.finish()
         is_done = killing.run(lambda: go_on(make, folder, journal), moment=moments)  # noqa: B023
         has_store(folder)
         # The second run is killed too, at a moment that differs each time; a third may finish what is left.
@@ -135,29 +126,6 @@ def test_nothing_opens_before_the_end(tmp_path: Path, make: Make) -> None:
         writer.suspend()
         assert not has_store(tmp_path)
     assert all(Path(name).name.startswith(".") for name in content(tmp_path))
-
-
-@FORMATS
-def test_leaving_keeps_what_a_resumable_writer_has(tmp_path: Path, make: Make) -> None:
-    good = undisturbed(make, tmp_path)
-
-    def stop() -> None:
-        with make(tmp_path, state=state) as writer:
-            add(writer, 1)
-            raise KeyboardInterrupt
-
-    with make(tmp_path, resumable=True) as writer:
-        add(writer, 0)
-        state = writer.checkpoint()
-        add(writer, 4)  # which the state does not know of
-    with pytest.raises(KeyboardInterrupt):
-        stop()
-    with make(tmp_path, state=state) as writer:
-        assert (writer.num_documents, writer.num_tokens) == (2, state.num_tokens)
-        for step in range(1, STEPS):
-            add(writer, step)
-        writer.finish()
-    assert content(tmp_path) == good
 
 
 @FORMATS
@@ -187,6 +155,7 @@ def test_a_shard_that_is_taken_back_is_gone_until_it_is_finished_again(tmp_path:
 
 
 @settings(deadline=None, max_examples=cases(12, 30))
+@example(lengths=[1, 0, 0, 0, 0, 0, 0, 2], cuts=[], chunk=3)  # the second chunk has no sequence
 @given(
     lengths=st.lists(st.integers(0, 4), max_size=12),
     cuts=st.lists(st.integers(0, 12), max_size=3),
@@ -219,6 +188,46 @@ def test_suspended_anywhere(lengths: list[int], cuts: list[int], chunk: int) -> 
             assert (folder / f"parts{suffix}").read_bytes() == (folder / f"whole{suffix}").read_bytes()
 
 
+@contextlib.contextmanager
+def refusing(moment: int) -> Iterator[None]:
+    """The write, sync or rename of this number, counted from 0, finds the disk full."""
+    calls = itertools.count()
+
+    def counted(whole):
+        def call(*args):
+            if next(calls) == moment:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return whole(*args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((os, "write"), (os, "fsync"), (Path, "rename")):
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        yield
+
+
+@FORMATS
+@pytest.mark.parametrize("has_old", [False, True])
+def test_no_space_leaves_the_old_store_or_none(tmp_path: Path, make: Make, has_old: bool) -> None:
+    for moment in range(100):
+        folder = tmp_path / str(moment)
+        folder.mkdir()
+        old = undisturbed(make, folder) if has_old else {}
+        try:
+            with refusing(moment), make(folder) as writer:
+                add(writer, 3)
+                writer.finish()
+        except OutputError as error:
+            assert str(folder) in str(error)  # noqa: PT017
+        else:
+            break
+        found = content(folder)
+        assert not any(Path(name).name.startswith(".") for name in found)
+        assert found == old or not has_store(folder)
+    assert 8 < moment < 99
+
+
 @FORMATS
 def test_no_space_in_finish_and_then_there_is(tmp_path: Path, make: Make) -> None:
     (tmp_path / "good").mkdir()
@@ -232,21 +241,7 @@ def test_no_space_in_finish_and_then_there_is(tmp_path: Path, make: Make) -> Non
         for step in range(STEPS):
             add(writer, step)
         state = writer.checkpoint()
-        calls = -1
-
-        def counted(whole):
-            def call(*args):
-                nonlocal calls
-                calls += 1
-                if calls == moment:  # noqa: B023
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                return whole(*args)
-
-            return call
-
-        with pytest.MonkeyPatch.context() as patch:
-            for owner, name in ((os, "write"), (os, "fsync"), (Path, "rename")):
-                patch.setattr(owner, name, counted(getattr(owner, name)))
+        with refusing(moment):
             try:
                 writer.finish()
                 refused = False
@@ -280,25 +275,10 @@ def test_files_that_are_not_what_the_state_says(tmp_path: Path, make: Make, file
     else:
         path.write_bytes(data[:-1] if change == "cut" else bytes([data[0] ^ 1]) + data[1:])
     before = content(tmp_path)
-    message = {
-        "cut": rf"partial: has {len(data) - 1} bytes, but the state says {len(data)}; it was cut",
-        "flip": (
-            rf"partial: the first {len(data)} bytes have the xxh3_128 \w+, but the state says \w+; they were changed"
-        ),
-        "remove": rf"partial: missing; the state says that it has {len(data)} bytes",
-    }[change]
-    with pytest.raises(StoreError, match=message):
+    named = {"cut": rf"{len(data) - 1}.*{len(data)}", "flip": rf"{len(data)}.*xxh3_128", "remove": rf"{len(data)}"}
+    with pytest.raises(StoreError, match=f"partial.*{named[change]}"):
         make(tmp_path, state=state)
     assert content(tmp_path) == before
-    # Without the state it begins anew, over what is there.
-    (tmp_path / "good").mkdir()
-    good = undisturbed(make, tmp_path / "good")
-    with make(tmp_path, resumable=True) as writer:
-        for step in range(STEPS):
-            add(writer, step)
-        writer.finish()
-    shutil.rmtree(tmp_path / "good")
-    assert content(tmp_path) == good
 
 
 @FORMATS
@@ -310,22 +290,18 @@ def test_bytes_of_an_older_store_are_not_taken_for_ours(tmp_path: Path, make: Ma
     state = suspended(make, tmp_path)
     for path in tmp_path.rglob("*.partial"):
         path.unlink()
-    with pytest.raises(StoreError, match="start again"):
+    with pytest.raises(StoreError, match="again"):
         make(tmp_path, state=state)
     assert content(tmp_path) == old
 
 
 def test_a_state_of_another_writer(tmp_path: Path) -> None:
     state = suspended(indexed, tmp_path)
-    with pytest.raises(
-        StateError, match=r"the indexed format with {'tokens': 'uint16'}, but this writer is of the keyed format"
-    ):
+    with pytest.raises(StateError, match="'uint16'"):
         keyed(tmp_path, state=state)
-    with pytest.raises(
-        StateError, match=r"'uint16'}, but this writer is of the indexed format with {'tokens': 'int32'}"
-    ):
+    with pytest.raises(StateError, match=r"'uint16'.*'int32'"):
         IndexedWriter(tmp_path / "x", dtype="int32", state=state)
-    with pytest.raises(StateError, match=r"y\.bin\.partial: the state names only the files x\.bin, x\.lengths"):
+    with pytest.raises(StateError, match=r"y\.bin\.partial.*x\.bin.*x\.lengths"):
         IndexedWriter(tmp_path / "y", dtype="uint16", state=state)
 
 
@@ -333,7 +309,7 @@ def test_a_state_of_another_writer(tmp_path: Path) -> None:
 def test_an_ordinary_writer_cannot_be_continued(tmp_path: Path, make: Make) -> None:
     with make(tmp_path) as writer:
         for action in (writer.checkpoint, writer.suspend):
-            with pytest.raises(ConfigError, match="make it with resumable=True"):
+            with pytest.raises(ConfigError, match="resumable=True"):
                 action()
         add(writer, 0)
         writer.finish()
@@ -345,7 +321,7 @@ def test_a_writer_that_is_done(tmp_path: Path, make: Make, end: str) -> None:
     writer = make(tmp_path, resumable=True)
     getattr(writer, end)()
     for action in (writer.finish, writer.checkpoint, lambda: add(writer, 0)):
-        with pytest.raises(ConfigError, match="was finished, suspended or discarded"):
+        with pytest.raises(ConfigError, match="discarded"):
             action()
     before = content(tmp_path)
     writer.discard()
@@ -367,10 +343,8 @@ def test_two_ordinary_writers_of_one_prefix_do_not_meet(tmp_path: Path) -> None:
     assert content(tmp_path).keys() == good.keys()
 
 
-def test_a_state_is_small_and_survives_json_and_msgpack(tmp_path: Path) -> None:
+def test_a_state_is_small_and_survives_json(tmp_path: Path) -> None:
     state = suspended(keyed, tmp_path)
     assert (state.format, state.num_documents, state.num_tokens) == ("keyed", 4, 8 + 12)
-    for coder in (msgspec.json, msgspec.msgpack):
-        data = coder.encode(state)
-        assert len(data) < 700
-        assert coder.decode(data, type=WriterState) == state
+    assert len(msgspec.json.encode(state)) < 700
+    assert msgspec.json.decode(msgspec.json.encode(state), type=WriterState) == state

@@ -77,9 +77,9 @@ def test_edits_are_marks_and_breaks_of_the_line() -> None:
 
 def test_steps_that_there_are_not() -> None:
     run = edited()
-    with pytest.raises(ConfigError, match="the run has the steps 0 to"):
+    with pytest.raises(ConfigError, match=r"steps.*0"):
         mix_curve(run, 0, 1000)
-    with pytest.raises(ConfigError, match="steps 30 to 9"):
+    with pytest.raises(ConfigError, match=r"steps.*30.*9"):
         mix_curve(run, 30, 10)
     endless = Run(runs_made.Tree(Leaf("web", 7)), global_batch_size=2)
     curve = mix_curve(endless)

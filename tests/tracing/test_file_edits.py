@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,14 @@ def test_what_is_past_cannot_be_edited() -> None:
     save_run(begun(), "run.json", position=0)
     save_run(begun(), "run.json", position=84)
     before = Path("run.json").read_bytes()
-    with pytest.raises(ConfigError, match=r"step 10 is past.*at position 84. Allowed are steps from 11 on"):
-        edit_run_file("run.json", 10, weights=WEIGHTS, reason="late")
-    with pytest.raises(ConfigError, match="step 3 is past"):
-        skip_in_run_file("run.json", range(3, 20), reason="late")
-    with pytest.raises(ConfigError, match=r"no weight for \['bb', 'ccc'\]"):
-        edit_run_file("run.json", 11, weights={"a": 1})
-    with pytest.raises(ConfigError, match="at least one step"):
-        skip_in_run_file("run.json", range(20, 20))
+    for edit, named in [
+        (lambda: edit_run_file("run.json", 10, weights=WEIGHTS, reason="late"), "10.*position.*84"),
+        (lambda: skip_in_run_file("run.json", range(3, 20), reason="late"), "3.*past"),
+        (lambda: edit_run_file("run.json", 11, weights={"a": 1}), r"\['bb'.*'ccc'"),
+        (lambda: skip_in_run_file("run.json", range(20, 20)), "least"),
+    ]:
+        with pytest.raises(ConfigError, match=named):
+            edit()
     assert Path("run.json").read_bytes() == before
     edit_run_file("run.json", 11, weights=WEIGHTS, dry_run=True)
     assert Path("run.json").read_bytes() == before
@@ -94,11 +94,9 @@ def test_of_two_writers_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     edit_run_file("run.json", 5, weights=WEIGHTS)
     now = Path("run.json").read_bytes()
     changed = msgspec.structs.replace(first, generation=2, reached=8)
-    with pytest.raises(
-        StateError, match=r"changed this file meanwhile: it has generation 2, and generation 1 was read"
-    ):
+    with pytest.raises(StateError, match=r"generation.*2.*1"):
         run_file.write_run_file("run.json", changed, before=first)
-    with pytest.raises(StateError, match="and there was none"):
+    with pytest.raises(StateError, match="there"):
         run_file.write_run_file("run.json", changed, before=None)
     assert Path("run.json").read_bytes() == now
 
@@ -107,7 +105,7 @@ def test_edits_are_not_lost_by_a_training_that_builds_its_run() -> None:
     save_run(begun(), "run.json", position=0)
     edit_run_file("run.json", 5, weights=WEIGHTS, reason="decay mix")
     before = Path("run.json").read_bytes()
-    with pytest.raises(ConfigError, match=r"holds edits that this run lacks \(step 5: weights decay mix\).*Run.load"):
+    with pytest.raises(ConfigError, match=r"5.*Run.load"):
         save_run(begun(), "run.json", position=16)
     assert Path("run.json").read_bytes() == before
     same = begun().edit(5, weights=WEIGHTS, reason="other words")
@@ -131,24 +129,13 @@ def test_commands() -> None:
     save_run(begun(), "run.json", position=16)
     assert command("log", "run.json") == (0, "run.json: no edits\n")
     before = Path("run.json").read_bytes()
-    code, said = command(
-        "edit", "run.json", "--at-step", 4, "--weights", "a=1,bb=1/2,ccc=0.5", "--dry-run", "--reason", "why"
-    )
+    mix = ("--weights", "a=1,bb=1/2,ccc=0.5", "--reason", "why")
+    code, said = command("edit", "run.json", "--at-step", 4, *mix, "--dry-run")
     assert code == 0, said
     lines = said.splitlines()
-    assert lines[0] == "run.json: nothing is written (--dry-run)"
-    assert lines[1].startswith("  step 4, 20")
-    assert lines[1].endswith(": why")
-    assert lines[2:7] == [
-        "    bb 30 % -> 25 %",
-        "    ccc 20 % -> 25 %",
-        "  mix     before: a 50 %, bb 30 %, ccc 20 %",
-        "          after:  a 50 %, bb 25 %, ccc 25 %",
-        "  step       a      bb     ccc",
-    ]
-    assert [line.split()[0] for line in lines[7:10]] == ["4", "5", "6"]
-    assert lines[10] == "  account before step 4"
-    assert [line.split()[0] for line in lines[11:]] == ["source", "a", "bb", "ccc"]
+    assert "    bb 30 % -> 25 %" in lines
+    assert [line.split()[0] for line in lines[7:10]] == ["4", "5", "6"], "the steps behind the edit"
+    assert [line.split()[0] for line in lines[11:]] == ["source", "a", "bb", "ccc"], "the account before it"
     assert Path("run.json").read_bytes() == before
     code, said = command("edit", "run.json", "--at-step", 4, "--remove", "bb", "--batch-size", 16, "--samples", 400,
                          "--seed", 7, "--reason", "why", "--json")  # fmt: skip
@@ -156,14 +143,7 @@ def test_commands() -> None:
     told = json.loads(said)
     assert (told["written"], told["generation"], told["num_samples"]) == (True, 2, 400)
     assert told["edit"]["asked"] == ["remove", "global_batch_size", "order", "samples"]
-    assert told["edit"]["changes"] == [
-        "a 50 % -> 71.43 %",
-        "bb 30 % -> removed",
-        "ccc 20 % -> 28.57 %",
-        "16 samples a step",
-        "order full, seed 7, from the next epoch of each source on",
-        "length 400 samples",
-    ]
+    assert told["edit"]["changes"][:3] == ["a 50 % -> 71.43 %", "bb 30 % -> removed", "ccc 20 % -> 28.57 %"]
     assert told["steps"][0]["before"].keys() == {"a", "bb", "ccc"}
     assert sum(told["steps"][0]["after"].values()) == 16
     code, said = command("skip", "run.json", "6:8", "--defer", "--reason", "spike")
@@ -171,24 +151,17 @@ def test_commands() -> None:
     made = Run.load("run.json")
     assert [(edit.at_step, edit.skip_steps, edit.then) for edit in made.edits] == [(4, 0, "drop"), (6, 2, "defer")]
     code, said = command("show", "run.json")
-    assert said.splitlines()[2:5] == [
-        "  mix      a 71.43 %, ccc 28.57 %",
-        "  batches  8 samples from step 0, 16 samples from step 4",
-        "  order    full, seed 7",
-    ]
-    assert said.splitlines()[-1] == "the training has come to position 16"
+    for named in ("a 71.43 %, ccc 28.57 %", "16 samples from step 4", "full, seed 7", "position 16"):
+        assert named in said
     code, said = command("log", "run.json", "--json")
     assert [edit["at_step"] for edit in json.loads(said)["edits"]] == [4, 6]
     before = Path("run.json").read_bytes()
     shorter = ("edit", "run.json", "--at-step", 5, "--samples", 300, "--reason", "shorter")
     for options in ((), ("--replace", "step")):
-        code, said = command(*shorter, *options)
-        assert code == 2, said
-    assert "no edit at step 5; the steps of its edits are 4, 6" in said
+        assert command(*shorter, *options)[0] == 2
     assert Path("run.json").read_bytes() == before
     code, said = command(*shorter, "--replace", "later")
-    assert code == 0, said
-    assert re.search("  undone  step 6, .*: spike\n    skips 2 steps", said)
+    assert (code, "undone  step 6" in said) == (0, True)
     assert [edit.at_step for edit in Run.load("run.json").edits] == [4, 5]
 
 
@@ -253,7 +226,7 @@ def test_states_that_are_given_out_are_noted(recwarn: pytest.WarningsRecorder) -
     assert (read_run_file("run.json").reached, read_run_file("run.json").generation) == (84, 1)
     assert Path("run.json").read_bytes() != early_bytes
     code, said = command("skip", "run.json", "10:12", "--reason", "spike")
-    assert (code, "step 10 is past: the last state of the training is at position 84" in said) == (2, True)
+    assert (code, "position 84" in said) == (2, True)
     for name, content in (("early", early), ("state", state), ("other", {**early, "recipe": {}, "position": 8})):
         Path(f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     skip = ("skip", "run.json", "10:12", "--reason", "spike")
@@ -268,7 +241,7 @@ def test_states_that_are_given_out_are_noted(recwarn: pytest.WarningsRecorder) -
     assert (read_run_file("run.json").reached, len(read_run_file("run.json").runs[-1].edits)) == (88, 1)
     assert not recwarn.list
     Path("run.json").unlink()
-    with pytest.warns(UserWarning, match="position 88 is not noted"):
+    with pytest.warns(UserWarning, match=r"position.*88"):
         loader.state_dict()
 
 
@@ -315,43 +288,36 @@ def test_exclusions() -> None:
     assert command("edit", "run.json", "--at-step", 11, "--samples", 800, "--reason", "longer")[0] == 0
 
 
+AT_5 = ("edit", "run.json", "--at-step", 5, "--reason", "x")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "code", "named"),
     [
-        (("edit", "run.json", "--at-step", 5, "--reason", "x"), 2, "an edit changes something"),
-        (("edit", "run.json", "--at-step", 5, "--weights", "a=1,b", "--reason", "x"), 2, "a number for each name"),
-        (("edit", "run.json", "--at-step", 5, "--weights", "a=1,b=1/0", "--reason", "x"), 2, "a number for each name"),
+        (AT_5, 2, "changes something"),
+        ((*AT_5, "--weights", "a=1,b"), 2, "--weights"),
+        ((*AT_5, "--weights", "a=1,b=1/0"), 2, "--weights"),
         (("edit", "run.json", "--at-step", 5, "--samples", 8), 2, "--reason"),
-        (("edit", "run.json", "--at-step", 5, "--exclude", "a=3", "--reason", "x"), 2, "as in web=documents:3,7-9"),
-        (("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:x", "--reason", "x"), 2, "no range of numbers"),
-        (
-            ("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:1,9-7", "--reason", "x"),
-            2,
-            "no range of numbers",
-        ),
-        (
-            ("edit", "run.json", "--at-step", 5, "--exclude", "b=samples:3", "--reason", "x"),
-            2,
-            "there is no source 'b'",
-        ),
-        (("edit", "run.json", "--at-step", 5, "--drop", "--samples", 8, "--reason", "x"), 2, "goes with --exclude"),
-        (("edit", "run.json", "--at-step", 5, "--order", "wild", "--reason", "x"), 2, "wild"),
-        (("edit", "run.json", "--at-step", 1, "--samples", 800, "--reason", "x"), 2, "step 1 is past"),
-        (("skip", "run.json", "5-7", "--reason", "x"), 2, "no range of steps"),
-        (("show", "none.json"), 5, "cannot be read"),
+        ((*AT_5, "--exclude", "a=3"), 2, "web=documents:3,7-9"),
+        ((*AT_5, "--exclude", "a=documents:x"), 2, "documents:x"),
+        ((*AT_5, "--exclude", "a=documents:1,9-7"), 2, "9-7"),
+        ((*AT_5, "--exclude", "b=samples:3"), 2, "'b'"),
+        ((*AT_5, "--drop", "--samples", 8), 2, "--exclude"),
+        ((*AT_5, "--order", "wild"), 2, "wild"),
+        (("edit", "run.json", "--at-step", 1, "--samples", 800, "--reason", "x"), 2, "step 1"),
+        (("skip", "run.json", "5-7", "--reason", "x"), 2, "5-7"),
+        (("show", "none.json"), 5, "none.json"),
     ],
 )
-def test_what_commands_refuse(arguments: tuple[Any, ...], code: int, message: str) -> None:
+def test_what_commands_refuse(arguments: tuple[Any, ...], code: int, named: str) -> None:
     save_run(begun(), "run.json", position=16)
     before = Path("run.json").read_bytes()
     found, said = command(*arguments)
-    assert (found, message in said) == (code, True), said
+    assert (found, named in said) == (code, True), said
     assert Path("run.json").read_bytes() == before
 
 
 def test_data_that_are_gone_are_not_needed() -> None:
-    import shutil
-
     save_run(run_of(windows(), samples=None), "run.json", position=0)
     shutil.rmtree("data")
     assert command("edit", "run.json", "--at-step", 3, "--batch-size", 4, "--reason", "x")[0] == 0

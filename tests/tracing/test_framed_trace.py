@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,8 @@ def test_whoever_wrote_them(places: list[Path], tmp_path: Path) -> None:
         journals = fed(run, folder, world_size=1, **options)
         wanted[number] = [unit for step in range(STEPS) for unit in framed_history(run, journals).step(step)]
     assert wanted[0] == wanted[1]
-    loaders = [
-        Loader(run, micro_batch_size=1, ranks=Ranks(rank, 2), journal=tmp_path / "old-{rank}.bin") for rank in range(2)
-    ]
+    old = tmp_path / "old-{rank}.bin"
+    loaders = [Loader(run, micro_batch_size=1, ranks=Ranks(rank, 2), journal=old) for rank in range(2)]
     for loader in loaders:
         list(islice(loader, 9))
     state = merge_state_dicts([loader.state_dict() for loader in loaders])
@@ -109,36 +109,31 @@ def test_whoever_wrote_them(places: list[Path], tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_said(places: list[Path], tmp_path: Path) -> None:
-    run = framed_made.framed_run("singles", places)
-    journals = fed(run, tmp_path)
-    with pytest.raises(StateError, match="ends before its unit"):
-        framed_history(run, journals).step(5_000)
-    with pytest.raises(StateError, match="no record of lane"):
-        framed_history(run, journals[:1]).step(0)
-    with pytest.raises(StateError, match="cannot be read"):
-        framed_history(run, [tmp_path / "none.bin"]).step(0)
-    (tmp_path / "text.bin").write_text("a text that is longer than a head")
-    with pytest.raises(StateError, match="is not a journal"):
-        framed_history(run, [tmp_path / "text.bin"]).step(0)
-    with pytest.raises(ConfigError, match="the journal of another run, or not a journal"):
-        Loader(run, micro_batch_size=1, journal=tmp_path / "text.bin")
-    other = framed_made.framed_run("packs", places)
-    with pytest.raises(StateError, match="of another run than the one"):
-        framed_history(other, journals).step(0)
-    with pytest.raises(ConfigError, match="the journal of another run"):
-        Loader(other, micro_batch_size=1, journal=journals[0])
-    with pytest.raises(ConfigError, match="2 ranks would write the same journal"):
-        Loader(run, micro_batch_size=1, ranks=Ranks(0, 2), journal=tmp_path / "one.bin")
-    with pytest.raises(ConfigError, match="no step -1"):
-        framed_history(run, journals).step(-1)
-    with pytest.raises(ConfigError, match="rank 2"):
-        framed_history(run, journals).step(0, topology=Topology(ranks=2, micro_batch_size=1), rank=2)
+    run, other = (framed_made.framed_run(kind, places) for kind in ("singles", "packs"))
     plain = Run(run.data.data, global_batch_size=4)
-    with pytest.raises(ConfigError, match="a journal records the frames of a FramedRun"):
-        Loader(plain, micro_batch_size=1, journal=tmp_path / "plain.bin")
-    (tmp_path / "short.bin").write_bytes(journals[0].read_bytes()[:9])
-    next(iter(Loader(run, micro_batch_size=4, journal=tmp_path / "short.bin")))
-    assert (tmp_path / "short.bin").read_bytes()[:16] == journals[0].read_bytes()[:16], "begun anew"
+    journals = fed(run, tmp_path)
+    text, short = tmp_path / "text.bin", tmp_path / "short.bin"
+    text.write_text("a text that is longer than a head")
+    two = Topology(ranks=2, micro_batch_size=1)
+    refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: framed_history(run, journals).step(5_000), StateError, "before"),
+        (lambda: framed_history(run, journals[:1]).step(0), StateError, "record"),
+        (lambda: framed_history(run, [tmp_path / "none.bin"]).step(0), StateError, "cannot"),
+        (lambda: framed_history(run, [text]).step(0), StateError, "journal"),
+        (lambda: Loader(run, micro_batch_size=1, journal=text), ConfigError, "journal"),
+        (lambda: framed_history(other, journals).step(0), StateError, "another"),
+        (lambda: Loader(other, micro_batch_size=1, journal=journals[0]), ConfigError, "another"),
+        (lambda: Loader(run, micro_batch_size=1, ranks=Ranks(0, 2), journal=short), ConfigError, "2.*journal"),
+        (lambda: framed_history(run, journals).step(-1), ConfigError, "step.*-1"),
+        (lambda: framed_history(run, journals).step(0, topology=two, rank=2), ConfigError, "rank.*2"),
+        (lambda: Loader(plain, micro_batch_size=1, journal=short), ConfigError, "FramedRun"),
+    ]
+    for ask, error, named in refused:
+        with pytest.raises(error, match=named):
+            ask()
+    short.write_bytes(journals[0].read_bytes()[:9])
+    next(iter(Loader(run, micro_batch_size=4, journal=short)))
+    assert short.read_bytes()[:16] == journals[0].read_bytes()[:16], "begun anew"
 
 
 def test_lanes_that_have_ended(places: list[Path], tmp_path: Path) -> None:
@@ -180,16 +175,13 @@ def test_command(places: list[Path], tmp_path: Path) -> None:
     assert (by_key["shown"], by_key["count"], by_key["key"]) == (times["shown"], times["count"], "0006")
     assert times["shown"][0]["step"] >= 100
     assert "time" in headrace("trace", "sample", "d0", 6, *given, "--no-data")
-    for arguments, message in [
-        (("step", 3, "--run", tmp_path / "run.json"), "this run is framed"),
-        (("sample", "d0", 6, *given, "--until-step", 4), "is framed: --document, --until-step"),
-        (("step", 3, *given), "no step 3"),
+    save_run(Run(run.data.data, global_batch_size=4), tmp_path / "plain.json")
+    for arguments, named in [
+        (("step", 3, "--run", tmp_path / "run.json"), "framed"),
+        (("sample", "d0", 6, *given, "--until-step", 4), "--until-step"),
+        (("step", 3, *given), "step 3"),
+        (("step", 3, "--run", tmp_path / "plain.json", "--journal", tmp_path / "0.bin"), "not framed"),
     ]:
         done = CliRunner().invoke(main, ["trace", *map(str, arguments)])
         assert done.exit_code != 0
-        assert message in (done.output + str(done.exception))
-    save_run(Run(run.data.data, global_batch_size=4), tmp_path / "plain.json")
-    done = CliRunner().invoke(
-        main, ["trace", "step", "3", "--run", str(tmp_path / "plain.json"), "--journal", str(tmp_path / "0.bin")]
-    )
-    assert "is not framed" in (done.output + str(done.exception))
+        assert named in (done.output + str(done.exception))

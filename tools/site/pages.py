@@ -60,7 +60,7 @@ REFERENCE = {
     "headrace.inspect": "What the commands show, as structs.",
     "headrace.inspect.views": "What the pages of `headrace ui` show, as structs.",
     "headrace.errors": "Exceptions, with the exit codes of the commands.",
-    "headrace.testing": "Contract tests for stores of your own.",
+    "headrace.testing": "Contract tests for stores, readers and kinds of work of your own.",
     "headrace.compat.energon": "The names of Energon.",
     "headrace.compat.megatron": "The names of Megatron.",
     "headrace.compat.torchtune": "The names of torchtune.",

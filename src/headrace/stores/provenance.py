@@ -347,17 +347,6 @@ class Provenance:
             "no more are searched: ask by the number of the document"
         )
 
-    def reason_counts(self) -> dict[str, int]:
-        """Return how many lines became no document, by reason. O(skipped lines)."""
-        codes = np.asarray(self._skipped[:, 2])
-        if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) < len(self.reasons):
-            raise StoreError(
-                f"{self.folder / SKIPPED_NAME}: has the reason number {int(codes.max())}, but {INFO_NAME} has only"
-                f" {len(self.reasons)} reasons"
-            )
-        counts = np.bincount(codes, minlength=len(self.reasons))
-        return dict(zip(self.reasons, counts.tolist(), strict=True))
-
     def _num_skipped_before(self, spans: IntArray, within: IntArray) -> IntArray:
         """Return how many lines were skipped before document number ``within`` of each span, (n,).
 

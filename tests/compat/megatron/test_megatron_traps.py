@@ -83,7 +83,7 @@ def test_b8_sequences_are_counted_in_64_bits() -> None:
     assert sorted(set(last.locate(np.arange(2)).sequences.tolist())) == [2**31 - 2, 2**31 - 1]
     for dialect in ("core", "aleph_alpha"):
         many = GPTSampling(sequence_length=4, num_samples=None, seed=0, dialect=dialect)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"fewer than 2\^31 sequences, found 2,147,483,648; divide the data"):
+        with pytest.raises(ConfigError, match=r"2\^31.*2,147,483,648"):
             order_samples(np.broadcast_to(np.int8(1), 1 << 31), many)
 
 
@@ -101,21 +101,3 @@ def test_b10_one_generator_draws_all_epochs(tmp_path: Path, last_epoch: Any) -> 
     assert dataset.document_index.tolist() == np.concatenate(documents).tolist()
     assert dataset.shuffle_index.tolist() == np.concatenate(samples).tolist()
     assert dataset.order.num_epochs == 2
-
-
-@pytest.mark.parametrize(("wanted", "auto"), [(12, "separate"), (16, "together")])
-def test_the_last_epoch_by_option(tmp_path: Path, wanted: int, auto: str) -> None:
-    """``auto`` is one of the two, by how much of the last epoch is needed; each option is an order of its own."""
-    sizes = (20, 50, 60, 30, 100, 5)
-    corpora.write(tmp_path / "x", [np.arange(size) for size in sizes])
-    found: dict[Any, list[int]] = {}
-    for last_epoch in ("auto", "together", "separate"):
-        dataset = GPTDataset(tmp_path / "x", sequence_length=30, num_samples=wanted, last_epoch=last_epoch)  # type: ignore[arg-type]
-        found[last_epoch] = dataset.read(np.arange(len(dataset)))["tokens"].ravel().tolist()
-        assert dataset.sampling.last_epoch == last_epoch
-    assert found["auto"] == found[auto]
-    assert found["together"] != found["separate"]
-    with pytest.raises(ConfigError, match="last_epoch is 'apart'; did you mean 'separate'"):
-        GPTDataset(tmp_path / "x", sequence_length=30, last_epoch="apart")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="'neox' has no separate last epoch"):
-        GPTDataset(tmp_path / "x", sequence_length=30, dialect="neox", last_epoch="separate")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import packs_plainly
 from headrace import Blend, ConfigError, Loader, MeasuredDataset, Order, Packing, Run
-from headrace.datasets import EncodedDataset, measure
+from headrace.datasets import measure
 from headrace.encoders import SkipSample, stateless
 from headrace.errors import StaleCacheError, StateError
-from headrace.loader import Ranks, Reading
+from headrace.loader import Reading
 from headrace.plan.keys import derive
 from headrace.plan.measured import Grouping
 from headrace.tracing import Sources, history_of, read_run_file, save_run, trace_step
@@ -92,9 +92,13 @@ def test_units_are_those_of_the_plain_way(case: Any, flawed_numbers: Path, facts
     assert len(dataset) == len(wanted)
     made_units = dataset.samples(np.arange(len(dataset)))
     assert [members(unit) for unit in made_units] == wanted
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.fingerprint == dataset.fingerprint
     for number, unit in enumerate(made_units):
         keys = [one["__restore_key__"][:3] for one in (unit if isinstance(unit, list) else [unit])]
         assert keys == [("Measured", number, member) for member in range(len(keys))]
+        first = unit[0] if isinstance(unit, list) else unit
+        assert again.restore_sample(first["__restore_key__"]) == first
     run = Run(dataset, global_batch_size=7, order=Order(seed=1), epochs=2)
     located = run.locate(np.arange(2 * len(dataset)))
     units = [members(unit) for unit in run.samples(located)]
@@ -137,65 +141,19 @@ def test_filled_batches_have_samples_of_their_own(flawed_numbers: Path, facts_fo
             assert [one["__restore_key__"][1:3] for one in unit] == [(number, place) for place in range(len(unit))]
 
 
-def delivered(run: Run, micro: int, rank: int, size: int, reading: Reading, state: Any, steps: int) -> Any:
-    loader = Loader(run, micro_batch_size=micro, ranks=Ranks(rank, size, agree=False), reading=reading)
-    if state is not None:
-        loader.load_state_dict(state)
-    found: dict[int, list[Any]] = defaultdict(list)
-    first = loader.step
-    try:
-        for batch in loader:
-            step = run.schedule.step_of(int(batch["sample_positions"][0]))
-            if step >= first + steps:
-                break
-            found[step].append((batch["sample_positions"].tolist(), batch["__restore_key__"], shown(batch)))
-            state = loader.state_dict()
-    finally:
-        loader.close()
-    return found, state
-
-
-def shown(batch: Any) -> Any:
-    return {name: batch[name] for name in ("number", "output", "noise", "members", "after") if name in batch}
-
-
-@pytest.mark.parametrize("kind", [Drawn, Grouped, Packed])
-def test_resumed_on_another_topology_it_is_the_same(
-    kind: type[Drawing], flawed_numbers: Path, facts_folder: Path
-) -> None:
-    encoder = kind(8)
-    dataset = made(flawed_numbers, facts_folder, encoder, form=PACKING if kind is Packed else None, seed=5)
-    run = Run(dataset, global_batch_size=4, order=Order(kind="full", seed=2))
-    whole, _ = delivered(run, 1, 0, 1, WHEN_ASKED, None, 60)
-    begun, state = delivered(run, 1, 0, 1, WHEN_ASKED, None, 20)
-    assert {step: whole[step] for step in range(20)} == begun
-    others = Reading(num_workers=2) if kind is Grouped else WHEN_ASKED
-    for ranks, micro, reading in ((2, 1, others), (4, 1, Reading())):
-        parts = [delivered(run, micro, rank, ranks, reading, state, 6)[0] for rank in range(ranks)]
-        for step in range(20, 26):
-            assert sorted(batch for part in parts for batch in part[step]) == sorted(whole[step])
-    by_step = [whole[step] for step in range(60)]
-    keys = [key for batches in by_step[::7] for _, batch_keys, _ in batches for key in batch_keys]
-    again = pickle.loads(pickle.dumps(dataset))
-    for positions, batch_keys, content in whole[41]:
-        assert len(positions) == 1
-        assert shown(again.restore_sample(batch_keys)) == content
-    assert [again.restore_sample(key)["__restore_key__"] for key in keys] == keys
-
-
 def test_hooks_draw_anew_in_every_epoch(flawed_numbers: Path, facts_folder: Path) -> None:
     dataset = made(flawed_numbers, facts_folder, Drawn(2), seed=3)
     keys = np.array([derive(1, epoch) for epoch in range(2)], dtype=np.uint64)
     units = np.arange(40)
-    noise = [
-        [unit["noise"] for unit in dataset.samples(dataset.locate(units, np.repeat(keys[epoch], 40)))]
-        for epoch in (0, 1, 0)
-    ]
+
+    def drawn(dataset: MeasuredDataset, addresses: Any) -> list[int]:
+        return [unit["noise"] for unit in dataset.samples(addresses)]
+
+    noise = [drawn(dataset, dataset.locate(units, np.repeat(keys[epoch], 40))) for epoch in (0, 1, 0)]
     assert noise[0] == noise[2] != noise[1]
-    other = made(flawed_numbers, facts_folder, Drawn(2), seed=4)
-    assert [unit["noise"] for unit in other.samples(units)] != [unit["noise"] for unit in dataset.samples(units)]
+    assert drawn(made(flawed_numbers, facts_folder, Drawn(2), seed=4), units) != drawn(dataset, units)
     mixed = np.concatenate([units[:3], dataset.locate(units[:3], np.repeat(keys[1], 3))])
-    assert [unit["noise"] for unit in dataset.samples(mixed)][3:] == noise[1][:3]
+    assert drawn(dataset, mixed)[3:] == noise[1][:3]
 
 
 def test_blends_and_orders_by_shard(flawed_numbers: Path, facts_folder: Path) -> None:
@@ -236,24 +194,15 @@ def test_traces(flawed_numbers: Path, facts_folder: Path, tmp_path: Path, monkey
     without = Sources(read_run_file(tmp_path / "run.json"))
     assert [one.origins for one in without.history().step(5)] == [()] * 4
     assert "no facts" in without.notes[0]
-    with pytest.raises(ConfigError, match="no sample with the key 'x'"):
+    with pytest.raises(ConfigError, match="'x'"):
         dataset.find_key("x")
-    with pytest.raises(ConfigError, match="is in no unit: it is bad"):
+    with pytest.raises(ConfigError, match="unit"):
         dataset.find_key("s/0003")
-    with pytest.raises(ConfigError, match="is in no unit: it has no output, or was left out"):
+    with pytest.raises(ConfigError, match="output"):
         dataset.find_key("s/0009")
     repacked = made(flawed_numbers, tmp_path / "facts", encoder, form=Packing(seq_len=32, repack=True))
-    with pytest.raises(ConfigError, match="differs from epoch to epoch"):
+    with pytest.raises(ConfigError, match="differs"):
         repacked.find_key(key)
-
-
-def test_saved_runs_of_encoded_samples_are_told_by_key(flawed_numbers: Path, tmp_path: Path) -> None:
-    run = Run(EncodedDataset(opened(flawed_numbers, Drawing()), Drawing()), global_batch_size=4)
-    save_run(run, tmp_path / "run.json")
-    sources = Sources(read_run_file(tmp_path / "run.json"))
-    assert sources.history().step(3) == history_of(run).step(3)
-    assert [len(one.origins) for one in trace_step(run, 3)] == [1] * 4
-    assert not sources.notes
 
 
 class Changed(Packed):
@@ -276,20 +225,20 @@ class Regrouped(Grouped):
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "words"),
+    ("kind", "change", "named"),
     [
-        (Changed, "count", "returned [234] outputs for sample [0-9]+ of .* where [123] was measured"),
-        (Changed, "length", "returned an output of length [0-9]+ for sample [0-9]+ .*raise its `version`"),
-        (Regrouped, "group", r"returned an output of the group \('group', [0-9]\)"),
+        (Changed, "count", r"[234].*sample.[0-9]+.*[123].*measured"),
+        (Changed, "length", r"length.[0-9]+.*sample.[0-9]+.*`version`"),
+        (Regrouped, "group", r"\('group', [0-9]\)"),
     ],
 )
 def test_other_facts_than_measured_are_an_error(
-    kind: Any, change: str, words: str, flawed_numbers: Path, facts_folder: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Any, change: str, named: str, flawed_numbers: Path, facts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = made(flawed_numbers, facts_folder, kind(3), form=PACKING if kind is Changed else None)
     before = dataset[0]
     monkeypatch.setattr(kind, "change", change)
-    with pytest.raises(StateError, match=words):
+    with pytest.raises(StateError, match=named):
         dataset[0]
     monkeypatch.setattr(kind, "change", "")
     assert members(dataset[0]) == members(before)
@@ -300,71 +249,60 @@ def test_facts_of_something_else_are_refused(flawed_numbers: Path, facts_folder:
     facts = measure(opened(flawed_numbers, encoder), encoder, folder=facts_folder)
     dataset = opened(flawed_numbers, encoder)
     assert len(MeasuredDataset(dataset, encoder, facts.path)) == facts.summary.outputs
-    with pytest.raises(StaleCacheError, match=r"of another encoder: attributes .*'draw': 1.*`headrace measure`"):
+    with pytest.raises(StaleCacheError, match=r"'draw'.*1.*`headrace"):
         MeasuredDataset(dataset, Drawn(2), facts)
     later = Drawn(1)
     later.version = "2"
-    with pytest.raises(StaleCacheError, match="of another encoder: version '1' and not '2'"):
+    with pytest.raises(StaleCacheError, match=r"'1'.*'2'"):
         MeasuredDataset(dataset, later, facts)
     part = opened(flawed_numbers, encoder).cooked_by([])
-    with pytest.raises(StaleCacheError, match="of another dataset"):
+    with pytest.raises(StaleCacheError, match="dataset"):
         MeasuredDataset(part, type("Bare", (Drawn,), {"cookers": ()})(1), facts)
 
 
-class Skipping(Packed):
-    @stateless
-    def pack_selected_samples(self, samples: list[Any]) -> Any:
-        raise SkipSample
+def skips(*_: Any) -> Any:
+    raise SkipSample
 
 
-class Twice(Packed):
-    @stateless
-    def pack_selected_samples(self, samples: list[Any]) -> Iterator[Any]:
-        yield super().pack_selected_samples(samples)
-        yield super().pack_selected_samples(samples)
+def twice(self: Any, samples: list[Any]) -> Iterator[Any]:
+    yield Packed.pack_selected_samples(self, samples)
+    yield Packed.pack_selected_samples(self, samples)
 
 
-class Both(Packed):
-    @stateless
-    def batch_group_criterion(self, sample: Any) -> tuple[Any, int | None]:
-        return 1, 2
-
-
-class SkippingBatch(Drawn):
-    @stateless
-    def batch(self, samples: list[Any]) -> Any:
-        raise SkipSample
+def encoder_with(base: type[Drawing], hook: str, function: Any) -> Drawing:
+    own: type[Drawing] = type("Own", (base,), {hook: stateless(function)})
+    return own(1)
 
 
 def test_forms_that_do_not_go(flawed_numbers: Path, facts_folder: Path) -> None:
-    def refused(encoder: Drawing, words: str, **options: Any) -> None:
-        with pytest.raises(ConfigError, match=words):
+    def refused(encoder: Drawing, named: str, **options: Any) -> None:
+        with pytest.raises(ConfigError, match=named):
             made(flawed_numbers, facts_folder, encoder, **options)
 
-    refused(Packed(1), "set the length of packs")
-    refused(Packed(1), "set the length of packs", form=Grouping(size=2))
-    refused(Packed(1), "are packed whole", form=Packing(seq_len=8, over_long="split"))
-    refused(Packed(1), "are packed whole", form=Packing(seq_len=8, strategy="wrapped"))
-    refused(Packed(1), "longer than", form=Packing(seq_len=8))
-    refused(Drawn(1), "does not override pack_selected_samples", form=PACKING)
-    refused(Drawn(1), "measure them", form=Grouping(size=2))
-    refused(Drawn(1), "expected Grouping, Packing, or None", form=3)
-    refused(Drawn(1), "there are 150, counted from 0", exclude=[150])
-    refused(Drawn(1), "none of the 150 samples is good and has an output", exclude=range(150))
-    refused(Drawn(1), "expected a list of numbers of samples", exclude=np.ones(150, dtype=bool))
-    refused(Drawn(1), "expected a list of numbers of samples", exclude=[1.5])
-    refused(Both(1), "packs and groups its packs", form=PACKING)
+    refused(Packed(1), "length")
+    refused(Packed(1), "length", form=Grouping(size=2))
+    refused(Packed(1), "whole", form=Packing(seq_len=8, over_long="split"))
+    refused(Packed(1), "whole", form=Packing(seq_len=8, strategy="wrapped"))
+    refused(Packed(1), "longer", form=Packing(seq_len=8))
+    refused(Drawn(1), "pack_selected_samples", form=PACKING)
+    refused(Drawn(1), "measure", form=Grouping(size=2))
+    refused(Drawn(1), r"Grouping.*Packing", form=3)
+    refused(Drawn(1), r"150.*0", exclude=[150])
+    refused(Drawn(1), r"none.*150", exclude=range(150))
+    refused(Drawn(1), "list", exclude=np.ones(150, dtype=bool))
+    refused(Drawn(1), "list", exclude=[1.5])
+    refused(encoder_with(Packed, "batch_group_criterion", lambda self, sample: (1, 2)), "groups", form=PACKING)
     short = made(flawed_numbers, facts_folder, Packed(1), form=Packing(seq_len=8, over_long="drop"))
     assert max(unit["length"] for unit in short.samples(np.arange(len(short)))) <= 8
 
 
 def test_what_hooks_may_not_do(flawed_numbers: Path, facts_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="has its place already"):
-        made(flawed_numbers, facts_folder, Skipping(1), form=PACKING)[0]
-    with pytest.raises(ConfigError, match="returned 2 packs"):
-        made(flawed_numbers, facts_folder, Twice(1), form=PACKING)[0]
-    with pytest.raises(ConfigError, match="a measured source cannot leave a batch out"):
-        Run(made(flawed_numbers, facts_folder, SkippingBatch(1)), global_batch_size=2).step(0)
+    for function, named in ((skips, "already"), (twice, r"returned.*2")):
+        packing = encoder_with(Packed, "pack_selected_samples", function)
+        with pytest.raises(ConfigError, match=named):
+            made(flawed_numbers, facts_folder, packing, form=PACKING)[0]
+    with pytest.raises(ConfigError, match="measured"):
+        Run(made(flawed_numbers, facts_folder, encoder_with(Drawn, "batch", skips)), global_batch_size=2).step(0)
     grouped = made(flawed_numbers, facts_folder, Grouped(1))
     run = Run(grouped, global_batch_size=2)
     with pytest.raises(ConfigError, match="micro_batch_size=1"):
@@ -372,7 +310,7 @@ def test_what_hooks_may_not_do(flawed_numbers: Path, facts_folder: Path) -> None
     with pytest.raises(ConfigError, match="micro_batch_size=1"):
         run.step(0)
     for key in (("Encoded", 3), ("Measured", 1 << 62, 0), ("Measured", 0, 9), 7):
-        with pytest.raises(ConfigError, match=r"not a restore key|now makes"):
+        with pytest.raises(ConfigError, match=r"restore|makes"):
             grouped.restore_sample(key)
     assert grouped.collate([])["__key__"] == []
 
@@ -387,10 +325,8 @@ class Emptied(Packed):
 
 def test_outputs_without_length_are_counted(flawed_numbers: Path, facts_folder: Path) -> None:
     packs = made(flawed_numbers, facts_folder, Emptied(3), form=PACKING)
-    rows = [row for row in plain_outputs(Emptied(3), COUNT, BROKEN) if row[2] > 8]
-    assert sorted(itertools.chain(*(members(packs[number]) for number in range(len(packs))))) == [
-        row[:2] for row in rows
-    ]
+    rows = [row[:2] for row in plain_outputs(Emptied(3), COUNT, BROKEN) if row[2] > 8]
+    assert sorted(itertools.chain(*(members(packs[number]) for number in range(len(packs))))) == rows
     empty = packs.facts.summary.outputs - len(rows)
     assert empty > 50
     assert packs.describe().endswith(f"; {empty} outputs of length 0 are in none")
@@ -398,10 +334,9 @@ def test_outputs_without_length_are_counted(flawed_numbers: Path, facts_folder: 
 
 def test_what_is_said_of_it(flawed_numbers: Path, facts_folder: Path) -> None:
     grouped = made(flawed_numbers, facts_folder, Grouped(3))
-    assert f"{grouped.facts.summary.outputs} outputs of 150 samples, " in repr(grouped)
-    assert "batches of one of 4 groups" in grouped.describe()
-    packed = made(flawed_numbers, facts_folder, Packed(3), form=PACKING)
-    assert "best_fit packs of 32, 9" in packed.describe()
+    assert f"{grouped.facts.summary.outputs} outputs of 150 samples" in repr(grouped)
+    assert "4 groups" in grouped.describe()
+    assert "best_fit packs of 32, 9" in made(flawed_numbers, facts_folder, Packed(3), form=PACKING).describe()
     assert grouped.recipe["facts"] == {"name": grouped.facts.name, "xxh3_128": grouped.facts.summary.xxh3_128}
     forms = [Packing(seq_len=32), Packing(seq_len=64), Packing(seq_len=32, strategy="greedy")]
     prints = {made(flawed_numbers, facts_folder, Packed(3), form=form).fingerprint for form in forms}

@@ -56,3 +56,14 @@ def write(tmp_path: Path, data: Path) -> Write:
         return path
 
     return write
+
+
+@pytest.fixture
+def nested_mix(write: Write) -> Path:
+    """A blend of parts of a, b and c, of which the first two are a blend in a file of their own."""
+    a = {"weight": 3, "path": "./a", "subflavors": {"k": "inner", "i": 1}}
+    b = {"weight": 1, "path": "b", "subset": {"range": [10, "end"]}}
+    write({"blend": [a, b], "subset": {"range": ["0%", "50%"]}}, "inner.yaml")
+    inner = {"weight": 2, "path": "inner.yaml", "subflavors": {"k": "outer"}}
+    c = {"path": "c", "subset": {"range": ["20%", "100%"]}, "shuffle_over_epochs_multiplier": 2}
+    return write({"blend": [inner, c], "subset": {"range": ["0%", "80%"]}})

@@ -1,4 +1,4 @@
-"""Many datasets at URLs open in as many round trips as few, and so does what is read to know them."""
+"""Datasets at URLs: as many round trips for many as for few, and the batches, states and errors of the local run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pytest
 
 import corpora
 import headrace
+from energon_made import PRIMARY, SECONDARY
 from energon_prepared import prepared
 from headrace.datasets import Concat, Dataset, Mix
 from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect import describe
 from headrace.io import ObjectReader
+from headrace.loader import Reading
 from headrace.stores import ShardedStore, reading_ahead
 from headrace.stores.energon import joined as joins
 from headrace.stores.energon.jsonl import write_lines
@@ -81,6 +83,15 @@ def tars(root: Path, number: int) -> list[dict[str, Any]]:
     return [{"path": f"x{n}.tar"} for n in range(number)]
 
 
+def uploaded(bucket: MemoryBucket, root: Path, make: Callable[[Path, int], list[dict[str, Any]]], number: int) -> str:
+    """The URL of a metadataset of some datasets, which also lies in a folder."""
+    root.mkdir()
+    (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": make(root, number)}}}))
+    if make is joined:
+        load_dataset(root / "mix.yaml").prepare()
+    return f"{bucket.upload(root, f'ds{number}')}/mix.yaml"
+
+
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
     ("make", "opened", "known"),
@@ -97,13 +108,11 @@ def test_a_metadataset(
     found = set()
     for number in (FEW, MANY):
         root = tmp_path / str(number)
-        root.mkdir()
-        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": make(root, number)}}}))
-        url = bucket.upload(root, f"ds{number}")
+        url = uploaded(bucket, root, make, number)
         cache = headrace.Cache(tmp_path / "cache", limit="1MB", block="4KiB") if cached else None
         options = SourceOptions(decoder=None, cache=cache)
         with round_trips() as opening:
-            data = load_dataset(f"{url}/mix.yaml").train(options=options)
+            data = load_dataset(url).train(options=options)
         run = headrace.Run(data, global_batch_size=4, samples=8)
         with round_trips() as knowing:
             recipe = run.recipe
@@ -115,17 +124,11 @@ def test_a_metadataset(
 
 def test_joins(bucket: MemoryBucket, tmp_path: Path) -> None:
     """Each join takes a few more: its index, whose name depends on its datasets, and those of its tars, and samples."""
-    numbers = []
     for number in (FEW, MANY):
-        root = tmp_path / str(number)
-        root.mkdir()
-        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": joined(root, number)}}}))
-        load_dataset(root / "mix.yaml").prepare()
-        url = bucket.upload(root, f"ds{number}")
+        url = uploaded(bucket, tmp_path / str(number), joined, number)
         with round_trips((joins, "rows_fault")) as trips:
-            load_dataset(f"{url}/mix.yaml").train()
-        numbers.append(trips.number - 2 * number)
-    assert numbers == [4, 4]
+            load_dataset(url).train()
+        assert trips.number == 4 + 2 * number
 
 
 def test_stores_that_were_opened_one_by_one(
@@ -170,34 +173,22 @@ def test_shards_of_the_keyed_format(bucket: MemoryBucket, tmp_path: Path, listed
     assert len(found) == 1
 
 
-def test_commands(bucket: MemoryBucket, tmp_path: Path) -> None:
-    found = set()
-    for number in (FEW, MANY):
-        root = tmp_path / str(number)
-        root.mkdir()
-        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": energon(root, number)}}}))
-        url = bucket.upload(root, f"ds{number}")
-        with round_trips() as trips:
-            described = describe(f"{url}/mix.yaml")
-        assert described.path == f"{url}/mix.yaml"
-        found.add(trips.number)
-    assert len(found) == 1
-
-
 def test_tars(bucket: MemoryBucket, tmp_path: Path) -> None:
     """Each takes one more, in which the end of the tar is compared with its index.
 
     What a tar is known by is read at the same time, in another thread, and may be a trip of its own where a store
     answers at once, as this one does.
     """
+    described = set()
     for number in (FEW, MANY):
-        root = tmp_path / str(number)
-        (root / "mix.yaml").parent.mkdir()
-        (root / "mix.yaml").write_text(json.dumps({"splits": {"train": {"blend": tars(root, number)}}}))
-        url = bucket.upload(root, f"ds{number}")
+        url = uploaded(bucket, tmp_path / str(number), tars, number)
         with round_trips() as trips:
-            load_dataset(f"{url}/mix.yaml").train(options=SourceOptions(decoder=None))
+            load_dataset(url).train(options=SourceOptions(decoder=None))
         assert number <= trips.number - 4 <= 2 * number
+        with round_trips() as trips:
+            assert describe(uploaded(bucket, tmp_path / f"again {number}", energon, 2 * number)).path
+        described.add(trips.number)
+    assert len(described) == 1, "in as many trips for many as for few"
 
 
 def test_bad_samples_of_a_member(bucket: MemoryBucket, tmp_path: Path) -> None:
@@ -242,7 +233,7 @@ def test_what_cannot_be_read_ahead(bucket: MemoryBucket, tmp_path: Path, monkeyp
 
     metadataset = load_dataset(f"{url}/mix.yaml")
     monkeypatch.setattr(ObjectReader, "look_up", away)
-    with pytest.raises(StoreAwayError, match="the store is away"):
+    with pytest.raises(StoreAwayError, match="store"):
         metadataset.train()
     assert len(tried) == 1
     # Who opens datasets in another way needs no store.
@@ -251,3 +242,111 @@ def test_what_cannot_be_read_ahead(bucket: MemoryBucket, tmp_path: Path, monkeyp
     data = metadataset.train(options=SourceOptions(open=lambda source: own))
     assert isinstance(data, Mix)
     assert list(data.children.values()) == [own] * 3
+
+
+JOINED = """
+def side_by_side(one, two):
+    return {"__key__": one["__key__"], "txt": one["txt"], "cap": None if two is None else two["cap"]}
+"""
+HERE = Reading(num_threads=1)
+SIDE_BY_SIDE = {"__module__": "joiner_at_urls", "__function__": "side_by_side"}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "joiner_at_urls.py").write_text(JOINED)
+    monkeypatch.syspath_prepend(tmp_path)
+    root = tmp_path / "data"
+    shards = {name: members for name, members in PRIMARY.items() if "a.tar" not in name}
+    names = list(shards)
+    prepared(root / "one", shards, {"train": names[:2], "val": names[2:]})
+    prepared(root / "two", SECONDARY)
+    for name in ("one", "two"):
+        crude = "{__module__: megatron.energon, __class__: CrudeWebdataset}\n"
+        (root / name / ".nv-meta" / "dataset.yaml").write_text(crude)
+    return root
+
+
+def write(root: Path, prefix: str = "", name: str = "mix.yaml") -> Path:
+    columns = [{"path": f"{prefix}one"}, {"path": f"{prefix}two", "nonmatch": "none", "split_part": "train"}]
+    join = {"join": columns, "joiner": SIDE_BY_SIDE}
+    splits = {"train": {"blend": [{"weight": 2, **join}, {"weight": 1, **join, "split_part": "val"}]}, "val": join}
+    if prefix == "":
+        splits["train"]["blend"] = [{"weight": 2, **join}, {"weight": 1, "path": "inner/mix.yaml", "split_part": "val"}]  # type: ignore[index]
+        (root / "inner").mkdir(exist_ok=True)
+        inner = {**join, "join": [{**one, "path": f"../{one['path']}"} for one in columns]}
+        (root / "inner" / "mix.yaml").write_text(json.dumps({"splits": {"val": inner}}))
+    (root / name).write_text(json.dumps({"splits": splits}))
+    return root / name
+
+
+def run_of(path: str | Path, cache: headrace.Cache | None = None, split: str = "train") -> headrace.Run:
+    options = SourceOptions(trust_code=True, decoder=None, cache=cache)
+    return headrace.Run(load_dataset(path).train(split, options=options), global_batch_size=4, samples=40)
+
+
+def loader_of(path: str | Path, cache: headrace.Cache | None = None, reading: Reading = HERE) -> headrace.Loader:
+    return headrace.Loader(run_of(path, cache), micro_batch_size=2, reading=reading)
+
+
+def read(loader: headrace.Loader) -> list[Any]:
+    return [(batch["__key__"], batch["txt"], batch["cap"], batch["__restore_key__"]) for batch in loader]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("reading", [HERE, Reading(ahead="100MB")], ids=["usual", "ahead"])
+def test_batches_and_states(bucket: MemoryBucket, data: Path, tmp_path: Path, cached: bool, reading: Reading) -> None:
+    path = write(data)
+    url = f"{bucket.upload(data, 'ds')}/mix.yaml"
+    cache = headrace.Cache(tmp_path / "cache", limit="1MB", block="4KiB") if cached else None
+    for place in (path, url):
+        with pytest.raises(StoreError, match=r"blend\[0\]"):
+            run_of(place)
+        assert [join.rows for join in load_dataset(place).prepare()] == [6, 4, 4]
+    local, ours = run_of(path), run_of(url, cache)
+    assert ours.recipe == local.recipe
+    wanted, found = loader_of(path), loader_of(url, cache, reading=reading)
+    assert read(found) == read(wanted)
+    # A state moves from one place to the other in the middle.
+    begun = loader_of(path)
+    batches = iter(begun)
+    taken = [next(batches)["__key__"] for _ in range(7)]
+    moved = loader_of(url, cache, reading=reading)
+    moved.load_state_dict(begun.state_dict())
+    assert taken + [keys for keys, *_ in read(moved)] == [keys for keys, *_ in read(loader_of(path))]
+    if cache is not None:
+        assert cache.stats.fetched_blocks > 0
+
+
+def test_a_file_here_that_names_data_there(bucket: MemoryBucket, data: Path) -> None:
+    """And an absolute path in a file there is one of this host."""
+    here = write(data, f"{data}/", "here.yaml")
+    url = bucket.upload(data, "ds")
+    named = write(data, f"{url}/", "named.yaml")
+    batches = []
+    for place, parent in ((here, data), (named, data), (f"{url}/here.yaml", url)):
+        made = load_dataset(place).prepare()
+        assert [str(join.path.parent) for join in made] == [f"{parent}/{Path(place).name}.cache"] * 2
+        batches.append(read(loader_of(place)))
+    assert batches[0] == batches[1] == batches[2]
+
+
+def test_an_index_of_other_data(bucket: MemoryBucket, data: Path) -> None:
+    """As on disk, each row is compared with the shards when it is read."""
+    path = write(data)
+    joins = load_dataset(path).prepare()
+    url = bucket.upload(data, "ds")
+    for join in joins:
+        where = Path(str(join.path))
+        name = f"ds/{where.relative_to(data).as_posix()}"
+        damaged = bytearray(where.read_bytes())
+        damaged[-8:] = (1).to_bytes(8, "little")
+        where.write_bytes(bytes(damaged))
+        bucket.put(name, bytes(damaged))
+    messages = []
+    for place, root in ((path, str(data)), (f"{url}/mix.yaml", url)):
+        with pytest.raises(StoreError) as found:
+            read(loader_of(place))
+        messages.append(str(found.value).replace(root, "ROOT"))
+    assert messages[0] == messages[1]
+    assert "row" in messages[0]

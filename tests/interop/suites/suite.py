@@ -80,7 +80,10 @@ _OPERATORS = (
 
 
 def load_torchvision() -> None:
-    """Import torchvision; beside a torch for CPUs its operators cannot be loaded, and are declared without code."""
+    """Import torchvision; beside a torch for CPUs its operators cannot be loaded, and are declared without code.
+
+    Its wheels on package indexes are built for CUDA. Its transforms need none of the operators.
+    """
     try:
         importlib.import_module("torchvision")
     except ModuleNotFoundError:

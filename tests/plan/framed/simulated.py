@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from hypothesis import strategies as st
 
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.framed import (
@@ -29,6 +30,29 @@ from headrace.plan.keys import IntArray, derive_array
 
 ROOM = 50
 Pairs = tuple[tuple[int, int], ...]
+
+
+def lengths(name: str, size: int, room: int) -> IntArray:
+    """Lengths of megatron.md 4.3, as in benchmarks/packing.py, of at most ``room``."""
+    rng = np.random.default_rng(0)
+    if name == "bimodal":
+        short = rng.random(size) < 0.8
+        drawn = np.where(short, rng.lognormal(4.5, 0.5, size), rng.lognormal(7, 0.5, size))
+    else:
+        drawn = rng.lognormal(*{"sft": (5.5, 1), "web": (6, 1.2), "long": (7, 0.8)}[name], size)
+    return np.clip(drawn.astype(np.int64), 1, room)
+
+
+GAPS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 40)), min_size=1, max_size=4)
+
+
+def schedule_of(gaps: list[tuple[int, int]]) -> BatchSchedule:
+    """Sizes, each for some steps."""
+    step, pieces = 0, []
+    for gap, size in gaps:
+        pieces.append((step, size))
+        step += gap
+    return BatchSchedule.of(pieces)
 
 
 def in_pairs(items: Items) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from headrace.plan.framed import (
     Selected,
     ShuffleBuffer,
     Singles,
+    Unit,
     Walk,
     beginning,
     journal_record,
@@ -39,8 +41,9 @@ from headrace.plan.framed import (
     states_to_dict,
     whole_bytes,
 )
+from headrace.plan.keys import IntArray
 from plan.framed import simulated
-from plan.framed.simulated import FORMS
+from plan.framed.simulated import FORMS, finder, in_pairs, pairs
 
 NAMES = sorted(FORMS)
 
@@ -64,7 +67,7 @@ def test_lanes_and_frames_deal_every_position_once(num_lanes: int, frame: int, l
         seen.append(together)
         assert lanes.lane_positions(lane) == (None if length is None else len(wanted))
         if num_frames is not None:
-            with pytest.raises(ConfigError, match="frames, numbered from 0"):
+            with pytest.raises(ConfigError, match=r"numbered.*0"):
                 lanes.positions(lane, num_frames)
         numbers = [number for number in range(200) if number % num_lanes == lane]
         for after in range(0, 200, 7):
@@ -85,12 +88,14 @@ def test_lanes_divide_every_batch() -> None:
     schedule = BatchSchedule.of([(0, 16), (10, 24)])
     assert Lanes.of(schedule, frame_positions=4).num_lanes == 8
     assert Lanes.of(schedule, frame_positions=4, num_lanes=2).num_lanes == 2
-    with pytest.raises(ConfigError, match="num_lanes must divide 8"):
+    with pytest.raises(ConfigError, match=r"num_lanes.*8"):
         Lanes.of(schedule, frame_positions=4, num_lanes=16)
-    with pytest.raises(ConfigError, match="frame_positions is 0"):
+    with pytest.raises(ConfigError, match=r"frame_positions.*0"):
         Lanes(num_lanes=1, frame_positions=0)
-    with pytest.raises(ConfigError, match="3 lanes"):
+    with pytest.raises(ConfigError, match=r"3.*lanes"):
         Lanes(num_lanes=3, frame_positions=1).positions(3, 0)
+    with pytest.raises(ConfigError, match="global"):
+        serving(Lanes(num_lanes=8, frame_positions=1), global_batch_size=12, world_size=1, micro_batch_size=1)
 
 
 @settings(max_examples=cases(30, 3_000), deadline=None)
@@ -192,19 +197,10 @@ def test_a_resumed_lane_encodes_one_frame_and_its_carry_again(name: str, frame: 
         assert len(repeated) <= frame + len({position for position, _ in state.carry})
 
 
-def draw(name: str, size: int) -> np.ndarray:
-    """Lengths of megatron.md 4.3, as in benchmarks/packing.py."""
-    rng = np.random.default_rng(0)
-    if name == "bimodal":
-        short = rng.random(size) < 0.8
-        return np.where(short, rng.lognormal(4.5, 0.5, size), rng.lognormal(7, 0.5, size)).astype(np.int64)
-    return rng.lognormal(*{"sft": (5.5, 1), "web": (6, 1.2), "long": (7, 0.8)}[name], size).astype(np.int64)
-
-
 @pytest.mark.parametrize("name", ["sft", "web", "bimodal", "long"])
 @pytest.mark.parametrize("room", [2_048, 4_096, 8_192])
 def test_packs_on_the_fly_are_full(name: str, room: int) -> None:
-    lengths = np.clip(draw(name, 20_000), 1, room)
+    lengths = simulated.lengths(name, 20_000, room)
     lanes = Lanes(num_lanes=2, frame_positions=1_000, num_positions=len(lengths))
     walk = Walk(
         Framing(lanes, BestFit(room)),
@@ -247,7 +243,7 @@ def test_one_group_in_a_hundred_thousand() -> None:
 
 def test_packs_of_a_frame_do_not_begin_with_the_longest() -> None:
     lanes = Lanes(num_lanes=1, frame_positions=1_000)
-    lengths = np.clip(draw("sft", 1_000), 1, 4_096)
+    lengths = simulated.lengths("sft", 1_000, 4_096)
     found = Items(np.arange(1_000), np.zeros(1_000, dtype=np.int64), lengths)
     formed = plan_frame(BestFit(4_096), lanes, Frame(0, 0, 0, 1, False), Items.none(), found)
     longest = np.array([formed.unit(unit).lengths.max() for unit in range(formed.num_units)])
@@ -296,18 +292,6 @@ def test_each_lane_and_each_frame_draws_for_itself() -> None:
     assert (found[::2] // 2).tolist() != (found[1::2] // 2).tolist()
 
 
-def test_a_dense_carry_is_a_bit_an_item() -> None:
-    lanes = Lanes(num_lanes=4, frame_positions=1_000)
-    begin = lanes.begin(2, 3)
-    dense = LaneState(2, 3, 9, 9, tuple((4 * (begin - back) + 2, 0) for back in range(800, 0, -1)))
-    assert len(states_to_bytes([dense], lanes)) < 120
-    assert states_from_bytes(states_to_bytes([dense], lanes), lanes) == (dense,)
-    pairs = tuple((4 * (begin - back) + 2, output) for back in range(800, 0, -1) for output in range(3) if back % 9)
-    several = LaneState(2, 3, 9, 9, pairs)
-    assert len(states_to_bytes([several], lanes)) < 320
-    assert states_from_bytes(states_to_bytes([several], lanes), lanes) == (several,)
-
-
 @pytest.mark.parametrize(("outputs", "most_bytes"), [(1, 520), (3, 1_520)])
 def test_a_lane_carries_four_frames_at_most(outputs: int, most_bytes: int) -> None:
     lanes = Lanes(num_lanes=2, frame_positions=1_000)
@@ -349,9 +333,9 @@ def test_states_through_bytes(drawn: list[tuple[list[tuple[int, int]], bool, int
     for end in range(len(data)):
         with pytest.raises(StateError):
             states_from_bytes(data[:end], lanes)
-    with pytest.raises(StateError, match="left over"):
+    with pytest.raises(StateError, match="over"):
         states_from_bytes(data + b"\0", lanes)
-    with pytest.raises(StateError, match="restore these numbers"):
+    with pytest.raises(StateError, match="numbers"):
         states_from_bytes(data, Lanes(num_lanes=7, frame_positions=99))
     journal = b"".join(journal_record(state.at(state.first_unit), lanes) for state in states)
     for state in states:
@@ -384,38 +368,10 @@ def test_numbers_that_are_too_large_are_a_state_error() -> None:
     assert states > 200
 
 
-def test_a_state_is_some_dozens_of_bytes() -> None:
-    lanes = Lanes(num_lanes=4, frame_positions=1_000)
-    lengths = np.clip(draw("sft", 60_000), 1, 4_096)
-    walk = Walk(
-        Framing(lanes, BestFit(4_096)),
-        lambda positions: Items(positions, np.zeros_like(positions), lengths[positions]),
-        beginning(lanes),
-    )
-    simulated.units(walk, range(4 * 900))
-    states = walk.states(4 * 900, range(4))
-    assert max(len(state.carry) for state in states) > 10
-    assert len(states_to_bytes(states, lanes)) / 4 < 100
-
-
 @pytest.mark.parametrize("saved", [{}, {"version": 1}, {"version": 2, "states": ""}, {"version": 1, "states": "!"}])
 def test_no_states(saved: dict) -> None:
     with pytest.raises(StateError):
         states_from_dict(saved, Lanes(num_lanes=1, frame_positions=1))
-
-
-def test_merging_finds_what_is_wrong() -> None:
-    lanes = Lanes(num_lanes=3, frame_positions=2)
-    at_4 = [LaneState(0, unit=2), LaneState(1, unit=1), LaneState(2, unit=1)]
-    assert merge_states([at_4[:2], at_4[1:]], lanes, number=4) == tuple(at_4)
-    further = LaneState(1, 1, 1, 1)
-    assert merge_states([at_4, [further]], lanes, number=4)[1] == further
-    with pytest.raises(StateError, match="2 of 3 lanes are in no saved state, the first is lane 1"):
-        merge_states([at_4[:1]], lanes, number=4)
-    with pytest.raises(StateError, match="different steps"):
-        merge_states([at_4], lanes, number=5)
-    with pytest.raises(StateError, match="two saved states differ in frame 0 of lane 0"):
-        merge_states([at_4, [LaneState(0, unit=2, first_unit=1)]], lanes, number=4)
 
 
 @settings(max_examples=cases(20, 2_000), deadline=None)
@@ -435,18 +391,7 @@ def test_the_lanes_of_a_rank(num_lanes: int, world_size: int, micro: int, times:
     assert figures.times_encoded == pytest.approx(sum(held) / num_lanes)
     if num_lanes == batch or num_lanes % (world_size * micro) == 0:
         assert figures.times_encoded == 1
-        assert "encoded once" in figures.describe()
-    elif figures.times_encoded > 1:
-        assert "encoded" in figures.describe()
-        assert "times" in figures.describe()
-
-
-def test_what_sharing_costs() -> None:
-    figures = serving(Lanes(num_lanes=8, frame_positions=1), global_batch_size=64, world_size=16, micro_batch_size=4)
-    assert figures.times_encoded == 8
-    assert "8 lanes, 4 a rank; every sample is encoded 8.00 times" in figures.describe()
-    with pytest.raises(ConfigError, match="the lanes must divide the global batch"):
-        serving(Lanes(num_lanes=8, frame_positions=1), global_batch_size=12, world_size=1, micro_batch_size=1)
+    assert ("encoded once" in figures.describe()) == (figures.times_encoded == 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -481,105 +426,101 @@ def test_a_journal_finds_every_unit_again(name: str) -> None:
 def test_journals_that_do_not_do() -> None:
     lanes = Lanes(num_lanes=2, frame_positions=4)
     one = journal_record(LaneState(0, 1, 3, 3), lanes)
-    with pytest.raises(StateError, match="contradicts itself in lane 0"):
+    with pytest.raises(StateError, match=r"contradicts.*0"):
         Journal(one + journal_record(LaneState(0, 1, 4, 4), lanes), lanes)
-    with pytest.raises(StateError, match="has a record of lane 1"):
+    with pytest.raises(StateError, match=r"record.*1"):
         Journal(journal_record(LaneState(1), lanes), Lanes(num_lanes=1, frame_positions=4))
     journal = Journal(one, lanes)
-    with pytest.raises(StateError, match="lane 0 ends before its unit 3, with frame 1"):
+    with pytest.raises(StateError, match=r"0.*before.*3"):
         journal.frames(0, 3)
     later = Journal(one + journal_record(LaneState(0, 4, 9, 9), lanes), lanes)
     assert later.frames(0, 8) == (LaneState(0, 1, 3, 3).at(8), 3), "frames between were not recorded"
-    with pytest.raises(StateError, match="no record of lane 0 at its unit 2"):
+    with pytest.raises(StateError, match=r"record.*0.*2"):
         journal.unit(0, 2)
-    with pytest.raises(StateError, match="no record of lane 1"):
+    with pytest.raises(StateError, match=r"record.*1"):
         journal.units_of(1)
-    with pytest.raises(ConfigError, match="too large"):
+    with pytest.raises(ConfigError, match="large"):
         journal_record(LaneState(0, 1 << 40), lanes)
 
 
-def walk_of(form: object, items: Items) -> Lane:
-    lanes = Lanes(num_lanes=1, frame_positions=4)
-    return Lane(Framing(lanes, form), lambda _: items, LaneState(0))
+def lane_of(form: object, find: Callable[..., Items], state: LaneState | None = None, **options: int) -> Lane:
+    return Lane(Framing(Lanes(num_lanes=1, frame_positions=4), form, **options), find, state or LaneState(0))
 
 
 FOUR = np.arange(4)
 NONE = np.zeros(4, dtype=np.int64)
 
 
-@pytest.mark.parametrize(
-    ("form", "items", "says"),
-    [
-        (GroupBatches(2), Items(FOUR, NONE), "no groups"),
-        (GroupBatches(), Items(FOUR, NONE, groups=[1] * 4), "units of None"),
-        (
-            GroupBatches(),
-            Items(FOUR, NONE, groups=[1] * 4, sizes=np.array([2, 3, 3, 3])),
-            "position 1 on of 3; a group must have",
-        ),
-        (BestFit(8), Items(FOUR, NONE), "no lengths"),
-        (BestFit(8), Items(FOUR, NONE, np.array([1, 9, 1, 1])), "position 1 has 9 tokens"),
-        (BestFit(8), Items(FOUR, NONE, np.array([1, -1, 1, 1])), "has -1 tokens"),
-        (Selected(lambda _: [[0, 0]]), Items(FOUR, NONE), "an item may be in only one pack"),
-        (Selected(lambda _: [[4]]), Items(FOUR, NONE), "an item may be in only one pack"),
-        (Selected(lambda _: [[-1]]), Items(FOUR, NONE), "an item may be in only one pack"),
-        (Selected(lambda _: [[]]), Items(FOUR, NONE), "an item may be in only one pack"),
-        (Singles(), Items(FOUR + 1, NONE), "some have another position"),
-        (Singles(), Items(FOUR[::-1], NONE), "not in the order"),
-        (Singles(), Items(NONE, NONE), "not in the order"),
-        (Singles(), Items(FOUR, NONE, np.zeros(3, dtype=np.int64)), "have 3 lengths"),
-    ],
-)
-def test_items_that_do_not_do(form: object, items: Items, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        walk_of(form, items).unit(0)
+CARRIES_3 = LaneState(0, 1, 1, 1, ((3, 0),))
+
+
+def without_the_first(positions: np.ndarray) -> Items:
+    """An encoder that changes its mind."""
+    return Items(positions[1:], 0 * positions[1:], groups=["a"] * (len(positions) - 1))
+
+
+class Keeps:
+    """A form that loses what it does not choose."""
+
+    def choose(self, items: Items, is_due: np.ndarray, frame: Frame) -> list:
+        return [np.array([items.num_items - 1])]
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("form", "items", "named"),
     [
-        lambda: GroupBatches(0),
-        lambda: ShuffleBuffer(0),
-        lambda: BestFit(0),
-        lambda: BestFit(8, multiple=3),
-        lambda: BestFit(8, full_percent=101),
-        lambda: BestFit(8, carried_in=0),
+        (GroupBatches(2), Items(FOUR, NONE), "groups"),
+        (GroupBatches(), Items(FOUR, NONE, groups=[1] * 4), "None"),
+        (GroupBatches(), Items(FOUR, NONE, groups=[1] * 4, sizes=np.array([2, 3, 3, 3])), "position.*1.*3"),
+        (BestFit(8), Items(FOUR, NONE), "lengths"),
+        (BestFit(8), Items(FOUR, NONE, np.array([1, 9, 1, 1])), "position.*1.*9"),
+        (BestFit(8), Items(FOUR, NONE, np.array([1, -1, 1, 1])), "-1"),
+        (Selected(lambda _: [[0, 0]]), Items(FOUR, NONE), "pack"),
+        (Selected(lambda _: [[4]]), Items(FOUR, NONE), "pack"),
+        (Selected(lambda _: [[-1]]), Items(FOUR, NONE), "pack"),
+        (Selected(lambda _: [[]]), Items(FOUR, NONE), "pack"),
+        (Singles(), Items(FOUR + 1, NONE), "position"),
+        (Singles(), Items(FOUR[::-1], NONE), "order"),
+        (Singles(), Items(NONE, NONE), "order"),
+        (Singles(), Items(FOUR, NONE, np.zeros(3, dtype=np.int64)), "3.*lengths"),
     ],
 )
-def test_forms_that_do_not_do(make: object) -> None:
-    with pytest.raises(ConfigError):
+def test_items_that_do_not_do(form: object, items: Items, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        lane_of(form, lambda _: items).unit(0)
+
+
+THREE = Lanes(num_lanes=3, frame_positions=2)
+AT_4 = [LaneState(0, unit=2), LaneState(1, unit=1), LaneState(2, unit=1)]
+ELSEWHERE = LaneState(0, unit=2, first_unit=1)
+
+
+def test_merging_takes_who_is_further() -> None:
+    assert merge_states([AT_4[:2], AT_4[1:]], THREE, number=4) == tuple(AT_4)
+    further = LaneState(1, 1, 1, 1)
+    assert merge_states([AT_4, [further]], THREE, number=4)[1] == further
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "named"),
+    [
+        (lambda: merge_states([AT_4[:1]], THREE, number=4), StateError, "2.*3.*first"),
+        (lambda: merge_states([AT_4], THREE, number=5), StateError, "different"),
+        (lambda: merge_states([AT_4, [ELSEWHERE]], THREE, number=4), StateError, "differ"),
+        (lambda: GroupBatches(0), ConfigError, "0"),
+        (lambda: ShuffleBuffer(0), ConfigError, "0"),
+        (lambda: BestFit(0), ConfigError, "0"),
+        (lambda: BestFit(8, multiple=3), ConfigError, "3"),
+        (lambda: BestFit(8, full_percent=101), ConfigError, "101"),
+        (lambda: BestFit(8, carried_in=0), ConfigError, "0"),
+        (lambda: lane_of(Keeps(), lambda p: Items(p, np.zeros_like(p))).unit(9), HeadraceError, "none"),
+        (lambda: lane_of(GroupBatches(3), without_the_first, CARRIES_3).unit(1), StateError, "0.*position.*3"),
+        (lambda: lane_of(Singles(), lambda _: Items.none(), most_empty_positions=100).unit(0), ConfigError, "104.*103"),
+    ],
+)
+def test_what_cannot_go_on_is_found_out(make: Callable[[], object], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
         make()
-
-
-def test_a_form_that_loses_items_is_found_out() -> None:
-    class Keeps:
-        def choose(self, items: Items, is_due: np.ndarray, frame: Frame) -> list:
-            return [np.array([items.num_items - 1])]
-
-    with pytest.raises(HeadraceError, match="an item that is due is in none"):
-        Lane(
-            Framing(Lanes(num_lanes=1, frame_positions=4), Keeps()), lambda p: Items(p, np.zeros_like(p)), LaneState(0)
-        ).unit(9)
-
-
-def test_an_encoder_that_changes_its_mind_is_found_out() -> None:
-    lanes = Lanes(num_lanes=1, frame_positions=4)
-    framing = Framing(lanes, GroupBatches(3))
-    resumed = Lane(
-        framing, lambda p: Items(p[1:], 0 * p[1:], groups=["a"] * (len(p) - 1)), LaneState(0, 1, 1, 1, ((3, 0),))
-    )
-    with pytest.raises(StateError, match="output 0 of position 3 into frame 1"):
-        resumed.unit(1)
-
-
-def test_a_filter_that_takes_nothing_gives_up() -> None:
-    lane = Lane(
-        Framing(Lanes(num_lanes=1, frame_positions=8), Singles(), most_empty_positions=100),
-        lambda _: Items.none(),
-        LaneState(0),
-    )
-    with pytest.raises(ConfigError, match="104 samples of lane 0 in a row have no output, up to position 103"):
-        lane.unit(0)
 
 
 def test_lanes_go_forward_only() -> None:
@@ -587,10 +528,40 @@ def test_lanes_go_forward_only() -> None:
     walk = Walk(simulated.framing_of("singles", lanes), simulated.finder(0, 1), beginning(lanes)[:1])
     walk.unit(18)
     assert simulated.units(walk, [18]) == [((18, 0),)]
-    with pytest.raises(StateError, match="resume from a saved state"):
+    with pytest.raises(StateError, match="resume"):
         walk.unit(0)
-    with pytest.raises(StateError, match="no state of lane 1"):
+    with pytest.raises(StateError, match=r"state.*1"):
         walk.unit(1)
     walk.forget(18)
-    with pytest.raises(StateError, match="are kept from its unit"):
+    with pytest.raises(StateError, match="unit"):
         walk.states(2, [0])
+
+
+def how_many(items: Items, chosen: Sequence[IntArray]) -> list[int]:
+    return [int(items.positions[rows[0]]) % 4 for rows in chosen]
+
+
+def walked(lane: Lane, first: int) -> list[Unit]:
+    found = []
+    while (unit := lane.unit(first + len(found))) is not None:
+        found.append(unit)
+    return found
+
+
+@settings(max_examples=cases(16, 400), deadline=None)
+@given(st.integers(0, 9), st.integers(1, 3), st.integers(1, 30), st.integers(0, 200), st.booleans())
+def test_counted_units(seed: int, outputs: int, frame: int, length: int, is_single: bool) -> None:
+    lanes = Lanes(num_lanes=2, frame_positions=frame, num_positions=length + 1)
+    form = Singles() if is_single else Selected(in_pairs)
+    find = finder(seed, outputs)
+    once = walked(Lane(Framing(lanes, form), find, LaneState(0)), 0)
+    lane = Lane(Framing(lanes, form, count=how_many), find, LaneState(0))
+    several = walked(lane, 0)
+    wanted = [(pairs(unit.items), part) for unit in once for part in range(int(unit.items.positions[0]) % 4)]
+    assert [(pairs(unit.items), unit.part) for unit in several] == wanted
+    assert [unit.unit for unit in several] == list(range(len(several)))
+    assert lane.figures.num_items == sum(unit.items.num_items for unit in once)
+    assert lane.figures.num_tokens == sum(int(np.sum(unit.items.lengths)) for unit in once)
+    for number in range(0, len(several), 7):
+        again = walked(Lane(Framing(lanes, form, count=how_many), find, lane.state(number)), number)
+        assert [(pairs(unit.items), unit.part) for unit in again] == wanted[number:]

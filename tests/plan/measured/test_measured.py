@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from counts import FULL, cases, python_steps
 from headrace.errors import ConfigError
-from headrace.plan import Order, Plan
 from headrace.plan.measured import Bits, Facts, Grouping, Groups, Measured, Outputs
 from headrace.plan.packing import Packing
 
@@ -32,7 +32,7 @@ def test_bits_are_the_plain_set(size: int, share: float) -> None:
     assert np.array_equal(bits.rank(np.arange(size + 1)), np.append(0, np.cumsum(members)))
     assert np.array_equal(bits.contains(np.arange(size)), members)
     for ask, wrong in ((bits.select, len(ones)), (bits.rank, size + 1), (bits.contains, -1)):
-        with pytest.raises(ConfigError, match="numbered from 0"):
+        with pytest.raises(ConfigError, match=r"numbered.*0"):
             ask(np.array([wrong]))
 
 
@@ -59,12 +59,6 @@ def test_a_hundred_million_bits() -> None:
     assert np.array_equal(bits.rank(found), ranks)
 
 
-@pytest.mark.parametrize("members", [np.ones(3), np.ones((2, 2), dtype=bool)])
-def test_bits_are_booleans(members: np.ndarray) -> None:
-    with pytest.raises(ConfigError, match="bool"):
-        Bits(members)
-
-
 @settings(max_examples=cases(20, 2_000), deadline=None)
 @given(st.lists(st.integers(0, 5) | st.just(200), max_size=60), st.booleans())
 def test_outputs_are_the_plain_list(counts: list[int], many: bool) -> None:
@@ -83,20 +77,6 @@ def test_outputs_take_the_smaller_of_two_forms(count: int, bits: int) -> None:
     outputs = Outputs(np.full(10_000, count))
     assert outputs.num_bytes * 8 <= 10_000 * bits * 1.05
     assert [part.tolist() for part in outputs.locate(np.array([0, 5 * count + 1]))] == [[0, 5], [0, 1]]
-
-
-@pytest.mark.parametrize("counts", [np.ones(3), np.array([1, -1]), np.ones((2, 2), dtype=np.int64)])
-def test_counts_are_integers(counts: np.ndarray) -> None:
-    with pytest.raises(ConfigError, match="counts of outputs"):
-        Outputs(counts)
-
-
-def test_outputs_beyond_the_end() -> None:
-    outputs = Outputs(np.array([1, 0, 2]))
-    with pytest.raises(ConfigError, match="3 outputs"):
-        outputs.locate(np.array([3]))
-    with pytest.raises(ConfigError, match="bounds of samples, numbered from 0"):
-        outputs.begins(np.array([4]))
 
 
 def buckets(groups: list[int], grouping: Grouping) -> list[list[int]]:
@@ -133,7 +113,7 @@ GROUPINGS = st.builds(
 def test_groups_are_the_readers_buckets(names: list[int], grouping: Grouping) -> None:
     wanted = buckets(names, grouping)
     if not wanted:
-        with pytest.raises(ConfigError, match="make no unit"):
+        with pytest.raises(ConfigError, match="unit"):
             Groups(np.array(names), grouping)
         return
     groups = Groups(np.array(names), grouping)
@@ -152,26 +132,15 @@ def test_others_meet_in_each_epoch(names: list[int], grouping: Grouping, key: in
         return
     groups = Groups(np.array(names), regroup)
     keys = np.full(groups.num_units, key, dtype=np.uint64)
+    other = groups.items(np.arange(groups.num_units), keys + np.uint64(1))[1]
     offsets, items = groups.items(np.arange(groups.num_units), keys)
     units = np.split(items, offsets[1:-1])
     assert all(len({names[item] for item in unit}) == 1 for unit in units)
     if regroup.remainder == "short":
         assert sorted(items.tolist()) == list(range(len(names)))
+    assert len(names) < 30 or items.tolist() != other.tolist()
     for item in range(len(names)):
         assert groups.units(item, keys[:1]).tolist() == [u for u, unit in enumerate(units) if item in unit]
-
-
-def test_epochs_differ_and_repeat() -> None:
-    groups = Groups(np.zeros(100, dtype=np.int64), Grouping(size=10, regroup=True))
-    one, other = (groups.items(np.arange(10), np.full(10, key, dtype=np.uint64))[1] for key in (1, 2))
-    assert one.tolist() != other.tolist()
-    assert groups.items(np.arange(10))[1].tolist() == list(range(100))
-
-
-@pytest.mark.parametrize("bad", [{"size": 0}, {"size": 2, "sizes": {3: 0}}, {"size": 2, "remainder": "keep"}])
-def test_bad_groupings(bad: dict) -> None:
-    with pytest.raises(ConfigError):
-        Grouping(**bad)
 
 
 @st.composite
@@ -223,45 +192,36 @@ def test_every_unit_and_back(drawn: tuple[Facts, list[tuple[int, int, int, int]]
         assert rows == [item[:2] for item in plain]
 
 
-def test_units_are_the_samples_of_a_leaf() -> None:
-    """A filter over 10^5 samples in a plan: every good sample once an epoch, whatever the order."""
-    good = np.random.default_rng(0).random(100_000) < 0.9
-    measured = Measured(Facts(len(good), is_good=good))
-    plan = Plan(measured.leaf("web"), Order(kind="full", seed=3))
-    looked = plan.lookup(np.arange(2 * measured.num_units))
-    samples = measured.members(looked.indices, looked.keys).samples.reshape(2, -1)
-    assert samples[0].tolist() != samples[1].tolist()
-    for epoch in samples:
-        assert np.array_equal(np.sort(epoch), np.flatnonzero(good))
+ONES = np.ones(3, dtype=np.int64)
 
 
 @pytest.mark.parametrize(
-    ("given", "form", "says"),
+    ("make", "named"),
     [
-        ({"is_good": np.zeros(3, dtype=bool)}, None, "none of the 3 samples is good"),
-        ({"is_good": np.ones(3)}, None, "is_good is float64"),
-        ({"num_outputs": np.ones(2, dtype=np.int64)}, None, "num_outputs is int64 of shape"),
-        ({"lengths": np.ones(2, dtype=np.int64)}, None, "lengths is int64 of shape"),
-        ({}, Grouping(size=2), "no groups"),
-        ({}, Packing(seq_len=4), "no lengths"),
-        ({"lengths": np.zeros(3, dtype=np.int64)}, Packing(seq_len=4), "make no pack"),
+        (lambda: Bits(np.ones(3)), "bool"),
+        (lambda: Bits(np.ones((2, 2), dtype=bool)), "bool"),
+        (lambda: Outputs(np.ones(3)), "outputs"),
+        (lambda: Outputs(np.array([1, -1])), "outputs"),
+        (lambda: Outputs(np.ones((2, 2), dtype=np.int64)), "outputs"),
+        (lambda: Outputs(ONES).locate(np.array([3])), "3.*outputs"),
+        (lambda: Outputs(ONES).begins(np.array([4])), "numbered.*0"),
+        (lambda: Grouping(size=0), "size"),
+        (lambda: Grouping(size=2, sizes={3: 0}), "size"),
+        (lambda: Grouping(size=2, remainder="keep"), "'keep'"),
+        (lambda: Groups(0 * ONES, Grouping(size=2)).units(3), "3.*items"),
+        (lambda: Groups(0 * ONES, Grouping(size=2)).items(np.array([2])), "2.*units"),
+        (lambda: Measured(Facts(3, is_good=np.zeros(3, dtype=bool))), "3.*samples"),
+        (lambda: Measured(Facts(3, is_good=np.ones(3))), "is_good.*float64"),
+        (lambda: Measured(Facts(3, num_outputs=ONES[:2])), "num_outputs.*int64"),
+        (lambda: Measured(Facts(3, lengths=ONES[:2])), "lengths.*int64"),
+        (lambda: Measured(Facts(3), form=Grouping(size=2)), "groups"),
+        (lambda: Measured(Facts(3), form=Packing(seq_len=4)), "lengths"),
+        (lambda: Measured(Facts(3, lengths=0 * ONES), form=Packing(seq_len=4)), "pack"),
+        (lambda: Measured(Facts(3)).members(np.array([3])), "3.*units"),
+        (lambda: Measured(Facts(3)).units(3), "3.*samples"),
+        (lambda: Facts(3).locate(np.array([-1])), "3.*items"),
     ],
 )
-def test_facts_that_do_not_do(given: dict, form: Grouping | Packing | None, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        Measured(Facts(3, **given), form=form)
-
-
-def test_beyond_the_end() -> None:
-    measured = Measured(Facts(3))
-    with pytest.raises(ConfigError, match="3 units"):
-        measured.members(np.array([3]))
-    with pytest.raises(ConfigError, match="3 samples"):
-        measured.units(3)
-    with pytest.raises(ConfigError, match="3 items"):
-        measured.facts.locate(np.array([-1]))
-    groups = Groups(np.zeros(3, dtype=np.int64), Grouping(size=2))
-    with pytest.raises(ConfigError, match="3 items"):
-        groups.units(3)
-    with pytest.raises(ConfigError, match="2 units"):
-        groups.items(np.array([2]))
+def test_what_cannot_be_measured_is_refused(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make()

@@ -43,20 +43,20 @@ def test_sizes_of_both_eras() -> None:
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_weights_that_are_none(weight: float) -> None:
     for refused in (normalised_weights, lambda weights: build_blending_indices(weights, 5)):
-        with pytest.raises(ConfigError, match=f"dataset 1 has weight {weight}; .* leave it out"):
+        with pytest.raises(ConfigError, match=rf"1.*{weight}"):
             refused([1.0, weight])
-    with pytest.raises(ConfigError, match=f"'B' has weight {weight}"):
+    with pytest.raises(ConfigError, match=rf"'B'.*{weight}"):
         parse_blend(f"1 A {weight} B")
 
 
 def test_sizes_that_are_none() -> None:
-    with pytest.raises(ConfigError, match="dataset 2 has 0 samples; it needs at least 1: leave it out"):
+    with pytest.raises(ConfigError, match=r"2.*0.*samples"):
         build_exhaustive_blending_indices([3, 1, 0])
-    with pytest.raises(ConfigError, match="1 to 32,766 datasets, found 32,767"):
+    with pytest.raises(ConfigError, match=r"1.*32,766.*32,767"):
         build_blending_indices([1.0] * 32767, 1)
-    with pytest.raises(ConfigError, match="1 to 32,766 datasets, found 0"):
+    with pytest.raises(ConfigError, match=r"1.*32,766.*0"):
         build_exhaustive_blending_indices([])
-    with pytest.raises(ConfigError, match="size is -1"):
+    with pytest.raises(ConfigError, match=r"size.*-1"):
         build_blending_indices([1.0], -1)
     datasets, _ = build_blending_indices([1 / 32766] * 32766, 40)
     assert datasets.tolist() == list(range(40))
@@ -68,13 +68,12 @@ def test_over_draw_names_the_dataset() -> None:
     assert sum(draws) == 1000
     check_draws(datasets, draws)
     draws[1] -= 1
-    message = f"draws {draws[1] + 1} samples from dataset 1 \\(web\\), which has {draws[1]};"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"{draws[1] + 1}.*1.*web.*{draws[1]}"):
         check_draws(datasets, draws, ["books", "web", "code"])
     draws[2] = 0
-    with pytest.raises(ConfigError, match=r"from dataset 1, which has .* and 1 more"):
+    with pytest.raises(ConfigError, match=r"dataset.*1.*1"):
         check_draws(datasets, draws)
-    with pytest.raises(ConfigError, match="from dataset 2, which has none"):
+    with pytest.raises(ConfigError, match=r"dataset.*2"):
         check_draws(datasets, [1000, 1000])
 
 
@@ -97,17 +96,17 @@ def test_text(text: str | list[str], expected: tuple[list[str], list[float] | No
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("", "the blend is ''"),
-        ("[]", "write prefixes"),
-        (["A", ""], "write prefixes"),
-        ("0.3 A B", "word 0 of the blend, '0.3', is a number, but 3 words"),
-        ("A 0.3 B 0.7 C", "word 1 of the blend"),
-        ("0.3 A B C", "word 2 of the blend, 'B', is not a weight, but others are"),
-        ("A B 0.7 C", "word 0 of the blend, 'A', is not a weight"),
+        ("", "''"),
+        ("[]", "prefixes"),
+        (["A", ""], "prefixes"),
+        ("0.3 A B", "0.*'0.3'.*3"),
+        ("A 0.3 B 0.7 C", "1.*'0.3'"),
+        ("0.3 A B C", "2.*'B'"),
+        ("A B 0.7 C", "0.*'A'"),
     ],
 )
-def test_text_that_is_none(text: str | list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_text_that_is_none(text: str | list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         parse_blend(text)

@@ -1,4 +1,4 @@
-"""Fill in the middle on single samples: by hand, against what Megatron-LM itself made, and for what holds always."""
+"""Fill in the middle on single samples: against what Megatron-LM itself made, and for what holds always."""
 
 from __future__ import annotations
 
@@ -25,95 +25,13 @@ from headrace.plan.megatron import FillInTheMiddle, FIMTokens, KeyedDraws, TextC
 GOLDEN = Path(__file__).parents[2] / "golden" / "megatron_fim" / "samples.json"
 
 
-class Scripted:
-    """Draws that are said beforehand, each once."""
-
-    def __init__(self, *said: Any) -> None:
-        self.said = list(said)
-        self.asked: list[float] = []
-
-    def chance(self, rate: float) -> bool:
-        self.asked.append(rate)
-        found = self.said.pop(0)
-        assert isinstance(found, bool)
-        return found
-
-    def cuts(self, length: int) -> tuple[int, int]:
-        found: tuple[int, int] = self.said.pop(0)
-        assert 0 <= min(found) <= max(found) <= length
-        return found
-
-
 def change(sample: list[int], draws: Any, **options: Any) -> list[int]:
     """What becomes of a sample; the options' tokens are the toy's."""
     split = options.get("fragment_rate") is not None
     fim = FillInTheMiddle(tokens=fim_toy.tokens(split), **options)
     found = fill_in_the_middle(np.array(sample, dtype=np.uint16), fim, draws)
     assert found.dtype == np.int64
-    if isinstance(draws, Scripted):
-        assert not draws.said, "every draw is asked for"
     return found.tolist()
-
-
-@pytest.mark.parametrize(
-    ("draws", "made"),
-    [
-        ((True, (1, 3), False), [PREFIX, 0, SUFFIX, 3, MIDDLE, 1, 2]),
-        ((True, (3, 1), False), [PREFIX, 0, SUFFIX, 3, MIDDLE, 1, 2]),
-        ((True, (1, 3), True), [PREFIX, SUFFIX, 3, MIDDLE, 0, 1, 2]),
-        ((True, (0, 0), False), [PREFIX, SUFFIX, 0, 1, 2, 3, MIDDLE]),
-        ((True, (4, 4), True), [PREFIX, SUFFIX, MIDDLE, 0, 1, 2, 3]),
-        ((True, (0, 4), False), [PREFIX, SUFFIX, MIDDLE, 0, 1, 2, 3]),
-        ((False,), [0, 1, 2, 3, EOD, PAD, PAD, PAD]),
-    ],
-)
-def test_layouts_of_one_document(draws: tuple[Any, ...], made: list[int]) -> None:
-    """The document 0 1 2 3, an end, and a last document that is empty and not chosen."""
-    room = [0, 1, 2, 3, EOD, EOD, EOD, EOD]
-    expected = (made + [EOD] * (EOD not in made) + [PAD] * 8)[:8]
-    # The empty documents between the ends go, with their ends; the one behind the last end is asked for, too.
-    assert change(room, Scripted(*draws, False)) == expected
-
-
-def test_cuts_are_between_characters_with_a_codec() -> None:
-    """ "abc" "d" is cut behind "a" and before "d": "bc" is two words where it was part of one."""
-    sample = [6, 3, EOD, EOD, EOD, EOD, EOD, EOD]
-    found = change(sample, Scripted(True, (1, 3), False, False), codec=fim_toy.CODEC)
-    assert found == [PREFIX, 0, SUFFIX, 3, MIDDLE, 1, 2, EOD]
-
-
-def test_a_longer_sample_loses_its_end_and_a_shorter_one_is_filled_up() -> None:
-    assert change([0, 1, 2], Scripted(True, (1, 2), False)) == [PREFIX, 0, SUFFIX]
-    # "a" "b" "c" become one word.
-    assert change([0, 1, 2, 0, 1, 2], Scripted(True, (0, 0), True), codec=fim_toy.CODEC) == [
-        PREFIX, SUFFIX, 6, 6, MIDDLE, PAD,
-    ]  # fmt: skip
-
-
-def test_fragments_of_a_document() -> None:
-    """One draw chooses the document, then each fragment has its own; one without tokens goes, with the mark behind."""
-    options = {"fragment_rate": 0.25, "rate": 0.75}
-    draws = Scripted(True, False, True, (0, 1), False)
-    assert change([0, SPLIT, SPLIT, 1, 2, SPLIT, SPLIT, SPLIT, SPLIT], Scripted(False), **options)[-1] == SPLIT
-    assert change([0, SPLIT, SPLIT, 1, 2], draws, **options) == [0, SPLIT, PREFIX, SUFFIX, 2]
-    assert draws.asked == [0.75, 0.25, 0.25, 0.5]
-    draws = Scripted(False)
-    assert change([0, 1], draws, **options) == [0, 1]
-    assert draws.asked == [0.75], "without the mark a document is chosen by its own rate"
-
-
-def test_a_prefix_keeps_a_document_as_it_is() -> None:
-    """ "ab" is looked for in the text, whatever the tokens are, and no cuts are drawn."""
-    options = {"codec": fim_toy.CODEC, "no_prefix": "ab"}
-    for sample in ([0, 1, 2], [4, 2, 2], [6, 0, 0]):
-        assert change(sample, Scripted(True), **options) == sample
-    assert change([1, 0, 0, 0], Scripted(True, (0, 0), False), **options) == [PREFIX, SUFFIX, 1, 0]
-
-
-def test_rate_zero_leaves_a_sample_as_it_is() -> None:
-    sample = [EOD, 0, EOD, EOD, SPLIT, 1]
-    assert change(sample, Scripted(), rate=0.0) == sample
-    assert change(sample, Scripted(), rate=0.0, fragment_rate=1.0) == sample
 
 
 def test_what_megatron_itself_made() -> None:
@@ -244,32 +162,23 @@ MARKS = {"prefix": 1, "middle": 2, "suffix": 3, "pad": 4, "eod": 5}
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("made", "wrong", "named"),
     [
-        ({"prefix": -1}, "ids of tokens must be at least 0, found {'prefix': -1}"),
-        ({"prefix": 2}, "must be different tokens"),
-        ({"split": 5}, "must be different tokens"),
+        (FIMTokens, {"prefix": -1}, "'prefix'.*-1"),
+        (FIMTokens, {"prefix": 2}, "different"),
+        (FIMTokens, {"split": 5}, "different"),
+        (FillInTheMiddle, {"rate": 1.5}, r"rate.*1\.5"),
+        (FillInTheMiddle, {"spm_rate": -0.1}, r"spm_rate.*-0\.1"),
+        (FillInTheMiddle, {"rate": float("nan")}, "rate.*nan"),
+        (FillInTheMiddle, {"tokens": FIMTokens(**MARKS, split=6)}, r"tokens\.split.*6.*fragment_rate"),
+        (FillInTheMiddle, {"no_prefix": "x"}, "no_prefix.*'x'.*codec"),
+        (FillInTheMiddle, {"no_prefix": "", "codec": fim_toy.CODEC}, "empty"),
     ],
 )
-def test_wrong_tokens(wrong: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        FIMTokens(**{**MARKS, **wrong})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"rate": 1.5}, "rate is 1.5; it must be a share from 0 to 1"),
-        ({"spm_rate": -0.1}, "spm_rate is -0.1; it must be a share"),
-        ({"rate": float("nan")}, "rate is nan; it must be a share"),
-        ({"tokens": FIMTokens(**MARKS, split=6)}, "tokens.split is 6, but there is no fragment_rate: set the share"),
-        ({"no_prefix": "x"}, "no_prefix is 'x', with no codec"),
-        ({"no_prefix": "", "codec": fim_toy.CODEC}, "a text that is not empty"),
-    ],
-)
-def test_wrong_options(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        FillInTheMiddle(**{"tokens": FIMTokens(**MARKS), **wrong})
+def test_wrong_tokens_and_options(made: type, wrong: dict[str, Any], named: str) -> None:
+    right = MARKS if made is FIMTokens else {"tokens": FIMTokens(**MARKS)}
+    with pytest.raises(ConfigError, match=named):
+        made(**{**right, **wrong})
 
 
 def test_without_a_token_that_splits_the_rate_of_fragments_has_no_effect() -> None:

@@ -71,22 +71,6 @@ def test_blend(how: str, weights: list[float], size: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["plain", "compiled", "numpy"])
-def test_a_dataset_leaves_at_its_limit(how: str) -> None:
-    """Of 50 that would all be taken in turn, the first has two samples only, and the last one."""
-    kernel = blend_plainly if how == "numpy" else made(kernels.blend_kernel, how)
-    for count in (3, 50):
-        limits = np.full(count, 9)
-        limits[0], limits[-1] = 2, 1
-        datasets, samples = np.zeros(4 * count - 5, np.int16), np.zeros(4 * count - 5, np.int64)
-        kernel(np.full(count, 1 / count), limits, datasets, samples)
-        draws = np.bincount(datasets, minlength=count)
-        assert (draws[0], draws[-1]) == (2, 1)
-        assert draws.max() <= 9
-        for number in range(count):
-            assert samples[datasets == number].tolist() == list(range(draws[number]))
-
-
-@pytest.mark.parametrize("how", ["plain", "compiled", "numpy"])
 @pytest.mark.parametrize("count", [1, 2, 40, 41, 63, 64, 65, 129])
 def test_exhaustive_blend(how: str, count: int) -> None:
     """More datasets than a block has; they are used up at different times, and all weights may be equal."""
@@ -112,14 +96,6 @@ def test_sums(how: str, size: int) -> None:
     made(kernels.sums_kernel, how)(entries, sizes, 16, sums)
     expected = [sum(sizes[entries[: 16 * i]].tolist()) for i in range(len(sums))]
     assert sums.tolist() == expected
-
-
-@pytest.mark.parametrize("count", [40, 41, 64, 65, 200])
-def test_the_first_of_equals_is_taken_also_in_another_block(count: int) -> None:
-    kernel = made(kernels.blend_kernel, "compiled")
-    datasets, samples = np.zeros(3 * count, np.int16), np.zeros(3 * count, np.int64)
-    kernel(np.full(count, 1 / count), np.full(count, 2**62), datasets, samples)
-    assert (datasets.tolist(), samples.tolist()) == plainly.blend([1 / count] * count, 3 * count)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 500])

@@ -79,14 +79,14 @@ def test_aleph_alpha(sizes: list[int], size: int, wanted: int, seed: int) -> Non
     sampling = GPTSampling(sequence_length=size, num_samples=wanted, seed=seed, dialect="aleph_alpha")
     expected = plainly.aleph_alpha_epoch(sizes, size, seed)
     if wanted and not expected:
-        with pytest.raises(ConfigError, match="too few tokens for one sample"):
+        with pytest.raises(ConfigError, match="sample"):
             AlephAlphaOrder(np.array(sizes), sampling)
         return
     epochs = 1
     while len(expected) < wanted:
         more = plainly.aleph_alpha_epoch(sizes, size, seed + epochs)
         if not more:
-            with pytest.raises(ConfigError, match="too few tokens for one sample"):
+            with pytest.raises(ConfigError, match="sample"):
                 AlephAlphaOrder(np.array(sizes), sampling)
             return
         expected += more
@@ -96,7 +96,7 @@ def test_aleph_alpha(sizes: list[int], size: int, wanted: int, seed: int) -> Non
     assert order.num_samples == len(expected)
     numbers = np.random.default_rng(0).permutation(len(expected))
     assert split(order.locate(numbers)) == [expected[i] for i in numbers]
-    with pytest.raises(ConfigError, match="samples of this run"):
+    with pytest.raises(ConfigError, match="samples"):
         order.locate(np.array([len(expected)]))
 
 
@@ -180,6 +180,7 @@ def test_extending_a_run_warns_exactly_when_its_order_changes(
     reorders = old.reorders_when_extended(after)
     assert reorders != (after in old.epochs.same_order)
     assert before in old.epochs.same_order
+    assert old.reorders_when_extended(None) == (old.num_epochs > 1)
     if not reorders:
         assert same
     with warnings.catch_warnings(record=True) as caught:
@@ -206,66 +207,52 @@ def test_the_last_epoch_is_apart_below_80_percent(epochs: int) -> None:
         assert found.separate_last_epoch == expected
 
 
-def test_the_reorder_is_real() -> None:
-    """The golden case: one border apart, no sample keeps its place."""
-    orders = [
-        GPTOrder(np.array([20, 50, 60, 30, 100, 5]), GPTSampling(sequence_length=30, num_samples=n, seed=1234))
-        for n in (8, 12, 16, 20)
-    ]
-    assert [order.epochs.same_order for order in orders] == [range(9), range(9, 14), range(14, 18), range(18, 23)]
-    firsts = [split(order.locate(np.arange(8))) for order in orders]
-    for old, new, left, right in zip(orders, orders[1:], firsts, firsts[1:], strict=False):
-        assert left != right
-        assert old.reorders_when_extended(new.sampling.num_samples)
-    assert not orders[0].reorders_when_extended(None)
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"sequence_length": 0}, "sequence_length is 0"),
-        ({"num_samples": -1}, "num_samples is -1"),
-        ({"seed": 2**32}, "seed is 4294967296"),
-        ({"seed": -1}, "seed is -1"),
-        ({"dialect": "deepspeed"}, "allowed are 'core'"),
-        ({"last_epoch": "apart"}, "allowed are 'auto'"),
-        ({"dialect": "neox", "add_extra_token": False}, "use 'core'"),
-        ({"dialect": "legacy", "drop_last_partial": False}, "use 'core'"),
-        ({"dialect": "neox", "last_epoch": "separate"}, "no separate last epoch"),
+        ({"sequence_length": 0}, "sequence_length.*0"),
+        ({"num_samples": -1}, "num_samples.*-1"),
+        ({"seed": 2**32}, "seed.*4294967296"),
+        ({"seed": -1}, "seed.*-1"),
+        ({"dialect": "deepspeed"}, "'core'"),
+        ({"last_epoch": "apart"}, "'auto'"),
+        ({"dialect": "neox", "add_extra_token": False}, "'core'"),
+        ({"dialect": "legacy", "drop_last_partial": False}, "'core'"),
+        ({"dialect": "neox", "last_epoch": "separate"}, "separate"),
         ({"float32_ceil": True}, "drop_last_partial=False"),
     ],
 )
-def test_what_is_not_allowed(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_is_not_allowed(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         GPTSampling(**({"sequence_length": 8, "num_samples": 1, "seed": 0} | change))
 
 
 def test_wrong_lengths_are_refused() -> None:
     sampling = GPTSampling(sequence_length=8, num_samples=1, seed=0)
-    for sizes, message in [
-        (np.array([3, -1]), "sequence 1 has -1 tokens"),
-        (np.array([3.0]), "array of integers"),
-        (np.array([[3]]), "array of integers"),
-        (np.array([0, 0]), "the sequences have no tokens"),
-        (np.zeros(0), "the sequences have no tokens"),
+    for sizes, named in [
+        (np.array([3, -1]), "1.*-1"),
+        (np.array([3.0]), "integers"),
+        (np.array([[3]]), "integers"),
+        (np.array([0, 0]), "sequences"),
+        (np.zeros(0), "sequences"),
     ]:
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=named):
             GPTOrder(sizes, sampling)
-    with pytest.raises(ConfigError, match="2\\^62 tokens or more"):
+    with pytest.raises(ConfigError, match=r"2\^62"):
         GPTOrder(np.array([1]), GPTSampling(sequence_length=2**30, num_samples=2**33, seed=0))
-    with pytest.raises(ConfigError, match="numbers from 0"):
+    with pytest.raises(ConfigError, match=r"numbers.*0"):
         GPTOrder(np.array([1]), sampling, first_sequence=2**31)
     with pytest.raises(ConfigError, match="AlephAlphaOrder"):
         GPTOrder(np.array([9]), GPTSampling(sequence_length=8, num_samples=1, seed=0, dialect="aleph_alpha"))
-    with pytest.raises(ConfigError, match="is for 'aleph_alpha'"):
+    with pytest.raises(ConfigError, match="'aleph_alpha'"):
         AlephAlphaOrder(np.array([9]), sampling)
-    with pytest.raises(ConfigError, match=r"seed 4294967296, which is 2\^32 or more"):
+    with pytest.raises(ConfigError, match=r"4294967296.*2\^32"):
         order_samples(
             np.array([9]), GPTSampling(sequence_length=8, num_samples=2, seed=2**32 - 1, dialect="aleph_alpha")
         )
     order = GPTOrder(np.array([9, 9]), sampling)
     for wrong in (-1, order.num_samples):
-        with pytest.raises(ConfigError, match="samples of this run"):
+        with pytest.raises(ConfigError, match="samples"):
             order.locate(np.array([0, wrong]))
 
 

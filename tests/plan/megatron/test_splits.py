@@ -55,14 +55,14 @@ def test_text(split: str, shares: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("split", ["", "a", "1,-1", "1e3,1", "1,2,3,4", "0,0,0", "0", "1,,2", "1.2.3", "nan,1"])
 def test_text_that_is_none(split: str) -> None:
-    with pytest.raises(ConfigError, match="the split is"):
+    with pytest.raises(ConfigError, match="split"):
         parse_split(split)
 
 
 def test_what_is_refused() -> None:
     # Megatron would take the last sequence for validation, and all of them again.
-    with pytest.raises(ConfigError, match=r"\[0, -1, 1, 3\], below 0"):
+    with pytest.raises(ConfigError, match=r"\[0.*-1.*1"):
         split_ranges("0,1,1", 3, era="legacy")
     assert split_ranges("0,1,1", 3, era="core") == (None, (0, 2), (2, 3))
-    with pytest.raises(ConfigError, match="allowed are 'core', 'legacy'"):
+    with pytest.raises(ConfigError, match=r"'core'.*'legacy'"):
         split_ranges("1", 3, era="neox")  # type: ignore[arg-type]

@@ -54,14 +54,6 @@ def test_only_pieces_that_take_the_same_room_change_places(drawn: tuple[list[int
     assert before == after, "every piece of every document exactly once"
 
 
-@settings(max_examples=cases(20, 5_000), deadline=None)
-@given(drawn())
-def test_without_a_key_the_packs_are_those_of_the_plain_model(drawn: tuple[list[int], Packing]) -> None:
-    lengths, packing = drawn
-    plan = plan_packs(np.array(lengths, dtype=np.int64), packing)
-    assert packs_plainly.unpacked(plan.items(np.arange(len(plan)))) == packs_plainly.packs(lengths, packing)
-
-
 def test_keys_mean_nothing_without_repack() -> None:
     lengths = np.tile(np.arange(1, 9), 20)
     plan = plan_packs(lengths, Packing(seq_len=16))

@@ -84,9 +84,7 @@ def test_tokens_lost_by_the_thousand_million(over_long: Any) -> None:
 
 def test_more_pieces_than_a_plan_can_number() -> None:
     """One document is enough for it."""
-    with pytest.raises(
-        ConfigError, match=r"1 documents and 4,294,967,296 full pieces of split ones; .* at most 4,294,967,294.*blend"
-    ):
+    with pytest.raises(ConfigError, match=r"1.*4,294,967,296.*4,294,967,294"):
         plan_packs(HugeLengths((1, LONGEST << 32)), Packing(seq_len=LONGEST, over_long="split"))
     # Where it is no pieces there are not too many; and without splitting the numbers of documents count alone.
     plan = plan_packs(HugeLengths((1, LONGEST << 32)), Packing(seq_len=LONGEST, over_long="truncate_right"))
@@ -100,9 +98,7 @@ def test_more_documents_than_a_plan_can_number(monkeypatch: pytest.MonkeyPatch) 
     assert len(plan_packs(np.array([1] * 10), packing)) == 3
     assert len(plan_packs(np.array([1] * 5 + [20]), Packing(seq_len=4, over_long="drop"))) == 2
     for lengths in ([1] * 11, [1] * 5 + [20]):
-        with pytest.raises(
-            ConfigError, match=r"documents and \d full pieces of split ones; a plan of packs holds at most 10"
-        ):
+        with pytest.raises(ConfigError, match=r"documents.*10"):
             plan_packs(np.array(lengths), packing)
 
 

@@ -30,9 +30,6 @@ O200K = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-BYTE_LEVEL = ["gpt2", "cl100k", "o200k", "llama3", "qwen2"]
-OTHERS = ["llama2", "metaspace", "wordpiece", "unigram"]
-
 PROSE = (
     "It's the end of the world as we know it, and they've said so 12,345 times.\n"
     "Der Fluß fließt über die Brücke, größer als zuvor; niemand weiß warum.\n"
@@ -80,8 +77,6 @@ class Family:
 
     eod = EOD
     odd = Odd
-    prose = PROSE
-    byte_level = BYTE_LEVEL
 
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,13 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from counts import cases
 from headrace.preparing.backends import backend
+from headrace.preparing.backends.backend import RefusedTextError
 from headrace.preparing.backends.layout import UnsuitableError
 from headrace.preparing.backends.libraries import FastokensBackend, GigatokenBackend, TiktokenBackend
-from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.reference import TextCutter, TokenizersBackend, most_bytes
 
 FAST = {"gigatoken": GigatokenBackend, "fastokens": FastokensBackend, "tiktoken": TiktokenBackend}
 SUITABLE = [
@@ -69,6 +72,10 @@ def set_pre_tokenizer(step: Any) -> Callable[[dict[str, Any]], None]:
     return lambda made: made.update(pre_tokenizer=step)
 
 
+def set_steps(*steps: Any) -> Callable[[dict[str, Any]], None]:
+    return set_pre_tokenizer({"type": "Sequence", "pretokenizers": list(steps)})
+
+
 def drop_byte(made: dict[str, Any]) -> None:
     del made["model"]["vocab"]["\u0100"]
 
@@ -82,72 +89,35 @@ def repeat_merge(made: dict[str, Any]) -> None:
     made["model"]["merges"].append(made["model"]["merges"][0])
 
 
-BYTE_LEVEL_STEP = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+ALL, BYTE_LEVEL = "gigatoken fastokens tiktoken", "gigatoken tiktoken"
+STEP = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+UNSPLIT = {**STEP, "use_regex": False}
 SPLIT = {"type": "Split", "pattern": {"Regex": r"\s+|\S+"}, "behavior": "Isolated", "invert": False}
 
 UNSUITABLE = [
-    ("gpt2", set_model(dropout=0.1), "drop out by chance", "gigatoken fastokens tiktoken"),
-    (
-        "gpt2",
-        set_model(continuing_subword_prefix="##"),
-        "continuing_subword_prefix '##'",
-        "gigatoken fastokens tiktoken",
-    ),
-    ("gpt2", set_model(end_of_word_suffix="</w>"), "end_of_word_suffix '</w>'", "gigatoken fastokens tiktoken"),
-    ("gpt2", drop_byte, "lacks the byte 0x00 and 0 others", "gigatoken tiktoken"),
-    ("gpt2", set_pre_tokenizer(None), "ends in nothing", "gigatoken tiktoken"),
-    ("gpt2", set_pre_tokenizer({"type": "Whitespace"}), "ends in Whitespace, not in ByteLevel", "gigatoken tiktoken"),
-    ("gpt2", set_pre_tokenizer({**BYTE_LEVEL_STEP, "use_regex": False}), "its text is not split", "gigatoken tiktoken"),
-    (
-        "gpt2",
-        set_pre_tokenizer({"type": "Sequence", "pretokenizers": [SPLIT, {**BYTE_LEVEL_STEP, "use_regex": True}]}),
-        "by its own regex and by ByteLevel's",
-        "gigatoken tiktoken",
-    ),
-    (
-        "gpt2",
-        set_pre_tokenizer(
-            {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL_STEP]}
-        ),
-        "Digits, where only Split by a regex is known",
-        "gigatoken tiktoken",
-    ),
-    (
-        "gpt2",
-        set_pre_tokenizer(
-            {
-                "type": "Sequence",
-                "pretokenizers": [{**SPLIT, "behavior": "Removed"}, {**BYTE_LEVEL_STEP, "use_regex": False}],
-            }
-        ),
-        "splits as Removed, invert False",
-        "gigatoken tiktoken",
-    ),
-    (
-        "gpt2",
-        set_pre_tokenizer(
-            {"type": "Sequence", "pretokenizers": [{**SPLIT, "invert": True}, {**BYTE_LEVEL_STEP, "use_regex": False}]}
-        ),
-        "splits as Isolated, invert True",
-        "gigatoken tiktoken",
-    ),
-    (
-        "gpt2",
-        set_pre_tokenizer({"type": "Sequence", "pretokenizers": [SPLIT, {**BYTE_LEVEL_STEP, "use_regex": False}]}),
-        "the library refuses it: Unknown pre_tokenizer",
-        "gigatoken",
-    ),
-    ("gpt2", lambda made: made.update(normalizer={"type": "Lowercase"}), "normaliser Lowercase", "gigatoken tiktoken"),
-    ("qwen2", lambda made: None, "its normaliser NFC", "tiktoken"),
-    ("gpt2", set_pre_tokenizer({**BYTE_LEVEL_STEP, "add_prefix_space": True}), "a space before each text", "tiktoken"),
-    ("gpt2", repeat_merge, "at two places: ranks cannot follow them", "tiktoken"),
-    ("gpt2", drop_merge, "its merges do not make the token", "tiktoken"),
-    ("llama3", lambda made: made["model"]["merges"].pop(), "no merge makes its token", "tiktoken"),
-    ("llama2", lambda made: None, "falls back to bytes, and is not byte-level", "tiktoken"),
-    ("llama2", lambda made: made["model"]["vocab"].pop("<0x0A>"), "lacks the byte 0x0a and 0 others", "gigatoken"),
-    ("unigram", lambda made: None, "its model is Unigram, not byte-pair", "gigatoken fastokens tiktoken"),
-    ("wordpiece", lambda made: None, "its model is WordPiece, not byte-pair", "gigatoken fastokens tiktoken"),
-    ("gpt2", lambda made: made.pop("model"), "cannot be taken apart: KeyError", "gigatoken fastokens tiktoken"),
+    ("gpt2", set_model(dropout=0.1), "chance", ALL),
+    ("gpt2", set_model(continuing_subword_prefix="##"), "continuing_subword_prefix '##'", ALL),
+    ("gpt2", set_model(end_of_word_suffix="</w>"), "end_of_word_suffix '</w>'", ALL),
+    ("gpt2", drop_byte, "0x00 and 0 others", BYTE_LEVEL),
+    ("gpt2", set_pre_tokenizer(None), "nothing", BYTE_LEVEL),
+    ("gpt2", set_pre_tokenizer({"type": "Whitespace"}), "Whitespace", BYTE_LEVEL),
+    ("gpt2", set_pre_tokenizer(UNSPLIT), "not split", BYTE_LEVEL),
+    ("gpt2", set_steps(SPLIT, {**STEP, "use_regex": True}), "ByteLevel's", BYTE_LEVEL),
+    ("gpt2", set_steps({"type": "Digits", "individual_digits": True}, STEP), "Digits", BYTE_LEVEL),
+    ("gpt2", set_steps({**SPLIT, "behavior": "Removed"}, UNSPLIT), "Removed, invert False", BYTE_LEVEL),
+    ("gpt2", set_steps({**SPLIT, "invert": True}, UNSPLIT), "Isolated, invert True", BYTE_LEVEL),
+    ("gpt2", set_steps(SPLIT, UNSPLIT), "Unknown pre_tokenizer", "gigatoken"),
+    ("gpt2", lambda made: made.update(normalizer={"type": "Lowercase"}), "Lowercase", BYTE_LEVEL),
+    ("qwen2", lambda made: None, "NFC", "tiktoken"),
+    ("gpt2", set_pre_tokenizer({**STEP, "add_prefix_space": True}), "space before", "tiktoken"),
+    ("gpt2", repeat_merge, "two places", "tiktoken"),
+    ("gpt2", drop_merge, "do not make the token", "tiktoken"),
+    ("llama3", lambda made: made["model"]["merges"].pop(), "no merge makes", "tiktoken"),
+    ("llama2", lambda made: None, "falls back to bytes", "tiktoken"),
+    ("llama2", lambda made: made["model"]["vocab"].pop("<0x0A>"), "0x0a and 0 others", "gigatoken"),
+    ("unigram", lambda made: None, "Unigram", ALL),
+    ("wordpiece", lambda made: None, "WordPiece", ALL),
+    ("gpt2", lambda made: made.pop("model"), "KeyError", ALL),
 ]
 
 
@@ -162,26 +132,23 @@ def test_unsuitable(name: str, change: Any, message: str, library: str, family: 
     assert message in str(error.value)
 
 
-def test_ranks_follow_the_merges_where_ids_do_not(family: Any) -> None:
-    def renumber(made: dict[str, Any]) -> None:
-        vocabulary = made["model"]["vocab"]
-        size = len(vocabulary)
-        shuffled = {token: (number * 601 + 7) % size for token, number in vocabulary.items()}
-        assert len(set(shuffled.values())) == size
-        made["model"]["vocab"] = shuffled
-        made["added_tokens"] = []
-
-    content = family.change(family.make("gpt2", []), renumber)
-    texts = family.documents(100)
-    ours, theirs = TiktokenBackend(content, "encode").encode(texts), TokenizersBackend(content, "encode").encode(texts)
-    np.testing.assert_array_equal(ours.ids, theirs.ids)
+def renumber(made: dict[str, Any]) -> None:
+    """Ids do not follow the merges."""
+    vocabulary = made["model"]["vocab"]
+    size = len(vocabulary)
+    made["model"]["vocab"] = {token: (number * 601 + 7) % size for token, number in vocabulary.items()}
+    assert len({*made["model"]["vocab"].values()}) == size
+    made["added_tokens"] = []
 
 
-def test_merges_of_one_token_may_follow_one_another(family: Any) -> None:
-    def repeat(made: dict[str, Any]) -> None:
-        made["model"]["merges"] = [merge for merge in made["model"]["merges"] for _ in range(2)]
+def double_merges(made: dict[str, Any]) -> None:
+    """Those of one token follow one another."""
+    made["model"]["merges"] = [merge for merge in made["model"]["merges"] for _ in range(2)]
 
-    content = family.change(family.make("gpt2"), repeat)
+
+@pytest.mark.parametrize("change", [renumber, double_merges])
+def test_ranks_follow_the_merges(change: Any, family: Any) -> None:
+    content = family.change(family.make("gpt2", []), change)
     texts = family.documents(100)
     ours, theirs = TiktokenBackend(content, "encode").encode(texts), TokenizersBackend(content, "encode").encode(texts)
     np.testing.assert_array_equal(ours.ids, theirs.ids)
@@ -236,3 +203,176 @@ def test_optional_libraries_are_imported_when_used() -> None:
         "print([name for name in ('gigatoken', 'fastokens', 'tiktoken', 'awkward') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# The reference tokeniser: long texts are encoded in pieces, and their ids are those of the whole.
+
+
+FAMILIES = ["gpt2", "cl100k", "o200k", "llama3", "qwen2", "llama2", "metaspace", "wordpiece", "unigram"]
+PIECE_BYTES = 700
+ADDED = [
+    AddedToken("<|endoftext|>", special=True, normalized=False),
+    AddedToken("<mask>", special=True, lstrip=True, normalized=False),
+    AddedToken("<r>", special=True, rstrip=True, normalized=False),
+    AddedToken("and", special=False, single_word=True, normalized=True),
+    AddedToken("  ", special=False, normalized=False),
+]
+WORDS = [
+    "the", "of", "and", "in", "It's", "they've", "12345", "word", "x_y", "<mask>", "<r>", "<|endoftext|>", "...",
+    "\u00e9t\u00e9", "e\u0301", "größer", "лиса", "σΣ", "敏捷的棕色狐狸。", "नमस्ते", "😀", "a" * 50, "ﬁ", "İ", '"', "(",
+    "\n", "\n\n", "\r\n", "\t", "  ", "    ", "\u3000", "\u2581",
+]  # fmt: skip
+
+
+def cutter(content: bytes, piece_bytes: int = PIECE_BYTES) -> TextCutter:
+    return TextCutter(Tokenizer.from_str(content.decode()), content, piece_bytes=piece_bytes)
+
+
+def whole(content: bytes, text: str) -> list[int]:
+    return list(Tokenizer.from_str(content.decode()).encode(text, add_special_tokens=False).ids)
+
+
+def mixture(seed: int, count: int) -> str:
+    rng = random.Random(seed)
+    kinds = rng.sample(WORDS, rng.randint(4, len(WORDS)))
+    return "".join(rng.choice(kinds) + rng.choice([" ", " ", " ", "", "\n"]) for _ in range(count))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.sampled(1)
+def test_pieces_have_the_ids_of_the_whole(name: str, family: Any) -> None:
+    content = family.make(name, ADDED)
+    backend = TokenizersBackend(content, "encode", piece_bytes=PIECE_BYTES)
+    cuts = cutter(content)
+    num_cut = 0
+
+    @given(seed=st.integers(0, 2**32), count=st.integers(300, 900))
+    @settings(max_examples=25, deadline=None)
+    def check(seed: int, count: int) -> None:
+        nonlocal num_cut
+        text = mixture(seed, count)
+        num_cut += len(cuts.cut(text)) > 1
+        assert backend.encode([text]).ids.tolist() == whole(content, text)
+
+    check()
+    assert num_cut > 10
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prose_is_cut_into_small_pieces(name: str, family: Any) -> None:
+    content = family.make(name)
+    text = "\n".join(family.texts) + f"a{family.eod}b"
+    pieces = cutter(content, 10_000).cut(text)
+    assert max(map(most_bytes, pieces)) <= 60_000
+    ids = TokenizersBackend(content, "encode", piece_bytes=10_000).encode(["a b", text, "", "c"])
+    assert (ids.ids.dtype, ids.lengths.dtype) == (np.uint32, np.int64)
+    assert ids.lengths.tolist() == [len(whole(content, one)) for one in ("a b", text, "", "c")]
+    assert ids.ids.tolist() == [number for one in ("a b", text, "", "c") for number in whole(content, one)]
+
+
+def test_chinese_is_cut_behind_line_ends(family: Any) -> None:
+    text = "敏捷的棕色狐狸跳过懒狗。\n" * 2_000
+    pieces = cutter(family.make("gpt2"), 3_000).cut(text)
+    assert "".join(pieces) == text
+    assert len(pieces) > 20
+
+
+def test_a_text_without_a_place_stays_whole(family: Any) -> None:
+    text = "0 " * 5_000
+    assert cutter(family.make("gpt2")).cut(text) == [text]
+
+
+def test_a_stretch_without_a_place_does_not_stop_the_cutting(family: Any) -> None:
+    text = "some words here " * 200 + "x" * 5_000 + " and more words" * 200
+    pieces = cutter(family.make("gpt2")).cut(text)
+    assert "".join(pieces) == text
+    assert sorted(map(len, pieces))[-2] < 2_000
+    assert len(pieces) > 6
+
+
+def unsplit(made: dict[str, Any]) -> None:
+    made["pre_tokenizer"] = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False
+    }  # fmt: skip
+
+
+def quoting(made: dict[str, Any]) -> None:
+    """Splits what stands in quotes from the rest: where it splits depends on all quotes before."""
+    made["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r'"[^"]*"|[^"\s]+|\s'}
+
+
+def add_inner_space(made: dict[str, Any]) -> None:
+    """A token of an unsplit text that reaches over a space."""
+    made["model"]["vocab"]["n\u2581y"] = len(made["model"]["vocab"])
+
+
+def remove_brackets(made: dict[str, Any]) -> None:
+    """A normaliser of unknown reach, as the next one."""
+    made["normalizer"] = {"type": "Replace", "pattern": {"Regex": r"\(.*\)"}, "content": ""}
+
+
+def join_words(made: dict[str, Any]) -> None:
+    made["normalizer"] = {"type": "Replace", "pattern": {"String": "e w"}, "content": "-"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("cl100k", unsplit),
+        ("cl100k", quoting),
+        ("llama2", add_inner_space),
+        ("gpt2", remove_brackets),
+        ("gpt2", join_words),
+    ],
+)
+def test_a_tokeniser_that_sees_further_gets_whole_texts(name: str, change: Any, family: Any) -> None:
+    content = family.make(name)
+    text = "some words here " * 500
+    assert len(cutter(content).cut(text)) > 5
+    assert cutter(family.change(content, change)).cut(text) == [text]
+
+
+@pytest.mark.parametrize("token", ["new york", "x\ny", "end\n."])
+def test_no_cut_where_an_added_token_may_reach_over(token: str, family: Any) -> None:
+    content = family.make("gpt2", [AddedToken(token, special=False, normalized=False)])
+    text = "new york new york\n" * 300
+    pieces = cutter(content).cut(text)
+    assert len(pieces) == 1 if " " in token else all(piece.startswith(" ") for piece in pieces[1:])
+
+
+def test_metaspace_that_does_not_split_is_cut_by_its_vocabulary(family: Any) -> None:
+    tokenizer = Tokenizer.from_str(family.make("metaspace").decode())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    content = tokenizer.to_str().encode()
+    text = " ".join(family.texts)[:40_000]
+    backend = TokenizersBackend(content, "encode", piece_bytes=PIECE_BYTES)
+    assert len(cutter(content).cut(text)) > 10
+    assert backend.encode([text]).ids.tolist() == whole(content, text)
+
+
+def test_special_tokens_are_text_where_literal_and_other_added_ones_are_not(family: Any) -> None:
+    content = family.make("gpt2", [AddedToken("<s>", special=True), AddedToken("<x>", special=False)])
+    vocabulary = Tokenizer.from_str(content.decode()).get_vocab()
+    for special, has_special in (("encode", True), ("literal", False), ("error", True)):
+        ids = TokenizersBackend(content, special).encode(["a<s>b<x>c"]).ids.tolist()
+        assert (vocabulary["<s>"] in ids) == has_special
+        assert vocabulary["<x>"] in ids
+
+
+def test_truncation_and_padding_of_the_file_are_off(family: Any) -> None:
+    tokenizer = Tokenizer.from_str(family.make("gpt2").decode())
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=50)
+    encoded = TokenizersBackend(tokenizer.to_str().encode(), "encode").encode(["some words here, more than three", "a"])
+    assert encoded.lengths[0] > 3
+    assert encoded.lengths[1] == 1
+
+
+def test_a_refused_text_is_named() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="missing"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend = TokenizersBackend(json.dumps(json.loads(tokenizer.to_str())).encode(), "encode", piece_bytes=4)
+    assert backend.encode(["a b", "b"]).ids.tolist() == [0, 1, 1]
+    with pytest.raises(RefusedTextError, match=r"WordLevel.*\[UNK\]") as error:
+        backend.encode(["a b", "b", "a", "a x b", "x"])
+    assert error.value.index == 3

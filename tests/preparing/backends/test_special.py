@@ -1,4 +1,4 @@
-"""Texts that hold an added token are found."""
+"""A `tokenizer.json` is taken apart, and texts that hold one of its added tokens are found."""
 
 from __future__ import annotations
 
@@ -6,54 +6,32 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
+from headrace.preparing.backends.layout import UnsuitableError, byte_characters, is_plain, read_layout
 from headrace.preparing.backends.special import SpecialFinder
 
 
-def make(contents: list[str], *, special: bool = True) -> bytes:
-    added = [
-        {"id": number, "content": content, "special": special, "normalized": False, "single_word": False,
-         "lstrip": False, "rstrip": False}
-        for number, content in enumerate(contents)
-    ]  # fmt: skip
-    return json.dumps({"added_tokens": added, "model": {"type": "BPE", "vocab": {}, "merges": []}}).encode()
+def make_layout(added: list[dict[str, Any]], **parts: Any) -> bytes:
+    numbered = [{"id": number, **token} for number, token in enumerate(added)]
+    return json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": numbered, **parts}).encode()
 
 
 PIECES = st.text(alphabet="<|>ab [é\u4e00", min_size=1, max_size=4)
 
 
-@given(
-    contents=st.lists(PIECES, min_size=1, max_size=8), texts=st.lists(st.text(alphabet="<|>ab [é\u4e00"), max_size=8)
-)
+@given(contents=st.lists(PIECES, max_size=8), texts=st.lists(st.text(alphabet="<|>ab [é\u4e00"), max_size=8))
+@example(contents=[], texts=["", "<s>"])
+@example(contents=["<|a|>", "  ", "   "], texts=["a b", "a  b", "a    b", "<|a|>", "<|a"])
 def test_found_is_what_a_search_for_each_finds(contents: list[str], texts: list[str]) -> None:
-    finder = SpecialFinder(make(contents))
+    finder = SpecialFinder(make_layout([{"content": one, "special": True} for one in contents]))
     assert finder.find(texts).tolist() == [any(content in text for content in contents) for text in texts]
     for text in texts:
         name = finder.which(text)
         firsts = [(text.index(one), -len(one), one) for one in contents if one in text]
         assert name == (min(firsts)[2] if firsts else "")
-
-
-def test_many_reserved_tokens_are_one_group() -> None:
-    contents = [f"<|reserved_special_token_{number}|>" for number in range(256)] + ["<|eot|>"]
-    finder = SpecialFinder(make(contents))
-    assert len(finder._groups) == 1
-    texts = ["a < b | c", "x<|reserved_special_token_255|>", "<|reserved_special_token_256|>", "<|eot|", "<|eot|>"]
-    assert finder.find(texts).tolist() == [False, True, False, False, True]
-
-
-def test_runs_of_spaces_are_found() -> None:
-    finder = SpecialFinder(make(["<|endoftext|>", *(" " * count for count in range(2, 25))], special=False), "ordinary")
-    assert finder.find(["a b", "a  b", "a" + " " * 30, "<|endoftext|>", ""]).tolist() == [
-        False,
-        True,
-        True,
-        True,
-        False,
-    ]
 
 
 def test_only_the_kind_asked_for(family: Any) -> None:
@@ -62,12 +40,6 @@ def test_only_the_kind_asked_for(family: Any) -> None:
     assert SpecialFinder(content).find(texts).tolist() == [True, False, False]
     assert SpecialFinder(content, "ordinary").find(texts).tolist() == [False, True, False]
     assert SpecialFinder(content, "added").find(texts).tolist() == [True, True, False]
-
-
-def test_without_any_nothing_is_found() -> None:
-    finder = SpecialFinder(make([]))
-    assert not finder.find(["", "<s>"]).any()
-    assert finder.which("<s>") == ""
 
 
 @pytest.mark.parametrize(
@@ -104,3 +76,78 @@ def test_a_text_that_is_not_found_has_no_added_token(seed: int, family: Any) -> 
     held = [bool(numbers & set(encoding.ids)) for encoding in encoder.encode_batch_fast(texts)]
     assert not any(has and not was for has, was in zip(held, found, strict=True))
     assert any(held)
+
+
+# A `tokenizer.json` taken apart.
+
+
+def test_byte_characters_are_those_of_the_library() -> None:
+    assert sorted(byte_characters()) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(byte_characters().values()) == list(range(256))
+    for text in ("a", " ", "\n", "é", "\u00ad", "\x7f", "\u4e00"):
+        [(shown, _)] = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+        assert bytes(byte_characters()[one] for one in shown) == text.encode()
+
+
+def test_sequences_are_unrolled() -> None:
+    inner = {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, {"type": "ByteLevel"}]}
+    layout = read_layout(
+        make_layout(
+            [],
+            pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Split"}, inner]},
+            normalizer={"type": "Sequence", "normalizers": []},
+        )
+    )
+    assert [step["type"] for step in layout.pre_tokenizers] == ["Split", "Digits", "ByteLevel"]
+    assert layout.normalizers == []
+
+
+def test_a_file_without_the_name_of_its_model_is_bpe_where_it_has_merges() -> None:
+    assert read_layout(b'{"model": {"vocab": {}, "merges": []}}').model["type"] == "BPE"
+    assert "type" not in read_layout(b'{"model": {"vocab": {}}}').model
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"model": 3}', b'{"model": {}, "added_tokens": [{"id": 1}]}'])
+def test_what_is_no_tokeniser(content: bytes) -> None:
+    with pytest.raises(UnsuitableError, match="cannot"):
+        read_layout(content)
+
+
+def test_for_another_library_nothing_cuts_or_pads() -> None:
+    added = [{"content": "<s>", "special": True}, {"content": "x", "special": False}]
+    layout = read_layout(make_layout(added, truncation={"max_length": 3}, padding={"length": 9}))
+    for special_tokens, kept in ((False, ["<s>", "x"]), (True, ["x"])):
+        json_made = json.loads(layout.without(special_tokens=special_tokens))
+        assert (json_made["truncation"], json_made["padding"]) == (None, None)
+        assert [token["content"] for token in json_made["added_tokens"]] == kept
+
+
+CONTENTS = st.lists(st.text(alphabet="ab", min_size=1, max_size=3), max_size=3)
+
+
+@given(special=CONTENTS, ordinary=CONTENTS)
+def test_plain_is_where_no_two_kinds_can_share_text(special: list[str], ordinary: list[str]) -> None:
+    added = [{"content": content, "special": True, "normalized": False} for content in special]
+    added += [{"content": content, "special": False, "normalized": False} for content in ordinary]
+    layout = read_layout(make_layout(added))
+    # Two share text where one can be laid over the other, shifted, so that all characters in common agree.
+    shared = any(
+        all(first[at] == second[at + shift] for at in range(len(first)) if 0 <= at + shift < len(second))
+        for first in special
+        for second in ordinary
+        for shift in range(1 - len(first), len(second))
+    )
+    assert is_plain(layout, literal=False)
+    assert is_plain(layout, literal=True) == (not shared)
+
+
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip"])
+def test_a_token_that_looks_beside_it_is_not_plain(flag: str) -> None:
+    assert not is_plain(read_layout(make_layout([{"content": "<s>", "special": True, flag: True}])), literal=False)
+
+
+def test_a_token_of_the_normalised_text_is_plain_without_a_normaliser_only() -> None:
+    added = [{"content": "<s>", "special": True, "normalized": True}]
+    assert is_plain(read_layout(make_layout(added)), literal=False)
+    assert not is_plain(read_layout(make_layout(added, normalizer={"type": "NFC"})), literal=False)
+    assert not is_plain(read_layout(make_layout([*added, {"content": "s>", "special": True}])), literal=False)

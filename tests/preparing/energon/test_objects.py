@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from obstore import delete
 
@@ -30,9 +29,9 @@ from headrace.preparing.energon import (
 )
 from headrace.preparing.energon import media as energon_media
 from headrace.preparing.energon import objects as energon_objects
-from headrace.stores.energon import EnergonStore, FilesystemStore, JsonlSamplesStore
+from headrace.stores.energon import FilesystemStore, JsonlSamplesStore
 from headrace.stores.tar import scan as tar_scan
-from memory_stores import MemoryBucket, Stopped, scratch, watched
+from memory_stores import MemoryBucket, Stopped, scratch, stop_at, watched
 
 SPLIT = SplitChoice(ratio=(2, 1, 1))
 IMAGES = MediaFilter(strategy="EXTENSION")
@@ -72,15 +71,6 @@ def test_the_files_of_the_local_run(bucket: MemoryBucket, tmp_path: Path, name: 
     same(bucket, tmp_path, **CASES[name])
 
 
-def test_it_opens(bucket: MemoryBucket, tmp_path: Path) -> None:
-    write_shards(tmp_path, dict(FEW))
-    url = upload(bucket, tmp_path)
-    same(bucket, tmp_path, split=SplitChoice(ratio=(1,)))
-    with EnergonStore(url, split_part="train") as ours, EnergonStore(tmp_path, split_part="train") as theirs:
-        numbers = np.arange(len(theirs))
-        assert [sample.parts for sample in ours.read(numbers)] == [sample.parts for sample in theirs.read(numbers)]
-
-
 def test_media_of_all_kinds(bucket: MemoryBucket, tmp_path: Path) -> None:
     images = media_made.images()
     members = [
@@ -96,11 +86,11 @@ def test_damaged_shards_and_keys_that_come_twice(bucket: MemoryBucket, tmp_path:
     write_shards(tmp_path, {**FEW, "shards/04.tar": FEW["shards/00.tar"]})
     (tmp_path / "shards/02.tar").write_bytes((tmp_path / "shards/02.tar").read_bytes()[:2000])
     url = upload(bucket, tmp_path)
-    with pytest.raises(InputError, match=rf"{url}/shards/02.tar: sample 0: byte 1024: cut short"):
+    with pytest.raises(InputError, match=rf"{url}/shards/02.tar.*0.*1024"):
         prepare(url)
     assert not remote(bucket)
     skip = ErrorOptions(on_error="skip")
-    with pytest.raises(InputError, match=rf"key '0_1' comes twice: sample 0 of {url}/shards/00.tar"):
+    with pytest.raises(InputError, match=rf"'0_1'.*0.*{url}/shards/00.tar"):
         prepare(url, errors=skip)
     assert not remote(bucket)
     same(bucket, tmp_path, errors=skip, duplicates="drop")
@@ -141,7 +131,6 @@ def test_what_is_new_changed_or_removed(bucket: MemoryBucket, tmp_path: Path, mo
 def cut_off() -> None:
     """Forget all that this host knows, as another one does not know it."""
     folder = cache_folder("outputs")
-    assert folder is not None
     shutil.rmtree(folder.parent)
 
 
@@ -194,44 +183,25 @@ def test_runs_that_end_at_any_change_go_on(
     assert moment > 8
 
 
-def test_a_run_that_was_not_ended_is_continued_or_discarded(bucket: MemoryBucket, tmp_path: Path) -> None:
-    write_shards(tmp_path, dict(FEW))
-    url = upload(bucket, tmp_path)
-
-    def stop(number: int, kind: str) -> None:
-        if number == 4:
-            raise Stopped
-
-    with pytest.raises(Stopped), watched(stop):
-        prepare(url)
-    cut_off()  # other options, on another host
-    before = bucket.content("ds")
-    with pytest.raises(OutputError, match=f"{url}: an unfinished run with other options, or other shards"):
-        prepare(url, media=IMAGES)
-    assert bucket.content("ds") == before
-    prepare(url, media=IMAGES, restart=True, overwrite=True)
-    prepare(tmp_path, media=IMAGES)
-    assert remote(bucket) == local(tmp_path)
-
-
-def test_what_is_left_of_a_discarded_run_changes_nothing(
-    bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+def test_a_run_that_was_not_ended_is_discarded(
+    bucket: MemoryBucket, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """On another host, with other options; what is left of it on the first one changes nothing."""
     write_shards(tmp_path, dict(FEW))
     url = upload(bucket, tmp_path)
-
-    def stop(number: int, kind: str) -> None:
-        if number == 4:
-            raise Stopped
-
-    with pytest.raises(Stopped), watched(stop):
+    with pytest.raises(Stopped), watched(stop_at(4)):
         prepare(url)
-    with monkeypatch.context() as patch:
+    before = bucket.content("ds")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("elsewhere")))
+        with pytest.raises(OutputError, match=rf"{url}"):
+            prepare(url, media=IMAGES)
+        assert bucket.content("ds") == before
         prepare(url, media=IMAGES, restart=True, overwrite=True)
     wanted = remote(bucket)
     assert prepare(url, media=IMAGES).written == ()
-    assert remote(bucket) == wanted
+    prepare(tmp_path, media=IMAGES)
+    assert remote(bucket) == wanted == local(tmp_path)
     assert scratch() == []
 
 
@@ -246,7 +216,7 @@ def test_another_run_that_was_faster(bucket: MemoryBucket, tmp_path: Path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(energon_objects.ObjectWork, "commit", commit)
-        with pytest.raises(OutputError, match="another run has written to this dataset meanwhile; run again"):
+        with pytest.raises(OutputError, match="meanwhile"):
             prepare(url)
     assert ".nv-meta/.info.json" not in remote(bucket)
     delete(bucket.store, ["ds/.nv-meta/split.yaml"])
@@ -266,7 +236,7 @@ def test_a_shard_that_changes_during_the_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(energon_objects, "scan_tar", scan)
-        with pytest.raises(StoreError, match=f"{url}/shards/02.tar: the object changed while it was in use"):
+        with pytest.raises(StoreError, match=rf"{url}/shards/02.tar"):
             prepare(url)
     assert not remote(bucket)
 
@@ -291,27 +261,21 @@ def test_what_is_not_prepared_at_a_url(bucket: MemoryBucket, tmp_path: Path) -> 
     bucket.put("ds/a.jsonl", b"{}\n")
     bucket.put("text/a.txt", b"x")
     bucket.put("tars/a.tar", b"x")
+    media = {"media": IMAGES, "media_only": True}
     for url, options, kind, message in (
-        ("http://host/ds", {}, ConfigError, "objects are written to s3://, gs:// and az://, not to a web server"),
-        (f"{bucket.url}/ds/a.jsonl", {}, ConfigError, "only a folder of tars can be split"),
-        (f"{bucket.url}/ds/no.jsonl", {}, InputError, "there are no objects below this URL"),
-        (f"{bucket.url}/ds/m.yaml", {}, ConfigError, "only a folder of tars can be split"),
-        (f"{bucket.url}/text", {"media": IMAGES, "media_only": True}, InputError, "no file is chosen as a medium"),
-        (
-            f"{bucket.url}/tars",
-            {"media": IMAGES, "media_only": True},
-            ConfigError,
-            "holds tars; leave out --media-only",
-        ),
-        (f"{bucket.url}/none", {}, InputError, "there are no objects below this URL"),
-        (f"{bucket.url}/text", {}, InputError, "the folder holds no .tar"),
-        ("hf://org/data", {}, ConfigError, "the scheme hf:// is not supported"),
+        ("http://host/ds", {}, ConfigError, "server"),
+        (f"{bucket.url}/ds/a.jsonl", {}, ConfigError, "split"),
+        (f"{bucket.url}/ds/no.jsonl", {}, InputError, "objects"),
+        (f"{bucket.url}/ds/m.yaml", {}, ConfigError, "split"),
+        (f"{bucket.url}/text", media, InputError, "medium"),
+        (f"{bucket.url}/tars", media, ConfigError, "--media-only"),
+        (f"{bucket.url}/none", {}, InputError, "objects"),
+        (f"{bucket.url}/text", {}, InputError, r"\.tar"),
+        ("hf://org/data", {}, ConfigError, "hf://"),
     ):
         with pytest.raises(kind, match=message):
             prepare(url, **options)
-        planned = (kind, message)
-        if url.endswith(("a.jsonl", "m.yaml")):
-            planned = (ConfigError, "is not planned for other processes; prepare it here: it is one step")
+        planned = (ConfigError, "planned") if url.endswith(("a.jsonl", "m.yaml")) else (kind, message)
         with pytest.raises(planned[0], match=planned[1]):
             plan_energon(url, options=EnergonOptions(**{"split": SPLIT, **options}))
     assert bucket.content().keys() == {"ds/a.jsonl", "text/a.txt", "tars/a.tar"}
@@ -335,9 +299,9 @@ def test_lines(bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_lines_that_are_none_or_change(bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.put("ds/x.jsonl", LINES + b"[1]\n")
-    with pytest.raises(InputError, match=r"s3://\S+/ds/x.jsonl: line 305, byte \d+: not a JSON object"):
+    with pytest.raises(InputError, match=r"s3://\S+/ds/x.jsonl.*305.*JSON"):
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice())
-    with pytest.raises(ConfigError, match="metadata of media can only be gathered"):
+    with pytest.raises(ConfigError, match="gathered"):
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice(), media=IMAGES)
     monkeypatch.setattr("headrace.stores.energon.jsonl._CHUNK_BYTES", 100)
     whole = energon_objects.scan_lines
@@ -348,7 +312,7 @@ def test_lines_that_are_none_or_change(bucket: MemoryBucket, tmp_path: Path, mon
 
     monkeypatch.setattr(energon_objects, "scan_lines", scan)
     monkeypatch.setattr(energon_objects, "_reached", reached_before(energon_objects._reached))
-    with pytest.raises(StoreError, match=r"ds/x.jsonl: the object changed while it was in use"):
+    with pytest.raises(StoreError, match=r"ds/x.jsonl"):
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice())
     assert not remote(bucket).keys() - {"x.jsonl"}
 
@@ -437,7 +401,7 @@ def test_files_that_change_and_stores_that_are_away(
 
     with monkeypatch.context() as patch:
         patch.setattr(energon_objects.ObjectWork, "__enter__", enter)
-        with pytest.raises(StoreError, match=f"{url}/video.mp4: the object changed while it was in use"):
+        with pytest.raises(StoreError, match=rf"{url}/video.mp4"):
             prepare(url, **options)
     assert not any(name.startswith(".nv-meta") for name in bucket.content("ds"))
     assert scratch() == []
@@ -462,7 +426,7 @@ def test_runs_over_files_that_end_at_any_change_go_on(bucket: MemoryBucket, tmp_
         if not is_same_host:
             cut_off()
         if not is_same_host and moment:
-            with pytest.raises(OutputError, match="an unfinished run with other options, or other shards"):
+            with pytest.raises(OutputError, match="unfinished"):
                 prepare(url, media=FILTERS["glob"], **options)
         prepare(url, media=FILTERS["header"], **options)
         assert remote(bucket) == wanted, moment

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,11 @@ from headrace.preparing.shards import (
 )
 from headrace.preparing.shards import filling as filling_module
 from memory_stores import MemoryBucket
-from shards_made import PNG, image, inline, rows, write_pictures, write_table
+from shards_made import PNG, image, rows, write_pictures, write_table
 
+pytestmark = pytest.mark.usefixtures("small_tasks")
 SKIP = ErrorOptions(on_error="skip")
 SMALL = ShardOutput(samples_per_shard=13, shuffle=4)
-
-
-@pytest.fixture(autouse=True)
-def _inline() -> Iterator[None]:
-    with inline():
-        yield
 
 
 def source(*parts: str, **others: Any) -> ShardSource:
@@ -146,7 +140,7 @@ def test_objects_that_are_missing_empty_or_elsewhere(bucket: MemoryBucket, tmp_p
     write_table(tmp_path / "in" / "t.jsonl", records)
     url = bucket.upload(tmp_path / "in", "x")
     given = source("image=path:image")
-    with pytest.raises(InputError, match=f"x/t.jsonl, line 10: the file 'pictures/009.jpg' below {url} cannot be read"):
+    with pytest.raises(InputError, match=r"x/t.jsonl.*10.*'pictures/009.jpg'"):
         prepare_shards([f"{url}/t.jsonl"], tmp_path / "made", options=ShardOptions(source=given))
     made = prepare_shards([f"{url}/t.jsonl"], tmp_path / "made", options=ShardOptions(source=given, errors=SKIP))
     wanted = prepare_shards(
@@ -176,7 +170,7 @@ def test_objects_that_change_during_the_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(filling_module, "read_list", changing)
-        with pytest.raises(StoreError, match=r"x/pictures/004.jpg: the object changed .* run again with --restart"):
+        with pytest.raises(StoreError, match=r"x/pictures/004.jpg.*--restart"):
             prepare_shards([url], tmp_path / "made")
     assert not (tmp_path / "made" / "headrace.json").exists()
     bucket.put("x/pictures/004.jpg", image(4))  # another ETag
@@ -194,7 +188,7 @@ def test_the_same_call_finds_its_output_complete(bucket: MemoryBucket, tmp_path:
     assert prepare_shards([url], tmp_path / "made", on_notice=notices.append) == made
     assert any("complete" in notice for notice in notices)
     bucket.put("x/pictures/004.jpg", image(40))
-    with pytest.raises(Exception, match="holds the output of an earlier run"):
+    with pytest.raises(Exception, match="earlier"):
         prepare_shards([url], tmp_path / "made")
 
 
@@ -211,14 +205,14 @@ def test_what_cannot_be_read_is_refused_before_anything_is_written(bucket: Memor
     bucket.put("a/b/1.jpg", image(1))
     bucket.put("t.jsonl", b'{"url": "https://x/1.jpg"}\n')
     for given, message in (
-        (f"{bucket.url}/none", "does not exist"),
-        (f"{bucket.url}/a/*", "folders in object stores are named"),
-        (f"{bucket.url}/t.jsonl", "column 'url' holds URLs, which are not downloaded"),
-        ("hf://org/data", "the scheme hf:// is not supported"),
+        (f"{bucket.url}/none", "exist"),
+        (f"{bucket.url}/a/*", "folders"),
+        (f"{bucket.url}/t.jsonl", "'url'"),
+        ("hf://org/data", "hf://"),
     ):
         with pytest.raises(ConfigError, match=message):
             prepare_shards([given], tmp_path / "made")
         assert not (tmp_path / "made").exists()
     for changed in ({"root": "hf://x"}, {"captions": "hf://x"}):
-        with pytest.raises(ConfigError, match="the scheme hf:// is not supported"):
+        with pytest.raises(ConfigError, match="hf://"):
             prepare_shards([f"{bucket.url}/a"], tmp_path / "made", options=ShardOptions(source=ShardSource(**changed)))

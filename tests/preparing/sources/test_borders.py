@@ -31,7 +31,6 @@ from headrace.preparing import (
     finish_job,
     open_job,
     plan_text,
-    prepare_text,
 )
 from headrace.preparing.sources import Block, RecordSpec, SourceFile, Span, open_span, plan_tasks
 from headrace.preparing.sources.borders import with_borders
@@ -103,6 +102,7 @@ LINES = st.one_of(
 )
 @example([b"a" * 9, b"b" * 9, b"c" * 9], b"\n", [10], "zstd", 1, {})  # lines begin where frames do
 @example([b"a" * 500, b"b"], b"\n", [10], "bgzip", 1, {})  # a line over many spans
+@example([], b"", [10], "zstd", 1, {})
 def test_the_records_are_those_of_the_text(
     tmp_path_factory: pytest.TempPathFactory,
     lines: list[bytes],
@@ -275,12 +275,11 @@ def test_a_run_writes_the_bytes_of_the_plain_text(
         output=OutputOptions(shard_tokens=3000),
     )
     with faults.small_run():
-        wanted = prepare_text([tmp_path / "plain"], tmp_path / "wanted", tokenizer=kit.tokenizer, options=options)
-        made = prepare_text([tmp_path / "cut"], tmp_path / "made", tokenizer=kit.tokenizer, options=options)
+        wanted = kit.prepare([tmp_path / "plain"], tmp_path / "wanted", options=options)
+        made = kit.prepare([tmp_path / "cut"], tmp_path / "made", options=options)
         plan_text([tmp_path / "cut"], tmp_path / "job", tokenizer=kit.tokenizer, options=options)
         job = open_job(tmp_path / "job")
         phase = job.phase()
-        assert phase is not None
         assert phase.num_tasks > 5
         monkeypatch.setattr("headrace.engine.doing.WorkerProcesses", faults.InlineWorkers)
         finish_job(tmp_path / "job", LocalExecutor(workers=2), Show())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import random
 import zlib
@@ -12,11 +13,21 @@ from pathlib import Path
 import pytest
 import xxhash
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import spans
-from headrace.preparing.sources.streams import DamagedStreamError, Decompressed, GzipStream, HashedFile, ZstdStream
+from headrace.preparing.sources.streams import (
+    HEAD_OF_LINE_BYTES,
+    DamagedStreamError,
+    Decompressed,
+    GzipStream,
+    HashedFile,
+    Lines,
+    ZstdStream,
+    read_blocks,
+    split_lines,
+)
 
 LINES = [json.dumps({"text": f"{number} " + random.Random(number).randbytes(12).hex()}) for number in range(400)]
 CONTENT = ("\n".join(LINES) + "\n").encode()
@@ -52,6 +63,7 @@ def drain(opened: Decompressed, size: int) -> tuple[bytes, str]:
     padding=st.integers(0, 600),
     level=st.sampled_from([0, 1, 9]),
 )
+@example(parts=[(b"", 1)], size=1, padding=0, level=1)
 def test_gzip_members_are_read_in_full(parts: list[tuple[bytes, int]], size: int, padding: int, level: int) -> None:
     data = b"".join(gzip.compress(part * times, level) for part, times in parts) + bytes(padding)
     assert drain(stream("gz", data), size) == (gzip.decompress(data), "")
@@ -101,9 +113,7 @@ def test_torn_anywhere(kind: str) -> None:
         elif end == len(first) + 1 or (end < len(first) + 4 and kind == "zst" and end > len(first)) or end < 4:
             assert damage  # too short to tell from garbage
         else:
-            assert damage.startswith(
-                f"the {word} data is incomplete: the file ends at byte {end:,}, in the middle of it"
-            )
+            assert damage.startswith(f"the {word} data is incomplete: the file ends at byte {end:,}")
         if kind == "gz":
             member = 0 if end < len(first) else len(first)
             assert len(found) >= max(end - member - 40, 0) + len(content) * bool(member)
@@ -114,11 +124,8 @@ def test_what_follows_the_data(kind: str) -> None:
     data = gzip.compress(CONTENT) if kind == "gz" else zstd(CONTENT)
     found, damage = drain(stream(kind, data + b"garbage"), 1 << 20)
     assert found == CONTENT
-    word = "gzip" if kind == "gz" else "zstd"
-    assert damage == (
-        f"what follows the compressed data at byte {len(data):,} of the file is not {word}: it begins with "
-        "b'garbage'. Was something appended to the file? All of it from there on is lost."
-    )
+    assert f"at byte {len(data):,} of the file" in damage
+    assert "b'garbage'" in damage
 
 
 def test_zero_bytes_are_garbage_after_zstd_and_before_gzip() -> None:
@@ -160,26 +167,9 @@ def test_a_zstd_window_that_is_too_large() -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     data = compressor.compress(CONTENT) + compressor.flush()
-    assert drain(stream("zst", data), 10) == (
-        b"",
-        (
-            "the zstd frame needs a window of 268,435,456 bytes in memory; at most 134,217,728 are allowed. "
-            "Compress it again without --long or --ultra."
-        ),
-    )
-
-
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_records_of_a_file(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"a.jsonl{ending}"
-    made = gzip.compress(CONTENT) if ending == ".gz" else zstd(CONTENT)
-    path.write_bytes(made)
-    found = spans.read(path, task_bytes=1, block_bytes=1000)
-    assert found.texts == [[json.loads(line)["text"] for line in LINES]]
-    assert found.lines == list(range(len(LINES)))
-    assert found.places == [sum(len(line) + 1 for line in LINES[:number]) for number in range(len(LINES))]
-    assert found.input_bytes == len(made)
-    assert found.xxh3_128 == xxhash.xxh3_128_hexdigest(made)
+    found, damage = drain(stream("zst", data), 10)
+    assert found == b""
+    assert "268,435,456 bytes in memory; at most 134,217,728" in damage
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
@@ -190,7 +180,7 @@ def test_damage_is_one_fatal_record_and_every_whole_line_is_there(tmp_path: Path
     whole = make(content)
     content_bytes = {
         "torn": whole[: len(whole) // 2],
-        "garbage": whole + b"xyz",
+        "garbage": whole + b"xyz" * 400_000,
         "open": whole + make(b'\n{"text": "a"}')[:-3],
     }[damage]
     path = tmp_path / f"a.jsonl{ending}"
@@ -211,18 +201,74 @@ def test_damage_is_one_fatal_record_and_every_whole_line_is_there(tmp_path: Path
     assert found.xxh3_128 == xxhash.xxh3_128_hexdigest(content_bytes)
 
 
-def test_the_hash_of_a_damaged_file_is_that_of_all_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    content = gzip.compress(CONTENT) + b"x" * 1_000_000
-    path.write_bytes(content)
-    found = spans.read(path)
-    assert found.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
-    assert found.input_bytes == len(content)
+# Blocks of whole lines: each line once, wherever the spans and the blocks are cut.
 
 
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_an_archive_of_nothing(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"a.jsonl{ending}"
-    path.write_bytes(gzip.compress(b"") if ending == ".gz" else zstd(b""))
-    found = spans.read(path)
-    assert (found.num_lines, found.bad) == (0, [])
+def test_a_long_line_is_read_in_linear_time() -> None:
+    content = b"x" * 1_000_000 + b"\n" + b"y"
+
+    class Counting(io.BytesIO):
+        reads = 0
+
+        def read(self, size: int | None = -1) -> bytes:
+            self.reads += 1
+            return super().read(size)
+
+    file = Counting(content)
+    blocks = list(read_blocks(file, 0, 10, block_bytes=16, max_line_bytes=2_000_000))
+    assert blocks == [Lines(0, content[:-1], 1_000_001)]
+    assert file.reads < 25
+
+
+@given(
+    lengths=st.lists(st.integers(0, 70), max_size=12),
+    cuts=st.lists(st.integers(0, 400), max_size=4),
+    block_bytes=st.integers(1, 30),
+    ends_open=st.booleans(),
+)
+@example(lengths=[30, 0, 30], cuts=[], block_bytes=3, ends_open=False)
+@example(lengths=[30], cuts=[], block_bytes=30, ends_open=False)
+@example(lengths=[29], cuts=[], block_bytes=30, ends_open=False)
+def test_each_line_once_and_those_over_the_limit_are_told_apart(
+    lengths: list[int], cuts: list[int], block_bytes: int, ends_open: bool
+) -> None:
+    lines = [bytes([97 + number % 26]) * length + b"\n" for number, length in enumerate(lengths)]
+    if ends_open and lines:
+        lines[-1] = lines[-1][:-1]
+    content = b"".join(lines)
+    begins = list(itertools.accumulate(map(len, lines), initial=0))[:-1]
+    limit = 30
+    edges = sorted({0, len(content), *(cut for cut in cuts if cut < len(content))})
+    found = []
+    reached = 0
+    for begin, end in itertools.pairwise(edges):
+        for block in read_blocks(io.BytesIO(content), begin, end, block_bytes=block_bytes, max_line_bytes=limit):
+            assert block.offset == reached
+            reached += block.size
+            # Only lines that begin in the span: one that begins behind it is the next span's.
+            assert all(begin <= start < end for start in begins if block.offset <= start < reached)
+            if block.is_too_long:
+                found.append((block.data[:1], block.size))
+                assert content[block.offset :].startswith(block.data)
+            else:
+                assert block.data == content[block.offset : reached]
+                assert block.data.endswith(b"\n") or reached == len(content)
+    assert reached == len(content)
+    assert found == [(line[:1], len(line)) for line in lines if len(line) > limit]
+
+
+def test_of_a_line_over_the_limit_the_beginning_is_kept() -> None:
+    content = b"a\n" + b"x" * 5000 + b"\nb\n"
+    blocks = list(read_blocks(io.BytesIO(content), 0, len(content), block_bytes=64, max_line_bytes=1000))
+    assert blocks == [
+        Lines(0, b"a\n", 2),
+        Lines(2, b"x" * HEAD_OF_LINE_BYTES, 5001, is_too_long=True),
+        Lines(5003, b"b\n", 2),
+    ]
+
+
+def test_split_lines() -> None:
+    lines, begins = split_lines(Lines(0, b"\xef\xbb\xbfa\n\nbc", 8))
+    assert (lines, begins.tolist()) == ([b"a", b"", b"bc"], [0, 5, 6])
+    lines, begins = split_lines(Lines(7, b"\xef\xbb\xbf\n", 4))
+    assert (lines, begins.tolist()) == ([b"\xef\xbb\xbf"], [7])

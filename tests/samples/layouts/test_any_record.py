@@ -15,18 +15,8 @@ from headrace.samples.layouts import LAYOUTS, LayoutOptions, make_layout, recogn
 
 FIELDS = sorted({field for layout in LAYOUTS.values() for field in (*layout.required, *layout.optional)})
 KEYS = ["role", "from", "content", "value", "train", "weight", "train_detail", "tool_calls", "type", "text", "name"]
-WORDS = [
-    "user",
-    "assistant",
-    "human",
-    "gpt",
-    "function_call",
-    "",
-    "Hi",
-    '{"name": "f", "arguments": {}}',
-    "[]",
-    "\ud800",
-]
+ROLES = ["user", "assistant", "human", "gpt", "function_call"]
+WORDS = [*ROLES, "", "Hi", '{"name": "f", "arguments": {}}', "[]", "\ud800"]
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=3)
 messages = st.dictionaries(st.sampled_from(KEYS), scalars, max_size=4)
 turns = st.lists(messages | scalars, max_size=3)

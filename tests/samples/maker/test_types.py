@@ -26,26 +26,10 @@ def test_text() -> None:
     made = make(SEQ, [{"text": "ab"}, {"text": ""}, {"text": "c"}])
     assert texts(made, "tokens") == ["ab", "c"]
     assert list(made.arrays) == ["tokens"]
+    assert made.arrays["tokens"].values.dtype == np.uint16
     assert made.records.tolist() == [0, 2]
     assert [(entry.record, entry.reason) for entry in made.dropped] == [(1, "empty")]
     assert texts(make(SEQ + "ends: {append_eos: true, bos: always}", [{"text": "ab"}]), "tokens") == ["<bos>ab<eos>"]
-
-
-def test_a_conversation_as_text() -> None:
-    assert texts(make(SEQ, [{"messages": [USER, YES]}, {"messages": [USER]}]), "tokens") == [
-        CHAT,
-        "<|start|>user\nHi<|end|>\n",
-    ]
-
-
-def test_chat() -> None:
-    made = make(
-        SFT, [{"messages": [USER, YES, USER, NO]}, {"messages": [USER | {"train": True}, YES | {"train": False}]}]
-    )
-    assert trained(made) == ["Yes<|end|>|No<|end|>", "Hi<|end|>"]
-    assert [row[0] for row in rows(made, "num_supervised")] == [sum(row) for row in rows(made, "loss_mask")]
-    assert made.arrays["tokens"].values.dtype == np.uint16
-    assert made.arrays["loss_mask"].values.dtype == np.uint8
 
 
 def test_the_header_is_trained_where_it_is_asked_for() -> None:
@@ -66,10 +50,8 @@ def test_a_record_is_explained() -> None:
     assert rows(found, "chosen_mask") == [[int(token.is_trained) for token in tokens]]
     plain = maker(SFT, [{"prompt": "a", "completion": "b"}]).explain({"prompt": "a", "completion": "b"})[0].sample
     assert plain.evidence is not None
-    assert [(token.role, token.is_trained) for token in plain.evidence.tokens(plain)] == [
-        ("prompt", False),
-        ("answer", True),
-    ]
+    found = [(token.role, token.is_trained) for token in plain.evidence.tokens(plain)]
+    assert found == [("prompt", False), ("answer", True)]
 
 
 def test_strings_stay_text_or_become_chat() -> None:
@@ -94,12 +76,6 @@ def test_an_eos_that_is_there_is_not_added() -> None:
     assert made.counts.eos == 0
 
 
-def test_a_bos_that_is_there_is_not_added() -> None:
-    made = make(SEQ + "ends: {bos: always}", [{"text": "<bos>a"}, {"text": "b"}])
-    assert texts(made, "tokens") == ["<bos>a", "<bos>b"]
-    assert made.counts.bos == 1
-
-
 def test_a_response_that_ends_in_the_words_of_another_is_whole() -> None:
     made = make(GRPO, [{"prompt": [USER], "responses": [[YES, USER]], "rewards": [1]}])
     assert texts(made, "responses") == ["Yes<|end|>\n<|start|>user\nHi<|end|>\n"]
@@ -107,9 +83,7 @@ def test_a_response_that_ends_in_the_words_of_another_is_whole() -> None:
 
 
 def test_kto_keeps_the_label() -> None:
-    made = make(
-        SFT, [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "a", "completion": "c", "label": False}]
-    )
+    made = make(SFT, [{"prompt": "a", "completion": "b", "label": label} for label in (True, False)])
     assert rows(made, "label") == [[1], [0]]
 
 
@@ -177,15 +151,14 @@ def test_a_token_across_the_border_of_a_response_is_not_lost() -> None:
 
 def test_an_answer_whose_only_token_lies_across_the_border() -> None:
     [bad] = make(SFT + "ends: {append_eos: false}", [{"prompt": "é us", "completion": "er"}]).bad
-    assert "such as 'user'. `mask: {straddle: train}` trains them as a whole" in bad.message
+    assert "`mask: {straddle: train}`" in bad.message
 
 
 def test_template_arguments_of_the_recipe_and_of_the_record() -> None:
     chat = ChatTemplate.from_text("{{ a }}{{ b }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
     recipe = "type: seq\ninputs: a\ntemplate: {kwargs: {a: 1, b: 2}}"
-    assert texts(make(recipe, [{"messages": [USER], "chat_template_kwargs": {"b": 3}}], chat=chat), "tokens") == [
-        "13[Hi]"
-    ]
+    made = make(recipe, [{"messages": [USER], "chat_template_kwargs": {"b": 3}}], chat=chat)
+    assert texts(made, "tokens") == ["13[Hi]"]
 
 
 def test_positions_names_and_dtypes() -> None:
@@ -201,7 +174,7 @@ def test_positions_names_and_dtypes() -> None:
 
 
 def test_what_a_dtype_cannot_hold_is_refused() -> None:
-    with pytest.raises(ConfigError, match="uint8, which holds ids up to 255, but the tokeniser has ids up to 2"):
+    with pytest.raises(ConfigError, match=r"uint8.*255.*2"):
         maker("type: seq\ninputs: {paths: a, layout: text}\noutput: {dtypes: {tokens: uint8}}")
     made = make(GRPO + "output: {dtypes: {rewards: float16}}", [{"prompt": "a", "responses": ["b"], "rewards": [1e9]}])
     assert "'rewards' has the value 1000000000.0, which float16 cannot hold" in made.bad[0].message
@@ -215,23 +188,15 @@ def test_what_a_dtype_cannot_hold_is_refused() -> None:
 
 
 def test_what_is_missing_is_said_before_anything_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"inputs\[0\].layout is not known: resolve_layout"):
+    with pytest.raises(ConfigError, match=r"inputs\[0\].layout.*resolve_layout"):
         SampleMaker(parse_recipe(SFT), tokenizer_json())
     recipe = parse_recipe("type: sft\ninputs: {paths: a, layout: messages}")
-    with pytest.raises(ConfigError, match="there is no chat template: set `template`"):
+    with pytest.raises(ConfigError, match="`template`"):
         SampleMaker(recipe, tokenizer_json()).make([{"messages": [USER]}])
     recipe = parse_recipe("type: sft\ninputs: {paths: a, layout: completion}")
-    with pytest.raises(
-        ConfigError, match=r"the end of a sequence is not known.*ends: \{eos: TOKEN\}.*append_eos: false"
-    ):
+    with pytest.raises(ConfigError, match=r"TOKEN\}.*append_eos"):
         SampleMaker(recipe, tokenizer_json()).make([{"prompt": "a", "completion": "b"}])
-    made = SampleMaker(recipe, tokenizer_json(), special_tokens={"eos_token": "<eos>"}).make(
-        [{"prompt": "a", "completion": "b"}]
-    )
-    assert texts(made, "tokens") == ["ab<eos>"]
-    with pytest.raises(
-        ConfigError, match=r"ends.eos is '<eod>', which the tokeniser does not have; did you mean '<eos>'\?"
-    ):
+    with pytest.raises(ConfigError, match=r"ends.eos.*'<eod>'.*'<eos>'"):
         SampleMaker(parse_recipe("type: seq\ninputs: {paths: a, layout: text}\nends: {eos: <eod>}"), tokenizer_json())
 
 
@@ -246,6 +211,15 @@ OPENS = ChatTemplate.from_text(
     "{% if add_generation_prompt %}<|start|>assistant\n<think>{% endif %}",
     special_tokens={"eos_token": "<eos>"},
 )
+
+
+STRIPS = ChatTemplate.from_text(
+    "{% for m in messages %}<|start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>{{ m.thinking }}</think>{% endif %}"
+    "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
+    special_tokens={"eos_token": "<eos>"},
+)
+"""Leaves the thoughts out of earlier answers."""
 
 
 @pytest.mark.parametrize("chat", [ADDS, OPENS])
@@ -267,26 +241,19 @@ def test_a_response_is_stored_as_it_was_sampled(chat: ChatTemplate, response: st
     assert trained(masked, "responses", "masks") == [f"{response}|No"]
 
 
-def test_the_template_writes_responses_of_several_messages_or_with_a_flag() -> None:
-    begin = "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
+def test_the_template_writes_responses_with_a_flag() -> None:
     flagged = {"prompt": [USER], "responses": [[{**YES, "train": False}]], "rewards": [1]}
     made = make(GRPO + "mask: {on_no_supervised: allow}", [flagged], chat=ADDS)
     assert texts(made, "responses")[0].startswith("<think></think>Yes<|end|>")
-    several = {"prompt": [USER], "responses": [[NO, USER, YES]], "rewards": [1]}
-    assert trained(make(GRPO, [several]), "responses", "masks") == ["No<|end|>|Yes<|end|>"]
-    assert texts(make(GRPO, [several]), "responses") == [f"No<|end|>\n{begin}Yes<|end|>"]
 
 
 def test_a_prompt_that_ends_in_a_begun_answer_is_continued() -> None:
     begun = {"role": "assistant", "content": "It is "}
     made = make(PROMPT, [{"prompt": [USER, begun]}, {"prompt": [USER]}])
-    assert texts(made, "prompts") == [
-        "<|start|>user\nHi<|end|>\n<|start|>assistant\nIt is ",
-        "<|start|>user\nHi<|end|>\n<|start|>assistant\n",
-    ]
+    assert texts(made, "prompts") == [f"{ASKED}It is ", ASKED]
     assert made.counts.notes == {"continued_prompts": 1}
     made = make(GRPO, [{"prompt": [USER, begun], "responses": ["so", "not so"], "rewards": [1, 0]}])
-    assert texts(made, "prompts") == ["<|start|>user\nHi<|end|>\n<|start|>assistant\nIt is "]
+    assert texts(made, "prompts") == [f"{ASKED}It is "]
     assert texts(made, "responses") == ["so<|end|>not so<|end|>"]
     assert made.counts.notes == {"continued_prompts": 1}
 
@@ -304,9 +271,7 @@ def test_pairs_that_become_the_same_tokens_are_refused() -> None:
         assert "chosen and rejected become the same " in made.bad[0].message
         assert made.counts.kept == (record is cut)
     sections = ", ".join(f"{name}: {{sections: [{{field: {name}, action: train}}]}}" for name in ("chosen", "rejected"))
-    made = make(
-        f"type: dpo\nsources: {{{sections}}}", [{"chosen": "a", "rejected": "a"}, {"chosen": "a", "rejected": "b"}]
-    )
+    made = make(f"type: dpo\nsources: {{{sections}}}", [{"chosen": "a", "rejected": text} for text in "ab"])
     assert [one.record for one in made.bad] == [0]
 
 
@@ -327,10 +292,10 @@ def test_both_sides_of_a_pair_keep_the_same_end_of_their_prompt(limit: int) -> N
 
 BAD: list[tuple[str, Any, str]] = [
     (SFT, {"messages": "Hi"}, "messages is the string"),
-    (SFT, 5, "the record is the number 5; it must be an object"),
-    (SFT, {"messages": [USER]}, "none of its 7 tokens is trained"),
-    (PROMPT, {"prompt": "a", "x": "\ud800"}, "cannot be stored as JSON"),
-    (PROMPT, {"prompt": "a", "x": object()}, "cannot be stored as JSON"),
+    (SFT, 5, "the number 5"),
+    (SFT, {"messages": [USER]}, "none of its 7 tokens"),
+    (PROMPT, {"prompt": "a", "x": "\ud800"}, "JSON"),
+    (PROMPT, {"prompt": "a", "x": object()}, "JSON"),
 ]
 
 
@@ -366,78 +331,53 @@ def test_domains_are_plain_names() -> None:
 
 
 def test_unstable_templates_split_a_record_into_documents() -> None:
-    """A template that leaves the thoughts out of earlier answers."""
-    chat = ChatTemplate.from_text(
-        "{% for m in messages %}<|start|>{{ m.role }}\n"
-        "{% if m.role == 'assistant' and loop.last %}<think>{{ m.thinking }}</think>{% endif %}"
-        "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
-        special_tokens={"eos_token": "<eos>"},
-    )
     talk = {"messages": [USER, YES | {"thinking": "a"}, USER, NO | {"thinking": "b"}]}
-    made = make(SFT + "mask: {unstable: split}", [talk, talk], chat=chat)
+    made = make(SFT + "mask: {unstable: split}", [talk, talk], chat=STRIPS)
     assert made.records.tolist() == [0, 0, 1, 1]
     assert trained(made)[:2] == ["<think>a</think>Yes<|end|>", "<think>b</think>No<|end|>"]
     assert (made.counts.kept, made.counts.documents, made.counts.notes["split_records"]) == (2, 4, 2)
-    assert make(SFT + "mask: {unstable: drop}", [talk], chat=chat).counts.dropped == {"unstable_template": 1}
-    refused = make(SFT + "mask: {unstable: error}", [talk], chat=chat).bad[0].message
-    assert "differently when more messages follow" in refused
-    assert make(SFT, [talk], chat=chat).records.tolist() == [0, 0]
+    assert make(SFT, [talk], chat=STRIPS).records.tolist() == [0, 0]
     assert made.counts.notes["split_tokens"] == sum(made.arrays["tokens"].lengths[::2])
-
-
-STRIPS = (
-    "{% for m in messages %}<|start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and loop.last %}<think>{{ m.thinking }}</think>{% endif %}"
-    "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
 
 
 @pytest.mark.parametrize("how", ["drop", "keep_start"])
 def test_a_sample_of_a_split_record_that_is_too_long_drops_no_other(how: str) -> None:
-    chat = ChatTemplate.from_text(STRIPS, special_tokens={"eos_token": "<eos>"})
     long = USER | {"content": "Hi" * 20}
     talk = [USER, YES | {"thinking": "a"}, USER, NO | {"thinking": "b"}, long, YES | {"thinking": "c"}]
-    lengths = make(SFT, [{"messages": talk}], chat=chat).arrays["tokens"].lengths.tolist()
+    lengths = make(SFT, [{"messages": talk}], chat=STRIPS).arrays["tokens"].lengths.tolist()
     assert lengths == sorted(set(lengths))
-    made = make(SFT + f"length: {{max_tokens: {lengths[1]}, truncate: {how}}}", [{"messages": talk}], chat=chat)
+    made = make(SFT + f"length: {{max_tokens: {lengths[1]}, truncate: {how}}}", [{"messages": talk}], chat=STRIPS)
     assert trained(made) == ["<think>a</think>Yes<|end|>", "<think>b</think>No<|end|>"]
     reason = "too_long" if how == "drop" else "supervision_cut"
     assert made.counts.tokens["tokens"].dropped == {reason: lengths[2]}
     assert made.counts.notes == {"dropped_samples": 1, "split_records": 1, "split_tokens": lengths[0]}
     assert (made.counts.kept, made.counts.documents, made.counts.dropped) == (1, 2, {})
     # If none fits, the record is dropped.
-    made = make(SFT + f"length: {{max_tokens: 3, truncate: {how}}}", [{"messages": talk}], chat=chat)
+    made = make(SFT + f"length: {{max_tokens: 3, truncate: {how}}}", [{"messages": talk}], chat=STRIPS)
     assert made.counts.dropped == {reason: 1}
     assert made.counts.tokens["tokens"].dropped == {reason: sum(lengths)}
 
 
 @pytest.mark.parametrize("how", ["keep_first_turns", "keep_last_turns"])
 def test_split_tokens_of_a_record_that_is_shortened(how: str) -> None:
-    chat = ChatTemplate.from_text(STRIPS, special_tokens={"eos_token": "<eos>"})
     talk = [one for text in "abc" for one in (USER, YES | {"thinking": text})]
-    lengths = make(SFT, [{"messages": talk}], chat=chat).arrays["tokens"].lengths.tolist()
-    made = make(SFT + f"length: {{max_tokens: {lengths[1]}, truncate: {how}}}", [{"messages": talk}], chat=chat)
+    lengths = make(SFT, [{"messages": talk}], chat=STRIPS).arrays["tokens"].lengths.tolist()
+    made = make(SFT + f"length: {{max_tokens: {lengths[1]}, truncate: {how}}}", [{"messages": talk}], chat=STRIPS)
     assert made.arrays["tokens"].lengths.tolist() == lengths[:2]
     assert made.counts.notes == {"shortened_records": 1, "split_records": 1, "split_tokens": lengths[0]}
 
 
 def test_a_refused_record_shows_the_options_that_would_take_it() -> None:
-    chat = ChatTemplate.from_text(
-        "{% for m in messages %}<|start|>{{ m.role }}\n"
-        "{% if m.role == 'assistant' and loop.last %}<think>{{ m.thinking }}</think>{% endif %}"
-        "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
-        special_tokens={"eos_token": "<eos>"},
-    )
     talk = {"messages": [USER, YES | {"thinking": "a"}, USER, NO | {"thinking": "b"}]}
     recipe = parse_recipe(SFT + "mask: {unstable: error}")
 
     def make_other(mask: MaskOptions) -> SampleMaker:
         other = msgspec.structs.replace(recipe, mask=mask)
-        return SampleMaker(resolve_layout(other, [talk])[0], tokenizer_json(), template=chat)
+        return SampleMaker(resolve_layout(other, [talk])[0], tokenizer_json(), template=STRIPS)
 
     lines = recipes_that_take(talk, recipe.mask, make_other)
-    assert lines[0].startswith("`mask: {unstable: split}` accepts it: 2 samples, ")
+    assert lines[0].startswith("`mask: {unstable: split}`")
     assert lines[0].endswith("'<think>a</think>Yes<|end|>', '<think>b</think>No<|end|>'")
-    assert lines[1].startswith("`mask: {unstable: last_turn}` accepts it: 1 sample, ")
-    assert lines[1].endswith("trained: '<think>b</think>No<|end|>'")
+    assert lines[1].startswith("`mask: {unstable: last_turn}`")
+    assert lines[1].endswith(": '<think>b</think>No<|end|>'")
     assert len(lines) <= 3

@@ -81,13 +81,6 @@ def test_messages_as_json_text() -> None:
     assert texts(made, "tokens") == ["[1, 2][{]<eos>"]
 
 
-@pytest.mark.parametrize("images", ["[]", "", "null", None, []])
-def test_a_field_of_no_pictures(images: Any) -> None:
-    assert trained(make(SFT, [{"messages": [USER, YES], "images": images}])) == ["Yes<|end|>"]
-    [bad] = make(SFT, [{"messages": [USER, YES], "images": '["a.png"]'}]).bad
-    assert "'images' holds pictures" in bad.message
-
-
 def test_arguments_within_quotes_are_counted_in_every_record() -> None:
     quoted = {**CALL, "function": {"name": "f", "arguments": '{"a": "ü"}'}}
     talk = {"messages": [USER, {**CALLED, "tool_calls": [quoted, quoted]}]}
@@ -148,19 +141,13 @@ def test_nulls_that_say_something_stay() -> None:
 def test_arguments_that_are_left_out_are_counted() -> None:
     calls = [{"function": {"name": "f", "arguments": {"a": None, "c": None}}, "id": None}]
     record = {"messages": [USER, {**CALLED, "tool_calls": calls}], "tools": json.dumps([TOOL])}
-    template = (
-        "{% if tools %}{{ tools[0].function.parameters.properties | tojson }}{% endif %}"
-        + HEAD
-        + NULLS["asks for none"]
-        + TAIL
-    )
+    tools = "{% if tools %}{{ tools[0].function.parameters.properties | tojson }}{% endif %}"
+    template = ChatTemplate.from_text(tools + HEAD + NULLS["asks for none"] + TAIL, special_tokens=TOKENS)
     recipe = SFT.replace("paths: a", "paths: a, drop_nulls: true") + "mask: {on_unwritten_tools: allow}"
-    made = make(recipe, [record] * 2, chat=ChatTemplate.from_text(template, special_tokens=TOKENS))
+    made = make(recipe, [record] * 2, chat=template)
     assert not made.bad, made.bad
     assert trained(made) == ['call f {"a": null}<|end|>'] * 2
     assert made.counts.notes["dropped_null_arguments"] == 2
-    without = make(
-        recipe.replace("true", "false"), [record] * 2, chat=ChatTemplate.from_text(template, special_tokens=TOKENS)
-    )
+    without = make(recipe.replace("true", "false"), [record] * 2, chat=template)
     assert trained(without) == ['call f {"a": null, "c": null}<|end|>'] * 2
     assert without.counts.notes["null_fields"] == 4, "a message and the tools of each"

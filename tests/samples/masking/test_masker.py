@@ -48,9 +48,8 @@ def test_a_refused_record_leaves_no_counts() -> None:
     conversation = Conversation(messages=[user("a"), assistant(""), assistant("b")], train=(None, None, False))
     broken = Conversation(messages=[user("a"), assistant("")])
     assert masker.mask_batch([conversation, broken]).counts == {"empty_turn": 2}
-    shouting = masks_made.masker(
-        "{% for m in messages %}<|im_start|>{{ m.content | upper }}<|im_end|>{% endfor %}", on_empty_turn="allow"
-    )
+    shouts = "{% for m in messages %}<|im_start|>{{ m.content | upper }}<|im_end|>{% endfor %}"
+    shouting = masks_made.masker(shouts, on_empty_turn="allow")
     spans = ((), (), (), (TrainSpan(begin=0, end=1, train=True),))
     messages = [user("a"), assistant(""), user("b"), assistant("c")]
     batch = shouting.mask_batch([Conversation(messages=messages, train_spans=spans)])
@@ -95,10 +94,6 @@ def test_evidence() -> None:
         Region.END_OF_TURN: Why.ROLE,
         Region.AFTER: Why.AFTER,
     }
-    (plain,) = masks_made.masker("chatml").mask(Conversation(messages=talks.SYSTEM), evidence=True)
-    assert plain.evidence is not None
-    assert Region.PROMPT not in {token.region for token in plain.evidence.tokens(plain)}
-    assert all(token.message >= 0 for token in plain.evidence.tokens(plain))
     (straddling,) = masks_made.masker("jamba").mask(Conversation(messages=[user("a"), assistant("é")]), evidence=True)
     assert straddling.evidence is not None
     found = [token for token in straddling.evidence.tokens(straddling) if token.why == Why.STRADDLE]
@@ -131,32 +126,30 @@ def test_truncation_by_tokens() -> None:
             assert cut.loss_mask.tolist() == whole.loss_mask[kept].tolist()
             assert cut.evidence is not None
             assert [token.id for token in cut.evidence.tokens(cut)] == cut.ids.tolist()
-    with pytest.raises(InputError, match="but max_tokens is 3: raise max_tokens"):
-        sample_of(talks.TWO, Truncation(max_tokens=3))
-    with pytest.raises(DroppedError, match="max_tokens is 3"):
-        sample_of(talks.TWO, Truncation(max_tokens=3, over_long="drop"))
-    with pytest.raises(InputError, match=r"none of its .* trained tokens is among those that are kept"):
-        sample_of(talks.TWO, Truncation(max_tokens=3, over_long="keep_start", on_supervision_cut="error"))
-    with pytest.raises(ConfigError, match="removes turns from a conversation"):
-        truncate(whole, Truncation(max_tokens=3, over_long="keep_last_turns"))
-    with pytest.raises(ConfigError, match="max_tokens is 0"):
-        Truncation(max_tokens=0)
-    with pytest.raises(ConfigError, match="over_long is 'cut'; allowed are 'error', "):
-        Truncation(max_tokens=1, over_long="cut")  # type: ignore[arg-type]
 
 
-LONG = [
-    system("S"),
-    user("one"),
-    assistant("1", tool_calls=[]),
-    user("two"),
-    user("more"),
-    assistant("2"),
-    {"role": "tool", "content": "r"},
-    assistant("3"),
-    user("last"),
-    assistant("4"),
-]
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"max_tokens": 3}, InputError, "max_tokens.*3"),
+        ({"max_tokens": 3, "over_long": "drop"}, DroppedError, "max_tokens.*3"),
+        ({"max_tokens": 3, "over_long": "keep_start", "on_supervision_cut": "error"}, InputError, "trained"),
+        ({"max_tokens": 0}, ConfigError, "max_tokens.*0"),
+        ({"max_tokens": 1, "over_long": "cut"}, ConfigError, "over_long.*'cut'.*'error'"),
+    ],
+)
+def test_truncations_that_are_refused(options: dict[str, Any], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        sample_of(talks.TWO, Truncation(**options))
+
+
+def test_turns_are_those_of_a_conversation() -> None:
+    with pytest.raises(ConfigError, match="conversation"):
+        truncate(sample_of(talks.TWO), Truncation(max_tokens=3, over_long="keep_last_turns"))
+
+
+LONG = [system("S"), user("one"), assistant("1", tool_calls=[]), user("two"), user("more"), assistant("2")]
+LONG += [{"role": "tool", "content": "r"}, assistant("3"), user("last"), assistant("4")]
 
 
 def test_exchanges() -> None:
@@ -182,10 +175,11 @@ def test_truncation_by_turns(over_long: Any) -> None:
     for most in range(1, len(fitting[2].ids) + 1):
         batch = masker.mask_batch([conversation], truncation=Truncation(max_tokens=most, over_long=over_long))
         expected = [sample for sample in fitting if len(sample.ids) <= most][-1:]
-        assert [sample.ids.tolist() for sample in batch.samples()] == [sample.ids.tolist() for sample in expected]
-        assert [sample.loss_mask.tolist() for sample in batch.samples()] == [
-            sample.loss_mask.tolist() for sample in expected
-        ]
+        found, wanted = (
+            [(sample.ids.tolist(), sample.loss_mask.tolist()) for sample in samples]
+            for samples in (batch.samples(), expected)
+        )
+        assert found == wanted
         if not expected:
             assert [found.reason for found in batch.dropped] == ["too_long"]
             assert batch.dropped[0].num_tokens == len(fitting[2].ids)

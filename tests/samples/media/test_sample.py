@@ -45,10 +45,7 @@ THEIRS: dict[str, dict[str, Any]] = {
     "SimilarityInterleavedSample": {
         "images": ...,
         "texts": ...,
-        "audio": None,
-        "video": None,
-        "similarity_matrix": None,
-        "matched_text_indices": None,
+        **dict.fromkeys(("audio", "video", "similarity_matrix", "matched_text_indices")),
     },
     "VQASample": {"image": ..., "context": ..., "answers": None, "answer_weights": None},
     "MultiChoiceVQASample": {"image": ..., "context": ..., "choices": None, "correct_choice_idx": 0},
@@ -123,10 +120,10 @@ def test_from_joined() -> None:
     assert TextSample.from_joined(text("a", "one"), text("b", "two")) == TextSample(
         __key__="one", __restore_key__=("one",), __sources__=(), text="b"
     )
-    with pytest.raises(ConfigError, match=r"samples by name \(b\)"):
+    with pytest.raises(ConfigError, match="samples"):
         TextSample.from_joined(first, b=first)
     for missing in ((), (None, first)):
-        with pytest.raises(ConfigError, match="needs the primary sample"):
+        with pytest.raises(ConfigError, match="primary"):
             TextSample.from_joined(*missing)
 
 
@@ -138,7 +135,7 @@ def test_extend() -> None:
     made = More.extend(text("a", __sources__=(SOURCE,)), extra=3)
     assert (made.text, made.extra, made.__sources__) == ("a", 3, (SOURCE,))
     assert More.extend(text("a"), extra=3, text="b").text == "b"
-    with pytest.raises(ConfigError, match=r"ImageSample\.extend got a TextSample"):
+    with pytest.raises(ConfigError, match=r"ImageSample\.extend.*TextSample"):
         ImageSample.extend(text("a"), image=1)
 
 
@@ -230,7 +227,7 @@ def test_pad_stack(kind: str) -> None:
 
 
 def test_pad_stack_of_what_differs() -> None:
-    with pytest.raises(ConfigError, match=r"differ in rank or dtype: float64\(2, 3\), float64\(2,\)"):
+    with pytest.raises(ConfigError, match=r"float64\(2.*3"):
         pad_stack([np.zeros((2, 3)), np.zeros(2)])
     with pytest.raises(ConfigError, match="uint8"):
         pad_stack([np.zeros(2), np.zeros(2, np.uint8)])
@@ -287,9 +284,9 @@ def test_batch_of_what_is_made_already_and_derived() -> None:
     assert Ids.from_samples(captions(), ids=0).__subflavors__ == [{"x": 1}, None]
     plain = Ids.from_samples([text("a"), text("b")], ids=0)
     assert (plain.__subflavors__, plain.__sources__) == (None, None)
-    with pytest.raises(ConfigError, match="Ids has the field 'ids', which CaptioningSample lacks"):
+    with pytest.raises(ConfigError, match=r"'ids'.*CaptioningSample"):
         Ids.from_samples(captions())
-    with pytest.raises(ConfigError, match="no samples"):
+    with pytest.raises(ConfigError, match="samples"):
         Ids.from_samples([])
 
 
@@ -318,7 +315,7 @@ def test_generic_batch() -> None:
     assert generic_batch([Plain(np.ones(1)), Plain(np.zeros(1))]).a.tolist() == [[1], [0]]
     pair = generic_batch([Pair(1, np.ones(1)), Pair(2, np.ones(1))])
     assert (pair.left, pair.right.shape) == ([1, 2], (2, 1))
-    with pytest.raises(ConfigError, match="have different keys"):
+    with pytest.raises(ConfigError, match="different"):
         generic_batch([{"a": 1}, {"b": 1}])
 
 

@@ -150,29 +150,16 @@ def test_dpo() -> None:
     assert made.counts.dropped == {"no_rejected": 1}
 
 
-def test_grpo() -> None:
-    recipe = read(GRPO)
-    assert recipe.type == "grpo"
-    records = [
-        {"prompt": [USER], "responses": ["a", "bc"], "rewards": [1, 0.3]},
-        {"prompt": [USER], "responses": ["d"], "rewards": 0.9},
-    ]
-    made = make(recipe, records)
-    assert list(made.arrays) == ["prompts", "prompts_mask", "responses", "masks", "response_lengths", "rewards"]
-    assert texts(made, "responses") == ["abc", "d"]
-    assert rows(made, "response_lengths") == [[1, 2], [1]]
-    assert rows(made, "masks") == [[1, 1, 1], [1]]
-    assert rows(made, "rewards") == [[1.0, pytest.approx(0.3)], [pytest.approx(0.9)]]
-
-
 def test_rewards_are_never_rounded_away() -> None:
     del (config := with_(GRPO))["output"]
-    assert (
-        make(read(config), [{"prompt": [USER], "responses": ["a"], "rewards": [0.8]}]).arrays["rewards"].values.dtype
-        == "float32"
-    )
-    with pytest.raises(ConfigError, match="which would round the rewards"):
+    made = make(read(config), [{"prompt": [USER], "responses": ["a"], "rewards": [0.8]}])
+    assert made.arrays["rewards"].values.dtype == "float32"
+    assert texts(made, "responses") == ["a"]
+    with pytest.raises(ConfigError, match="rewards"):
         read(with_(GRPO, output={"dtype": {"rewards": "int32"}}))
+
+
+SPLIT = Packing(seq_len=10, strategy="best_fit_split")
 
 
 @pytest.mark.parametrize(
@@ -182,11 +169,7 @@ def test_rewards_are_never_rounded_away() -> None:
         ({"max_packed_len": 100}, (100, "keep_start", None), None),
         ({"max_packed_len": 100, "truncation_mode": "keep_end"}, (100, "keep_end", 2048), None),
         ({"packing_strategy": "bfd"}, (2048, "keep_start", None), Packing(seq_len=8192)),
-        (
-            {"packing_strategy": "bfd_split", "max_packed_len": 10},
-            (2048, "keep_start", None),
-            Packing(seq_len=10, strategy="best_fit_split"),
-        ),
+        ({"packing_strategy": "bfd_split", "max_packed_len": 10}, (2048, "keep_start", None), SPLIT),
     ],
 )
 def test_lengths_and_packing(limits: dict[str, Any], length: tuple[Any, ...], packing: Packing | None) -> None:
@@ -195,22 +178,13 @@ def test_lengths_and_packing(limits: dict[str, Any], length: tuple[Any, ...], pa
     assert recipe.packing == packing
 
 
-def test_both_cuts_come_one_after_the_other() -> None:
-    limits = {"max_seq_len": 6, "max_packed_len": 4, "truncation_mode": "keep_end", "min_chars": 0}
-    made = make(read(with_(SEQ, preprocessing=limits)), [{"text": "abcdefgh"}])
-    assert texts(made, "sequence") == ["cdef"]
-    assert made.counts.tokens["tokens"].truncated == 4
-
-
 def test_output() -> None:
     output = {"domain_key": "d", "storage_format": "h5", "max_tokens_per_shard": 7, "position_ids_mode": "none"}
     recipe = read(with_(SEQ, output=output, preprocessing={"max_items": 3}))
     assert (recipe.output.format, recipe.output.shard_tokens, recipe.output.domain_key) == ("hdf5", 7, "d")
     assert recipe.filters.max_records == 3
     assert keys(with_(SEQ, output=output)) == ["sequence"]
-    made = make(
-        recipe, [{"text": "abc", "d": "wiki"}, {"text": "abc"}, {"text": "abc", "d": 5}, {"text": "abc", "d": "../x"}]
-    )
+    made = make(recipe, [{"text": "abc"} | domain for domain in ({"d": "wiki"}, {}, {"d": 5}, {"d": "../x"})])
     assert made.domains == ["wiki", "__default__", "__default__"]
     assert "cannot name a folder" in made.bad[0].message
 
@@ -227,23 +201,20 @@ def test_a_data_set_with_its_tokeniser(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "named"),
     [
-        ({**SEQ, "outptu": {}}, r"outptu is unknown; did you mean 'output'\?"),
-        (
-            with_(SEQ, preprocessing={"max_sec_len": 1}),
-            r"preprocessing.max_sec_len is unknown; did you mean 'max_seq_len'",
-        ),
-        (with_(SEQ, output={"dtype": {"sequence": "int12"}}), "output.dtypes.sequence is 'int12'"),
-        (with_(SEQ, output={"storage_format": "hd5"}), "output.storage_format is 'hd5'; did you mean 'h5'"),
-        (with_(SEQ, preprocessing={"max_seq_len": 0}), "max_seq_len is 0: it must be at least 1"),
-        ({"input": {"sections": [{"field": "a", "action": "trian"}]}}, r"input.sections\[0\].action is 'trian'"),
-        ({"input": {}}, "neither sections nor sources"),
-        ({**CHAT, "mask": {"user": "no"}}, "mask.user is 'no'"),
+        ({**SEQ, "outptu": {}}, "outptu.*'output'"),
+        (with_(SEQ, preprocessing={"max_sec_len": 1}), r"preprocessing\.max_sec_len.*'max_seq_len'"),
+        (with_(SEQ, output={"dtype": {"sequence": "int12"}}), r"output\.dtypes\.sequence.*'int12'"),
+        (with_(SEQ, output={"storage_format": "hd5"}), r"output\.storage_format.*'hd5'.*'h5'"),
+        (with_(SEQ, preprocessing={"max_seq_len": 0}), "max_seq_len.*0"),
+        ({"input": {"sections": [{"field": "a", "action": "trian"}]}}, r"input\.sections\[0\]\.action.*'trian'"),
+        ({"version": 1, "input": {}, "output": {}}, 'sections.*sources.*"field".*"text"'),
+        ({**CHAT, "mask": {"user": "no"}}, r"mask\.user.*'no'"),
     ],
 )
-def test_what_it_takes_in_silence_is_named(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_it_takes_in_silence_is_named(config: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         read(config)
 
 
@@ -268,26 +239,3 @@ def test_the_same_can_be_said_in_our_own_words() -> None:
         }
     )
     assert ours == read(CHAT)
-
-
-SKELETON = """{
-  "version":       1,
-  "input":         {},   // sections (single) or sources (multi)
-  "mask":          {},   // role -> "train" | "mask"
-  "mask_default":  "mask",
-  "preprocessing": {},
-  "output":        {}
-}"""
-
-
-def test_the_empty_skeleton_of_its_documentation() -> None:
-    """It is copied from there; each message says what to do next."""
-    with pytest.raises(ConfigError, match=r"line 3 has a comment, which JSON does not have \(remove // and what"):
-        parse_recipe(SKELETON)
-    without = "\n".join(line.partition("//")[0] for line in SKELETON.splitlines())
-    with pytest.raises(ConfigError, match=r'neither sections nor sources: add one.*"field": "text"'):
-        parse_recipe(without)
-    filled = without.replace('"input":         {}', '"input": {"sections": [{"field": "text", "action": "train"}]}')
-    assert parse_recipe(filled).type == "seq"
-    with pytest.raises(ConfigError, match="neither YAML nor JSON: "):
-        parse_recipe('{"url": "https://example.com"')

@@ -60,7 +60,7 @@ ENDLESS = {  # the first ones in every run, all with HEADRACE_FULL=1
 def test_nothing_runs_on_or_takes_all_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limited, "MAX_SECONDS", 0.2)
     text = ENDLESS[name]
-    with pytest.raises(HeadraceError, match="chat template 'default' of text") as caught:
+    with pytest.raises(HeadraceError, match="'default'") as caught:
         ChatTemplate.from_text(text).render(HI)
     # A bound that depends on the machine ends the run; one that does not makes a bad record.
     is_of_machine = "seconds of CPU time" in str(caught.value) or "bytes of memory" in str(caught.value)
@@ -152,7 +152,7 @@ def test_rendering_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
             except InputError as error:
                 found.append(str(error))
         assert found == whole
-    with pytest.raises(ConfigError, match=r"more than 0\.4 seconds of CPU time.*ends here even if it skips"):
+    with pytest.raises(ConfigError, match=r"0\.4.*CPU"):
         template.render(burning.messages)
 
 
@@ -170,53 +170,50 @@ def test_values_that_no_template_can_be_given_are_errors() -> None:
     bomb: Any = "x"
     for _ in range(40):
         bomb = [bomb, bomb]
-    for value, message in ((circle, "refers to itself"), (deep(900), "256 levels"), (bomb, "200,000 parts")):
-        with pytest.raises(InputError, match=message):
+    for value, named in ((circle, "itself"), (deep(900), "256"), (bomb, "200,000")):
+        with pytest.raises(InputError, match=named):
             template.render(HI, extra=value)
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=named):
             template.render([{**HI[0], "extra": value}])
     assert template.render(HI, extra=deep(200)).text == template.render(HI).text
 
 
+DOUBLED = ", ".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]" for n in range(1, 60))
+
+
 def test_loops_in_too_many_loops_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="cannot be compiled"):
+    with pytest.raises(ConfigError, match="compiled"):
         ChatTemplate.from_text("{% for i in [1] %}" * 30 + "{% endfor %}" * 30)
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "named"),
     [
-        ("errors: {on_error: skip, max_errors: .nan}", "errors.max_errors is nan"),
-        ("errors: {on_error: skip, max_errors: .inf}", "errors.max_errors is inf"),
-        ("template: {path: chatml, kwargs: &a {x: *a}}", r"template.kwargs.*256 levels deep, .* or refers to itself"),
-        (f"template: {{path: chatml, kwargs: {'{a: ' * 300}1{'}' * 300}}}", "template.kwargs.*256 levels deep"),
-        (f"template: {{path: chatml, kwargs: {'{a: ' * 900}1{'}' * 900}}}", "template.kwargs.*256 levels deep"),
-        (
-            "template: {path: chatml, kwargs: {b0: &b0 [1, 1], "
-            + ", ".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]" for n in range(1, 60))
-            + "}}",
-            "template.kwargs.*200,000 parts",
-        ),
-        ("filters: &a {min_chars: [*a]}", "filters.*nested more than 256"),
-        (f"inputs: {'[' * 5000}{']' * 5000}", "neither YAML nor JSON|nested more than 256"),
+        ("errors: {on_error: skip, max_errors: .nan}", r"errors\.max_errors.*nan"),
+        ("errors: {on_error: skip, max_errors: .inf}", r"errors\.max_errors.*inf"),
+        ("template: {path: chatml, kwargs: &a {x: *a}}", r"template\.kwargs.*256.*itself"),
+        (f"template: {{path: chatml, kwargs: {'{a: ' * 300}1{'}' * 300}}}", r"template\.kwargs.*256"),
+        (f"template: {{path: chatml, kwargs: {'{a: ' * 900}1{'}' * 900}}}", r"template\.kwargs.*256"),
+        (f"template: {{path: chatml, kwargs: {{b0: &b0 [1, 1], {DOUBLED}}}}}", r"template\.kwargs.*200,000"),
+        ("filters: &a {min_chars: [*a]}", "filters.*256"),
+        (f"inputs: {'[' * 5000}{']' * 5000}", "YAML.*JSON|256"),
     ],
 )
-def test_values_that_no_recipe_can_hold_are_errors(lines: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_values_that_no_recipe_can_hold_are_errors(lines: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         parse_recipe(f"type: sft\n{lines}")
 
 
 def test_a_run_says_which_line_takes_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limited, "MAX_SECONDS", 0.2)
     monkeypatch.chdir(tmp_path)
-    burns = (
-        "{% for m in messages %}{% if m.content == 'burn' %}{{ [1] | slice(10 ** 9) | list }}{% endif %}{% endfor %}"
-    )
-    recipe_runs.make_model(tmp_path / "model", burns + recipes_made.TEMPLATE)
+    burns = "{% if m.content == 'burn' %}{{ [1] | slice(10 ** 9) | list }}{% endif %}"
+    template = "{% for m in messages %}" + burns + "{% endfor %}" + recipes_made.TEMPLATE
+    recipe_runs.make_model(tmp_path / "model", template)
     records = recipe_runs.conversations(150)
     records[17]["messages"][0]["content"] = "burn"
     lines = "".join(json.dumps(record) + "\n" for record in records)
     Path("data.jsonl").write_text(lines)
     recipe = parse_recipe("type: sft\ninputs: data.jsonl\ntokenizer: model\nerrors: {on_error: skip}")
-    with pytest.raises(HeadraceError, match=r"record 17 of the first: .*more than 0\.2 seconds of CPU time"):
+    with pytest.raises(HeadraceError, match=r"17.*0\.2.*CPU"):
         prepare_recipe(recipe, "store")

@@ -41,22 +41,18 @@ def test_files_win_over_the_configuration_and_that_over_the_old_file(tmp_path: P
 
 
 def test_named_templates(tmp_path: Path) -> None:
-    named = [
-        {"name": "default", "template": "d"},
-        {"name": "tool_use", "template": "t"},
-        {"name": "rag", "template": "r"},
-    ]
+    named = [{"name": name, "template": name[0]} for name in ("default", "tool_use", "rag")]
     write(tmp_path, config={"chat_template": named})
     template = ChatTemplate.load(tmp_path)
     assert template.render(HI).text == "d"
     assert template.render(HI, tools=[]).text == "t"
     assert ChatTemplate.load(tmp_path, name="default").render(HI, tools=[]).text == "d"
     assert ChatTemplate.load(str(tmp_path), name="rag").render(HI, tools=[]).text == "r"
-    with pytest.raises(ConfigError, match="no chat template 'nope'; it has 'default', 'rag', 'tool_use'"):
+    with pytest.raises(ConfigError, match=r"'nope'.*'default'.*'rag'"):
         ChatTemplate.load(tmp_path, name="nope")
     # Files of their own hide all of the configuration, the default among it.
     write(tmp_path, more={"rag": "R"})
-    with pytest.raises(ConfigError, match="it has the templates 'rag', and none is the default: choose one by `name`"):
+    with pytest.raises(ConfigError, match=r"'rag'.*`name`"):
         ChatTemplate.load(tmp_path)
     rag = ChatTemplate.load(tmp_path, name="rag")
     assert (rag.name, rag.source) == ("rag", str(tmp_path / "additional_chat_templates/rag.jinja"))
@@ -85,11 +81,7 @@ def test_a_file_is_a_template_with_the_tokens_beside_it(tmp_path: Path) -> None:
     ("config", "more", "tokens"),
     [
         ({}, {}, {}),
-        (
-            {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": None},
-            {},
-            ("<s>", "</s>"),
-        ),
+        ({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}, {}, ("<s>", "</s>")),
         # Without an added_tokens_decoder the file is an old one, and the map wins.
         ({"bos_token": "a", "eos_token": "b"}, {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}, ("<s>", "</s>")),
         ({"bos_token": "<s>", "eos_token": "</s>", "added_tokens_decoder": {}}, {"bos_token": "x"}, ("<s>", "</s>")),
@@ -108,40 +100,32 @@ def test_tokens_of_the_model_are_special_too(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_says_what_is(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no chat template; looked for chat_template.jinja, .* A base model has none"
-    ):
+    with pytest.raises(ConfigError, match=r"chat_template.jinja"):
         ChatTemplate.load(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"'chatlm' is not a folder, a file or the name of a template of ours; did you mean 'chatml'"
-    ):
+    with pytest.raises(ConfigError, match=r"'chatlm'.*'chatml'"):
         ChatTemplate.load("chatlm")
-    with pytest.raises(ConfigError, match="'chatml' is a single template and has no 'rag': leave the name out"):
+    with pytest.raises(ConfigError, match=r"'chatml'.*'rag'"):
         ChatTemplate.load("chatml", name="rag")
-    with pytest.raises(ConfigError, match=r"no such folder; pass a tokeniser's folder or its tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"tokeniser's.*tokenizer\.json"):
         ChatTemplate.load("chatml", tokenizer=tmp_path / "nothing")
     path = write(tmp_path, jinja="x", config={}) / "chat_template.jinja"
-    with pytest.raises(ConfigError, match="a file is a single template and has no 'rag'"):
+    with pytest.raises(ConfigError, match="'rag'"):
         ChatTemplate.load(path, name="rag")
-    with pytest.raises(ConfigError, match=r"pass the folder that holds this file, or a \.jinja file"):
+    with pytest.raises(ConfigError, match="folder"):
         ChatTemplate.load(tmp_path / "tokenizer_config.json")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     write(tmp_path, config={"chat_template": 3})
-    with pytest.raises(
-        InputError, match=r"tokenizer_config.json: chat_template is a int, 3; allowed are a string, and a list of"
-    ):
+    with pytest.raises(InputError, match=r"tokenizer_config.json.*chat_template.*3"):
         ChatTemplate.load(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"tokenizer_config.json: it is not a JSON object"):
-        ChatTemplate.load(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(InputError, match=r"tokenizer_config.json: it is not a JSON object"):
-        ChatTemplate.load(tmp_path)
+    for text in ("{", "[]"):
+        (tmp_path / "tokenizer_config.json").write_text(text)
+        with pytest.raises(InputError, match=r"tokenizer_config.json.*JSON"):
+            ChatTemplate.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_bytes(b"ab\xff")
-    with pytest.raises(InputError, match=r"chat_template.jinja: byte 2 is not UTF-8"):
+    with pytest.raises(InputError, match=r"chat_template.jinja.*2.*UTF-8"):
         ChatTemplate.load(tmp_path)
 
 

@@ -13,9 +13,9 @@ from headrace.samples.templates import ChatTemplate, TemplateSetup
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def fails(text: str, message: str, **limits: Any) -> None:
+def fails(text: str, named: str, **limits: Any) -> None:
     template = ChatTemplate(msgspec.structs.replace(TemplateSetup(text=text), **limits))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=named):
         template.render(HI)
 
 
@@ -59,15 +59,15 @@ def test_nothing_of_python_is_reached(text: str) -> None:
 
 
 def test_dangerous_names_are_refused_and_not_only_empty() -> None:
-    fails("{{ ''.__class__.x }}", "access to attribute '__class__' of 'str' object is unsafe")
-    fails("{{ messages.append(1) }}", "unsafe|not safely callable")
-    fails("{% set ns = namespace() %}{% set ns._x = 1 %}", "allows no names with a leading underscore, found '_x'")
-    fails("{{ namespace(_x=1) }}", "allows no names with a leading underscore, found '_x'")
+    fails("{{ ''.__class__.x }}", "'__class__'")
+    fails("{{ messages.append(1) }}", "unsafe|callable")
+    fails("{% set ns = namespace() %}{% set ns._x = 1 %}", "'_x'")
+    fails("{{ namespace(_x=1) }}", "'_x'")
 
 
 @pytest.mark.parametrize("text", ["{{ lipsum() }}", "{{ [1, 2] | random }}"])
 def test_text_that_differs_from_run_to_run_is_refused(text: str) -> None:
-    fails(text, "random text would differ in every run")
+    fails(text, "random")
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,11 @@ def test_text_that_differs_from_run_to_run_is_refused(text: str) -> None:
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% for i in [[], []] recursive %}{% if loop.depth < 60 %}{{ loop([[], []]) }}{% endif %}{% endfor %}",
         "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}" + "{% call m() %}" * 40 + "{% endcall %}" * 40,
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     ],
 )
 def test_loops_and_macros_end(text: str) -> None:
-    fails(text, "takes more than 20,000 steps of loops and macros|call each other without end", max_steps=20_000)
-
-
-def test_recursion_without_end_is_found() -> None:
-    fails(
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "its macros or recursive loops call each other without end"
-    )
+    fails(text, "20,000|recursive", max_steps=20_000)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +99,7 @@ def test_recursion_without_end_is_found() -> None:
     ],
 )
 def test_products_powers_and_ranges_are_bounded(text: str) -> None:
-    fails(text, "the most allowed|Range too big")
+    fails(text, "allowed|Range")
 
 
 def test_small_products_are_computed() -> None:
@@ -113,9 +108,7 @@ def test_small_products_are_computed() -> None:
 
 
 def test_the_text_is_bounded() -> None:
-    fails(
-        "{% for i in range(1000) %}0123456789{% endfor %}", "the text is longer than 5,000 characters", max_chars=5000
-    )
+    fails("{% for i in range(1000) %}0123456789{% endfor %}", "5,000", max_chars=5000)
     whole = ChatTemplate(TemplateSetup(text="{% for i in range(500) %}0123456789{% endfor %}", max_chars=5000))
     assert len(whole.render(HI).text) == 5000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError, StoreError
-from headrace.stores.energon import read_dataset, read_info, read_splits, write_info, write_splits
+from headrace.stores.energon import read_dataset, read_info, read_splits, write_splits
 from headrace.stores.energon.config_file import read_yaml
+from headrace.stores.energon.dataset_yaml import DatasetConfig
 from headrace.stores.energon.splits import MAX_EXPANDED, collapse, expand, split_part
 
 GOLDEN = Path(__file__).parents[2] / "golden/energon"
@@ -43,19 +43,19 @@ def test_yaml_that_energon_fails_on(text: str, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: {b: 1\n", r"x\.yaml: not valid YAML: .*line 2"),
-        ("\ta: 1\n", r"x\.yaml: not valid YAML"),
-        ("a: 1\n---\nb: 2\n", "several documents"),
-        ("? [1]\n: 2\n", "line 1: a key must be"),
-        ("a: 1\nb: {x: 1, y: 2,\n  x: 3}\n", "line 3: the key 'x' occurs twice in one map"),
-        (TWICE[0], "line 2: the key 'a' occurs twice"),
-        ("a: 1\n'a': 2\n", "line 2: the key 'a' occurs twice"),
-        ("[" * 200 + "]" * 200, "nested deeper than 100"),
-        ("a: \x00", "not valid YAML"),
+        ("a: {b: 1\n", "YAML.*line.*2"),
+        ("\ta: 1\n", "YAML"),
+        ("a: 1\n---\nb: 2\n", "documents"),
+        ("? [1]\n: 2\n", "line.*1.*key"),
+        ("a: 1\nb: {x: 1, y: 2,\n  x: 3}\n", "line.*3.*'x'"),
+        (TWICE[0], "line.*2.*'a'"),
+        ("a: 1\n'a': 2\n", "line.*2.*'a'"),
+        ("[" * 200 + "]" * 200, "100"),
+        ("a: \x00", "YAML"),
     ],
 )
 def test_yaml_that_is_malformed(text: str, message: str) -> None:
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(StoreError, match=rf"x\.yaml.*{message}"):
         read_yaml(text.encode(), "x.yaml")
 
 
@@ -89,17 +89,15 @@ def test_braces(pattern: str, wanted: list[str]) -> None:
     assert expand(pattern, "x") == wanted
 
 
-@pytest.mark.parametrize("pattern", ["{a", "a}", "{1{2,3}"])
-def test_braces_that_do_not_match(pattern: str) -> None:
-    with pytest.raises(StoreError, match=r"x: the braces of .* do not match"):
-        expand(pattern, "x")
+TOO_MANY = ["{1..1000001}", "{0..99999}{0..99999}", "{{0..999},a}{0..9999}", "{1..99999999999}"]
 
 
 @pytest.mark.parametrize(
-    "pattern", ["{1..1000001}", "{0..99999}{0..99999}", "{{0..999},a}{0..9999}", "{1..99999999999}"]
+    ("pattern", "named"),
+    [*((one, "braces") for one in ("{a", "a}", "{1{2,3}")), *((one, f"{MAX_EXPANDED:,}") for one in TOO_MANY)],
 )
-def test_braces_stand_for_a_bounded_number_of_names(pattern: str) -> None:
-    with pytest.raises(StoreError, match=f"{MAX_EXPANDED:,}"):
+def test_braces_that_are_refused(pattern: str, named: str) -> None:
+    with pytest.raises(StoreError, match=named):
         expand(pattern, "x")
 
 
@@ -122,16 +120,6 @@ def meta(tmp_path: Path, name: str, text: str) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["primary", "secondary"])
-def test_info_and_split_are_written_to_the_byte(tmp_path: Path, name: str) -> None:
-    info, splits = read_info(GOLDEN / name), read_splits(GOLDEN / name)
-    (tmp_path / ".nv-meta").mkdir()
-    write_info(tmp_path, info.shard_counts, info.energon_version)
-    write_splits(tmp_path, splits.parts)
-    for file in (".info.json", "split.yaml"):
-        assert (tmp_path / ".nv-meta" / file).read_bytes() == (GOLDEN / name / ".nv-meta" / file).read_bytes()
-
-
 def test_info_of_before_7(tmp_path: Path) -> None:
     root = meta(tmp_path, ".info.yaml", "energon_version: 5.3\nshard_counts:\n  a/b.tar: 3\n  c.tar: 0\n")
     info = read_info(root)
@@ -143,27 +131,23 @@ def test_info_of_before_7(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"shard_counts": {}, "shard_count": 1}', "shard_count is unknown; did you mean 'shard_counts'"),
-        ('{"energon_version": "7"}', "has no shard_counts"),
-        ('{"shard_counts": []}', "expected a map, found a list"),
-        ('{"shard_counts": {"a.tar": -1}}', "'a.tar' must have a number of samples"),
-        ('{"shard_counts": {"a.tar": true}}', "found the boolean True"),
-        ('{"shard_counts": {"../a.tar": 1}}', "may not leave their folder"),
-        ('{"shard_counts": {"/a.tar": 1}}', "may not leave their folder"),
-        ("{", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ('{"shard_counts": {"a.tar": 1, "b.tar": 2, "a.tar": 3}}', "the key 'a.tar' occurs twice in one object"),
+        ('{"shard_counts": {}, "shard_count": 1}', "shard_count.*'shard_counts'"),
+        ('{"energon_version": "7"}', "shard_counts"),
+        ('{"shard_counts": []}', "map.*list"),
+        ('{"shard_counts": {"a.tar": -1}}', r"'a\.tar'.*number"),
+        ('{"shard_counts": {"a.tar": true}}', "True"),
+        ('{"shard_counts": {"../a.tar": 1}}', "leave"),
+        ('{"shard_counts": {"/a.tar": 1}}', "leave"),
+        ("{", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ('{"shard_counts": {"a.tar": 1, "b.tar": 2, "a.tar": 3}}', r"'a\.tar'.*twice"),
     ],
 )
 def test_info_that_is_malformed(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(StoreError, match=message) as caught:
-        read_info(meta(tmp_path, ".info.json", text))
-    assert ".info.json" in str(caught.value)
-
-
-def test_no_info(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"\.info\.json: missing.*headrace prepare"):
+    with pytest.raises(StoreError, match=r"\.info\.json"):
         read_info(tmp_path)
+    with pytest.raises(StoreError, match=rf"\.info\.json.*{message}"):
+        read_info(meta(tmp_path, ".info.json", text))
 
 
 def test_unknown_keys_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +157,7 @@ def test_unknown_keys_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_split_files_by_name(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"split\.yaml: missing, and there is no split\.json"):
+    with pytest.raises(StoreError, match=r"split\.yaml.*split\.json"):
         read_splits(tmp_path)
     meta(tmp_path, "split.json", '{"split_parts": {"train": ["a.tar"]}}')
     assert read_splits(tmp_path).parts == {"train": ("a.tar",)}
@@ -183,24 +167,21 @@ def test_split_files_by_name(tmp_path: Path) -> None:
     assert splits.exclude == {"b1.tar", "b2.tar", "b0.tar/k"}
     meta(tmp_path, "mine.json", '{"split_parts": {"x": []}}')
     assert read_splits(tmp_path, "mine.json").parts == {"x": ()}
-    with pytest.raises(StoreError, match=r"other\.yaml: missing; a split file lists"):
+    with pytest.raises(StoreError, match=r"other\.yaml"):
         read_splits(tmp_path, "other.yaml")
     meta(tmp_path, "mine.txt", "")
-    with pytest.raises(StoreError, match=r"mine\.txt: .*must end in \.yaml or \.json"):
+    with pytest.raises(StoreError, match=r"mine\.txt"):
         read_splits(tmp_path, "mine.txt")
     for name in ("../x.yaml", "/x.yaml"):
-        with pytest.raises(ConfigError, match="must be named relative to"):
+        with pytest.raises(ConfigError, match="relative"):
             read_splits(tmp_path, name)
 
 
 def test_shards_that_come_twice_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Energon reads such a shard as often as it is listed, without a word."""
     meta(tmp_path, ".info.json", '{"shard_counts": {"a0.tar": 1, "a1.tar": 1, "b.tar": 1}}')
-    meta(
-        tmp_path,
-        "split.yaml",
-        "split_parts: {train: ['a{0..1}.tar', a1.tar], val: [a1.tar, b.tar], test: [], small: [a0.tar]}",
-    )
+    parts = "{train: ['a{0..1}.tar', a1.tar], val: [a1.tar, b.tar], test: [], small: [a0.tar]}"
+    meta(tmp_path, "split.yaml", f"split_parts: {parts}")
     said = {}
     for part in ("train", "val", "small"):
         caplog.clear()
@@ -214,13 +195,13 @@ def test_shards_that_come_twice_are_told(tmp_path: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("split_part: {}", "split_part is unknown; did you mean 'split_parts'"),
-        ("exclude: []", "has no split_parts"),
-        ("split_parts: {train: a.tar}", "train: expected a list of strings, found the string 'a.tar'"),
-        ("split_parts: {train: [1]}", "item 0 must be a string, found the number 1; quote it"),
-        ("split_parts: {train: [a.tar], train: [b.tar]}", "line 1: the key 'train' occurs twice"),
-        ("split_parts: {train: ['a{']}", r"train: the braces of 'a\{' do not match"),
-        ("a", "expected a map"),
+        ("split_part: {}", "split_part.*'split_parts'"),
+        ("exclude: []", "split_parts"),
+        ("split_parts: {train: a.tar}", r"train.*list.*'a\.tar'"),
+        ("split_parts: {train: [1]}", "item.*0.*1"),
+        ("split_parts: {train: [a.tar], train: [b.tar]}", "line.*1.*'train'"),
+        ("split_parts: {train: ['a{']}", r"train.*'a\{'"),
+        ("a", "map"),
     ],
 )
 def test_splits_that_are_malformed(tmp_path: Path, text: str, message: str) -> None:
@@ -239,14 +220,13 @@ def test_parts(tmp_path: Path) -> None:
     assert part.shards == ("a/2.tar", "a")
     # Both may hold slashes: the shard "a" may have a sample of this key.
     assert part.keys == {"a/2.tar": {"k/1"}, "a": {"1.tar", "2.tar/k/1"}}
-    with pytest.raises(ConfigError, match="no part 'trian'; did you mean 'train'"):
+    with pytest.raises(ConfigError, match=r"'trian'.*'train'"):
         split_part(splits, "trian", info)
-    with pytest.raises(StoreError, match=r"shard 'b\.tar' is not in .*info\.json"):
+    with pytest.raises(StoreError, match=r"'b\.tar'.*info\.json"):
         split_part(splits, "x", info)
-    with pytest.raises(StoreError, match="part 'y' has no shards: the split file lists none"):
-        split_part(splits, "y", info)
-    with pytest.raises(StoreError, match="part 'z' has no shards: all of its shards are excluded"):
-        split_part(splits, "z", info)
+    for name in "yz":
+        with pytest.raises(StoreError, match=f"'{name}'"):
+            split_part(splits, name, info)
 
 
 def test_names_with_braces_are_written_so_that_they_are_read_back(tmp_path: Path) -> None:
@@ -256,77 +236,65 @@ def test_names_with_braces_are_written_so_that_they_are_read_back(tmp_path: Path
         write_splits(tmp_path, {"train": names, "no": []}, exclude=["a{1}.tar"], split_config=name)
         splits = read_splits(tmp_path, name)
         assert (list(splits.parts["train"]), splits.parts["no"], splits.exclude) == (names, (), {"a{1}.tar"})
-    with pytest.raises(ConfigError, match=r"must end in \.yaml or \.json"):
+    with pytest.raises(ConfigError, match="json"):
         write_splits(tmp_path, {}, split_config="x.txt")
 
 
 TYPED = "sample_type: {__module__: megatron.energon, __class__: CaptioningSample}\n"
 
 
+def dataset_of(root: Path, text: str, name: str = "dataset.yaml") -> DatasetConfig:
+    found = read_dataset(meta(root, name, text), name)
+    assert found is not None
+    return found
+
+
 def test_datasets(tmp_path: Path) -> None:
     assert read_dataset(tmp_path) is None
-    found = read_dataset(meta(tmp_path, "dataset.yaml", TYPED + "field_map: {image: jpg, caption: 'txt,json[c]'}"))
-    assert found is not None
+    with pytest.raises(StoreError, match=r"mine\.yaml.*dataset_config"):
+        read_dataset(tmp_path, "mine.yaml")
+    found = dataset_of(tmp_path, TYPED + "field_map: {image: jpg, caption: 'txt,json[c]'}")
     assert (found.kind, str(found.sample_type)) == ("typed", "megatron.energon.CaptioningSample")
     assert found.field_map == {"image": "jpg", "caption": "txt,json[c]"}
-    meta(tmp_path, "l.yaml", TYPED + "sample_loader: s.py:load\npart_filter: [jpg]\nshuffle_over_epochs: 2")
-    found = read_dataset(tmp_path, "l.yaml")
-    assert found is not None
-    assert (found.sample_loader, found.part_filter, found.options) == (
-        "s.py:load",
-        ("jpg",),
-        {"shuffle_over_epochs": 2},
-    )
+    loaded = TYPED + "sample_loader: s.py:load\npart_filter: [jpg]\nshuffle_over_epochs: 2"
+    found = dataset_of(tmp_path, loaded, "l.yaml")
+    assert (found.sample_loader, found.part_filter) == ("s.py:load", ("jpg",))
+    assert found.options == {"shuffle_over_epochs": 2}
     crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {a: yes, b: 'yes'}"
-    found = read_dataset(meta(tmp_path, "c.yaml", crude), "c.yaml")
-    assert found is not None
+    found = dataset_of(tmp_path, crude)
     assert (found.kind, found.subflavors, found.sample_type) == ("crude", {"a": True, "b": "yes"}, None)
-    old = "__module__: megatron.energon\n__class__: VQAWebdataset\nfield_map: {image: jpg}"
-    found = read_dataset(meta(tmp_path, "o.yaml", old), "o.yaml")
-    assert found is not None
+    found = dataset_of(tmp_path, "__module__: megatron.energon\n__class__: VQAWebdataset\nfield_map: {image: jpg}")
     assert (found.kind, found.sample_type and found.sample_type.name) == ("typed", "VQASample")
-    own = "__module__: my.code\n__class__: Mine\nanything: 1"
-    found = read_dataset(meta(tmp_path, "e.yaml", own), "e.yaml")
-    assert found is not None
+    found = dataset_of(tmp_path, "__module__: my.code\n__class__: Mine\nanything: 1")
     assert (found.kind, str(found.class_ref), found.options) == ("other", "my.code.Mine", {"anything": 1})
     functions = "sample_loader: {__module__: m, __function__: f}\npart_filter: {__module__: m, __function__: g}"
-    found = read_dataset(meta(tmp_path, "f.yaml", TYPED + functions), "f.yaml")
-    assert found is not None
+    found = dataset_of(tmp_path, TYPED + functions)
     assert (str(found.sample_loader), str(found.part_filter)) == ("m.f", "m.g")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("field_map: {image: jpg}", "has no sample_type; add one.*CrudeWebdataset"),
-        (TYPED, "neither field_map nor sample_loader"),
-        (TYPED + "field_map: {}\nsample_loader: x.py", "both field_map and sample_loader"),
-        (TYPED + "sample_loader: x.py", "no part_filter"),
-        (TYPED + "field_map: {image: jpg}\npart_filter: [jpg]", "part_filter is only for a sample_loader"),
-        (TYPED + "fieldmap: {image: jpg}", "fieldmap is unknown; did you mean 'field_map'"),
-        (TYPED + "field_map: {image: 1}", "image must name a part"),
-        ("sample_type: CaptioningSample\nfield_map: {}", "sample_type: expected a map, found the str"),
-        ("sample_type: {__class__: X}\nfield_map: {}", "sample_type: a class needs __module__ and __class__"),
-        ("sample_type: {__module__: a, __function__: f}\nfield_map: {}", "must be a class, found the function a.f"),
-        ("__module__: megatron.energon", "a class needs __module__ and __class__"),
-        ("__module__: 1\n__class__: X", "__module__ must be a name, found the number 1"),
-        ("__module__: m\n__class__: CrudeWebdataset\nfield_map: {}", "field_map is not for CrudeWebdataset"),
-        (
-            "__module__: m\n__class__: VQAWebdataset\n" + TYPED,
-            "VQAWebdataset has the sample type VQASample; remove sample_type",
-        ),
-        ("subflavors: 3", "subflavors: expected a map"),
-        (TYPED + "field_map:\n  image: jpg\n  image: png", "the key 'image' occurs twice"),
-        (TYPED + "sample_loader: 3\npart_filter: [a]", "expected file.py:name"),
-        ("", "expected a map, found null"),
+        ("field_map: {image: jpg}", "sample_type.*CrudeWebdataset"),
+        (TYPED, "neither.*field_map.*sample_loader"),
+        (TYPED + "field_map: {}\nsample_loader: x.py", "both.*field_map.*sample_loader"),
+        (TYPED + "sample_loader: x.py", "part_filter"),
+        (TYPED + "field_map: {image: jpg}\npart_filter: [jpg]", "part_filter.*sample_loader"),
+        (TYPED + "fieldmap: {image: jpg}", "fieldmap.*'field_map'"),
+        (TYPED + "field_map: {image: 1}", "image.*part"),
+        ("sample_type: CaptioningSample\nfield_map: {}", "sample_type.*map.*str"),
+        ("sample_type: {__class__: X}\nfield_map: {}", "sample_type.*__module__.*__class__"),
+        ("sample_type: {__module__: a, __function__: f}\nfield_map: {}", r"class.*a\.f"),
+        ("__module__: megatron.energon", "__module__.*__class__"),
+        ("__module__: 1\n__class__: X", "__module__.*1"),
+        ("__module__: m\n__class__: CrudeWebdataset\nfield_map: {}", "field_map.*CrudeWebdataset"),
+        ("__module__: m\n__class__: VQAWebdataset\n" + TYPED, "VQAWebdataset.*VQASample.*sample_type"),
+        ("subflavors: 3", "subflavors.*map"),
+        (TYPED + "field_map:\n  image: jpg\n  image: png", "'image'.*twice"),
+        (TYPED + "sample_loader: 3\npart_filter: [a]", r"file\.py:name"),
+        ("", "map.*null"),
     ],
 )
 def test_datasets_that_are_malformed(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(StoreError, match=message) as caught:
+    with pytest.raises(StoreError, match=rf"/\.nv-meta/dataset\.yaml.*{message}"):
         read_dataset(meta(tmp_path, "dataset.yaml", text))
-    assert re.match(r".*/\.nv-meta/dataset\.yaml: ", str(caught.value))
-
-
-def test_a_dataset_file_that_is_named_and_missing(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"mine\.yaml: missing; dataset_config"):
-        read_dataset(tmp_path, "mine.yaml")

@@ -8,7 +8,11 @@ from pathlib import Path
 from energon_made import names_of, write_files
 from energon_prepared import prepared
 from headrace.stores import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
-from headrace.stores.energon import JoinColumn, write_join, write_lines
+from headrace.stores.energon import (
+    JoinColumn,
+    write_join,
+    write_lines,
+)
 from headrace.stores.store import SampleStore
 from headrace.testing.samples import Samples, SampleStoreContract, numbered_samples
 
@@ -62,18 +66,6 @@ class TestJsonl(SampleStoreContract):
 
     def open(self, path: Path) -> SampleStore:
         return JsonlSamplesStore(path)
-
-
-class TestPlainJsonl(TestJsonl):
-    """Without an index beside it."""
-
-    def write(self, folder: Path, samples: Samples) -> Path:
-        path = super().write(folder, samples)
-        path.with_suffix(".jsonl.idx").unlink()
-        return path
-
-    def open(self, path: Path) -> SampleStore:
-        return JsonlSamplesStore(path, using="pread")
 
 
 class TestFiles(SampleStoreContract):

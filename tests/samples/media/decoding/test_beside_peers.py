@@ -38,14 +38,12 @@ def _pictures() -> dict[str, Callable[[], bytes]]:
     made: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
         "deep.png": (deep, "PNG", {}),
         "deep.tiff": (deep, "TIFF", {}),
-        "deflated.tiff": (deep, "TIFF", {"compression": "tiff_adobe_deflate"}),
         "floats.tiff": (floats, "TIFF", {}),
         "metres.tiff": (Image.fromarray(GREY.astype(np.float32)), "TIFF", {}),
         "numbers.tiff": (Image.fromarray(GREY.astype(np.int32)), "TIFF", {}),
         "deep.pgm": (deep, "PPM", {}),
         "deep.jp2": (deep, "JPEG2000", {}),
         "grey.jp2": (colour.convert("L"), "JPEG2000", {}),
-        "lzw.tif": (colour, "TIFF", {"compression": "tiff_lzw"}),
         "turned.tif": (colour, "TIFF", {"exif": TURNED}),
         "turned.webp": (colour, "WEBP", {"exif": TURNED}),
         "profile.jpg": (colour, "JPEG", {"icc_profile": profile, "exif": TURNED}),
@@ -53,9 +51,6 @@ def _pictures() -> dict[str, Callable[[], bytes]]:
         "lossy.webp": (colour, "WEBP", {}),
         "two.png": (colour.convert("LA"), "PNG", {}),
         "colour.ppm": (colour, "PPM", {}),
-        "colour.qoi": (colour, "QOI", {}),
-        "colour.sgi": (colour, "SGI", {}),
-        "colour.tga": (colour, "TGA", {"compression": "tga_rle"}),
     }
     if "AVIF" in Image.OPEN or find_spec("PIL.AvifImagePlugin"):
         made["colour.avif"] = (colour, "AVIF", {})

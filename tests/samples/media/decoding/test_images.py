@@ -17,22 +17,8 @@ from headrace.samples.media import SampleDecoder
 from headrace.samples.media.decoding import images
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, IMAGE_FORMS, scale_to_cover
 
-THEIRS = [
-    "l8",
-    "rgb8",
-    "rgba8",
-    "l",
-    "rgb",
-    "rgba",
-    "torchl8",
-    "torchrgb8",
-    "torchrgba8",
-    "torchl",
-    "torchrgb",
-    "torch",
-]
-THEIRS += ["torchrgba", "pill", "pil", "pilrgb", "pilrgba"]
-OURS = ["chwl8", "chwrgb8", "chwrgba8", "chwl", "chwrgb", "chwrgba"]
+FORMS = [kind + mode + bits for kind in ("", "torch", "chw") for mode in ("l", "rgb", "rgba") for bits in ("8", "")]
+FORMS += ["torch", "pil", "pill", "pilrgb", "pilrgba"]
 
 
 def mode_of(option: str) -> str:
@@ -78,7 +64,7 @@ def same(found: Any, wanted: Any) -> None:
 
 
 @pytest.mark.parametrize("jpeg", ["auto", "simplejpeg", "pillow"])
-@pytest.mark.parametrize("option", THEIRS + OURS)
+@pytest.mark.parametrize("option", FORMS)
 def test_every_form_of_every_format(option: str, jpeg: Any) -> None:
     decoder = SampleDecoder(image_decode=option, jpeg=jpeg)
     for part, data in media_made.images().items():
@@ -88,17 +74,7 @@ def test_every_form_of_every_format(option: str, jpeg: Any) -> None:
 
 
 def test_all_forms_are_tested() -> None:
-    assert sorted(THEIRS + OURS) == sorted(IMAGE_FORMS)
-
-
-def test_ranges_and_shapes() -> None:
-    data = media_made.images()["s0.JPEG"]
-    image = SampleDecoder().decode("jpg", data)
-    assert image.shape == (3, 37, 53)
-    assert image.dtype == torch.float32
-    assert 0 <= image.min() < image.max() <= 1
-    assert SampleDecoder(image_decode="torchl8").decode("jpg", data).shape == (37, 53)
-    assert SampleDecoder(image_decode="chwl8").decode("jpg", data).shape == (1, 37, 53)
+    assert sorted(FORMS) == sorted(IMAGE_FORMS)
 
 
 @pytest.mark.parametrize("form", ["rgb8", "l8"])
@@ -138,33 +114,9 @@ def test_more_pixels_than_allowed(part: str, jpeg: Any, monkeypatch: pytest.Monk
     assert decoder.decode(part, data).shape == (37, 53, 3)
     decoder = SampleDecoder(image_decode="rgb8", max_pixels=37 * 53 - 1, jpeg=jpeg)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("pixels were decoded"))
-    with pytest.raises(DecodeError, match=r"53 x 37 pixels; allowed are 1,960 in all") as raised:
+    with pytest.raises(DecodeError, match=r"53.*37.*1,960") as raised:
         decoder.decode(part, data)
     assert raised.value.part == part
-
-
-@pytest.mark.parametrize("part", ["s0.JPEG", "alpha.png", "moving.gif", "alpha.webp", "colour.tiff", "colour.bmp"])
-def test_huge_dimensions_in_a_small_header(part: str) -> None:
-    data = bytearray(media_made.images()[part])
-    at, code = {
-        "s0.JPEG": (data.find(b"\xff\xc0") + 5, b"\xff\xff\xff\xff"),
-        "alpha.png": (16, b"\x7f\xff\xff\xff\x7f\xff\xff\xff"),
-        "moving.gif": (6, b"\xff\xff\xff\xff"),
-        "alpha.webp": (21, b"\xff\xff\xff\xff"),
-        "colour.tiff": (_tiff_width(data), b"\x04\0\x01\0\0\0\xff\xff\xff\x0f"),
-        "colour.bmp": (18, b"\xff\xff\xff\x0f\xff\xff\xff\x0f"),
-    }[part]
-    data[at : at + len(code)] = code
-    with pytest.raises(DecodeError, match=part.replace(".", r"\.")):
-        SampleDecoder(image_decode="rgb8").decode(part, bytes(data))
-
-
-def _tiff_width(data: bytes) -> int:
-    """Where the type of the width's entry is, in a little-endian TIFF."""
-    begin = int.from_bytes(data[4:8], "little") + 2
-    while data[begin : begin + 2] != b"\x00\x01" and data[:2] == b"II":
-        begin += 12
-    return begin + 2
 
 
 @pytest.mark.parametrize("part", sorted(media_made.images()))
@@ -172,7 +124,7 @@ def test_truncated_and_garbled(part: str) -> None:
     data = media_made.images()[part]
     decoder = SampleDecoder(image_decode="rgb8")
     for broken in (b"", data[:7], data[: len(data) // 3], b"\0" * 100, data[:2] + b"\0" * 50):
-        with pytest.raises(DecodeError, match=f"part '{part}'") as raised:
+        with pytest.raises(DecodeError, match=rf"'{part}'") as raised:
             decoder.decode(part, broken)
         assert raised.value.reason
 
@@ -184,7 +136,7 @@ def test_size_of_webp_before_it_is_opened(options: dict[str, Any], monkeypatch: 
     assert decoder.decode("webp", data).shape == (37, 53, 3)
     decoder = SampleDecoder(image_decode="rgb8", max_pixels=37 * 53 - 1)
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("opened"))
-    with pytest.raises(DecodeError, match="53 x 37 pixels"):
+    with pytest.raises(DecodeError, match=r"53.*37.*pixels"):
         decoder.decode("webp", data)
 
 
@@ -205,9 +157,9 @@ def test_flipped_bits_decode_or_fail_with_the_part() -> None:
 
 def test_ghostscript_is_never_run() -> None:
     eps = media_made.encoded(Image.fromarray(media_made.pixels()), "EPS")
-    with pytest.raises(DecodeError, match="cannot identify"):
+    with pytest.raises(DecodeError, match="identify"):
         SampleDecoder().decode("eps", eps)
-    with pytest.raises(DecodeError, match="cannot identify"):
+    with pytest.raises(DecodeError, match="identify"):
         SampleDecoder().decode("jpg", eps)
 
 
@@ -245,24 +197,22 @@ def test_sixteen_bits_and_floats_are_scaled() -> None:
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        (np.array([[0.0, 2.5]], np.float32), "floats from 0 to 2.5"),
-        (np.array([[-1.0, 0.5]], np.float32), "floats from -1 to 0.5"),
-        (np.array([[np.nan, 0.5]], np.float32), "floats from nan to nan"),
-        (np.array([[1, 70_000]], np.int32), "32-bit integers from 1 to 70000"),
+        (np.array([[0.0, 2.5]], np.float32), r"floats.*0.*2\.5"),
+        (np.array([[-1.0, 0.5]], np.float32), r"floats.*-1.*0\.5"),
+        (np.array([[np.nan, 0.5]], np.float32), "floats.*nan.*nan"),
+        (np.array([[1, 70_000]], np.int32), "32-bit.*1.*70000"),
     ],
 )
 def test_values_of_no_known_range_are_refused(values: np.ndarray[Any, Any], found: str) -> None:
     data = media_made.encoded(Image.fromarray(values), "TIFF")
     for option in ("rgb8", "pil", "torchl"):
-        with pytest.raises(DecodeError, match=f"part 'tiff': the image has {found}, and nothing says which of them"):
+        with pytest.raises(DecodeError, match=f"'tiff'.*{found}"):
             SampleDecoder(image_decode=option).decode("tiff", data)
 
 
 def test_colour_that_may_be_deeper_is_not_widened() -> None:
     data = media_made.encoded(Image.fromarray(media_made.pixels()), "JPEG2000")
-    with pytest.raises(
-        DecodeError, match="may have more than 8 bits of colour, of which Pillow decodes 8; use depth=8"
-    ):
+    with pytest.raises(DecodeError, match=r"8.*depth=8"):
         with_options("rgb8", depth=16).decode("jp2", data)
 
 
@@ -280,6 +230,7 @@ def test_orientation_and_profile(form: str) -> None:
         assert SampleDecoder(image_decode="rgb8", jpeg=codec).decode(form.lower(), data).shape == (37, 53, 3)
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
     assert np.array_equal(with_options("rgb8", orientation="apply").decode(form.lower(), data), upright)
+    assert SampleDecoder(image_decode="rgb8", guess_content=True).decode("blob", data).shape == (37, 53, 3)
     assert with_options("pil", orientation="apply").decode(form.lower(), data).getexif().get(0x112) is None
     covering = SampleDecoder(image_decode="rgb8", image_size=(26, 18), image_options={"orientation": "apply"})
     assert covering.decode(form.lower(), data).shape == ((27, 19, 3) if form == "JPEG" else (53, 37, 3))
@@ -314,20 +265,10 @@ def test_truncated_as_pillow_allows_it(part: str, monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(found, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
-def test_avif_is_decoded() -> None:
-    if not features.check("avif"):
-        pytest.skip("this Pillow has no AVIF")
-    data = media_made.encoded(Image.fromarray(media_made.pixels()), "AVIF")
-    assert np.array_equal(SampleDecoder(image_decode="rgb8").decode("AVIF", data), expected("rgb8", data))
-    assert SampleDecoder(image_decode="rgb8", guess_content=True).decode("blob", data).shape == (37, 53, 3)
-    with pytest.raises(DecodeError, match="part 'avif'"):
-        SampleDecoder().decode("avif", b"no picture")
-
-
 @pytest.mark.parametrize(("name", "begin"), [("AVIF", b"\0\0\0\x20ftypavif"), ("JXL", b"\xff\x0a")])
 def test_a_pillow_without_the_format(name: str, begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_known_formats", ("JPEG", "PNG"))
-    with pytest.raises(MissingExtraError, match=f"the image is {name}, which this Pillow was built without"):
+    with pytest.raises(MissingExtraError, match=rf"{name}"):
         SampleDecoder().decode(name.lower(), begin + bytes(20))
 
 
@@ -336,25 +277,28 @@ def test_options_are_kept_where_they_matter() -> None:
     decoder = with_options("rgb8", orientation="apply")
     assert decoder.config()["image_options"] == {"orientation": "apply"}
     assert SampleDecoder(**decoder.config()).config() == decoder.config()
-    with pytest.raises(ConfigError, match=r"image_options: unknown key 'turn'|image_options.*turn"):
-        with_options("rgb8", turn=True)
-    with pytest.raises(ConfigError, match="orientation"):
-        with_options("rgb8", orientation="aply")
-    with pytest.raises(ConfigError, match="alpha is 'keep', but image_decode 'l8' has one channel"):
-        with_options("l8", alpha="keep")
-    with pytest.raises(ConfigError, match="depth is 16, and Pillow has no 16-bit colour"):
-        with_options("pil", depth=16)
+    assert SampleDecoder().decode("jpg", media_made.images()["s0.JPEG"]).shape == (3, 37, 53)
 
 
-def test_unknown_options() -> None:
-    with pytest.raises(ConfigError, match=r"image_decode is 'tochrgb'; known are .*; did you mean 'torchrgb'\?"):
-        SampleDecoder(image_decode="tochrgb")
-    with pytest.raises(ConfigError, match=r"image_size is \(0, 5\)"):
-        SampleDecoder(image_size=(0, 5))
-    with pytest.raises(ConfigError, match="jpeg is 'turbo'; known are auto, simplejpeg, pillow"):
-        SampleDecoder(jpeg="turbo")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="max_pixels is 0"):
-        SampleDecoder(max_pixels=0)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"image_decode": "rgb8", "image_options": {"turn": True}}, r"image_options\.turn"),
+        ({"image_decode": "rgb8", "image_options": {"orientation": "aply"}}, "orientation"),
+        ({"image_decode": "l8", "image_options": {"alpha": "keep"}}, "'keep'.*image_decode.*'l8'"),
+        ({"image_decode": "pil", "image_options": {"depth": 16}}, "16.*16-bit"),
+        ({"image_decode": "tochrgb"}, "image_decode.*'tochrgb'.*'torchrgb'"),
+        ({"image_size": (0, 5)}, "image_size.*0.*5"),
+        ({"jpeg": "turbo"}, "'turbo'"),
+        ({"max_pixels": 0}, "max_pixels.*0"),
+        ({"av_decode": "video"}, "av_decode.*'video'.*AVDecoder"),
+        ({"av_options": {"sample_rate": 0}}, "av_options"),
+        ({"av_decode": "pyav", "av_options": {"channels": "mono"}}, "av_options.*av_decode.*'pyav'"),
+    ],
+)
+def test_unknown_options(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        SampleDecoder(**options)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""A kind of work that only adds numbers: squares are written by tasks, and summed in a second phase."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, save_plan
+from headrace.engine.serving import Done, Failed, Reply, attempted, serve
+from headrace.engine.shared import Shared
+from headrace.engine.shared_objects import save_plan as save_plan_at
+from headrace.engine.uploading import upload_at
+from headrace.engine.work_folder import beside, remove_work
+from headrace.errors import InputError, OutputError
+from headrace.io import atomic_write, is_url, read_whole
+from headrace.kinds import KINDS
+
+WORK = beside("adding")
+RESULT = "sums.txt"
+
+
+class ToyPlan(msgspec.Struct, frozen=True):
+    """The squares of 0 to ``count`` - 1, of which ``wrong`` cannot be computed; sums of ``step`` squares."""
+
+    count: int
+    step: int
+    wrong: int = -1
+
+    @property
+    def phases(self) -> list[Phase]:
+        """Its phases."""
+        return [Phase(name="square", num_tasks=self.count), Phase(name="sum", num_tasks=-(-self.count // self.step))]
+
+
+class ToyTask(msgspec.Struct, frozen=True):
+    """A square, or a sum."""
+
+    task_index: int
+    numbers: tuple[int, ...]
+    is_sum: bool
+
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        return f"numbers {self.numbers}"
+
+
+class ToySetup(msgspec.Struct, frozen=True):
+    """The first message to a worker."""
+
+    parent: int
+    results: str
+    wrong: int
+
+
+def plan(output: str, toy: ToyPlan) -> None:
+    """Plan work for an output."""
+    if is_url(output):
+        upload = upload_at(output)
+        upload.claim(msgspec.json.encode(toy))
+        save_plan_at(output, upload.writer, "toy", toy, {}, files={}, phases=toy.phases)
+        return
+    WORK(Path(output)).mkdir(exist_ok=True)
+    save_plan(WORK(Path(output)), "toy", toy, {})
+
+
+class ToyJob(Job):
+    """See the module."""
+
+    kind = "toy"
+    main = "toy_work:main"
+
+    def __init__(self, output: Any, shared: Shared, content: msgspec.Raw) -> None:
+        super().__init__(output, shared)
+        self.plan = msgspec.json.decode(content, type=ToyPlan)
+
+    def phase(self) -> Phase | None:
+        for phase in self.plan.phases:
+            receipts = self.receipts(phase)
+            receipts.refresh()
+            if receipts.open_tasks or receipts.failed:
+                return phase if self.is_planned else None
+        return None
+
+    def tasks(self, phase: Phase) -> Sequence[ToyTask]:
+        squares, count, step = self.receipts(self.plan.phases[0]), self.plan.count, self.plan.step
+        if phase.name == "square":
+            return [ToyTask(number, (number,), is_sum=False) for number in range(count)]
+        found = [squares.done[number].value for number in range(count)]
+        return [ToyTask(index, tuple(found[index * step :][:step]), is_sum=True) for index in range(phase.num_tasks)]
+
+    def setup(self, phase: Phase, results: Path) -> ToySetup:
+        return ToySetup(os.getpid(), str(results), self.plan.wrong)
+
+    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
+        return done[0].read(TaskResult)
+
+    def failure(self, phase: Phase, failed: Failed) -> TaskResult:
+        return TaskResult(error=str(failed.error()))
+
+    def advance(self, phase: Phase, show: Show) -> None:
+        pass
+
+    def finish(self, show: Show) -> bytes:
+        if not self.is_planned:
+            return read_whole(self.output / RESULT)
+        for phase in self.plan.phases:
+            receipts = self.receipts(phase)
+            receipts.refresh()
+            if receipts.failed:
+                raise OutputError(next(iter(receipts.failed.values())).error)
+        sums = self.receipts(self.plan.phases[1])
+        if self.shared.is_folder:
+            folder = self.work / "sums"
+            sums.adopt(folder)
+        else:
+            sums.fetch(folder := self.work / "fetched")
+        names = [f"sum-{index}" for index in sums.tasks]
+        if lost := [name for name in names if not (folder / name).exists()]:
+            raise OutputError(f"{self.output}: {lost[0]} is lost")
+        data = b"".join((folder / name).read_bytes() for name in names)
+        if self.shared.is_folder:
+            Path(self.output).mkdir(exist_ok=True)
+            atomic_write(Path(self.output) / RESULT, data)
+            remove_work(self.work)
+        else:
+            upload = upload_at(str(self.output))
+            upload.writer.put({f"{self.output}/{RESULT}": data})
+            upload.clear()
+        return data
+
+
+def main(descriptor: int) -> None:
+    """Run a worker."""
+
+    def handler(parent: Any, setup: ToySetup) -> Any:
+        def do(task: ToyTask) -> TaskResult:
+            if not task.is_sum:
+                (number,) = task.numbers
+                if number == setup.wrong:
+                    raise InputError(f"number {number} has no square")
+                return TaskResult(counts={"bytes": 1}, value=number * number)
+            name = f"sum-{task.task_index}"
+            Path(setup.results, name).write_text(f"the sum of these is {sum(task.numbers)}\n" * 3)
+            return TaskResult(files=(name,))
+
+        def handle(task: ToyTask) -> Reply:
+            return attempted(task.task_index, lambda: Done.of(task.task_index, do(task)))
+
+        return handle
+
+    serve(descriptor, ToySetup, ToyTask, handler)
+
+
+@contextmanager
+def known() -> Iterator[None]:
+    """Until the end of the block it is one of the kinds of work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KINDS, "toy", KindOfWork("toy_work:ToyJob", WORK))
+        yield
