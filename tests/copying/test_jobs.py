@@ -16,12 +16,12 @@ import killing
 from copies_made import drawn, files, pair
 from headrace.copying import CopyOptions, CopyReport
 from headrace.copying.sources import StoreSource
+from headrace.engine.doing import FailedTaskError
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
-from headrace.errors import OutputError, StoreError
+from headrace.errors import InputError, OutputError, StoreError
 from headrace.kinds import KINDS, finish_job, open_job
 from headrace.testing.work import WorkContract
-from memory_stores import MemoryBucket, memory_bucket
 
 AnyOutput = str | Path
 Copy = Callable[..., CopyReport]
@@ -75,14 +75,6 @@ class Copied(WorkContract):
     """A copy."""
 
     copy: ClassVar[Copy]
-
-    @pytest.fixture(autouse=True)
-    def memory(self) -> Iterator[None]:
-        with memory_bucket() as self._bucket:
-            yield
-
-    def bucket(self) -> MemoryBucket:
-        return self._bucket
 
     def plan(self, output: str) -> None:
         assert self.copy(output, plan_only=True).is_dry_run
@@ -201,6 +193,20 @@ def test_sources_that_change_are_noticed() -> None:
         finished(Path("out"))
     with pytest.raises(OutputError, match="sources"):
         merged_whole(Path("out"), plan_only=True)
+
+
+def test_a_value_that_does_not_fit_ends_the_job_on_every_host() -> None:
+    """The receipt says so, and no other process tries the task again."""
+    pair(Path("wide"), [[[1]], [[700]]])
+    headrace.convert("wide", "out", format="keyed", options=CopyOptions(dtype="uint8"), plan_only=True)
+    phase = open_job("out").phase()
+    assert phase is not None
+    for _ in range(2):
+        with pytest.raises(FailedTaskError, match=r"wide.*700"):
+            jobs_by_hand.do(open_job("out"), phase)
+    with pytest.raises(InputError, match=r"wide.*700"):
+        finished(Path("out"))
+    assert not Path("out").exists()
 
 
 def test_the_table_names_what_there_is() -> None:

@@ -18,7 +18,6 @@ from headrace.errors import InputError, OutputError, WorkerError
 from headrace.io import unique_name
 from headrace.kinds import open_job
 from headrace.testing.work import WorkContract, inline
-from memory_stores import MemoryBucket, memory_bucket
 from toy_work import RESULT, ToyPlan
 
 TOY = ToyPlan(7, 3)
@@ -33,14 +32,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 class TestToy(WorkContract):
     file_limit = 8
-
-    @pytest.fixture(autouse=True)
-    def memory(self) -> Iterator[None]:
-        with memory_bucket() as self._bucket:
-            yield
-
-    def bucket(self) -> MemoryBucket:
-        return self._bucket
 
     def plan(self, output: str) -> None:
         toy_work.plan(output, TOY)

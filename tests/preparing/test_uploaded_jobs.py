@@ -89,8 +89,8 @@ class Text(WorkContract):
     case: ClassVar[str]
 
     @pytest.fixture(autouse=True)
-    def given(self, kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
-        self._kit, self._bucket, self._inputs = kit, bucket, inputs
+    def given(self, kit: Any, inputs: Path) -> None:
+        self._kit, self._inputs = kit, inputs
 
     @pytest.fixture(autouse=True)
     def workers_inside(self) -> Iterator[None]:
@@ -100,9 +100,6 @@ class Text(WorkContract):
     @pytest.fixture
     def wanted(self, tmp_path: Path) -> dict[str, bytes]:
         return local(self._kit, self._inputs, tmp_path / "local", CASES[self.case])
-
-    def bucket(self) -> MemoryBucket:
-        return self._bucket
 
     def plan(self, output: str) -> None:
         plan(self._kit, self._inputs, output, CASES[self.case])

@@ -130,13 +130,14 @@ def ending(action: Callable[[], object], *, apart: bool) -> int:
 
 
 class WorkContract:
-    """Inherit it and define `plan`, and `bucket` and `plan_poisoned` if the kind of work has them.
+    """Inherit it and define `plan`, and `plan_poisoned` if records of this kind of work can be wrong.
 
-    Each test runs with the output in a folder and below a URL.
+    Each test runs with the output in a folder and below a URL, in a store that a fixture ``bucket`` returns: it has a
+    ``url``, and ``content(key)`` returns the bytes of all objects below a folder, by their names there.
     """
 
-    at_url = False
-    """Whether the output of this test is a URL."""
+    bucket: Any = None
+    """The store that the output of this test is in; None if it is a folder."""
 
     file_limit: ClassVar[int] = 64
     """Bytes after which a file meets the full disk; below the size of the smallest file of the output."""
@@ -144,13 +145,6 @@ class WorkContract:
     def plan(self, output: str) -> None:
         """Plan the work, always the same, for an output. It may be planned for this already."""
         raise NotImplementedError
-
-    def bucket(self) -> Any:
-        """Return a store for outputs; by default this skips the tests that need one.
-
-        It has a ``url``, and ``content(key)`` returns the bytes of all objects below a folder, by their names there.
-        """
-        pytest.skip("the output of this kind of work is no URL")
 
     def plan_poisoned(self, output: str) -> str:
         """Plan work with a record that cannot be done, and return what names it in an error."""
@@ -168,8 +162,10 @@ class WorkContract:
 
     @pytest.fixture(params=["folder", "url"])
     def output(self, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-        self.at_url = request.param == "url"
-        return f"{self.bucket().url}/out" if self.at_url else str(tmp_path / "out")
+        if request.param == "folder":
+            return str(tmp_path / "out")
+        self.bucket = request.getfixturevalue("bucket")
+        return f"{self.bucket.url}/out"
 
     @pytest.fixture
     def wanted(self, tmp_path: Path) -> dict[str, bytes]:
@@ -179,7 +175,7 @@ class WorkContract:
         return self.content(whole)
 
     def made(self, output: str) -> dict[str, bytes]:
-        return self.bucket().content(output.rpartition("/")[2]) if self.at_url else self.content(output)
+        return self.bucket.content(output.rpartition("/")[2]) if self.bucket else self.content(output)
 
     def finish(self, output: str, workers: int = 1) -> object:
         return finish_job(output, LocalExecutor(workers=workers), Show())
@@ -209,7 +205,7 @@ class WorkContract:
         self.plan(output)
         num_killed = 0
         finishing = partial(killed_at_a_receipt, partial(self.finish, output))
-        while code := ending(partial(finishing, is_created=num_killed % 2 == 1), apart=not self.at_url):
+        while code := ending(partial(finishing, is_created=num_killed % 2 == 1), apart=not self.bucket):
             assert code == KILLED, "the process failed, see its report"
             num_killed += 1
             assert self.made(output) != wanted
@@ -293,7 +289,7 @@ class WorkContract:
             assert data is not None
             if number % 3 == 0:
                 shared.remove(name)
-            elif number % 3 == 1 and not self.at_url:
+            elif number % 3 == 1 and not self.bucket:
                 whole = (shared.here / name).read_bytes()
                 (shared.here / name).write_bytes(whole[: len(whole) // 2])
         left = open_job(output).receipts(phase)

@@ -86,16 +86,9 @@ class Media(WorkContract):
 
     case: ClassVar[str]
 
-    @pytest.fixture(autouse=True)
-    def memory(self, bucket: MemoryBucket) -> None:
-        self._bucket = bucket
-
     @pytest.fixture
     def wanted(self) -> dict[str, bytes]:
         return local(self.case)
-
-    def bucket(self) -> MemoryBucket:
-        return self._bucket
 
     def plan(self, output: str) -> None:
         plan_shards(inputs(self.case), output, options=CASES[self.case])
