@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,10 +86,3 @@ def read_spans(file: SourceFile, spans: Sequence[Span], spec: RecordSpec = SPEC,
     assert found.reached == file.extent
     assert sorted(set(found.places)) == found.places
     return found
-
-
-def touch_like(path: Path, content: bytes) -> None:
-    """Other content in place of the old, its time of change the same."""
-    status = path.stat()
-    path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
