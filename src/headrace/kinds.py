@@ -31,7 +31,7 @@ from headrace.stores import MANIFEST_NAME, load_manifest
 KINDS: Final = {
     **preparing_jobs.KINDS,
     "copy": KindOfWork("headrace.copying.jobs:CopyJob", COPY_WORK),
-    "measure": KindOfWork("headrace.inspect.measure_job:MeasureJob", MEASURE_WORK),
+    "measure": KindOfWork("headrace.inspect.measure_job:NamedMeasureJob", MEASURE_WORK),
     "decode": KindOfWork("headrace.inspect.decode_job:DecodeJob", DECODE_WORK, DECODE_PLACE),
 }
 

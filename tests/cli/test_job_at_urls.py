@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 import jobs_by_hand
 import memory_stores
 from copies_made import files
-from counts import cases
 from energon_made import write_tar
 from energon_prepared import prepared
 from headrace.engine import doing, heartbeat
@@ -22,9 +22,10 @@ from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, OutputError, StoreAwayError, StoreError
-from headrace.inspect import check_quarantine, decode_job, sample_checks
+from headrace.inspect import check_quarantine, decode_job, decoding
 from headrace.kinds import finish_job, open_job
 from headrace.stores.tar.store import TarStore
+from headrace.testing.work import WorkContract
 from measured_made import numbers
 from memory_stores import MemoryBucket, Stopped, watched
 
@@ -41,8 +42,7 @@ def small_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
     monkeypatch.setattr(doing, "REFRESH_S", 0.0)
-    for module in (sample_checks, decode_job):
-        monkeypatch.setattr(module, "TASK_SAMPLES", 3)
+    monkeypatch.setattr(decoding, "TASK_SAMPLES", 3)
     with jobs_by_hand.inline():
         yield
 
@@ -124,44 +124,27 @@ def test_check_on_hosts_that_share_nothing(
     assert not hosts.left()
 
 
-def test_whatever_ends_a_check(of_json: Any, bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts) -> None:
-    wanted = verdict(of_json("check", damaged, "--decode", "--workers", "1", code=1), damaged)
-    chooser = random.Random(2)
-    num_stopped = 0
-    for _ in range(cases(3, 100)):
-        steps: list[Callable[[], object]] = [
-            lambda: decode_job.plan_check(damaged, {"decode": True}),
-            *[lambda: some_tasks(damaged, chooser)] * 3,
-            lambda: finish_job(damaged, LOCAL, Show()),
-        ]
-        num_stopped += hosts.end_anywhere(chooser, steps, changes=20)
-        with hosts.on(0):
-            report = finish_job(damaged, LOCAL, Show())
-        assert verdict(report.verdict.to_dict(), damaged) == wanted
-        assert not any("/.headrace/" in name for name in bucket.content())
-    assert num_stopped > 3
+class TestDecoding(WorkContract):
+    """A check of a dataset: its output is the verdict beside it."""
 
+    def plan(self, output: str) -> None:
+        if self.bucket and output.startswith("s3:"):
+            self.bucket.upload(Path("some"), output.removeprefix(f"{self.bucket.url}/"))
+        else:
+            shutil.copytree("some", output, dirs_exist_ok=True)
+        decode_job.plan_check(output, {"decode": True})
 
-@pytest.mark.parametrize("moment", [0, 1, 2])
-def test_two_hosts_finish_at_the_same_time(
-    bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts, moment: int
-) -> None:
-    with hosts.on(0):
-        decode_job.plan_check(damaged, {"decode": True})
-        some_tasks(damaged, random.Random(1))
-    found: list[Any] = []
+    @pytest.fixture(autouse=True)
+    def dataset(self, small_jobs: None) -> None:
+        Path("some").mkdir()
+        write_tar(Path("some/x.tar"), [*SOME, ("no unicode \udcff.json", b"{bad")])
 
-    def meet(number: int, kind: str) -> None:
-        if number >= moment and not found and kind == ("put", "delete")[moment > 0]:
-            found.append(None)
-            with hosts.on(2):
-                found[0] = finish_job(damaged, LOCAL, Show())
+    def made(self, output: str) -> dict[str, bytes]:
+        report = decode_job.last_report(output)
+        return {} if report is None else {"verdict": json.dumps(verdict(report.verdict.to_dict(), output)).encode()}
 
-    with hosts.on(1), watched(meet):
-        report = finish_job(damaged, LOCAL, Show())
-    assert verdict(report.verdict.to_dict(), damaged) == verdict(found[0].verdict.to_dict(), damaged)
-    assert not any("/.headrace/" in name for name in bucket.content())
-    assert not hosts.left()
+    def content(self, output: str) -> dict[str, bytes]:
+        return self.made(output)
 
 
 def test_another_check_takes_the_place_of_one_that_was_planned(
@@ -174,7 +157,7 @@ def test_another_check_takes_the_place_of_one_that_was_planned(
     write_tar(Path("ds/y.tar"), [("other.json", b"{}")])
     upload(bucket, Path("ds"))
     with hosts.on(1):
-        with pytest.raises(StoreError, match=r"/ds.*/data/\.ds\.checking"):
+        with pytest.raises(StoreError, match=r"/data/ds"):
             finish_job(damaged, LOCAL, Show())
         decode_job.plan_check(damaged, {"decode": True})
         assert late.phase() is None

@@ -25,6 +25,7 @@ from energon_prepared import prepared as prepared_energon
 from headrace.datasets.loss_masks import warn_unused_mask
 from headrace.datasets.metadataset import load_dataset
 from headrace.datasets.mix import tokenizer_of
+from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect.origins import _inputs
 from headrace.preparing import TextOptions, TokenOptions, prepare_text
@@ -103,7 +104,13 @@ def energon_that_is_prepared(given: Given) -> Act:
 
 def copies(given: Given) -> Act:
     url = given.web()
-    return lambda number: headrace.merge([url, url], f"{given.bucket.url}/{number}")
+
+    def act(number: int) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SharedObjects, "sweep", lambda shared: None)  # it removes what nobody reads, if it can
+            return headrace.merge([url, url], f"{given.bucket.url}/{number}")
+
+    return act
 
 
 def a_copy_that_is_made(given: Given) -> Act:

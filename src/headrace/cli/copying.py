@@ -11,13 +11,13 @@ import click
 
 import headrace
 from headrace.cli.command import dialect_options, json_option, print_json, print_report
-from headrace.cli.job import JobCommand, hand_over, is_planned_only
+from headrace.cli.job import JobCommand, hand_over, is_planned_only, show_tasks
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
 
 if TYPE_CHECKING:
-    from headrace.copying import CopyOptions, CopyProgress, CopyReport
+    from headrace.copying import CopyOptions, CopyReport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,6 +36,13 @@ _OPTIONS = (
         "--drop-modes", is_flag=True, help="Leave out modes of multimodal sequences if the format cannot hold them."
     ),
     dialect_options,
+    click.option(
+        "--workers",
+        metavar="N",
+        type=int,
+        default=1,
+        help="Number of processes, each of which writes a shard at a time (default: 1, this one).",
+    ),
     click.option("--overwrite", is_flag=True, help="Replace existing stores once the new ones are complete."),
     click.option("--dry-run", is_flag=True, help="Report what would be written, but write nothing."),
     click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary."),
@@ -66,7 +73,7 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
     """Run a tool with the options of the command line, and print its report.
 
     Args:
-        tool: a function that accepts ``options``, ``dry_run``, ``plan_only`` and ``on_progress``.
+        tool: a function that accepts ``options``, ``workers``, ``dry_run``, ``plan_only`` and ``on_progress``.
         given: the values of the options of `copy_options`.
         more: other fields of `CopyOptions`.
     """
@@ -80,7 +87,12 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
             tell(report, report.output, 0.0, quiet=quiet, as_json=as_json)
         return
     with ProgressBar(quiet=quiet) as bar:
-        report = tool(options=options, dry_run=given["dry_run"], on_progress=partial(show, bar))
+        report = tool(
+            options=options,
+            workers=given["workers"],
+            dry_run=given["dry_run"],
+            on_progress=partial(show_tasks, bar),
+        )
         elapsed_s = bar.elapsed_s
     tell(report, report.output, elapsed_s, quiet=quiet, as_json=as_json)
 
@@ -122,13 +134,6 @@ def _dtypes(given: tuple[str, ...]) -> str | dict[str, str] | None:
     if "" in named and len(named) > 1:
         raise ConfigError(f"--dtype {' '.join(given)}: give either one dtype for all keys, or KEY=NAME for each")
     return named.get("", named)
-
-
-def show(bar: ProgressBar, progress: CopyProgress) -> None:
-    """Show how far a copy is."""
-    phase = {"copy": "copying", "check": "checking"}[progress.phase]
-    text = f"{count(progress.documents)} documents"
-    bar.update(phase, progress.documents, progress.total_documents, text=text, speeds={"tokens": progress.tokens})
 
 
 def summary(report: CopyReport, elapsed_s: float) -> list[str]:

@@ -148,10 +148,15 @@ _SHOWN = 5
 
 def show_tasks(bar: ProgressBar, progress: TaskProgress) -> None:
     """Show how far the tasks of a phase are."""
-    name = progress.phase.partition("-")[0]
-    number = f"{count(progress.done)} of {plural(progress.num_tasks, 'task')}"
-    speeds = {"B": progress.counts["bytes"]} if "bytes" in progress.counts else {"tasks": progress.done}
-    bar.update(name, progress.done, progress.num_tasks, text=number, speeds=speeds)
+    counts = progress.counts
+    done, total = progress.done, progress.num_tasks
+    text = f"{count(done)} of {plural(total, 'task')}"
+    if progress.total_bytes and "bytes" in counts:
+        done, total = counts["bytes"], progress.total_bytes
+    for name in ("documents", "samples"):
+        text = f"{count(counts[name])} {name}, {text}" if name in counts else text
+    speeds = {"B": counts["bytes"]} if "bytes" in counts else {"tasks": progress.done}
+    bar.update(progress.phase.partition("-")[0], done, total, text=text, speeds=speeds)
 
 
 @click.command(cls=Command, urls=("output",), name="task", short_help="Do tasks of a planned job on this host.")
@@ -333,7 +338,8 @@ def _shown_in(bar: ProgressBar, output: str, *, quiet: bool) -> Show:
     from headrace.cli.prepare_options import notes
     from headrace.engine.job import Show
 
-    progress = partial(_kind_of(output).show, bar)
+    show = getattr(_kind_of(output), "show", None)  # of kinds that do something in order
+    progress = partial(show, bar) if show is not None else lambda found: None
     return Show(tasks=partial(show_tasks, bar), progress=progress, notice=notes(bar, quiet=quiet))
 
 

@@ -1,14 +1,14 @@
 """Merge, convert and split stores. Every document of the output is a whole document of a source.
 
     tools         merge, convert, split          check the arguments, and run the steps below
-    orders        ordered(request) -> CopyOrder  everything that decides a copy; carry_out copies
     formats       CopyOptions, FORMATS           what the caller may choose; the formats and dtypes that can be written
     sources       open_sources(paths)            -> StoreSource, ...: documents, lengths, rows, hashes of files
     plan          ranges of documents            -> CopyPlan: folders of shards of ranges of documents
-    copier        Copier(plan, sources)          -> shards in a hidden folder; they are read back and compared
-    destination   Destination.commit()           one rename puts the whole output in place
-    uploaded      UploadedDestination            or, at a URL, each shard is uploaded, and the manifests come last
-    jobs          plan_copy(order), CopyJob      the same by processes on any hosts, a task for each shard
+    orders        ordered(request) -> CopyOrder  everything that decides a copy; reports
+    jobs          CopyJobPlan, CopyJob           a task for each shard, done here or by processes on any hosts
+    copier        Copier(order, sources)         -> a shard, which is read back and compared; the manifests
+    destination   Destination.finish()           one rename puts the whole output in place
+    uploaded      ObjectDestination              or, at a URL, each task puts its shard there
 
 All three tools copy ordered ranges of documents. The manifest keeps the ranges, so that each document of a copy can be
 traced to its source. Memory does not depend on the number of documents, but the longest document must fit.
@@ -17,9 +17,9 @@ This package imports ``engine``, ``stores``, ``plan``, ``io`` and ``errors``.
 
 from __future__ import annotations
 
-from headrace.copying.copier import CopiedStore, CopyProgress, CopyReport
 from headrace.copying.destination import Destination
 from headrace.copying.formats import FORMATS, CopyOptions, FormatName, Shards, SortBy
+from headrace.copying.orders import CopiedStore, CopyReport
 from headrace.copying.plan import CopiedDocument, copied_documents, is_copy
 from headrace.copying.tools import convert, merge, split
 
@@ -28,7 +28,6 @@ __all__ = [
     "CopiedDocument",
     "CopiedStore",
     "CopyOptions",
-    "CopyProgress",
     "CopyReport",
     "Destination",
     "FormatName",

@@ -1,38 +1,89 @@
 """The destination of a copy, which stays unchanged until one rename puts the whole output in place.
 
-    .DST.headrace-copying/lock         held by the run that is writing
-                          output/      the output while it is written
+    .DST.headrace-copying/plan.json    what is copied
+                          phase-*/     the shards that are written
+                          lock         held by the process that puts them into place
+                          output/      the output while it is put together
                           replaced/    the old content of DST, between the two renames of --overwrite
-                          plan.json    what processes on any hosts write, if that is left to them, see `jobs`
-                          phase-*/     what they have written
 
-The hidden folder is beside the destination, so that a rename completes the copy. A run that is killed leaves the hidden
-folder, and nothing at DST. The next copy to DST removes the folder, unless it holds a plan; if DST is missing, it first
-puts back what was replaced. A run that is killed after the last rename has done its work, and the same copy finds that
-the output is its own.
+The hidden folder is beside the destination, so that a rename completes the copy. A copy that is killed leaves the
+hidden folder, and nothing at DST; the same copy goes on with what is done, and another one is refused. If DST is
+missing, the next copy first puts back what was replaced. A copy that is killed after the last rename has done its work,
+and the same copy finds that the output is its own.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 
+import msgspec
+
+from headrace.engine.job import Phase, load_plan, receipts_of, save_plan
+from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, beside, remove_work
 from headrace.errors import OutputError, StoreError
-from headrace.io import output_errors, sync_folder
-from headrace.stores import MANIFEST_NAME, load_manifest
+from headrace.io import AnyPath, hash_bytes, output_errors, sync_folder
+from headrace.stores import MANIFEST_NAME, Manifest, load_manifest, save_manifest
 
 WORK: Final = beside("headrace-copying")
 OUTPUT_NAME = "output"
 REPLACED_NAME = "replaced"
 
 
+class CopyPlace(Protocol):
+    """Where a copy goes: a `Destination`, or an `ObjectDestination` at a URL."""
+
+    @property
+    def path(self) -> AnyPath:
+        """The folder, or the URL."""
+
+    @property
+    def was_committed(self) -> bool:
+        """Whether the planned copy was put into place, in that of what is replaced."""
+
+    def check(self) -> None:
+        """Refuse a place that is not free, without changing anything; raises OutputError."""
+
+    def plan(self, kind: str, plan: msgspec.Struct, phase: Phase) -> bool:
+        """Write the plan of a copy, or find it there; tasks that failed before are to be tried again.
+
+        Returns:
+            Whether nobody has planned it before.
+
+        Raises:
+            OutputError: the place is not free, another copy is planned there, or the plan cannot be written.
+        """
+
+    def shared(self) -> Shared:
+        """Return what the processes of the copy share that is planned there."""
+
+    def finish(self, gather: Callable[[Path], None], manifests: Mapping[str, Manifest]) -> None:
+        """Put the output into place.
+
+        Args:
+            gather: puts the files into the folder of the output, or sees that they are at the URL.
+            manifests: the manifests of the stores, by the names of their folders.
+
+        Raises:
+            OutputError, StoreError: a file cannot be written or moved, or is not there.
+        """
+
+    def clear(self) -> None:
+        """Remove what a copy that is complete has left; raises OutputError."""
+
+    def discard(self) -> None:
+        """Remove the plan and what was written; raises OutputError."""
+
+
 class Destination:
-    """Reserves a destination for one copy, as a context manager. Without `commit` the destination stays unchanged.
+    """A folder that one copy goes to. Without `commit` it stays unchanged.
+
+    As a context manager it holds the lock of the hidden folder.
 
     Args:
         path: a new or empty folder, or with ``overwrite`` a folder that holds nothing but stores with a
@@ -77,11 +128,6 @@ class Destination:
         """Whether a copy is planned there."""
         return (self.work / PLAN_NAME).exists()
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether something is there that is not to be replaced; it may be the same copy, complete."""
-        return not self._overwrite and self.path.is_dir() and any(self.path.iterdir())
-
     def check(self) -> None:
         """Refuse a destination that is not free, without changing anything.
 
@@ -91,20 +137,47 @@ class Destination:
         with output_errors(self.path, "use as the destination"):
             self._check_content()
 
-    def clear(self) -> None:
-        """Remove the hidden folder of a copy that was killed after its last rename.
+    def plan(self, kind: str, plan: msgspec.Struct, phase: Phase) -> bool:
+        """See `CopyPlace`."""
+        with self:
+            is_first = not self.is_planned
+            if not is_first:
+                found = load_plan(self.work)
+                if (found.kind, found.digest) != (kind, hash_bytes(msgspec.json.encode(plan))):
+                    raise OutputError(
+                        f"{self.name}: a copy of other sources, or with other options, was begun for this output:"
+                        f" complete it with headrace job finish {self.name}, or remove {self.work}"
+                    )
+                receipts = receipts_of(self.work, phase)
+                receipts.refresh()
+                receipts.forget_failed()
+            save_plan(self.work, kind, plan, {})  # again, since the software may be another one now
+            self._stays = True
+        return is_first
 
-        Raises:
-            OutputError: another copy is writing to this destination.
-        """
+    def shared(self) -> Shared:
+        """See `CopyPlace`."""
+        return SharedFolder(self.work)
+
+    def finish(self, gather: Callable[[Path], None], manifests: Mapping[str, Manifest]) -> None:
+        """See `CopyPlace`."""
+        with self:
+            gather(self.output)
+            for name, manifest in manifests.items():
+                save_manifest(self.output / name, manifest)
+            self.commit()
+
+    def clear(self) -> None:
+        """See `CopyPlace`; raises BusyError if another process works there."""
         if self.work.exists():
             self._claimed.claim()
             self._stays = False
             self._leave()
 
-    def keep(self) -> None:
-        """Leave the hidden folder with its plan to processes on any hosts."""
-        self._stays = True
+    def discard(self) -> None:
+        """See `CopyPlace`."""
+        with self:
+            self._stays = False
 
     def commit(self) -> None:
         """Flush the output to the disk, and move it into place.
@@ -132,9 +205,10 @@ class Destination:
                 self._claimed.claim()
                 self._stays = self.is_planned
                 self._put_back()
-                for left in (self._replaced,) if self._stays else (self.output, self._replaced):
-                    if left.exists():
-                        shutil.rmtree(left)
+                if not self._stays:
+                    self._claimed.clear()  # of a copy that was killed while it removed this, its plan first
+                elif self._replaced.exists():
+                    shutil.rmtree(self._replaced)
                 self._check_content()
                 self.output.mkdir(exist_ok=True)
                 for path in self.output.rglob(".*.tmp"):  # of a run that was killed while it put shards together
@@ -190,7 +264,7 @@ class Destination:
                 raise OutputError(
                     f"{error}; the files that it lists cannot be replaced: remove them yourself"
                 ) from error
-            listed |= {folder / MANIFEST_NAME, *(folder / name for name in manifest.file_sizes())}
+            listed |= {folder / MANIFEST_NAME, *(folder / name for name in manifest.files())}
         return listed
 
     def _leave(self) -> None:

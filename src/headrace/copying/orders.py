@@ -1,28 +1,30 @@
-"""One copy, from a request to its report: what is written is decided first, as a `CopyOrder`, then carried out."""
+"""What a copy writes, decided before anything is written: from a `Request` to a `CopyOrder`, and its report."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from headrace.copying.copier import CopiedStore, Copier, CopyProgress, CopyReport, MadeShard
-from headrace.copying.destination import Destination
 from headrace.copying.formats import FORMATS, CopyKinds, CopyOptions, FormatName, Shards, choose_kinds
-from headrace.copying.plan import CopyPlan, DocumentRange, FolderPlan, cut, limited, ranges_of, shard_borders
+from headrace.copying.plan import (
+    CopyPlan,
+    DocumentRange,
+    FolderPlan,
+    SourceEntry,
+    cut,
+    limited,
+    ranges_of,
+    shard_borders,
+)
 from headrace.copying.sources import StoreSource
 from headrace.errors import ConfigError
-from headrace.io import Storage, hash_bytes, is_url, path_at
-from headrace.stores import InputFile, Manifest, TokenizerInfo
+from headrace.io import folder_of, path_at
+from headrace.stores import InputFile, Manifest, OutputShard, TokenizerInfo
 from headrace.stores.arguments import IntArray
-
-if TYPE_CHECKING:
-    from headrace.copying.uploaded import UploadedDestination
 
 
 def common_tokenizer(
@@ -71,7 +73,48 @@ def _named(info: TokenizerInfo) -> str:
     return f"{info.source} ({info.vocab_size:,} ids, xxh3 {info.xxh3_128[:8]})"
 
 
-OnProgress = Callable[[CopyProgress], None]
+class CopiedStore(msgspec.Struct, frozen=True, kw_only=True):
+    """One store that was written."""
+
+    name: str
+    """Name of its folder below the destination; empty for the destination itself."""
+
+    path: str
+    documents: int
+    tokens: int
+    """Tokens of all keys."""
+
+    num_shards: int
+    bytes: int
+    """Size of the shards; in a dry run only that of the tokens."""
+
+    shards: tuple[OutputShard, ...]
+    """The shards that were written; empty in a dry run."""
+
+
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `merge`, `convert` or `split` wrote, or would write."""
+
+    tool: str
+    output: str
+    is_dry_run: bool
+    format: str
+    keys: dict[str, str]
+    """Dtype of each key on disk."""
+
+    documents: int
+    tokens: int
+    sources: tuple[str, ...]
+    """Paths of the sources, in the order in which they were copied."""
+
+    stores: tuple[CopiedStore, ...]
+    inputs: tuple[InputFile, ...]
+    """The files of the sources with their hashes; empty in a dry run."""
+
+    warnings: tuple[str, ...]
+    """Notes about what was not kept, and about what may be unexpected."""
+
+
 Parts = Callable[[list[StoreSource]], list[tuple[str, list[DocumentRange]]]]
 """A function from the sources to the stores that are written, with the name and the documents of each."""
 
@@ -110,6 +153,10 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
         tokenizer: the tokeniser of all sources.
         notes: notes for the user.
         shards: how shards are made.
+        sources: the sources, as the manifest names them.
+        values: the keys that hold no ids of a vocabulary, sorted.
+        masks: the keys that are 1 where a token is trained, sorted.
+        has_samples: whether a recipe made one of the sources.
     """
 
     request: Request
@@ -120,6 +167,10 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerInfo | None
     notes: tuple[str, ...]
     shards: Shards
+    sources: tuple[SourceEntry, ...]
+    values: tuple[str, ...]
+    masks: tuple[str, ...]
+    has_samples: bool
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -128,49 +179,6 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("overwrite", "documents", "dialect"):
             options.pop(name)
         return {**self.request.asked, **options, "shards": self.shards}
-
-    def copier(self, sources: Sequence[StoreSource], on_progress: OnProgress) -> Copier:
-        """Return what copies the documents."""
-        return Copier(self.plan, self.kinds, sources, modes=frozenset(self.modes), on_progress=on_progress)
-
-    def uploaded(self, sources: Sequence[StoreSource], storage: Storage | None) -> UploadedDestination:
-        """Return the destination at a URL, not claimed yet.
-
-        Raises:
-            ConfigError: what is there is to be replaced.
-        """
-        output = self.request.output
-        if output.lower().startswith("http"):
-            raise ConfigError(f"{output}: objects are written to s3://, gs:// and az://, not to a web server")
-        if self.request.options.overwrite:
-            raise ConfigError(
-                f"{output}: overwrite is for local outputs: objects may be in use, and are not replaced; name another"
-                " place, or remove what is there"
-            )
-        parts = [(source.path, source.documents, source.dialect, source.num_documents) for source in sources]
-        decided = (self.plan, self.kinds, self.modes, self.tokenizer)
-        made: UploadedDestination = _of_uploads("UploadedDestination")(
-            output,
-            _of_uploads("described_copy")(
-                self.request.tool,
-                self.kept,
-                parts,
-                [source.identity(file) for source in sources for file in source.files],
-                hash_bytes(msgspec.json.encode(decided, order="sorted")),
-            ),
-            storage,
-        )
-        return made
-
-    def destination(self, sources: Sequence[StoreSource]) -> Destination:
-        """Return the local destination, not claimed yet."""
-        files = [file for source in sources for file in source.files if isinstance(file, Path)]
-        return Destination(self.request.output, overwrite=self.request.options.overwrite, sources=files)
-
-
-def _of_uploads(name: str) -> Any:
-    """Import what only destinations at URLs need."""
-    return resolve_name(f"headrace.copying.uploaded:{name}")
 
 
 def ordered(request: Request, sources: list[StoreSource], parts: Parts) -> CopyOrder:
@@ -202,117 +210,31 @@ def ordered(request: Request, sources: list[StoreSource], parts: Parts) -> CopyO
     plan = CopyPlan(folders=folders, dtypes=kinds.dtypes, format=kinds.format)
     return CopyOrder(
         request=request,
-        folder="" if all(is_url(path) or Path(path).is_absolute() for path in request.paths) else str(Path.cwd()),
+        folder=folder_of(*request.paths),
         plan=plan,
         kinds=kinds,
         modes=tuple(sorted(modes)),
         tokenizer=tokenizer,
         notes=(*request.notes, *kinds.warnings, *mode_notes, *tokenizer_notes, *_plan_notes(request, sources, plan)),
         shards=shards,
+        sources=tuple(
+            SourceEntry(
+                path=source.path, documents=source.documents, dialect=source.dialect, num_documents=source.num_documents
+            )
+            for source in sources
+        ),
+        values=_keys_where(sources, kinds, lambda source: source.keys_of_values),
+        masks=_keys_where(sources, kinds, lambda source: source.keys_of_masks),
+        has_samples=any(source.has_samples for source in sources),
     )
 
 
-class CopiedElsewhere(Protocol):
-    """What other processes have done of a copy."""
-
-    def find(self, number: int, place: Path) -> MadeShard:
-        """Put a shard, by its number among those of all folders, into a folder."""
-
-    @property
-    def inputs(self) -> Mapping[str, InputFile]:
-        """The files of the sources that they have hashed, by their paths."""
-
-
-def carry_out(
-    order: CopyOrder, sources: Sequence[StoreSource], on_progress: OnProgress, elsewhere: CopiedElsewhere | None
-) -> CopyReport:
-    """Copy, and put the output into place.
-
-    Args:
-        order: what is copied.
-        sources: the sources, opened and not yet read.
-        on_progress: called after each chunk.
-        elsewhere: what other processes have done, if the copy was planned.
-
-    Raises:
-        HeadraceError: as documented for the tools.
-    """
-    destination = order.destination(sources)
-    copier = order.copier(sources, on_progress)
-    tool, kept, find, known = order.request.tool, order.kept, None, dict[str, InputFile]()
-    may_be_made = not order.request.options.overwrite
-    if elsewhere is not None:
-        find, known = elsewhere.find, dict(elsewhere.inputs)
-        may_be_made = may_be_made or destination.was_committed
-    found = copier.find_made(destination.path, tool=tool, request=kept, known=known) if may_be_made else None
-    if found is not None:
-        destination.clear()
-        return _reported(order, sources, copier, *found, [_IS_MADE + " (--overwrite makes it again)"])
-    destination.check()
-    with destination:
-        manifests, inputs = copier.run(
-            destination.output, tool=tool, request=kept, tokenizer=order.tokenizer, find=find, known=known
-        )
-        destination.commit()
-    return _reported(order, sources, copier, manifests, inputs, [])
-
-
-def carry_out_at(
-    order: CopyOrder,
-    sources: Sequence[StoreSource],
-    on_progress: OnProgress,
-    destination: UploadedDestination,
-    known: Mapping[str, InputFile],
-) -> CopyReport:
-    """Copy to a destination at a URL, where there may be shards already; see `carry_out`.
-
-    Args:
-        order: what is copied.
-        sources: the sources, opened and not yet read.
-        on_progress: called after each chunk.
-        destination: the destination.
-        known: the files of the sources that other processes have hashed, by their paths.
-    """
-    copier = order.copier(sources, on_progress)
-    tool, kept = order.request.tool, order.kept
-    found = copier.find_made(destination.path, tool=tool, request=kept, known=known)
-    if found is not None:
-        destination.clear()
-        return _reported(order, sources, copier, *found, [_IS_MADE])
-    destination.check()
-    with destination:
-        manifests, inputs = copier.run_uploaded(
-            destination, tool=tool, request=kept, tokenizer=order.tokenizer, known=known
-        )
-    return _reported(order, sources, copier, manifests, inputs, [])
-
-
-_IS_MADE: Final = "the output is already complete: it was made from the same sources and options, so nothing is done"
-
-
-def _reported(
-    order: CopyOrder,
-    sources: Sequence[StoreSource],
-    copier: Copier,
-    manifests: Sequence[Manifest],
-    inputs: Sequence[InputFile],
-    more: Sequence[str],
-) -> CopyReport:
-    report, notes = planned(order, sources), [*order.notes, *more]
-    if copier.inner_borders:
-        notes.append(
-            f"{order.plan.format} keeps no sequences within documents: the result lacks {copier.inner_borders:,} inner"
-            " borders, but has all tokens"
-        )
-    stores = tuple(
-        msgspec.structs.replace(
-            store,
-            shards=manifest.outputs,
-            bytes=sum(file.size for shard in manifest.outputs for file in shard.files),
-        )
-        for store, manifest in zip(report.stores, manifests, strict=True)
-    )
-    return msgspec.structs.replace(report, stores=stores, inputs=tuple(inputs), warnings=tuple(notes), is_dry_run=False)
+def _keys_where(
+    sources: Sequence[StoreSource], kinds: CopyKinds, which: Callable[[StoreSource], frozenset[str]]
+) -> tuple[str, ...]:
+    """Return the keys of the copy that are, under their name in some source, among those of it."""
+    named = zip(sources, kinds.names, strict=True)
+    return tuple(sorted({key for source, names in named for key, name in names.items() if name in which(source)}))
 
 
 def _folder(
@@ -373,9 +295,26 @@ def _plan_notes(request: Request, sources: Sequence[StoreSource], plan: CopyPlan
     return notes
 
 
+def reported(order: CopyOrder, manifests: Sequence[Manifest], notes: Sequence[str]) -> CopyReport:
+    """Return the report of a copy that is complete, given the manifests of its stores and further notes."""
+    stores = [
+        CopiedStore(
+            name=folder.name,
+            path=_path_of(order, folder),
+            documents=folder.num_documents,
+            tokens=sum(info.tokens for shard in manifest.outputs for info in shard.keys.values()),
+            num_shards=len(folder.shards),
+            bytes=sum(file.size for shard in manifest.outputs for file in shard.files),
+            shards=manifest.outputs,
+        )
+        for folder, manifest in zip(order.plan.folders, manifests, strict=True)
+    ]
+    return _report(order, stores, inputs=manifests[0].inputs, warnings=(*order.notes, *notes), is_dry_run=False)
+
+
 def planned(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyReport:
     """Return the report of what an order would write."""
-    request, plan, kinds = order.request, order.plan, order.kinds
+    plan, kinds = order.plan, order.kinds
     stores = []
     for folder in plan.folders:
         num_tokens = num_bytes = 0
@@ -387,7 +326,7 @@ def planned(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyReport:
         stores.append(
             CopiedStore(
                 name=folder.name,
-                path=os.fspath(path_at(request.output) / folder.name) if folder.name else request.output,
+                path=_path_of(order, folder),
                 documents=folder.num_documents,
                 tokens=num_tokens,
                 num_shards=len(folder.shards),
@@ -395,16 +334,23 @@ def planned(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyReport:
                 shards=(),
             )
         )
+    return _report(order, stores, inputs=(), warnings=order.notes, is_dry_run=True)
+
+
+def _path_of(order: CopyOrder, folder: FolderPlan) -> str:
+    output = order.request.output
+    return os.fspath(path_at(output) / folder.name) if folder.name else output
+
+
+def _report(order: CopyOrder, stores: Sequence[CopiedStore], **more: Any) -> CopyReport:
     return CopyReport(
-        tool=request.tool,
-        output=request.output,
-        is_dry_run=True,
-        format=plan.format,
-        keys=plan.dtypes,
+        tool=order.request.tool,
+        output=order.request.output,
+        format=order.plan.format,
+        keys=order.plan.dtypes,
         documents=sum(store.documents for store in stores),
         tokens=sum(store.tokens for store in stores),
-        sources=request.paths,
+        sources=order.request.paths,
         stores=tuple(stores),
-        inputs=(),
-        warnings=order.notes,
+        **more,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from io import FileIO, RawIOBase
 from pathlib import Path
 from pkgutil import resolve_name
@@ -23,10 +24,11 @@ from headrace.io import (
     PreadReader,
     Reader,
     Storage,
-    etag_of,
+    folder_of,
     is_url,
     natural_key,
     path_at,
+    path_in,
     reader_of,
 )
 from headrace.io.readers import ByteArray
@@ -117,9 +119,8 @@ class StoreSource:
     def __init__(self, path: str, options: CopyOptions, folder: str = "", storage: Storage | None = None) -> None:
         self.path = path
         self._reader = _hashing_reader(path, storage)
-        self._folder = "" if is_url(path) or Path(path).is_absolute() else folder
-        if self._folder:
-            path = str(Path(self._folder, path))
+        self._folder = folder and folder_of(path) and folder
+        path = str(path_in(folder, path))
         found = find_manifest(self._reader.path_at(path))
         self.folder: AnyPath | None = None if found is None else found[0]
         self.manifest: Manifest | None = None if found is None else found[1]
@@ -151,11 +152,6 @@ class StoreSource:
     def files(self) -> list[AnyPath]:
         """All files of the store, each once."""
         return list(dict.fromkeys(file for store in self.keys.values() for file in store.files))
-
-    def identity(self, file: AnyPath) -> tuple[str, int, str]:
-        """Return the path of a file, its size, and its time or ETag."""
-        found = file.stat()
-        return self.path_of(file), found.st_size, etag_of(file) or str(found.st_mtime_ns)
 
     @property
     def shard_borders(self) -> list[int]:
@@ -227,35 +223,19 @@ class StoreSource:
         """Return a file of the store with its size and hash. Bytes that were not read yet are read now.
 
         Raises:
-            StoreError: the file changed while it was read.
+            StoreError: the file does not match the manifest of the source, or changed while it was read.
         """
-        sums = self._reader.sum(file)
-        return InputFile(path=self.path_of(file), format=self.format, size=sums.size, xxh3_128=sums.xxh3_128)
-
-    def inputs(self, known: Mapping[str, InputFile]) -> list[InputFile]:
-        """Return the files with sizes and hashes. Bytes that were not read yet are read now.
-
-        Args:
-            known: files that other processes have read, by their paths.
-
-        Raises:
-            StoreError: a file does not match the manifest of the source, or changed while it was read.
-        """
-        listed = self._listed()
-        inputs = []
-        for file in self.files:
-            found = known.get(self.path_of(file)) or self.input(file)
-            wanted = listed.get(file.resolve())
-            if wanted is not None and (wanted.size, wanted.xxh3_128) != (found.size, found.xxh3_128):
-                faults = [str(problem) for problem in check_file(file, wanted)] or [
-                    f"{file}: the file changed while it was read"
-                ]
-                raise StoreError(
-                    f"{faults[0]}; nothing was written, because the source does not match its {MANIFEST_NAME}: run"
-                    f" headrace check {self.path}"
-                )
-            inputs.append(found)
-        return inputs
+        found = self._reader.sum(file)
+        wanted = self._listed.get(file.resolve())
+        if wanted is not None and (wanted.size, wanted.xxh3_128) != (found.size, found.xxh3_128):
+            faults = [str(problem) for problem in check_file(file, wanted)] or [
+                f"{file}: the file changed while it was read"
+            ]
+            raise StoreError(
+                f"{faults[0]}; nothing was written, because the source does not match its {MANIFEST_NAME}: run"
+                f" headrace check {self.path}"
+            )
+        return InputFile(path=self.path_of(file), format=self.format, size=found.size, xxh3_128=found.xxh3_128)
 
     def close(self) -> None:
         """Close the files."""
@@ -274,7 +254,9 @@ class StoreSource:
         lengths: IntArray = np.sum([lengths_of(store, first, end) for store in self.keys.values()], axis=0)
         return lengths
 
+    @cached_property
     def _listed(self) -> dict[AnyPath, FileSum]:
+        """The files that the manifest of the source lists."""
         found: dict[AnyPath, FileSum] = {}
         if self.folder is None or self.manifest is None:
             return found
@@ -316,7 +298,7 @@ def expand(
     notes = []
     for given in paths:
         path = os.fspath(given)
-        folder = path_at(path, reader_of(storage) if is_url(path) else "mmap")
+        folder = path_at(path, reader_of(storage))
         stems = _bare_pairs(folder)
         if not stems:
             found.append(path)

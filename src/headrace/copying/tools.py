@@ -5,26 +5,37 @@ Each of them makes a `Request`, which `run` carries out, plans for processes on 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
-from pkgutil import resolve_name
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from headrace.copying.copier import CopyReport
 from headrace.copying.formats import CopyOptions, FormatName, SortBy, check_sort_by
-from headrace.copying.orders import OnProgress, Parts, Request, carry_out, carry_out_at, ordered, planned
+from headrace.copying.jobs import IS_MADE, KIND, CopyJob, completed, place_of, plan_of
+from headrace.copying.orders import CopyReport, Parts, Request, ordered, planned, reported
 from headrace.copying.plan import DocumentRange, cut, named_split, part_borders, whole
 from headrace.copying.sources import StoreSource, expand, open_sources
-from headrace.errors import ConfigError, StoreError
+from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.job import Show, TaskProgress
+from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreError
 from headrace.io import Storage, check_readable, check_storage, is_url, safe_relative
+from headrace.stores import InputFile
 
 How = Literal["copy", "plan", "dry_run"]
+OnProgress = Callable[[TaskProgress], None]
 
 
 def run(
-    request: Request, parts: Parts, *, how: How, on_progress: OnProgress | None, storage: Storage | None
+    request: Request,
+    parts: Parts,
+    *,
+    how: How,
+    workers: int,
+    on_progress: OnProgress | None,
+    storage: Storage | None,
 ) -> CopyReport:
     """Carry out a request, plan it, or report what it would do.
 
@@ -32,7 +43,8 @@ def run(
         request: what the tool asks for.
         parts: cuts the sources into stores.
         how: what is done.
-        on_progress: called after each chunk.
+        workers: number of processes that copy.
+        on_progress: called a few times a second.
         storage: how the stores of URLs are reached.
 
     Raises:
@@ -43,36 +55,46 @@ def run(
             f"{request.output}: storage is for this process alone, and others do what is planned: leave it out, and"
             " say in the environment of all hosts how the store is reached"
         )
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; expected at least 1, which copies in this process")
     check_storage(storage, list(request.paths), request.output)
-    show = on_progress or (lambda progress: None)
     with open_sources(request.paths, request.options, storage=storage) as sources:
         order = ordered(request, sources, parts)
-        if is_url(request.output):
-            uploaded = order.uploaded(sources, storage)
-            if how == "dry_run":
-                uploaded.check()
-                return planned(order, sources)
-            if how == "plan" and not uploaded.is_taken:
-                return _of_jobs("plan_copy_at", order, sources, uploaded)
-            return carry_out_at(order, sources, show, uploaded, {})
-        destination = order.destination(sources)
+        place = place_of(order, sources, storage)
         if how == "dry_run":
-            destination.check()
+            place.check()
             return planned(order, sources)
-        if how == "plan" and not destination.is_taken:
-            return _of_jobs("plan_copy", order, sources)
-        elsewhere = resolve_name(f"{_JOBS}:found_elsewhere")(order, sources) if destination.is_planned else None
-        return carry_out(order, sources, show, elsewhere)
+        if not request.options.overwrite or place.was_committed:
+            manifests = completed(order, place.path)
+            if manifests is not None and _inputs(sources) == list(manifests[0].inputs):
+                place.clear()
+                again = "" if is_url(request.output) else " (--overwrite makes it again)"
+                return reported(order, manifests, [IS_MADE + again])
+        plan = plan_of(order, sources, place.path)
+        is_first = place.plan(KIND, plan, plan.phase)
+        if how == "plan":
+            return planned(order, sources)
+    # The path as it was given, which the report repeats.
+    output = Path(request.output) if isinstance(place.path, Path) else place.path
+    job = CopyJob(output, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
+    show = Show() if on_progress is None else Show(tasks=on_progress)
+    try:
+        report: CopyReport = drive(job, LocalExecutor(workers=0 if workers == 1 else workers), show)
+    except (InputError, StoreError, ConfigError):
+        # The same copy would fail again because of its sources, so nothing of it stays.
+        if is_first:
+            with contextlib.suppress(HeadraceError):
+                place.discard()
+        raise
+    except OutputError as error:
+        if not job.is_planned:
+            raise
+        raise OutputError(f"{error}. What is done so far is kept: the same copy goes on with it") from error
+    return report
 
 
-_JOBS: Final = "headrace.copying.jobs"
-"""Loads much that a copy on one host does not need."""
-
-
-def _of_jobs(name: str, *args: object) -> CopyReport:
-    """Import a function of `jobs`, and call it."""
-    made: CopyReport = resolve_name(f"{_JOBS}:{name}")(*args)
-    return made
+def _inputs(sources: Sequence[StoreSource]) -> list[InputFile]:
+    return [source.input(file) for source in sources for file in source.files]
 
 
 def _how(*, dry_run: bool, plan_only: bool) -> How:
@@ -92,6 +114,7 @@ def merge(
     options: CopyOptions | None = None,
     dry_run: bool = False,
     plan_only: bool = False,
+    workers: int = 1,
     storage: Storage | None = None,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
@@ -110,8 +133,9 @@ def merge(
         dry_run: only report what would be written.
         plan_only: only write a plan beside the output, for processes on any hosts to do its tasks: one for each shard
             that is written, see `headrace.kinds.open_job`. If the output is complete already, nothing is planned.
+        workers: number of processes, each of which writes a shard at a time; 1 copies in this process.
         storage: how the stores of URLs, of sources and output, are reached; None goes by the environment.
-        on_progress: called after each chunk of about a million tokens.
+        on_progress: called a few times a second.
 
     Returns:
         What was written, or would be written.
@@ -141,9 +165,8 @@ def merge(
         shards="single",
         notes=tuple(notes),
     )
-    return run(
-        request, _joined, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress, storage=storage
-    )
+    how = _how(dry_run=dry_run, plan_only=plan_only)
+    return run(request, _joined, how=how, workers=workers, on_progress=on_progress, storage=storage)
 
 
 def convert(
@@ -154,6 +177,7 @@ def convert(
     options: CopyOptions | None = None,
     dry_run: bool = False,
     plan_only: bool = False,
+    workers: int = 1,
     storage: Storage | None = None,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
@@ -166,6 +190,7 @@ def convert(
         options: as for `merge`.
         dry_run: as for `merge`.
         plan_only: as for `merge`.
+        workers: as for `merge`.
         storage: as for `merge`.
         on_progress: as for `merge`.
 
@@ -193,9 +218,8 @@ def convert(
         options=msgspec.structs.replace(given, format=format),
         shards="source",
     )
-    return run(
-        request, _joined, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress, storage=storage
-    )
+    how = _how(dry_run=dry_run, plan_only=plan_only)
+    return run(request, _joined, how=how, workers=workers, on_progress=on_progress, storage=storage)
 
 
 def split(
@@ -208,6 +232,7 @@ def split(
     options: CopyOptions | None = None,
     dry_run: bool = False,
     plan_only: bool = False,
+    workers: int = 1,
     storage: Storage | None = None,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
@@ -224,6 +249,7 @@ def split(
         options: as for `merge`.
         dry_run: as for `merge`.
         plan_only: as for `merge`.
+        workers: as for `merge`.
         storage: as for `merge`.
         on_progress: as for `merge`.
 
@@ -267,7 +293,8 @@ def split(
         options=options or CopyOptions(),
         shards="single",
     )
-    return run(request, parts, how=_how(dry_run=dry_run, plan_only=plan_only), on_progress=on_progress, storage=storage)
+    how = _how(dry_run=dry_run, plan_only=plan_only)
+    return run(request, parts, how=how, workers=workers, on_progress=on_progress, storage=storage)
 
 
 def _joined(opened: list[StoreSource]) -> list[tuple[str, list[DocumentRange]]]:

@@ -7,7 +7,7 @@ import contextlib
 import platform
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from types import FrameType, TracebackType
 from typing import Any, Final
@@ -20,7 +20,7 @@ from headrace.engine.poison import AnyTask
 from headrace.engine.processes import REPORT_S, WorkerProcesses, WorkerTasks
 from headrace.engine.receipts import Receipt
 from headrace.engine.serving import Done, Failed
-from headrace.errors import InputError, OutputError, StoreError, WorkerError
+from headrace.errors import HeadraceError, InputError, OutputError, StoreError, WorkerError
 from headrace.io import output_errors, unique_name
 
 MAX_ATTEMPTS: Final = 9
@@ -89,9 +89,11 @@ class Doer:
         job: the job.
         phase: the phase.
         wanted: the tasks to do; None does all that are open, and takes turns with other processes.
-        workers: number of worker processes.
+        workers: number of worker processes; with 0 this process does the tasks itself, one after another.
         claims: whether to take turns with other processes. A scheduler that assigns tasks itself needs no claims.
         waits: whether to wait for tasks that other processes have begun, and to do those that these leave undone.
+        in_order: whether to begin with the first task that is open, so that its error is found first; else anywhere,
+            so that processes that begin at the same time seldom try the same claim.
         limits: when to begin no more tasks.
         on_progress: called a few times a second.
     """
@@ -105,6 +107,7 @@ class Doer:
         workers: int,
         claims: bool = True,
         waits: bool,
+        in_order: bool = False,
         limits: Limits,
         on_progress: Callable[[TaskProgress], None],
     ) -> None:
@@ -126,14 +129,17 @@ class Doer:
         self._nodes = Nodes(job.shared)
         self._heartbeat = Heartbeat(job.shared, self._attempt, phase.name)
         self._began_s: dict[int, float] = {}
+        self._begun: dict[int, int] = {}
+        """The claims of this process on tasks that are under way: how many others have begun each before."""
+        self._counts: dict[int, Mapping[str, int]] = {}
+        """What tasks that are under way have counted so far."""
         # Where showing results takes round trips, workers go on meanwhile.
-        self._threads = None if job.shared.is_folder else futures.ThreadPoolExecutor(MAX_SHOWN)
-        self._shown: dict[futures.Future[bool], Receipt] = {}
+        self._threads = None if job.shared.is_folder or not workers else futures.ThreadPoolExecutor(MAX_SHOWN)
+        self._shown: set[futures.Future[tuple[Receipt, bool]]] = set()
         self._pieces: dict[int, dict[int, Done]] = {}
-        self._refreshed_s = 0.0
+        self._refreshed_s = self._told_s = 0.0
         self._wanted = list(self._receipts.tasks) if wanted is None else list(dict.fromkeys(wanted))
-        if wanted is None:
-            # Processes that begin at the same time begin at different places, so that they seldom try the same claim.
+        if wanted is None and not in_order:
             first = xxhash.xxh3_64_intdigest(self._attempt.encode()) % max(len(self._wanted), 1)
             self._wanted = self._wanted[first:] + self._wanted[:first]
         self._queue: collections.deque[tuple[int, int]] = collections.deque()
@@ -144,7 +150,7 @@ class Doer:
     def run(self) -> int:
         """Do the tasks; return of how many this process has created the receipt.
 
-        If another process completes or discards the job meanwhile, this ends. A shared folder is gone then.
+        If another process completes or discards the job meanwhile, this ends.
 
         Raises:
             WorkerError: a task has ended several workers, or several processes that had begun it.
@@ -153,7 +159,7 @@ class Doer:
         try:
             self._run()
         except (OutputError, StoreError):
-            if self._shared.is_folder or self._shared.is_planned():
+            if self._shared.is_planned():
                 raise
         finally:
             if self._threads is not None:
@@ -166,10 +172,18 @@ class Doer:
         with output_errors(self._results, "make the folder"):
             self._results.mkdir(parents=True, exist_ok=True)
         self._refresh()
+        self._report()
+        work = self._work if self._workers else self._work_here
         with self._heartbeat:
             self._queue.extend(self._unclaimed())
-            while (task := self._next_task() or self._left_over()) is not None:
-                self._work(task)
+            try:
+                while (task := self._next_task() or self._left_over()) is not None:
+                    work(task)
+            except BaseException:
+                with contextlib.suppress(HeadraceError):
+                    for task_index, number in self._begun.items():
+                        self._receipts.give_back(task_index, number)
+                raise
         with contextlib.suppress(OSError):
             self._results.rmdir()  # if there is nothing in it
 
@@ -187,13 +201,40 @@ class Doer:
                         self._end(reply.task_index, self._job.failure(self._phase, reply))
                     elif isinstance(reply, Done):
                         self._take(reply)
-                self._heartbeat.beat({task: time.time() - began for task, began in self._began_s.items()})
-                self._note_shown(MAX_SHOWN)
-                if time.monotonic() - self._refreshed_s > max(REFRESH_S, 5 * self._shared.pause_s):
-                    self._refresh()
-                self._report()
+                    else:
+                        self._counts[reply.task_index] = reply.counts
+                self._look_around()
                 tasks.assign()
             self._note_shown(0)
+
+    def _work_here(self, first: AnyTask) -> None:
+        """Do tasks in this process until there is none at the moment."""
+        task: AnyTask | None = first
+        with self._job.doing(self._phase) as do:
+            while task is not None:
+                task_index = task.task_index
+
+                def tell(counts: Mapping[str, int], task_index: int = task_index) -> None:
+                    if time.monotonic() - self._told_s > REPORT_S:
+                        self._told_s = time.monotonic()
+                        self._counts[task_index] = counts
+                        self._look_around()
+
+                try:
+                    result = do(task, self._results.absolute(), tell)
+                except HeadraceError as error:
+                    result = self._job.failure(self._phase, Failed.of(task_index, error))
+                self._end(task_index, result)
+                self._look_around()
+                task = self._next_task()
+
+    def _look_around(self) -> None:
+        """Say that this process is at work, and see what others have done."""
+        self._heartbeat.beat({task: time.time() - began for task, began in self._began_s.items()})
+        self._note_shown(MAX_SHOWN)
+        if time.monotonic() - self._refreshed_s > max(REFRESH_S, 5 * self._shared.pause_s):
+            self._refresh()
+        self._report()
 
     def _next_task(self) -> AnyTask | None:
         """Claim the next task; None if there is none to begin now."""
@@ -203,6 +244,8 @@ class Doer:
                 continue
             if not self._claims or self._receipts.claim(task_index, self._attempt, number):
                 self._began_s[task_index] = time.time()
+                if self._claims:
+                    self._begun[task_index] = number
                 self._num_begun += 1
                 return self._tasks[task_index]
         return None
@@ -270,18 +313,18 @@ class Doer:
             error=result.error,
         )
         if self._threads is None:
-            self._note(receipt, is_ours=self._show(receipt))
+            self._note(*self._show(receipt))
             return
-        self._shown[self._threads.submit(self._show, receipt)] = receipt
+        self._shown.add(self._threads.submit(self._show, receipt))
         self._note_shown(MAX_SHOWN)
 
-    def _show(self, receipt: Receipt) -> bool:
-        """Create the receipt of a task, or throw its files away if there is one already."""
-        self._job.publish(self._folder, receipt)
+    def _show(self, receipt: Receipt) -> tuple[Receipt, bool]:
+        """Create the receipt of a task, or throw its files away if there is one already; return which it was."""
+        receipt = self._job.publish(self._folder, receipt)
         is_ours = self._receipts.write(receipt)
         if not is_ours:
             self._shared.withdraw(self._folder, receipt.files)
-        return is_ours
+        return receipt, is_ours
 
     def _note_shown(self, most: int) -> None:
         """Note the results that were shown meanwhile, and wait until at most so many are under way."""
@@ -290,10 +333,12 @@ class Doer:
             if not done and len(under_way) <= most:
                 return
             for shown in done or futures.wait(under_way, return_when=futures.FIRST_COMPLETED).done:
-                self._note(self._shown.pop(shown), is_ours=shown.result())
+                self._shown.discard(shown)
+                self._note(*shown.result())
 
-    def _note(self, receipt: Receipt, *, is_ours: bool) -> None:
-        self._began_s.pop(receipt.task_index, None)
+    def _note(self, receipt: Receipt, is_ours: bool) -> None:
+        for under_way in (self._began_s, self._begun, self._counts):
+            under_way.pop(receipt.task_index, None)
         if is_ours:
             self._receipts.add(receipt)
             self.seconds.append(receipt.seconds)
@@ -310,4 +355,4 @@ class Doer:
             raise FailedTaskError(f"task {task_index} failed on host {receipt.host}: {receipt.error}")
 
     def _report(self) -> None:
-        self._on_progress(TaskProgress.of(self._phase, self._receipts))
+        self._on_progress(TaskProgress.of(self._phase, self._receipts, self._counts.values()))

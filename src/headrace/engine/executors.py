@@ -47,14 +47,23 @@ class Executor(Protocol):
 
 
 class LocalExecutor(msgspec.Struct, frozen=True, kw_only=True):
-    """Does the tasks in worker processes of this host, and waits for those that other processes do."""
+    """Does the tasks on this host, and waits for those that other processes do."""
 
     workers: int
+    """Number of worker processes; with 0 this process does the tasks itself."""
 
     def run(self, job: Job, phase: Phase, show: Show) -> None:
         """See `Executor`."""
-        doer = Doer(job, phase, wanted=None, workers=self.workers, waits=True, limits=Limits(), on_progress=show.tasks)
-        doer.run()
+        Doer(
+            job,
+            phase,
+            wanted=None,
+            workers=self.workers,
+            waits=True,
+            in_order=True,
+            limits=Limits(),
+            on_progress=show.tasks,
+        ).run()
 
 
 def planned(job: Job) -> Handed | None:
@@ -110,9 +119,9 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
         except BusyError as error:
             turn.wait(error)
         except (OutputError, StoreError):
-            if job.shared.is_folder or job.is_planned:
+            if job.is_planned:
                 raise
-            # Another host has completed the job meanwhile, and has removed what this one was reading.
+            # Another process has completed the job meanwhile, and has removed what this one was reading.
             return job.finish(show)
 
 

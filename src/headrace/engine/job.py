@@ -17,7 +17,8 @@ import os
 import platform
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Final
@@ -37,7 +38,7 @@ PHASE_PREFIX: Final = "phase-"
 
 _OBJECTS: Final = "headrace.engine.shared_objects"  # loaded when the first URL comes
 
-PLAN_VERSION: Final = 3
+PLAN_VERSION: Final = 4
 """Version of the plan and of the receipts; it increases with each change of their format."""
 
 
@@ -86,6 +87,13 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """Why the task failed, if it fails on every host: a bad record, say."""
 
 
+Tell = Callable[[Mapping[str, int]], None]
+"""Called now and then with what a task has counted so far, as its receipt will."""
+
+Do = Callable[[Any, Path, Tell], TaskResult]
+"""Does a task: it puts its files into a folder, and returns what its receipt says."""
+
+
 class Show(msgspec.Struct, frozen=True, kw_only=True):
     """What a job calls to tell how far it is."""
 
@@ -108,19 +116,22 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     num_tasks: int
     counts: dict[str, int]
-    """Sums over the receipts."""
+    """Sums over the receipts, and over what tasks of this process have counted that are under way."""
 
     total_bytes: int
     """What the count ``bytes`` will add up to; 0 if that is not known."""
 
     @classmethod
-    def of(cls, phase: Phase, receipts: Receipts) -> TaskProgress:
+    def of(cls, phase: Phase, receipts: Receipts, under_way: Iterable[Mapping[str, int]] = ()) -> TaskProgress:
         """Return how far a phase is, as far as its receipts are known."""
+        counts = receipts.counts.copy()
+        for one in under_way:
+            counts.update(one)
         return cls(
             phase=phase.name,
             done=len(receipts.done),
             num_tasks=len(receipts.tasks),
-            counts=dict(receipts.counts),
+            counts=dict(counts),
             total_bytes=phase.total_bytes,
         )
 
@@ -173,6 +184,14 @@ class Job(ABC):
     def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
         """Return what the receipt of a task says, given the replies of its worker."""
 
+    def doing(self, phase: Phase) -> AbstractContextManager[Do]:
+        """Open what tasks of a phase need, and return the function that does one in this process.
+
+        Raises:
+            ConfigError: this kind of work leaves that to worker processes.
+        """
+        raise ConfigError(f"{self.kind}: its tasks are done in worker processes alone: name at least one")
+
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
         """Return what the receipt of a task says that failed, if that is final, and the same on every host.
 
@@ -186,17 +205,21 @@ class Job(ABC):
         """False once another process has finished the job."""
         return self.shared.is_planned()
 
-    def publish(self, folder: str, receipt: Receipt) -> None:
+    def publish(self, folder: str, receipt: Receipt) -> Receipt:
         """Show the files of a task to all, before its receipt is created; in any thread.
 
         Args:
             folder: the folder of the attempt, in the work folder.
             receipt: the receipt.
 
+        Returns:
+            The receipt to create.
+
         Raises:
             OutputError: the system or the store refuses it.
         """
         self.shared.publish(folder, receipt.files)
+        return receipt
 
     def receipts(self, phase: Phase) -> Receipts:
         """Return the receipts of a phase, as far as this process knows them.

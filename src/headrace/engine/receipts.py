@@ -46,6 +46,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How long the task took."""
 
     files: tuple[str, ...] = ()
+    etags: dict[str, str] = {}
+    """Of files of the output that are in their place, see `Shared.deliver`."""
+
     counts: dict[str, int] = {}
     """What the kind of work counts, such as documents and tokens."""
 
@@ -185,7 +188,16 @@ class Receipts:
         Raises:
             OutputError: the system refuses the write.
         """
-        return self.shared.create(self._path(CLAIMS_NAME, task_index, f".{number}"), attempt.encode())
+        return self.shared.create(self._path(CLAIMS_NAME, task_index, f".{number}"), attempt.encode(), lasts=False)
+
+    def give_back(self, task_index: int, number: int) -> None:
+        """Take back the claim of attempt ``number``, which ends in order, unless another process has begun the next.
+
+        Raises:
+            OutputError, StoreError: the system or the store refuses it.
+        """
+        if self.shared.read(self._path(CLAIMS_NAME, task_index, f".{number + 1}")) is None:
+            self.shared.remove(self._path(CLAIMS_NAME, task_index, f".{number}"))
 
     def claims(self, task_index: int) -> list[str]:
         """Return who has begun a task, in the order of the attempts."""

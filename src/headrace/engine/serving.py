@@ -54,6 +54,8 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     input_bytes: int
     documents: int
     tokens: int
+    counts: dict[str, int] = {}
+    """What the running task has counted so far, as its receipt will, of a `PlannedJob`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -2,7 +2,8 @@
 
     created    small files that are created once, of several processes by one: receipts and claims
     notes      small files that are rewritten, and on which only waiting depends: which processes are at work
-    results    files of an attempt, which a process makes in `Shared.here`, and shows to all when they are complete
+    results    files of an attempt, which a process makes in `Shared.here`, and shows to all when they are complete;
+               those of the output itself are delivered to it by each task, and gathered at the end
 
 All names are relative to the work folder of the job. `SharedFolder` is a folder that all hosts see;
 `headrace.engine.shared_objects` has its counterpart for object stores. Nothing else knows which of them it is.
@@ -19,11 +20,29 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, Final
 
+import msgspec
+
 from headrace.engine.work_folder import PLAN_NAME
+from headrace.errors import OutputError
 from headrace.io import atomic_write, create_once, output_errors, read_once, read_small
 
 AHEAD: Final = 3
 """Results that are fetched ahead of the one that is used."""
+
+
+class Delivered(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the output, whose task is done."""
+
+    name: str
+    """Its path in the output."""
+
+    folder: str
+    """The folder in which its task has made it."""
+
+    size: int
+    xxh3_128: str
+    etag: str = ""
+    """What `Shared.deliver` returned."""
 
 
 class Shared(ABC):
@@ -55,8 +74,13 @@ class Shared(ABC):
         """Make folders for files that are created; raises OutputError."""
 
     @abstractmethod
-    def create(self, name: str, data: bytes) -> bool:
-        """Create a file, which lasts then; return False if it is there already.
+    def create(self, name: str, data: bytes, *, lasts: bool = True) -> bool:
+        """Create a file; return False if it is there already.
+
+        Args:
+            name: its name.
+            data: its content.
+            lasts: whether it has to be there also after a loss of power.
 
         Raises:
             OutputError: it cannot be created.
@@ -131,6 +155,29 @@ class Shared(ABC):
         """
 
     @abstractmethod
+    def deliver(self, folder: str, names: Sequence[str]) -> dict[str, str]:
+        """Bring files of the output, which lie in a folder in ``here`` by their names, towards it; they last then.
+
+        Returns:
+            For files that are in their place now, what another file there would not have: their ETags.
+
+        Raises:
+            OutputError: the system or the store refuses it.
+        """
+
+    @abstractmethod
+    def gather(self, delivered: Iterable[Delivered], target: Path) -> None:
+        """See that all files are in the output.
+
+        Args:
+            delivered: the files, with their sums.
+            target: the folder of the output on this host; of no use if that is at a URL.
+
+        Raises:
+            OutputError, StoreError: one is not there any more, or is another one.
+        """
+
+    @abstractmethod
     def sweep(self) -> None:
         """Remove what this process has written after the job was completed or discarded by another."""
 
@@ -165,9 +212,9 @@ class SharedFolder(Shared):
             with output_errors(path, "make the folder"):
                 path.mkdir(parents=True, exist_ok=True)
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, lasts: bool = True) -> bool:
         """See `Shared`."""
-        return create_once(self.here / name, data)
+        return create_once(self.here / name, data, lasts=lasts)
 
     def read(self, name: str) -> bytes | None:
         """See `Shared`. A file that was torn counts as not there."""
@@ -247,8 +294,32 @@ class SharedFolder(Shared):
     def fetch(self, name: str, path: Path) -> None:
         """See `Shared`: it is there."""
 
+    def deliver(self, folder: str, names: Sequence[str]) -> dict[str, str]:
+        """See `Shared`: they stay where they are, on the disk, until they are gathered."""
+        self.publish(folder, names)
+        return {}
+
+    def gather(self, delivered: Iterable[Delivered], target: Path) -> None:
+        """See `Shared`: move them. If this is interrupted, the next call goes on with it."""
+        for file in delivered:
+            path = target / file.name
+            with output_errors(path, "collect results in"):
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with contextlib.suppress(FileNotFoundError):
+                        (self.here / file.folder / file.name).rename(path)
+                size = path.stat().st_size if path.exists() else None
+            if size != file.size:
+                raise lost(path, file, size)
+
     def sweep(self) -> None:
         """See `Shared`: whoever completes the job removes the folder."""
+
+
+def lost(path: Path | str, file: Delivered, size: int | None = None) -> OutputError:
+    """Return the error for a file that is not what its task has made."""
+    found = "is not there any more" if size is None else f"has {size:,} bytes, and had {file.size:,}"
+    return OutputError(f"{path}: was written by a task, and {found}; remove what is unfinished there, and run again")
 
 
 class FetchedAhead:
@@ -289,7 +360,9 @@ def sync_files(folder: Path, names: Iterable[str]) -> None:
     Raises:
         OutputError: the system reports an error.
     """
-    for path in [*(folder / name for name in names), folder]:
+    files = [folder / name for name in names]
+    folders = {parent for file in files for parent in file.parents if parent == folder or folder in parent.parents}
+    for path in [*files, *sorted(folders, reverse=True), *([] if folders else [folder])]:
         with output_errors(path, "sync"):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:

@@ -28,11 +28,11 @@ from typing import Final
 
 from headrace.engine.heartbeat import host_and_process, process_exists
 from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
-from headrace.engine.shared import Shared, remove_files
+from headrace.engine.shared import Delivered, Shared, lost, remove_files
 from headrace.engine.uploading import PLAN, RUN, WORK_NAME
 from headrace.engine.work_folder import JOB_NAME, PLAN_NAME, upload_scratch
 from headrace.errors import HeadraceError, OutputError
-from headrace.io import atomic_write, claim_folder, output_errors, path_at, unique_name
+from headrace.io import Storage, atomic_write, claim_folder, file_sum, output_errors, path_at, reader_of, unique_name
 from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 
@@ -76,7 +76,7 @@ class SharedObjects(Shared):
     def make(self, folders: Iterable[str]) -> None:
         """See `Shared`: objects need no folders."""
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, lasts: bool = True) -> bool:
         """See `Shared`. It is safe in threads."""
         return self._anew().create(self._at(name), data) is None
 
@@ -166,6 +166,39 @@ class SharedObjects(Shared):
         """See `Shared`. It is safe in threads."""
         self._anew().fetch(self._at(name), path)
 
+    def deliver(self, folder: str, names: Sequence[str]) -> dict[str, str]:
+        """See `Shared`: upload them to where they stay, and remove them here. It is safe in threads.
+
+        A process of a job that is over delivers nothing; what it has begun to send before is noticed by `gather`.
+        """
+        if not self.is_planned():
+            return {}
+        place, etags = self.here / folder, dict[str, str]()
+        for at in range(0, len(names), _AT_ONCE):
+            some = {f"{self._url}/{name}": place / name for name in names[at : at + _AT_ONCE]}
+            etags |= {url: status.etag for url, status in self._anew().put_files(some).items()}
+        remove_files(place, names)
+        return {url.removeprefix(f"{self._url}/"): etag for url, etag in etags.items()}
+
+    def gather(self, delivered: Iterable[Delivered], target: Path) -> None:
+        """See `Shared`: they are there. One that was written again is read, unless the store says that it is the same.
+
+        Another process of this job writes the same bytes, and one of a job that was discarded may write others.
+        """
+        found = self._writer.statuses(self._url)
+        for file in delivered:
+            status = found.get(file.name)
+            url = f"{self._url}/{file.name}"
+            if status is None or status.size != file.size:
+                raise lost(url, file, None if status is None else status.size)
+            if file.etag != status.etag and file_sum(path_at(url, reader_of(self._writer.storage))).xxh3_128 != (
+                file.xxh3_128
+            ):
+                raise OutputError(
+                    f"{url}: was written by a task, and another run has written other content to the same place; remove"
+                    " what is below the URL, and run again"
+                )
+
     def sweep(self) -> None:
         """See `Shared`. No other process needs what is left of a job that is over, and of others if no run is there."""
         with contextlib.suppress(HeadraceError):
@@ -245,7 +278,7 @@ def save_plan(
         for file, data in files.items():
             shared.replace(f"{_FILES}/{file}", data)
         shared.show(made or {})
-        for phase in phases:
+        for phase in phases if before is not None else ():
             receipts = receipts_of(shared, phase)
             receipts.refresh()
             receipts.forget_failed()
@@ -260,17 +293,17 @@ def save_plan(
         name = decoded_plan(before, where).name
 
 
-def opened(url: str) -> SharedObjects:
+def opened(url: str, storage: Storage | None = None) -> SharedObjects:
     """Return what the processes of the job share that is planned at a URL, with the files of its plan on this host.
 
-    The store is reached by what the environment of this process says. If a process was killed on this host while it
-    completed a job that is over by now, what it has left here is removed.
+    The store is reached by what the environment of this process says, or by ``storage``. If a process was killed on
+    this host while it completed a job that is over by now, what it has left here is removed.
 
     Raises:
         OutputError: nothing is planned there, or the plan is damaged or of another version.
         StoreError: the store cannot be reached.
     """
-    url, writer = str(path_at(url)), ObjectWriter()
+    url, writer = str(path_at(url)), ObjectWriter(storage)
     where = f"{url}/{PLAN}"
     data = writer.read(where)
     if data is None:

@@ -1,4 +1,4 @@
-"""``check --decode`` as a `Job` of one phase, ``decode``: a task for each range of samples.
+"""``check --decode`` that is planned, for processes on any hosts to decode the samples.
 
 The work folder is beside the dataset, and nothing in the dataset changes. The end is a local check that finds on disk
 what was decoded; it reads headers and hashes itself. Its verdict stays in the work folder until another check is
@@ -19,94 +19,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
-from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, save, serve
-from headrace.engine.shared import Shared
+from headrace.engine.job import Show, save_plan
 from headrace.engine.work_folder import ClaimedFolder, beside, beside_url
-from headrace.errors import ConfigError, OutputError, StoreError
+from headrace.errors import ConfigError, OutputError
 from headrace.inspect.answers import check_quarantine, kind_of
-from headrace.inspect.sample_checks import (
-    TASK_SAMPLES,
-    DecodedElsewhere,
-    RangeDecoder,
-    SampleCheck,
-    SampleVerdict,
-    as_ascii,
-    check_samples,
-    excluded,
-    leave_out_bad,
-    open_checked,
-    ranges_of,
-    result_name,
-)
-from headrace.inspect.samples import SampleOptions
-from headrace.io import AnyPath, atomic_write, hash_bytes, is_url, output_errors, path_at, read_whole
+from headrace.inspect.decoding import KIND, DecodePlan, DecodingJob, as_ascii, open_checked, task_samples
+from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples, leave_out_bad
+from headrace.io import atomic_write, folder_of, is_url, output_errors, path_at, read_whole
 
 if TYPE_CHECKING:
     from headrace.engine.uploading import Upload
 
-KIND: Final = "decode"
-MAIN: Final = "headrace.inspect.decode_job:main"
 WORK: Final = beside("checking")
 PLACE: Final = beside_url("checking")
 
 VERDICT_NAME: Final = "verdict.json"
 
 _UPLOAD_AT: Final = "headrace.engine.uploading:upload_at"  # loaded when the first URL comes
-_MOST_TASKS: Final = 4096
-"""Of very many samples, a task has more than `TASK_SAMPLES`."""
-
-
-class DecodeTask(msgspec.Struct, frozen=True):
-    """Decode the samples ``[first, end)``."""
-
-    task_index: int
-    first: int
-    end: int
-
-    @property
-    def label(self) -> str:
-        """What an error calls the task."""
-        return f"samples {self.first:,} to {self.end:,}"
-
-
-class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of the job."""
-
-    path: str
-    folder: str
-    """The folder that the path is in; empty if it is absolute, or a URL."""
-
-    dataset: SampleOptions
-    quarantine: bool
-    """Whether samples that cannot be decoded are left out of the dataset at the end."""
-
-    fingerprint: str
-    samples: int
-    task_samples: int
-
-    @property
-    def phase(self) -> Phase:
-        """The only phase. Its name tells it from that of another plan."""
-        name = f"decode-{hash_bytes(msgspec.json.encode(self))[:8]}"
-        return Phase(name=name, num_tasks=len(self.tasks))
-
-    @property
-    def tasks(self) -> list[DecodeTask]:
-        """All tasks, in the order of the samples."""
-        ranges = ranges_of(self.samples, self.task_samples)
-        return [DecodeTask(index, first, end) for index, (first, end) in enumerate(ranges)]
-
-    def check_fingerprint(self, fingerprint: str) -> None:
-        """Refuse a dataset that has changed since the plan.
-
-        Raises:
-            StoreError: it has.
-        """
-        if fingerprint != self.fingerprint:
-            place = self.path if is_url(self.path) else str(Path(self.folder, self.path))
-            work = f"what is below {PLACE(place)}" if is_url(place) else WORK(Path(place))
-            raise StoreError(f"{place}: the dataset changed since the check was planned; remove {work}, and plan again")
 
 
 def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = False) -> None:
@@ -140,12 +69,12 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
     with open_checked(path, check.dataset, "mmap") as store:
         plan = DecodePlan(
             path=path,
-            folder="" if is_url(path) or Path(path).is_absolute() else str(Path.cwd()),
+            folder=folder_of(path),
             dataset=check.dataset,
             quarantine=quarantine,
             fingerprint=store.fingerprint,
             samples=len(store),
-            task_samples=TASK_SAMPLES * max(1, -(-len(store) // (TASK_SAMPLES * _MOST_TASKS))),
+            task_samples=task_samples(len(store)),
         )
     if is_url(path):
         _plan_at(PLACE(path), plan)
@@ -218,24 +147,13 @@ def clear_left(path: str | os.PathLike[str]) -> None:
         upload.clear()
 
 
-class DecodeJob(OnePhaseJob):
+class DecodeJob(DecodingJob):
     """See the module."""
 
-    kind = KIND
-    main = MAIN
-
-    def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw) -> None:
-        self._plan = msgspec.json.decode(plan, type=DecodePlan)
-        super().__init__(output, shared, self._plan.phase, self._plan.tasks)
-
-    def setup(self, phase: Phase, results: Path) -> DecodeSetup:
-        """See `Job`."""
-        return DecodeSetup(parent=os.getpid(), plan=self._plan, results=str(results))
-
-    def finish(self, show: Show) -> CheckReport:
+    def finish(self, show: Show) -> CheckReport:  # type: ignore[override]
         """See `Job`: check everything else, and put together what was decoded."""
         began_s = time.monotonic()
-        plan, path = self._plan, str(self.output)
+        plan, path = self.plan, str(self.output)
         if not self.shared.is_folder and not self.is_planned:
             # Another process has completed the check meanwhile, or has planned another one.
             if (report := last_report(path)) is None:
@@ -262,72 +180,15 @@ class DecodeJob(OnePhaseJob):
         return report
 
     def _check(self, show: Show, began_s: float) -> SampleVerdict:
-        plan, path = self._plan, str(self.output)
+        plan, path = self.plan, str(self.output)
         with open_checked(path, plan.dataset, "mmap") as store:
             plan.check_fingerprint(store.fingerprint)
-        found = self.work / f"{plan.phase.name}-decoded"
-        self._collect(found)
 
         def tell(
             phase: str, done: float = 0, total: float | None = None, *, text: str = "", speeds: Mapping[str, float] = {}
         ) -> None:
             show.progress(Told(phase=phase, done=done, total=total, text=text, speeds=speeds))
 
-        elsewhere = DecodedElsewhere(folder=found, num_samples=plan.task_samples)
-        check = SampleCheck(dataset=plan.dataset, decode=True, elsewhere=elsewhere)
-        verdict = check_samples(path, check, on_progress=tell)
+        check = SampleCheck(dataset=plan.dataset, decode=True)
+        verdict = check_samples(path, check, on_progress=tell, ranges=super().finish(show))
         return msgspec.structs.replace(verdict, seconds=round(time.monotonic() - began_s, 3))
-
-    def _collect(self, folder: Path) -> None:
-        """Bring what was decoded to a folder on this host."""
-        receipts = self.known_receipts()
-        if self.shared.is_folder:
-            receipts.adopt(folder)
-        else:
-            receipts.fetch(folder)
-
-
-class DecodeSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a worker: what is the same for all tasks."""
-
-    parent: int
-    plan: DecodePlan
-    results: str
-
-
-class _Decoding:
-    """Does tasks in a worker. The dataset is opened with the first, and stays open."""
-
-    def __init__(self, parent: Parent, setup: DecodeSetup) -> None:
-        self._parent = parent
-        self._plan = setup.plan
-        self._results = Path(setup.results)
-        self._decoder: RangeDecoder | None = None
-
-    def handle(self, task: DecodeTask) -> Reply:
-        """Do a task; any error becomes a `Failed`."""
-        return attempted(task.task_index, lambda: Done.of(task.task_index, self._do(task)))
-
-    def _do(self, task: DecodeTask) -> TaskResult:
-        decoder = self._decoder = self._decoder or self._opened()
-        found = decoder.run(task.first, task.end, lambda number: self._tell(task, number))
-        name = result_name(task.first, task.end)
-        save(self._results / name, as_ascii(found))
-        counts = {"samples": found.samples, "faulty": found.faulty_samples}
-        return TaskResult(files=(name,), counts=counts)
-
-    def _tell(self, task: DecodeTask, number: int) -> None:
-        self._parent.report(Progress(task.task_index, 0, number, 0))
-
-    def _opened(self) -> RangeDecoder:
-        plan = self._plan
-        if plan.folder:  # faults name the path as it was given
-            os.chdir(plan.folder)
-        store = open_checked(plan.path, plan.dataset, "mmap")
-        plan.check_fingerprint(store.fingerprint)
-        return RangeDecoder(store, excluded(store, plan.dataset))
-
-
-def main(descriptor: int) -> None:
-    """Run a worker: do the tasks that the parent sends over this socket."""
-    serve(descriptor, DecodeSetup, DecodeTask, lambda parent, setup: _Decoding(parent, setup).handle)

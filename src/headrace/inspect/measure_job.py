@@ -1,35 +1,25 @@
-"""``headrace measure`` as a `Job` of one phase, ``measure``: a task for each chunk of samples.
-
-The end is the local run, which finds the chunks on disk.
-"""
+"""``headrace measure`` with a dataset and an encoder by their names, so that processes on any hosts may measure."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from headrace.datasets.encoded.dataset import opening_options
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.measuring.chunk import Measuring
-from headrace.datasets.measuring.facts import MeasuredFacts
-from headrace.datasets.measuring.running import WORK, chunk_name, keep_chunk, measure, spans, stored_facts
+from headrace.datasets.measuring.running import MeasureJob, MeasurePlan, begin, stored_facts
 from headrace.datasets.media.dataset import MediaDataset
 from headrace.encoders import TaskEncoder
-from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
-from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, serve
-from headrace.engine.shared import Shared
 from headrace.errors import ConfigError
-from headrace.io import hash_bytes, is_url, output_errors
+from headrace.io import folder_of, output_errors
 from headrace.preparing.filters import function_fingerprint, load_function
-
-KIND: Final = "measure"
-MAIN: Final = "headrace.inspect.measure_job:main"
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,63 +79,49 @@ def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
     return made
 
 
-class MeasureTask(msgspec.Struct, frozen=True):
-    """Measure the samples ``[first, end)``."""
+class NamedPlan(MeasurePlan, frozen=True, kw_only=True):
+    """The plan of the measuring of what a request names."""
 
-    task_index: int
-    first: int
-    end: int
+    request: MeasureRequest | None = None
+    """None in the plan of objects of a program."""
 
-    @property
-    def label(self) -> str:
-        """What an error calls the task."""
-        return f"samples {self.first:,} to {self.end:,}"
-
-
-class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of the job."""
-
-    request: MeasureRequest
-    folder: str
+    folder: str = ""
     """The folder that the path of the dataset is in; empty if it is absolute, or a URL."""
 
-    code: str
-    """Fingerprint of the module of the encoder."""
-
-    facts: str
-    """Hash of everything that decides the facts."""
-
-    samples: int
-
-    @property
-    def phase(self) -> Phase:
-        """The only phase. Its name tells it from that of another plan."""
-        return Phase(name=f"measure-{hash_bytes(msgspec.json.encode(self))[:8]}", num_tasks=len(self.tasks))
-
-    @property
-    def tasks(self) -> list[MeasureTask]:
-        """All tasks, in the order of the samples."""
-        return [MeasureTask(index, first, end) for index, (first, end) in enumerate(spans(self.samples))]
-
-    def opened(self) -> tuple[MediaDataset, Encoder]:
-        """Open dataset and encoder, and refuse those that are not the ones of the plan.
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Measuring]:
+        """Open dataset and encoder, and work in the folder of the plan, since faults name the path as it was given.
 
         Raises:
-            ConfigError: the code or the dataset on this host differs from the plan's; what
-                `MeasureRequest.opened` raises.
+            ConfigError: the code or the dataset on this host differs from the plan's; what `MeasureRequest.opened`
+                raises; nothing is named.
+            OutputError: the folder is not there.
         """
-        request = self.request
-        opened = request.opened()
-        for what, found, wanted in (
-            ("the code of the encoder", function_fingerprint(request.encoder), self.code),
-            ("the dataset, or the encoder,", Measuring(*opened).contents_name, self.facts),
-        ):
-            if found != wanted:
-                raise ConfigError(
-                    f"{request.path}, {request.encoder}: {what} on host {platform.node()} is not that of the plan:"
-                    " bring the same to all hosts, or plan again"
-                )
-        return opened
+        if (request := self.request) is None:
+            with super().opened() as measuring:
+                yield measuring
+            return
+        with contextlib.ExitStack() as stack:
+            if self.folder:
+                with output_errors(Path(self.folder), "work in"):
+                    stack.enter_context(contextlib.chdir(self.folder))
+            measuring = Measuring(*request.opened())
+            for what, found, wanted in (
+                ("the code of the encoder", function_fingerprint(request.encoder), self.code),
+                ("the dataset, or the encoder,", measuring.contents_name, self.facts),
+            ):
+                if found != wanted:
+                    raise ConfigError(
+                        f"{request.path}, {request.encoder}: {what} on host {platform.node()} is not that of the plan:"
+                        " bring the same to all hosts, or plan again"
+                    )
+            yield measuring
+
+
+class NamedMeasureJob(MeasureJob):
+    """The job of such a plan."""
+
+    plan_type = NamedPlan
 
 
 def plan_measure(request: MeasureRequest, *, folder: str | os.PathLike[str] | None = None) -> Path:
@@ -165,89 +141,12 @@ def plan_measure(request: MeasureRequest, *, folder: str | os.PathLike[str] | No
     measuring = Measuring(*request.opened())
     place, found = stored_facts(measuring, folder)
     if found is None:
-        plan = MeasurePlan(
+        plan = NamedPlan(
             request=request,
-            folder="" if is_url(request.path) or Path(request.path).is_absolute() else str(Path.cwd()),
+            folder=folder_of(request.path),
             code=function_fingerprint(request.encoder),
             facts=measuring.contents_name,
             samples=len(measuring.dataset),
         )
-        work = WORK(place)
-        with output_errors(work, "make the folder"):
-            work.mkdir(parents=True, exist_ok=True)
-        save_plan(work, KIND, plan, {})
+        begin(place, plan)
     return place
-
-
-class MeasureJob(OnePhaseJob):
-    """See the module. The output is the folder of the facts."""
-
-    kind = KIND
-    main = MAIN
-    output: Path
-
-    def __init__(self, output: Path, shared: Shared, plan: msgspec.Raw) -> None:
-        self._plan = msgspec.json.decode(plan, type=MeasurePlan)
-        super().__init__(output, shared, self._plan.phase, self._plan.tasks)
-
-    def setup(self, phase: Phase, results: Path) -> MeasureSetup:
-        """See `Job`."""
-        return MeasureSetup(parent=os.getpid(), plan=self._plan, results=str(results))
-
-    def finish(self, show: Show) -> MeasuredFacts:
-        """See `Job`: merge the chunks, as the end of a local run.
-
-        This process works in the folder of the plan meanwhile, since faults name the dataset by its path.
-        """
-        output = self.output.absolute()
-        if MeasuredFacts.find(output) is None:
-            self.known_receipts().adopt(self.work.absolute())
-        with contextlib.ExitStack() as stack:
-            if self._plan.folder:
-                with output_errors(Path(self._plan.folder), "work in"):
-                    stack.enter_context(contextlib.chdir(self._plan.folder))
-            dataset, encoder = self._plan.opened()
-            return measure(dataset, encoder, folder=output.parent, on_samples=lambda *numbers: show.progress(numbers))
-
-
-class MeasureSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a worker: what is the same for all tasks."""
-
-    parent: int
-    plan: MeasurePlan
-    results: str
-
-
-class _Worker:
-    """Does tasks in a worker. The dataset is opened with the first, and stays open."""
-
-    def __init__(self, parent: Parent, setup: MeasureSetup) -> None:
-        self._parent = parent
-        self._plan = setup.plan
-        self._results = Path(setup.results)
-        self._measuring: Measuring | None = None
-
-    def handle(self, task: MeasureTask) -> Reply:
-        """Do a task; any error becomes a `Failed`."""
-        return attempted(task.task_index, lambda: Done.of(task.task_index, self._do(task)))
-
-    def _do(self, task: MeasureTask) -> TaskResult:
-        measuring = self._measuring = self._measuring or self._opened()
-        chunk = measuring.chunk(task.first, task.end, self._teller(task))
-        name = chunk_name((task.first, task.end))
-        keep_chunk(self._results, name, chunk)
-        outputs = int(chunk.arrays["num_outputs"].sum())
-        return TaskResult(files=(name,), counts={"samples": task.end - task.first, "outputs": outputs})
-
-    def _teller(self, task: MeasureTask) -> Callable[[int], None]:
-        return lambda number: self._parent.report(Progress(task.task_index, 0, number, 0))
-
-    def _opened(self) -> Measuring:
-        if self._plan.folder:  # faults name the path as it was given
-            os.chdir(self._plan.folder)
-        return Measuring(*self._plan.opened())
-
-
-def main(descriptor: int) -> None:
-    """Run a worker: do the tasks that the parent sends over this socket."""
-    serve(descriptor, MeasureSetup, MeasureTask, lambda parent, setup: _Worker(parent, setup).handle)

@@ -1,53 +1,32 @@
-"""The checks of a store of samples: headers, indices, split files and hashes, and whether each part can be decoded.
-
-Parts are decoded in worker processes, one range of samples after another.
-"""
+"""The checks of a store of samples: headers, indices, split files and hashes, and whether each part can be decoded."""
 
 from __future__ import annotations
 
 import collections
-import json
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
-import numpy as np
 
 from headrace.engine.processes import usable_cores
-from headrace.engine.ranges import run_ranges
-from headrace.engine.serving import load
-from headrace.errors import (
-    ConfigError,
-    HeadraceError,
-    InputError,
-    MissingExtraError,
-    SampleError,
-    StoreAwayError,
-    StoreError,
-)
+from headrace.errors import ConfigError, HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
+from headrace.inspect.decoding import DecodedRange, decoded_here, excluded, open_checked
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
-from headrace.inspect.sample_preview import field_map_of
-from headrace.inspect.samples import SampleOptions, need_samples, open_sample_store, total_bytes
+from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
 from headrace.io import AnyPath, PreadReader, is_url, path_at
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
-from headrace.samples.media import AVDecoder, SampleDecoder
-from headrace.samples.media.decoding.basic import reraise
-from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parts_of
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import BadSample, add_bad_samples
-from headrace.stores.store import RawSample, SampleStore
+from headrace.stores.store import SampleStore
 from headrace.stores.tar.index import index_path
-
-TASK_SAMPLES: Final = 64
-_READ_SAMPLES: Final = 16
-"""Samples at a URL that are read together, so that they take one round trip."""
 
 MAX_NAMED: Final = 1000
 """The most faults that are named one by one; any others are counted."""
@@ -69,157 +48,24 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """The samples that have a faulty part or field."""
 
 
-class DecodedElsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranges that other processes have decoded."""
-
-    folder: Path
-    """The folder of the results, by `result_name`."""
-
-    num_samples: int
-    """Samples of a range."""
-
-    def find(self, first: int, end: int) -> DecodedRange | None:
-        """Return the result of a range; None if it is not there."""
-        text = load(self.folder / result_name(first, end), str)
-        return None if text is None else msgspec.convert(json.loads(text), DecodedRange)
-
-
-def result_name(first: int, end: int) -> str:
-    """Return the name of the file with the result of a range."""
-    return f"{first}-{end}"
-
-
-def as_ascii(found: msgspec.Struct) -> str:
-    """Return a struct as JSON of ASCII: names of files need not be valid Unicode."""
-    return json.dumps(msgspec.to_builtins(found))
-
-
-class DecodedRange(msgspec.Struct, frozen=True):
-    """What was found in a range of samples."""
-
-    samples: int
-    faulty_samples: int
-    parts: dict[str, int]
-    faulty_parts: dict[str, int]
-    problems: list[Problem]
-    bad: list[BadSample]
-    kept_parts: dict[str, int]
-
-
-class RangeDecoder:
-    """Decodes ranges of samples, but those that ``exclude`` names. It can be pickled."""
-
-    def __init__(self, store: SampleStore, exclude: frozenset[str]) -> None:
-        self.store = store
-        self._exclude = exclude
-        self._fields = field_map_of(store)
-        self._parts = None if self._fields is None else parts_of(self._fields)
-        self._decoder = SampleDecoder(image_decode="rgb8")
-
-    def run(self, first: int, end: int, on_done: Callable[[int], None]) -> DecodedRange:
-        """See `RangeWork`."""
-        result = DecodedRange(0, 0, {}, {}, [], [], {})
-        samples = faulty = 0
-        step = _READ_SAMPLES if is_url(self.store.path) else 1
-        for begin in range(first, end, step):
-            for number, raw in self._read(begin, min(begin + step, end)):
-                problems = self._sample(number, raw, result)
-                samples += problems is not None
-                faulty += bool(problems)
-                result.problems.extend(problems or ())
-        return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
-
-    def _read(self, first: int, end: int) -> Sequence[tuple[int, RawSample | HeadraceError]]:
-        """Read samples; if one of several cannot be read, each is read by itself.
-
-        Raises:
-            StoreAwayError: the object store gives no answer, of which no sample is guilty.
-        """
-        numbers = np.arange(first, end)
-        try:
-            return list(zip(numbers.tolist(), self.store.read(numbers, self._parts), strict=True))
-        except StoreAwayError:
-            raise
-        except HeadraceError as error:
-            if end - first == 1:
-                return [(first, error)]
-        return [found for number in range(first, end) for found in self._read(number, number + 1)]
-
-    def _sample(self, number: int, raw: RawSample | HeadraceError, result: DecodedRange) -> list[Problem] | None:
-        """Return what is wrong with a sample; None if it is excluded."""
-        if isinstance(raw, HeadraceError):
-            return [Problem(path=self.store.path, place=f"sample {number}", message=str(raw))]
-        if raw.shard in self._exclude or f"{raw.shard}/{raw.key}" in self._exclude:
-            return None
-        values: dict[str, Any] = {}
-        problems = []
-        for name, data in raw.parts.items():
-            try:
-                values[name] = self._decode(name, data)
-                counts = result.kept_parts if isinstance(values[name], bytes) else result.parts
-                counts[name] = counts.get(name, 0) + 1
-            except MissingExtraError:
-                raise
-            except HeadraceError as error:
-                result.faulty_parts[name] = result.faulty_parts.get(name, 0) + 1
-                problems.append(self._problem(raw, number, name, error))
-        if self._fields is not None and not problems:
-            try:
-                _make_fields(self._fields, raw, values)
-            except InputError as error:
-                problems.append(self._problem(raw, number, getattr(error, "part", None), error))
-        if problems:
-            result.bad.append(BadSample(shard=raw.shard, index=raw.index, key=raw.key, reason=problems[0].message))
-        return problems
-
-    def _decode(self, name: str, data: bytes) -> Any:
-        value = self._decoder.decode(name, data)
-        if isinstance(value, AVDecoder):
-            try:
-                value.verify()
-            except Exception as error:
-                reraise(name, error)
-        return value
-
-    def _problem(self, raw: RawSample, number: int, part: str | None, error: HeadraceError) -> Problem:
-        place = self.store.places(number).get(part or "")
-        path = self.store.path if place is None else place.file
-        byte = "" if place is None else f", byte {place.offset}"
-        where = "" if part is None else f", part {part!r}{byte}"
-        message = error.reason if isinstance(error, SampleError) else str(error)
-        return Problem(path=path, place=f"sample {raw.index}, key {raw.key!r}{where}", message=message)
-
-
-def decode_all(
+def summed(
     store: SampleStore,
-    *,
-    exclude: frozenset[str] = frozenset(),
-    workers: int,
-    elsewhere: DecodedElsewhere | None = None,
-    on_progress: OnProgress,
+    ranges: Iterable[DecodedRange],
     on_problem: Callable[[Problem], None],
 ) -> Decoded:
-    """Decode the parts of all samples: those that the field map of the ``dataset.yaml`` names, or else all parts.
+    """Sum up what was found in all ranges of a store.
 
     Args:
-        store: the store, which must pickle.
-        exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to skip.
-        workers: the number of processes; with 1, this process decodes.
-        elsewhere: what other processes have decoded.
-        on_progress: called now and then with the samples that are done.
+        store: the store.
+        ranges: the ranges, in the order of the store.
         on_problem: called for each fault, in the order of the store.
-
-    Raises:
-        StoreAwayError: the object store of the samples gives no answer.
-        WorkerError: a process has ended, as a codec written in C can cause; the message says among which samples.
-        MissingExtraError: the package that decodes a part is not installed.
     """
     samples = faulty = unnamed = named = 0
     bad: list[BadSample] = []
     parts: collections.Counter[str] = collections.Counter()
     kept_parts: collections.Counter[str] = collections.Counter()
     faulty_parts: collections.Counter[str] = collections.Counter()
-    for result in _results(RangeDecoder(store, exclude), workers, elsewhere):
+    for result in ranges:
         samples += result.samples
         faulty += result.faulty_samples
         bad += result.bad
@@ -232,8 +78,6 @@ def decode_all(
                 named += 1
             else:
                 unnamed += 1
-        text = f"{count(samples)} of {plural(len(store), 'sample')}"
-        on_progress("decoding", samples, len(store), text=text, speeds={"samples": samples})
     if unnamed:
         on_problem(Problem(path=store.path, place="", message=f"{unnamed:,} more faulty parts"))
     return Decoded(
@@ -246,35 +90,6 @@ def decode_all(
     )
 
 
-def _results(decoder: RangeDecoder, workers: int, elsewhere: DecodedElsewhere | None) -> Iterator[DecodedRange]:
-    """Yield the results of all ranges, in the order of the store."""
-    store = decoder.store
-    if elsewhere is not None:
-        ranges = ranges_of(len(store), elsewhere.num_samples)
-        return (elsewhere.find(first, end) or decoder.run(first, end, lambda number: None) for first, end in ranges)
-    what = f"samples of {store.path} from {{first:,}} on were decoded"
-    return run_ranges(decoder, ranges_of(len(store), TASK_SAMPLES), workers=workers, name="the store", what=what)
-
-
-def ranges_of(total: int, num_samples: int) -> list[tuple[int, int]]:
-    """Return ranges of so many samples that hold all of them."""
-    return [(first, min(first + num_samples, total)) for first in range(0, total, num_samples)]
-
-
-def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> None:
-    meta = dict.fromkeys(META_PARTS) | {"__key__": raw.key, "__shard__": raw.shard}
-
-    def part(name: str) -> Any:
-        if name in meta:
-            return meta[name]
-        if name not in values:
-            raise KeyError(name, tuple(values))
-        return values[name]
-
-    for field, options in fields.items():
-        first_that_works(options, field, part)
-
-
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What to check in addition to what is always checked. Pass it to `check_samples`.
 
@@ -282,14 +97,11 @@ class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
         dataset: which part of an Energon dataset is checked, and by which of its files.
         decode: whether every part of every sample is decoded.
         workers: the number of processes that decode.
-        elsewhere: what other processes have decoded.
-
     """
 
     dataset: SampleOptions = SampleOptions()
     decode: bool = False
     workers: int = 1
-    elsewhere: DecodedElsewhere | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -356,13 +168,16 @@ def _tell_read(on_progress: OnProgress, file: str, num_bytes: int) -> None:
     on_progress("checking", text=f"{file} ({size(num_bytes)} read)", speeds={"B": num_bytes})
 
 
-def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> SampleVerdict:
+def check_samples(
+    path: str, check: SampleCheck, *, on_progress: OnProgress, ranges: Iterable[DecodedRange] | None = None
+) -> SampleVerdict:
     """Check everything at a path that holds samples, and collect what is wrong.
 
     Args:
         path: the same as for `headrace.open`.
         check: what to check in addition.
         on_progress: called before each read, and now and then with the samples that are decoded.
+        ranges: what other processes have decoded, in the order of the store; None decodes now, if that is to be done.
 
     Raises:
         StoreError: the path does not exist.
@@ -384,16 +199,13 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
         problems = list(_problems(store, path, manifest, check, on_progress))
         decoded = None
         if check.decode:
-            # Opened again without the watching reader, since the store is pickled for the workers.
-            with open_checked(path, check.dataset, "mmap") as again:
-                decoded = decode_all(
-                    again,
-                    exclude=excluded(store, check.dataset),
-                    workers=check.workers,
-                    elsewhere=check.elsewhere,
-                    on_progress=on_progress,
-                    on_problem=problems.append,
-                )
+            with contextlib.ExitStack() as stack:
+                if ranges is None:
+                    # Opened again without the watching reader, since the store is pickled for the workers.
+                    again = stack.enter_context(open_checked(path, check.dataset, "mmap"))
+                    found = decoded_here(again, excluded(store, check.dataset), check.workers, on_progress)
+                    ranges = stack.enter_context(found)
+                decoded = summed(store, ranges, problems.append)
         unvouched = _unvouched(store, path, manifest)
         return SampleVerdict(
             path=path,
@@ -419,18 +231,6 @@ def leave_out_bad(path: str, verdict: SampleVerdict, options: SampleOptions) -> 
         add_bad_samples(store, bad)
     # A process that was killed may have listed some of them before.
     return f"{path}: {plural(len({(one.shard, one.key) for one in bad}), 'sample')} left out from now on"
-
-
-def open_checked(path: str, options: SampleOptions, using: str | PreadReader) -> SampleStore:
-    """Open samples that may be damaged.
-
-    Raises:
-        StoreError, InputError, ConfigError: as `open_sample_store`; there are no samples.
-    """
-    store = open_sample_store(path, options, using=using, faulty=True)
-    if store is None:
-        raise StoreError(f"{path}: was removed during the check")
-    return store
 
 
 def _problems(
@@ -522,19 +322,6 @@ def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Pro
                     yield Problem(path=str(splits.path), place="exclude", message=message)
         except HeadraceError as error:
             yield Problem.of(str(splits.path), error, place=f"part {name!r}")
-
-
-def excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
-    """Return what the split file excludes, which a run never decodes."""
-    if not isinstance(store, EnergonStore):
-        return frozenset()
-    try:
-        splits = find_splits(store.root, options.split_config)
-    except StoreAwayError:
-        raise
-    except HeadraceError:
-        return frozenset()  # reported by _split_problems
-    return frozenset() if splits is None else splits.exclude
 
 
 def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:

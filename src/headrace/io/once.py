@@ -36,10 +36,11 @@ def unique_name() -> str:
     return f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
-def create_once(path: Path, data: bytes) -> bool:
+def create_once(path: Path, data: bytes, *, lasts: bool = True) -> bool:
     """Create a file with this content, and return whether it was this call that created it.
 
-    The folder must exist. The file is on the disk when the call returns True. `read_once` reads it.
+    The folder must exist. The file is on the disk when the call returns True, unless it need not last when the machine
+    ends. `read_once` reads it.
 
     Raises:
         OutputError: the system reports an error; the file may exist nevertheless, as after a kill.
@@ -50,7 +51,7 @@ def create_once(path: Path, data: bytes) -> bool:
     since = time.monotonic()
     with output_errors(path, "create"):
         try:
-            _write(own, data)
+            _write(own, data, lasts=lasts)
             while not (is_ours := _created(own, path, data)) and read_once(path) is None:
                 # Its writer died, or writes this very moment, or our host does not show the file yet.
                 if (now := _looks(path)) != seen or now is None:
@@ -61,7 +62,7 @@ def create_once(path: Path, data: bytes) -> bool:
         finally:
             with contextlib.suppress(OSError):
                 own.unlink()
-    if is_ours:
+    if is_ours and lasts:
         sync_folder(path)
     return is_ours
 
@@ -109,11 +110,12 @@ def _remove_torn(path: Path) -> None:
             aside.rename(path)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, *, lasts: bool = True) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         write_all(lambda view: os.write(descriptor, view), data)
-        os.fsync(descriptor)
+        if lasts:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

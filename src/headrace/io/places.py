@@ -117,6 +117,16 @@ def path_at(path: str | os.PathLike[str], using: str | Reader = "mmap") -> AnyPa
     return found
 
 
+def path_in(folder: str | os.PathLike[str], name: str, using: str | Reader = "mmap") -> AnyPath:
+    """Return a path that was given in a folder: in it, unless it is absolute or a URL; ``using`` as for `path_at`."""
+    return path_at(name if is_url(name) else Path(folder, name), using)
+
+
+def folder_of(*paths: str) -> str:
+    """Return the folder in which these paths are given now; empty if all are absolute or URLs, see `path_in`."""
+    return "" if all(is_url(path) or Path(path).is_absolute() for path in paths) else str(Path.cwd())
+
+
 def etag_of(path: AnyPath) -> str:
     """Return what an object store says stands for the content of an object; empty if it says nothing, and for files.
 

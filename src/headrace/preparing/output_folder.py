@@ -541,7 +541,7 @@ def output_at(
 
 def _file_names(manifest: Manifest) -> list[str]:
     """All files that a manifest lists, relative to its folder."""
-    names = list(manifest.file_sizes())
+    names = list(manifest.files())
     if any(shard.format == "tar" for shard in manifest.outputs):
         names += [name for name in manifest.options.get("meta_files", ()) if name.startswith(".nv-meta/")]
     domains = dict.fromkeys(Path(shard.prefix).parent for shard in manifest.outputs)

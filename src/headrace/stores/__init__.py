@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ShuffledOrder,
         TokenizerInfo,
         TokenLedger,
+        encoded_manifest,
         load_manifest,
         save_manifest,
     )
@@ -124,6 +125,7 @@ _HOMES = {
     "open_keys": "headrace.stores.opening",
     "open_tokens": "headrace.stores.opening",
     "optimal_dtype": "headrace.stores.indexed.layout",
+    "encoded_manifest": "headrace.stores.manifest",
     "save_manifest": "headrace.stores.manifest",
     "to_datasets": "headrace.stores.saved_dataset",
     "write_hdf5": "headrace.stores.hdf5.store",
@@ -184,6 +186,7 @@ __all__ = [
     "WrittenShard",
     "check_arrays",
     "check_file",
+    "encoded_manifest",
     "find_arrays",
     "find_cache",
     "keep_arrays",

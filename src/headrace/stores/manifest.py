@@ -307,19 +307,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """All keys, in the order of the shards; a manifest that was loaded has the keys of one shard sorted by name."""
         return tuple(dict.fromkeys(key for shard in self.outputs for key in shard.keys))
 
-    def file_sizes(self) -> dict[str, int]:
-        """Return the sizes of the shards and of the files of ``provenance``, by their paths in the folder."""
-        sizes = {f"{PROVENANCE_NAME}/{file.name}": file.size for file in self.provenance}
+    def files(self) -> dict[str, FileSum]:
+        """Return the files of the shards and of ``provenance``, by their paths in the folder."""
+        found = {f"{PROVENANCE_NAME}/{file.name}": file for file in self.provenance}
         for shard in self.outputs:
             folder = Path(shard.prefix) if shard.format == "keyed" else Path(shard.prefix).parent
-            sizes |= {(folder / file.name).as_posix(): file.size for file in shard.files}
-        return sizes
+            found |= {(folder / file.name).as_posix(): file for file in shard.files}
+        return found
 
     def is_complete(self, folder: AnyPath) -> bool:
         """Return whether all these files are in the folder and have their sizes. Their content is not read."""
         try:
             return all(
-                (folder / safe_relative(name)).stat().st_size == size for name, size in self.file_sizes().items()
+                (folder / safe_relative(name)).stat().st_size == file.size for name, file in self.files().items()
             )
         except OSError:
             return False
@@ -427,11 +427,16 @@ def save_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> Manifes
         OutputError: the system reports an error.
     """
     check_local(folder)
-    for fault in manifest.faults():
-        raise StoreError(f"the manifest for {os.fspath(folder)} is not written: {fault}")
     complete = _with_hash(manifest)
-    atomic_write(Path(folder) / MANIFEST_NAME, json_bytes(complete, order="sorted"))
+    atomic_write(Path(folder) / MANIFEST_NAME, encoded_manifest(manifest))
     return complete
+
+
+def encoded_manifest(manifest: Manifest) -> bytes:
+    """Return the content of a ``headrace.json``; raises StoreError if the manifest contradicts itself."""
+    for fault in manifest.faults():
+        raise StoreError(f"the manifest is not written: {fault}")
+    return json_bytes(_with_hash(manifest), order="sorted")
 
 
 def load_manifest(folder: str | os.PathLike[str] | AnyPath) -> Manifest:

@@ -150,6 +150,10 @@ class WorkContract:
         """Plan work with a record that cannot be done, and return what names it in an error."""
         pytest.skip("no record of this kind of work can be wrong")
 
+    def place(self, output: str) -> str:
+        """Return where the job for an output is, as `headrace.kinds.open_job` finds it."""
+        return output
+
     def content(self, output: str) -> dict[str, bytes]:
         """Return what the work has made in a folder."""
         files = (path for path in sorted(Path(output).rglob("*")) if path.is_file())
@@ -178,7 +182,7 @@ class WorkContract:
         return self.bucket.content(output.rpartition("/")[2]) if self.bucket else self.content(output)
 
     def finish(self, output: str, workers: int = 1) -> object:
-        return finish_job(output, LocalExecutor(workers=workers), Show())
+        return finish_job(self.place(output), LocalExecutor(workers=workers), Show())
 
     @contextlib.contextmanager
     def on(self, folder: Path, host: int) -> Iterator[None]:
@@ -209,7 +213,7 @@ class WorkContract:
             assert code == KILLED, "the process failed, see its report"
             num_killed += 1
             assert self.made(output) != wanted
-        assert num_killed > 2
+        assert num_killed > (0 if self.bucket else 2), "receipts at a URL may be created by several threads at a time"
         assert self.made(output) == wanted
 
     def test_two_hosts_in_any_order(self, output: str, wanted: dict[str, bytes], tmp_path: Path) -> None:
@@ -217,13 +221,13 @@ class WorkContract:
             chooser = random.Random(seed)
             place = f"{output}-{seed}"
             self.plan(place)
-            while (phase := (job := open_job(place)).phase()) is not None:
+            while (phase := (job := open_job(self.place(place))).phase()) is not None:
                 tasks = list(job.receipts(phase).tasks)
                 chooser.shuffle(tasks)
                 with self.on(tmp_path, 0):
-                    first = self.doer(open_job(place), tasks[: -(-2 * len(tasks) // 3)])
+                    first = self.doer(open_job(self.place(place)), tasks[: -(-2 * len(tasks) // 3)])
                 with self.on(tmp_path, 1):
-                    num_done = self.doer(open_job(place), tasks[len(tasks) // 3 :]).run()
+                    num_done = self.doer(open_job(self.place(place)), tasks[len(tasks) // 3 :]).run()
                 with self.on(tmp_path, 0), pytest.MonkeyPatch.context() as patch:
                     patch.setattr(first, "_refresh", lambda: None)  # it does not see what the second has done
                     patch.setattr(first._receipts, "read", lambda task: None)
@@ -239,7 +243,7 @@ class WorkContract:
     def test_two_finishers(self, output: str, wanted: dict[str, bytes]) -> None:
         """The second comes when the first has done all tasks, and is to put the output into place."""
         self.plan(output)
-        kind = type(open_job(output))
+        kind = type(open_job(self.place(output)))
         finish = kind.finish
 
         def late(job: Job, show: Show) -> object:
@@ -278,7 +282,7 @@ class WorkContract:
 
     def test_a_receipt_that_is_cut_or_gone(self, output: str, wanted: dict[str, bytes]) -> None:
         self.plan(output)
-        job = open_job(output)
+        job = open_job(self.place(output))
         phase = job.phase()
         assert phase is not None
         self.doer(job).run()
@@ -292,7 +296,7 @@ class WorkContract:
             elif number % 3 == 1 and not self.bucket:
                 whole = (shared.here / name).read_bytes()
                 (shared.here / name).write_bytes(whole[: len(whole) // 2])
-        left = open_job(output).receipts(phase)
+        left = open_job(self.place(output)).receipts(phase)
         left.refresh()
         assert 0 < len(left.done) < len(receipts.tasks)
         self.finish(output)
@@ -301,7 +305,7 @@ class WorkContract:
     def test_results_that_are_gone(self, output: str, wanted: dict[str, bytes]) -> None:
         """Either the task is done again, or an error says what is not there."""
         self.plan(output)
-        while (phase := (job := open_job(output)).phase()) is not None:
+        while (phase := (job := open_job(self.place(output))).phase()) is not None:
             self.doer(job).run()
             if lost := [receipt for receipt in job.receipts(phase).done.values() if receipt.files][:1]:
                 job.shared.withdraw(f"{job.receipts(phase).name}/{lost[0].attempt}", lost[0].files[:1])

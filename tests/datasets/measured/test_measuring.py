@@ -7,7 +7,6 @@ import errno
 import itertools
 import multiprocessing
 import os
-import random
 import shutil
 import threading
 from collections import Counter
@@ -23,16 +22,16 @@ import pytest
 
 import jobs_by_hand
 import killing
-from counts import cases
 from headrace import MeasuredDataset, StoreError, WorkerError
 from headrace.datasets import MeasuredFacts, measure
-from headrace.datasets.measuring.chunk import key_of, key_text
+from headrace.datasets.measuring.chunk import Measuring, key_of, key_text
 from headrace.encoders import SkipSample, stateless
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show, save_plan
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.measure_job import MeasureRequest, plan_measure
 from headrace.kinds import finish_job, open_job
+from headrace.testing.work import WorkContract
 from measured_made import Drawing, Drawn, Filter, Grouped, Packed, numbers, opened, plain_outputs
 
 COUNT, BROKEN = 150, (3, 77, 120)
@@ -322,7 +321,7 @@ class Deadly(Drawn):
 
 def test_a_process_that_ends_is_an_error(tmp_path: Path) -> None:
     root = numbers(tmp_path / "ds", 130)
-    with pytest.raises(WorkerError, match=r"0.*measured.*2"):
+    with pytest.raises(WorkerError, match=r"samples (0|64) to"):
         measure(opened(root, Deadly()), Deadly(), folder=tmp_path / "facts", workers=2)
     with pytest.raises(ConfigError, match=r"workers.*0"):
         measure(opened(root, Deadly()), Deadly(), workers=0)
@@ -374,19 +373,23 @@ def finished(output: Path) -> Any:
     return finish_job(output, LocalExecutor(workers=1), Show())
 
 
-@pytest.mark.usefixtures("inline")
-def test_any_history_gives_the_bytes_of_a_local_run(
-    flawed_numbers: Path, tmp_path: Path, wanted: dict[str, bytes]
-) -> None:
-    for seed in range(cases(4, 200)):
-        place = plan_measure(requested(flawed_numbers.name), folder=tmp_path / f"{seed}")
-        assert not place.exists()
-        with contextlib.suppress(OutputError):  # the process died after the facts were complete, and the plan was gone
-            jobs_by_hand.do_all(lambda place=place: open_job(place), random.Random(seed))  # type: ignore[misc]
-        assert content(place) == wanted
-        assert plan_measure(requested(flawed_numbers.name), folder=tmp_path / f"{seed}") == place
-        with pytest.raises(OutputError, match="planned"):
-            open_job(place)
+class TestMeasuring(WorkContract):
+    """The facts lie in a folder."""
+
+    @pytest.fixture(autouse=True)
+    def dataset(self, flawed_numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(flawed_numbers.parent)
+        self.request = requested(flawed_numbers.name)
+
+    @pytest.fixture
+    def output(self, tmp_path: Path) -> str:
+        return str(tmp_path / "out")
+
+    def plan(self, output: str) -> None:
+        plan_measure(self.request, folder=output)
+
+    def place(self, output: str) -> str:
+        return str(Path(output, Measuring(*self.request.opened()).name))
 
 
 @pytest.mark.usefixtures("inline")

@@ -1,4 +1,4 @@
-"""`measure`: finds stored facts, or measures them in processes, chunk by chunk, and merges the chunks.
+"""`measure`: finds stored facts, or measures them by a job, whose tasks make chunks, and merges the chunks.
 
 Merged arrays hold the chunks one after another; groups are numbered in the order in which they first occur.
 """
@@ -9,8 +9,9 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -21,10 +22,13 @@ from headrace.datasets.encoded.samples import Encoder, Media
 from headrace.datasets.measuring.chunk import Chunk, Measuring
 from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary
 from headrace.encoders import Fault
-from headrace.engine.ranges import run_ranges
+from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.job import Do, Phase, Show, TaskResult, Tell, save_plan
+from headrace.engine.shared import SharedFolder
+from headrace.engine.tasks import PlannedJob
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
-from headrace.io import cache_folder, check_local
+from headrace.io import cache_folder, check_local, hash_bytes, output_errors
 from headrace.plan.recipe import contents_hash
 from headrace.stores import find_cache, keep_arrays
 
@@ -91,21 +95,19 @@ class _Totals:
             self.tokens += int(chunk.arrays["lengths"].sum(dtype=np.int64))
 
 
-def merged(
-    measuring: Measuring, folder: Path, names: Sequence[str], scratch: Path
-) -> tuple[Summary, dict[str, NDArray[Any]]]:
+def merged(measuring: Measuring, chunks: Sequence[Path], scratch: Path) -> tuple[Summary, dict[str, NDArray[Any]]]:
     """Return all chunks as one, with the arrays in files of ``scratch``; one chunk is in memory at a time.
 
     Raises:
         StoreError: a chunk is missing or damaged.
         ConfigError: a group has two sizes.
     """
-    totals = _Totals(_chunks(folder, names))
+    totals = _Totals(_chunks(chunks))
     arrays = {
         name: _empty(scratch / f"{name}.npy", rows, _dtype(name, totals.largest[name]))
         for name, rows in totals.rows.items()
     }
-    outputs = _filled(arrays, _chunks(folder, names), totals.numbers)
+    outputs = _filled(arrays, _chunks(chunks), totals.numbers)
     arrays["faults"] = np.frombuffer(b"".join(totals.faults), dtype=np.uint8)
     kinds = sorted(totals.kinds.items(), key=lambda item: (-item[1], item[0]))
     groups = zip(totals.numbers, totals.sizes, outputs.tolist(), strict=True)
@@ -126,12 +128,12 @@ def merged(
     return summary, arrays
 
 
-def _chunks(folder: Path, names: Sequence[str]) -> Iterator[Chunk]:
-    for name in names:
-        chunk = find_chunk(folder, name)
+def _chunks(places: Sequence[Path]) -> Iterator[Chunk]:
+    for place in places:
+        chunk = find_chunk(place.parent, place.name)
         if chunk is None:
             raise StoreError(
-                f"{folder / name}: was there before, and another process has removed it: run again, which continues"
+                f"{place}: was there before, and another process has removed it: run again, which continues"
             )
         yield chunk
 
@@ -188,9 +190,105 @@ _MIN_CHUNKS: Final = 64
 """Small datasets have at least this many chunks, if these keep `_MIN_CHUNK` samples, to share between processes."""
 
 WORK: Final = beside("measuring")
-"""The folder of the chunks is beside that of the facts."""
+"""The work folder of the job is beside the folder of the facts."""
 
-Progress = Callable[[int], None]
+KIND: Final = "measure"
+
+
+class MeasureTask(msgspec.Struct, frozen=True):
+    """Measure the samples ``[first, end)``, a chunk."""
+
+    task_index: int
+    first: int
+    end: int
+
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        return f"samples {self.first:,} to {self.end:,}"
+
+    @property
+    def name(self) -> str:
+        """Under which name its chunk is stored."""
+        return f"{self.first}-{self.end}"
+
+
+class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of the measuring of objects of a program, see `TaskPlan`: what is given is their `Measuring`."""
+
+    facts: str
+    """Hash of everything that decides the facts."""
+
+    samples: int
+    code: str = ""
+    """Fingerprint of the module of the encoder, if that is named."""
+
+    @property
+    def phase(self) -> Phase:
+        """The only phase. Its chunks depend on nothing else."""
+        name = hash_bytes(f"{self.facts} {self.samples} {self.code}".encode())[:8]
+        return Phase(name=f"measure-{name}", num_tasks=len(self.tasks))
+
+    @property
+    def tasks(self) -> list[MeasureTask]:
+        """All tasks, in the order of the samples. They do not depend on the number of processes."""
+        size = min(_CHUNK_SAMPLES, max(_MIN_CHUNK, -(-self.samples // _MIN_CHUNKS)))
+        firsts = range(0, self.samples, size)
+        return [MeasureTask(index, first, min(first + size, self.samples)) for index, first in enumerate(firsts)]
+
+    def opened(self) -> AbstractContextManager[Measuring]:
+        """Open what is measured, if nothing is given.
+
+        Raises:
+            ConfigError: it is not named.
+        """
+        raise ConfigError(
+            "a program measures its own objects here, which no other process has: run it again, with more workers, or"
+            " plan the work with headrace job plan measure"
+        )
+
+    @contextmanager
+    def doing(self, given: Any) -> Iterator[Do]:
+        """See `TaskPlan`."""
+        with self.opened() if given is None else nullcontext(given) as measuring:
+
+            def do(task: MeasureTask, results: Path, tell: Tell) -> TaskResult:
+                chunk = measuring.chunk(task.first, task.end, lambda number: tell({"samples": number}))
+                keep_chunk(results, task.name, chunk)
+                outputs = int(chunk.arrays["num_outputs"].sum())
+                return TaskResult(files=(task.name,), counts={"samples": task.end - task.first, "outputs": outputs})
+
+            yield do
+
+
+class MeasureJob(PlannedJob):
+    """The job of measuring, of one phase: a task for each chunk. The output is the folder of the facts."""
+
+    kind = KIND
+    plan_type: ClassVar[type[MeasurePlan]] = MeasurePlan
+    given_name = "the encoder and its dataset"
+    output: Path
+
+    def finish(self, show: Show) -> MeasuredFacts:
+        """See `Job`: merge the chunks."""
+        place, found = self.output.absolute(), MeasuredFacts.find(self.output)
+        if found is None:
+            if not self.is_planned:
+                raise OutputError(f"{self.output}: what was planned is not there any more, nor are the facts")
+            with self.plan.opened() if self.given is None else nullcontext(self.given) as self.given:
+                chunks = list(self.results(lambda path: find_chunk(path.parent, path.name) is not None))
+                _finish(self.given, self.work.absolute(), place, chunks)
+            found = MeasuredFacts.open(self.output)
+        remove_work(self.work)
+        return found
+
+
+def begin(place: Path, plan: MeasurePlan) -> None:
+    """Write a plan beside the folder of the facts; raises OutputError."""
+    work = WORK(place)
+    with output_errors(work, "make the folder"):
+        work.mkdir(parents=True, exist_ok=True)
+    save_plan(work, KIND, plan, {})
 
 
 def measure(
@@ -235,18 +333,15 @@ def measure(
         raise ConfigError(f"workers is {workers}; expected at least 1, which measures in this process")
     measuring = Measuring(dataset, encoder, settings)
     place, found = stored_facts(measuring, folder)
-    work = WORK(place)
-    if found is None:
-        try:
-            found = _made(measuring, work, place, workers, on_samples)
-        except (OutputError, StoreError, OSError):
-            # Another process that measures the same may have finished first and removed our working folder.
-            found = MeasuredFacts.find(place)
-            if found is None:
-                raise
-    if work.exists():
-        remove_work(work)
-    return found
+    if found is not None:
+        remove_work(WORK(place))
+        return found
+    plan = MeasurePlan(facts=measuring.contents_name, samples=len(dataset))
+    begin(place, plan)
+    job = MeasureJob(place, SharedFolder(WORK(place)), msgspec.Raw(msgspec.json.encode(plan)), measuring)
+    show = Show(tasks=lambda progress: on_samples(progress.counts.get("samples", 0), plan.samples))
+    facts: MeasuredFacts = drive(job, LocalExecutor(workers=0 if workers == 1 else workers), show)
+    return facts
 
 
 def stored_facts(measuring: Measuring, folder: str | os.PathLike[str] | None) -> tuple[Path, MeasuredFacts | None]:
@@ -273,67 +368,13 @@ def facts_folder(folder: str | os.PathLike[str] | None) -> Path:
     return place
 
 
-def spans(num_samples: int) -> list[tuple[int, int]]:
-    """Return the chunks, which do not depend on the number of processes."""
-    size = min(_CHUNK_SAMPLES, max(_MIN_CHUNK, -(-num_samples // _MIN_CHUNKS)))
-    return [(first, min(first + size, num_samples)) for first in range(0, num_samples, size)]
-
-
-def chunk_name(span: tuple[int, int]) -> str:
-    """Return under which name a chunk is stored."""
-    return f"{span[0]}-{span[1]}"
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot create: {error.strerror or error}") from error
-
-
-class _ChunkWork:
-    """Measures chunks, and stores each. It can be pickled if dataset and encoder can."""
-
-    def __init__(self, measuring: Measuring, work: Path) -> None:
-        self._measuring = measuring
-        self._work = work
-
-    def run(self, first: int, end: int, on_done: Progress) -> None:
-        keep_chunk(self._work, chunk_name((first, end)), self._measuring.chunk(first, end, on_done))
-
-
-def _made(
-    measuring: Measuring, work: Path, place: Path, workers: int, on_samples: Callable[[int, int], None]
-) -> MeasuredFacts:
-    num_samples = len(measuring.dataset)
-    chunks = spans(num_samples)
-    _make(work)
-    missing = [span for span in chunks if find_chunk(work, chunk_name(span)) is None]
-    done = num_samples - sum(end - first for first, end in missing)
-    on_samples(done, num_samples)
-    kind = type(measuring.pipeline.encoder).__name__
-    measured = run_ranges(
-        _ChunkWork(measuring, work),
-        missing,
-        workers=workers,
-        name=f"{kind} and its dataset",
-        what=f"samples of {measuring.dataset.store.path} from {{first:,}} on were measured",
-        on_done=lambda number: on_samples(done + number, num_samples),
-    )
-    for (first, end), _ in zip(missing, measured, strict=True):
-        done += end - first
-        on_samples(done, num_samples)
-    return _finish(measuring, work, place, [chunk_name(span) for span in chunks])
-
-
-def _finish(measuring: Measuring, work: Path, place: Path, names: Sequence[str]) -> MeasuredFacts:
-    _make(work)
+def _finish(measuring: Measuring, work: Path, place: Path, chunks: Sequence[Path]) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=work, prefix="merged-") as scratch:
-            summary, arrays = merged(measuring, work, names, Path(scratch))
+            summary, arrays = merged(measuring, chunks, Path(scratch))
             # Written here and then renamed, so that a killed process leaves nothing but this folder.
             keep_arrays(work, "facts", arrays, msgspec.json.encode(summary))
         (work / "facts").rename(place)
     except OSError as error:
-        raise OutputError(f"{place}: cannot write: {error.strerror or error}") from error
-    return MeasuredFacts.open(place)
+        if MeasuredFacts.find(place) is None:  # else another process has finished first
+            raise OutputError(f"{place}: cannot write: {error.strerror or error}") from error

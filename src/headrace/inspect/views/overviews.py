@@ -373,14 +373,14 @@ def _recorded(path: str) -> dict[str, Any] | None:
 
 def _size_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yield each file that is missing or has another size than the manifest says."""
-    for name, size in manifest.file_sizes().items():
+    for name, file in manifest.files().items():
         try:
             found = (folder / name).stat().st_size
         except OSError as error:
             yield f"{name}: {error.strerror or error}"
             continue
-        if found != size:
-            yield f"{name}: has {found:,} bytes, and {MANIFEST_NAME} lists {size:,}"
+        if found != file.size:
+            yield f"{name}: has {found:,} bytes, and {MANIFEST_NAME} lists {file.size:,}"
 
 
 def _opened(path: str, kind: EntryKind) -> dict[str, Any]:

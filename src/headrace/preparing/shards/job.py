@@ -100,17 +100,18 @@ class ShardJob(Job):
         """See `Job`."""
         return done[0].read(TaskResult)
 
-    def publish(self, folder: str, receipt: Receipt) -> None:
+    def publish(self, folder: str, receipt: Receipt) -> Receipt:
         """See `Job`: a shard of an output at a URL goes where it will stay."""
         shard = [name for name in receipt.files if name.endswith(_SHARD_FILES)]
         if self.shared.is_folder or not shard:
-            super().publish(folder, receipt)
-        elif self.is_planned:
+            return super().publish(folder, receipt)
+        if self.is_planned:
             place = self.shared.here / folder
             send = resolve_name("headrace.preparing.uploaded_folder:send_alone")  # loaded when the first URL comes
             send(self.shared.address, {name: place / name for name in shard})
             remove_files(place, shard)
             self.shared.publish(folder, [name for name in receipt.files if name not in shard])
+        return receipt
 
     def advance(self, phase: Phase, show: Show) -> None:
         """See `Job`: plan the shards, once all samples are known."""

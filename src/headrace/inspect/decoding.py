@@ -1,0 +1,322 @@
+"""Decodes all samples of a store by a job of one phase: a task for each range of samples."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import msgspec
+import numpy as np
+
+from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.job import Do, Phase, Show, TaskProgress, TaskResult, Tell, save_plan
+from headrace.engine.serving import load, save
+from headrace.engine.shared import SharedFolder
+from headrace.engine.tasks import PlannedJob
+from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError, StoreAwayError, StoreError
+from headrace.inspect.answers import OnProgress
+from headrace.inspect.figures import count, plural
+from headrace.inspect.sample_preview import field_map_of
+from headrace.inspect.samples import SampleOptions, open_sample_store
+from headrace.io import PreadReader, hash_bytes, is_url, output_errors, path_at, path_in
+from headrace.samples.media import AVDecoder, SampleDecoder
+from headrace.samples.media.decoding.basic import reraise
+from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parts_of
+from headrace.stores import Problem
+from headrace.stores.energon import EnergonStore
+from headrace.stores.energon.splits import find_splits
+from headrace.stores.quarantine import BadSample
+from headrace.stores.store import RawSample, SampleStore
+
+KIND: Final = "decode"
+
+TASK_SAMPLES: Final = 64
+_MOST_TASKS: Final = 4096
+"""Of very many samples, a task has more."""
+
+_READ_SAMPLES: Final = 16
+"""Samples at a URL that are read together, so that they take one round trip."""
+
+
+def as_ascii(found: msgspec.Struct) -> str:
+    """Return a struct as JSON of ASCII: names of files need not be valid Unicode."""
+    return json.dumps(msgspec.to_builtins(found))
+
+
+class DecodedRange(msgspec.Struct, frozen=True):
+    """What was found in a range of samples."""
+
+    samples: int
+    faulty_samples: int
+    parts: dict[str, int]
+    faulty_parts: dict[str, int]
+    problems: list[Problem]
+    bad: list[BadSample]
+    kept_parts: dict[str, int]
+
+
+def open_checked(path: str, options: SampleOptions, using: str | PreadReader) -> SampleStore:
+    """Open samples that may be damaged.
+
+    Raises:
+        StoreError, InputError, ConfigError: as `open_sample_store`; there are no samples.
+    """
+    store = open_sample_store(path, options, using=using, faulty=True)
+    if store is None:
+        raise StoreError(f"{path}: was removed during the check")
+    return store
+
+
+def excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
+    """Return what the split file excludes, which a run never decodes."""
+    if not isinstance(store, EnergonStore):
+        return frozenset()
+    try:
+        splits = find_splits(store.root, options.split_config)
+    except StoreAwayError:
+        raise
+    except HeadraceError:
+        return frozenset()  # reported by _split_problems
+    return frozenset() if splits is None else splits.exclude
+
+
+class RangeDecoder:
+    """Decodes ranges of samples, but those that ``exclude`` names. It can be pickled."""
+
+    def __init__(self, store: SampleStore, exclude: frozenset[str]) -> None:
+        self.store = store
+        self._exclude = exclude
+        self._fields = field_map_of(store)
+        self._parts = None if self._fields is None else parts_of(self._fields)
+        self._decoder = SampleDecoder(image_decode="rgb8")
+
+    def run(self, first: int, end: int, on_done: Callable[[int], None]) -> DecodedRange:
+        """Decode the samples ``[first, end)``; ``on_done`` is called with how many are done."""
+        result = DecodedRange(0, 0, {}, {}, [], [], {})
+        samples = faulty = 0
+        step = _READ_SAMPLES if is_url(self.store.path) else 1
+        for begin in range(first, end, step):
+            for number, raw in self._read(begin, min(begin + step, end)):
+                problems = self._sample(number, raw, result)
+                samples += problems is not None
+                faulty += bool(problems)
+                result.problems.extend(problems or ())
+        return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
+
+    def _read(self, first: int, end: int) -> Sequence[tuple[int, RawSample | HeadraceError]]:
+        """Read samples; if one of several cannot be read, each is read by itself.
+
+        Raises:
+            StoreAwayError: the object store gives no answer, of which no sample is guilty.
+        """
+        numbers = np.arange(first, end)
+        try:
+            return list(zip(numbers.tolist(), self.store.read(numbers, self._parts), strict=True))
+        except StoreAwayError:
+            raise
+        except HeadraceError as error:
+            if end - first == 1:
+                return [(first, error)]
+        return [found for number in range(first, end) for found in self._read(number, number + 1)]
+
+    def _sample(self, number: int, raw: RawSample | HeadraceError, result: DecodedRange) -> list[Problem] | None:
+        """Return what is wrong with a sample; None if it is excluded."""
+        if isinstance(raw, HeadraceError):
+            return [Problem(path=self.store.path, place=f"sample {number}", message=str(raw))]
+        if raw.shard in self._exclude or f"{raw.shard}/{raw.key}" in self._exclude:
+            return None
+        values: dict[str, Any] = {}
+        problems = []
+        for name, data in raw.parts.items():
+            try:
+                values[name] = self._decode(name, data)
+                counts = result.kept_parts if isinstance(values[name], bytes) else result.parts
+                counts[name] = counts.get(name, 0) + 1
+            except MissingExtraError:
+                raise
+            except HeadraceError as error:
+                result.faulty_parts[name] = result.faulty_parts.get(name, 0) + 1
+                problems.append(self._problem(raw, number, name, error))
+        if self._fields is not None and not problems:
+            try:
+                _make_fields(self._fields, raw, values)
+            except InputError as error:
+                problems.append(self._problem(raw, number, getattr(error, "part", None), error))
+        if problems:
+            result.bad.append(BadSample(shard=raw.shard, index=raw.index, key=raw.key, reason=problems[0].message))
+        return problems
+
+    def _decode(self, name: str, data: bytes) -> Any:
+        value = self._decoder.decode(name, data)
+        if isinstance(value, AVDecoder):
+            try:
+                value.verify()
+            except Exception as error:
+                reraise(name, error)
+        return value
+
+    def _problem(self, raw: RawSample, number: int, part: str | None, error: HeadraceError) -> Problem:
+        place = self.store.places(number).get(part or "")
+        path = self.store.path if place is None else place.file
+        byte = "" if place is None else f", byte {place.offset}"
+        where = "" if part is None else f", part {part!r}{byte}"
+        message = error.reason if isinstance(error, SampleError) else str(error)
+        return Problem(path=path, place=f"sample {raw.index}, key {raw.key!r}{where}", message=message)
+
+
+def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> None:
+    meta = dict.fromkeys(META_PARTS) | {"__key__": raw.key, "__shard__": raw.shard}
+
+    def part(name: str) -> Any:
+        if name in meta:
+            return meta[name]
+        if name not in values:
+            raise KeyError(name, tuple(values))
+        return values[name]
+
+    for field, options in fields.items():
+        first_that_works(options, field, part)
+
+
+class DecodeTask(msgspec.Struct, frozen=True):
+    """Decode the samples ``[first, end)``."""
+
+    task_index: int
+    first: int
+    end: int
+
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        return f"samples {self.first:,} to {self.end:,}"
+
+
+class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of the job."""
+
+    path: str
+    folder: str
+    """The folder that the path is in; empty if it is absolute, or a URL."""
+
+    dataset: SampleOptions
+    quarantine: bool
+    """Whether samples that cannot be decoded are left out of the dataset at the end."""
+
+    fingerprint: str
+    samples: int
+    task_samples: int
+
+    @property
+    def phase(self) -> Phase:
+        """The only phase. Its name tells it from that of another plan."""
+        name = f"decode-{hash_bytes(msgspec.json.encode(self))[:8]}"
+        return Phase(name=name, num_tasks=len(self.tasks))
+
+    @property
+    def tasks(self) -> list[DecodeTask]:
+        """All tasks, in the order of the samples."""
+        firsts = range(0, self.samples, self.task_samples)
+        return [
+            DecodeTask(index, first, min(first + self.task_samples, self.samples)) for index, first in enumerate(firsts)
+        ]
+
+    @contextlib.contextmanager
+    def doing(self, given: Any) -> Iterator[Do]:
+        """See `TaskPlan`. What is given is the `RangeDecoder` of the program; without it, the dataset is opened.
+
+        Raises:
+            StoreError: the dataset has changed since the plan.
+            OutputError: the folder of the plan is not there.
+        """
+        with contextlib.ExitStack() as stack:
+            decoder: RangeDecoder = given
+            if given is None:
+                if self.folder:  # faults name the path as it was given
+                    with output_errors(Path(self.folder), "work in"):
+                        stack.enter_context(contextlib.chdir(self.folder))
+                store = stack.enter_context(open_checked(self.path, self.dataset, "mmap"))
+                self.check_fingerprint(store.fingerprint)
+                decoder = RangeDecoder(store, excluded(store, self.dataset))
+
+            def do(task: DecodeTask, results: Path, tell: Tell) -> TaskResult:
+                found = decoder.run(task.first, task.end, lambda number: tell({"samples": number}))
+                name = f"{task.first}-{task.end}"
+                save(results / name, as_ascii(found))
+                return TaskResult(files=(name,), counts={"samples": found.samples, "faulty": found.faulty_samples})
+
+            yield do
+
+    def check_fingerprint(self, fingerprint: str) -> None:
+        """Refuse a dataset that has changed since the plan.
+
+        Raises:
+            StoreError: it has.
+        """
+        if fingerprint != self.fingerprint:
+            place = path_in(self.folder, self.path)
+            raise StoreError(f"{place}: the dataset changed since the check was planned: plan it again")
+
+
+def task_samples(num_samples: int) -> int:
+    """Return how many samples of so many a task has."""
+    return TASK_SAMPLES * max(1, -(-num_samples // (TASK_SAMPLES * _MOST_TASKS)))
+
+
+class DecodingJob(PlannedJob):
+    """The job that decodes samples."""
+
+    kind = KIND
+    plan_type: ClassVar[type[Any]] = DecodePlan
+    plan: DecodePlan
+    given_name = "the store"
+
+    def finish(self, show: Show) -> Iterator[DecodedRange]:
+        """See `Job`: yield what was found, in the order of the samples; a result that was lost is made again."""
+        with contextlib.closing(self.results(lambda path: load(path, str) is not None)) as found:
+            for path in found:
+                yield msgspec.convert(json.loads(load(path, str) or ""), DecodedRange)
+
+
+@contextlib.contextmanager
+def decoded_here(
+    store: SampleStore, exclude: frozenset[str], workers: int, on_progress: OnProgress
+) -> Iterator[Iterator[DecodedRange]]:
+    """Decode the parts of all samples: those that the field map of the ``dataset.yaml`` names, or else all parts.
+
+    The work folder is a temporary one: a check changes nothing beside the dataset.
+
+    Args:
+        store: the store, which must pickle if there are several workers.
+        exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to skip.
+        workers: the number of processes; with 1, this process decodes.
+        on_progress: called now and then with the samples that are done.
+
+    Raises:
+        StoreAwayError: the object store of the samples gives no answer.
+        WorkerError: a process has ended, as a codec written in C can cause; the message says among which samples.
+        MissingExtraError: the package that decodes a part is not installed.
+    """
+
+    def tell(progress: TaskProgress) -> None:
+        done = progress.counts.get("samples", 0)
+        text = f"{count(done)} of {plural(len(store), 'sample')}"
+        on_progress("decoding", done, len(store), text=text, speeds={"samples": done})
+
+    with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
+        plan = DecodePlan(
+            path=str(store.path),
+            folder="",
+            dataset=SampleOptions(),
+            quarantine=False,
+            fingerprint=store.fingerprint,
+            samples=len(store),
+            task_samples=task_samples(len(store)),
+        )
+        save_plan(Path(folder), KIND, plan, {})
+        content = msgspec.Raw(msgspec.json.encode(plan))
+        job = DecodingJob(path_at(store.path), SharedFolder(Path(folder)), content, RangeDecoder(store, exclude))
+        yield drive(job, LocalExecutor(workers=0 if workers == 1 else workers), Show(tasks=tell))
