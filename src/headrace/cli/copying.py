@@ -11,7 +11,7 @@ import click
 
 import headrace
 from headrace.cli.command import dialect_options, json_option, print_json, print_report
-from headrace.cli.job import JobCommand, hand_over, is_planned_only
+from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -67,15 +67,16 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
 
     Args:
         tool: a function that accepts ``options``, ``dry_run``, ``plan_only`` and ``on_progress``.
-        given: the values of the options of `copy_options`.
+        given: where the copy is made, and the values of the options of `copy_options`.
         more: other fields of `CopyOptions`.
     """
+    executor: ExecutorOptions = given["executor"]
     quiet, as_json = given["quiet"], given["as_json"]
     options = _copy_options(given, more)
-    if is_planned_only() and not given["dry_run"]:
+    if not executor.is_local and not given["dry_run"]:
         report = tool(options=options, plan_only=True)
         if report.is_dry_run:
-            hand_over(report.output, workers=None, quiet=quiet, as_json=as_json)
+            hand_over(executor, report.output, workers=None, quiet=quiet, as_json=as_json)
         else:
             tell(report, report.output, 0.0, quiet=quiet, as_json=as_json)
         return

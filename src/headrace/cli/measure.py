@@ -15,7 +15,7 @@ from headrace.cli.command import (
     print_report,
     write_file,
 )
-from headrace.cli.job import JobCommand, hand_over, is_planned_only
+from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def command(
     path: str, encoder: str, given: tuple[str, ...], output: str | None, workers: int | None, split_part: str,
     split_config: str | None, dataset_config: str | None, trust_code: bool, faults: str | None, quiet: bool,
-    as_json: bool,
+    as_json: bool, executor: ExecutorOptions,
 ) -> None:  # fmt: skip
     """Run a task encoder over DATASET and keep what it makes of each sample: number, lengths and groups of outputs.
 
@@ -80,14 +80,14 @@ def command(
         encoder=encoder,
         arguments=_arguments(given),
     )
-    if is_planned_only():
+    if not executor.is_local:
         if faults is not None:
             raise ConfigError(
-                f"--faults {faults}: give it without --executor once the facts are there, which then runs nothing"
+                f"--faults {faults} is for one host: give it once the facts are there, and nothing is run"
             )
         place = plan_measure(request, folder=output)
         if not place.exists():
-            hand_over(str(place), workers=workers, quiet=quiet, as_json=as_json)
+            hand_over(executor, str(place), workers=workers, quiet=quiet, as_json=as_json)
             return
     dataset, task_encoder = request.opened()
     before: list[int] = []
