@@ -410,7 +410,7 @@ OVER_BUDGET = {
     "stores": 9_848,
     "samples": 9_618,
     "engine": 2_414,
-    "preparing": 12_914,
+    "preparing": 12_912,
     "copying": 2_101,
     "cache": 853,
     "datasets": 8_427,
@@ -419,9 +419,9 @@ OVER_BUDGET = {
     "compat": 4_846,
     "integrations": 1_702,
     "inspect": 6_663,
-    "cli": 3_416,
+    "cli": 3_346,
     "ui": 2_558,
-    "all": 87_692,
+    "all": 87_619,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

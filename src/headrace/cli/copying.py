@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import headrace
-from headrace.cli.command import dialect_options, json_option, print_json, print_report
+from headrace.cli.command import dialect_options, json_option, print_found
 from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -88,15 +88,13 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
 
 def tell(report: CopyReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
     """Print the report of a copy."""
+    import msgspec
+
     if not quiet:
         for warning in report.warnings:
             click.echo(f"note: {warning}", err=True)
-    if as_json:
-        import msgspec
-
-        print_json({**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)})
-    elif not quiet:
-        print_report(summary(report, elapsed_s))
+    found = {**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)}
+    print_found(found, summary(report, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:

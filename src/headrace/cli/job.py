@@ -15,7 +15,7 @@ import click
 from click import Option
 
 from headrace.cli import main
-from headrace.cli.command import Command, json_option, print_found, print_json, print_report
+from headrace.cli.command import Command, json_option, print_found
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -190,11 +190,9 @@ def task(
         if (phase := job.phase() or phase) is not None:
             job.receipts(phase).refresh()
             found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
-    if as_json:
-        print_json(found)
-    elif not quiet:
-        left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
-        print_report([f"{output}: {plural(found['done'], 'task')} done here, {left}"])
+    left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
+    report = [f"{output}: {plural(found['done'], 'task')} done here, {left}"]
+    print_found(found, report, as_json=as_json, quiet=quiet)
 
 
 def _ranges(text: str, tasks: range) -> list[int]:
@@ -228,10 +226,7 @@ def status(output: str, watch: bool, as_json: bool) -> None:
     reader = StatusReader(open_job(output, checks_software=False))
     while True:
         found = reader.read()
-        if as_json:
-            print_json(found.to_dict())
-        else:
-            print_report(status_lines(found))
+        print_found(found, status_lines(found), as_json=as_json)
         if not watch or not found.phase:
             return
         time.sleep(WATCH_S)

@@ -8,13 +8,7 @@ import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import (
-    config_options,
-    json_option,
-    print_json,
-    print_report,
-    write_file,
-)
+from headrace.cli.command import config_options, json_option, print_found, write_file
 from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -121,10 +115,7 @@ def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool, as
 
 def _tell(facts: MeasuredFacts, path: str, *, were_there: bool, as_json: bool) -> None:
     found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
-    if as_json:
-        print_json(found)
-    else:
-        print_report(found.lines())
+    print_found(found, found.lines(), as_json=as_json)
 
 
 def _arguments(given: tuple[str, ...]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from headrace.cli.command import (
     json_option,
     packing_of,
     part_options,
+    print_found,
     print_json,
     print_report,
 )
@@ -60,10 +61,7 @@ def info(path: str, as_json: bool, **options: Any) -> None:
     """
     with ProgressBar(quiet=False) as bar:
         found = inspect.describe(path, **options, on_progress=bar.update)
-    if as_json:
-        print_json(found)
-    else:
-        print_report(found.lines())
+    print_found(found, found.lines(), as_json=as_json)
 
 
 _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "max_documents", "repack")
