@@ -42,14 +42,16 @@ def names(folder: str) -> list[str]:
 
 
 def test_what_can_be_planned(run: Any) -> None:
-    """Each command that has executors, with its usage and its own help."""
+    """Each command that has executors, with its usage; its own help is without them."""
     root = click.Context(main)
     commands = {name: main.get_command(root, name) for name in COMMANDS}
     assert {name for name, command in commands.items() if isinstance(command, JobCommand | Prepare)} == set(PLANNED)
     shown = " ".join(run("job", "plan", "--help").stdout.split())
     for name, usage in PLANNED.items():
         assert f" {name} {usage}" in shown
-        assert run("job", "plan", name, "--help").stdout.startswith(f"Usage: main job plan {name} [OPTIONS]")
+        own = run("job", "plan", name, "--help").stdout
+        assert own.startswith(f"Usage: main job plan {name} [OPTIONS]")
+        assert "--executor" not in own
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,12 @@ def packing_of(given: Mapping[str, Any], without_length: str) -> Packing | None:
     return headrace.Packing(**chosen) if chosen else None
 
 
+def check_shards(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError if one shard and the size of several are asked for."""
+    if given.get("single") and given.get("shard_tokens") is not None:
+        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
+
+
 _PATHS = ("DATA", "DATASET", "DIR", "DST", "FILE", "INPUT", "PATH", "RECIPE", "SOURCE", "SRC")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import headrace
-from headrace.cli.command import dialect_options, json_option, print_found
+from headrace.cli.command import check_shards, dialect_options, json_option, print_found
 from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -98,8 +98,7 @@ def tell(report: CopyReport, output: str, elapsed_s: float, *, quiet: bool, as_j
 
 
 def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:
-    if given["single"] and given["shard_tokens"] is not None:
-        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
+    check_shards(given)
     return headrace.copying.CopyOptions(
         dtype=_dtypes(given["dtype"]),
         shards="single" if given["single"] else given["shard_tokens"],

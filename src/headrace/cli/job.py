@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.engine.job import Show, TaskProgress
     from headrace.engine.status import JobStatus
 
+_COUNT = click.IntRange(min=1)
 _EXECUTOR = Option(
     ["--executor"],
     type=click.Choice(["local", "ray", "slurm"]),
@@ -36,14 +37,14 @@ OPTIONS: Final = (
     _ADDRESS,
     Option(["--partition"], metavar="NAME", help="Partition of the jobs (default: that of the cluster)."),
     Option(["--time"], metavar="TIME", help="Time limit of each job, as 4:00:00."),
-    Option(["--array-parallel"], metavar="N", type=int, help="Jobs of the array that may run at the same time."),
+    Option(["--array-parallel"], metavar="N", type=_COUNT, help="Jobs of the array that may run at the same time."),
     Option(
         ["--tasks-per-job"],
         metavar="N",
-        type=int,
+        type=_COUNT,
         help="Tasks for each job of the array (default: as many as give 32 jobs).",
     ),
-    Option(["--cpus-per-job"], metavar="N", type=int, help="Worker processes and CPUs of each job (default: 1)."),
+    Option(["--cpus-per-job"], metavar="N", type=_COUNT, help="Worker processes and CPUs of each job (default: 1)."),
     Option(["--setup"], metavar="COMMAND", help="Shell command before each job, as 'source env.sh'."),
 )
 _PLAN: Final = "plan"
@@ -66,15 +67,12 @@ class ExecutorOptions(NamedTuple):
         """Return the executor with these options.
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: there are ``workers``, and another executor than the local one.
             MissingExtraError: Ray is not installed.
         """
         from headrace.engine.executors import LocalExecutor
         from headrace.engine.processes import usable_cores
-        from headrace.preparing.options import at_least_one
 
-        numbers = {option: value for option, value in self.given.items() if isinstance(value, int)}
-        at_least_one(workers=workers, **numbers)
         if self.is_local:
             return LocalExecutor(workers=workers or usable_cores())
         if workers is not None:
@@ -122,8 +120,10 @@ class JobCommand(Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options below their headings."""
         options = [param for param in self.get_params(ctx) if isinstance(param, Option)]
-        others = [option for option in options if option not in self._grouped]
-        for heading, params in {**self._groups, "Options": others, "Where the work is done": OPTIONS}.items():
+        sections = {**self._groups, "Options": [option for option in options if option not in self._grouped]}
+        if ctx.obj != _PLAN:
+            sections["Where the work is done"] = OPTIONS
+        for heading, params in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
 
@@ -143,8 +143,8 @@ def show_tasks(bar: ProgressBar, progress: TaskProgress) -> None:
 @click.command(cls=Command, urls=("output",), name="task", short_help="Do tasks of a planned job on this host.")
 @click.argument("output", metavar="DIR")
 @click.option("--tasks", metavar="RANGES", help="Tasks to do, as 0-99,120 (default: all that are open).")
-@click.option("--most", metavar="N", type=int, help="Begin at most N tasks.")
-@click.option("--workers", metavar="N", type=int, help="Number of worker processes (default: one per usable core).")
+@click.option("--most", metavar="N", type=_COUNT, help="Begin at most N tasks.")
+@click.option("--workers", metavar="N", type=_COUNT, help="Number of worker processes (default: one per usable core).")
 @click.option("--no-wait", is_flag=True, help="Do not wait for tasks that other processes have begun.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
 @json_option
@@ -163,9 +163,7 @@ def task(
     from headrace.engine.processes import usable_cores
     from headrace.engine.slurm import job_end_s
     from headrace.kinds import open_job
-    from headrace.preparing.options import at_least_one
 
-    at_least_one(workers=workers, most=most)
     job = open_job(output)
     phase = job.phase()
     found: dict[str, Any] = {"output": output, "phase": None, "done": 0, "open": 0}
@@ -272,7 +270,10 @@ def _in_words(states: dict[str, int]) -> str:
 @click.command(cls=JobCommand, urls=("output",), name="finish", short_help="Complete a planned job.")
 @click.argument("output", metavar="DIR")
 @click.option(
-    "--workers", metavar="N", type=int, help="Worker processes for tasks that are open (default: one per usable core)."
+    "--workers",
+    metavar="N",
+    type=_COUNT,
+    help="Worker processes for tasks that are open (default: one per usable core).",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
 @json_option

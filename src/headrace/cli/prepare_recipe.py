@@ -10,9 +10,9 @@ from click import Option
 
 from headrace import preparing
 from headrace.cli import prepare_options as common
-from headrace.cli.command import is_given
+from headrace.cli.command import check_shards, is_given
 from headrace.cli.job import ExecutorOptions
-from headrace.cli.prepare_text import check_shards, run
+from headrace.cli.prepare_text import run
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from click import Option
 
 from headrace import preparing
 from headrace.cli import prepare_options as common
-from headrace.cli.command import FAULTY, print_found
+from headrace.cli.command import FAULTY, check_shards, print_found
 from headrace.cli.job import ExecutorOptions, hand_over
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
@@ -357,12 +357,6 @@ def command(
         quiet=quiet,
         as_json=as_json,
     )
-
-
-def check_shards(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError if one shard and the size of several are asked for."""
-    if given.get("single") and given.get("shard_tokens") is not None:
-        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
 
 
 def _options(given: dict[str, Any]) -> TextOptions:
