@@ -8,7 +8,7 @@ on the disk. Nothing here was measured on a file system that several hosts share
 
 - Tasks: a job of tasks that do nothing, in one worker. The parts are measured apart; a heartbeat is due every five
   seconds.
-- Plan: `headrace prepare plan` over files of one record, in folders of a thousand. "open" is what each process does
+- Plan: `headrace job plan prepare` over files of one record, in folders of a thousand. "open" is what each process does
   that takes part.
 - Status: read from receipts that lie there, and again after 1,000 more.
 - Finish: as many records as tasks, and as many shards in the output. "do" is the tasks in two workers.

@@ -22,7 +22,7 @@ headrace prepare text "$@" --tokenizer "$tokenizer" --output "$output" --append-
 
 # This script is not needed any more: the jobs complete the output. It only shows how far they are.
 while [ ! -e "$output/headrace.json" ]; do
-    headrace prepare status "$output" || true # the output may be complete by now
+    headrace job status "$output" || true # the output may be complete by now
     if [ -z "$(squeue --noheader --name=headrace-task,headrace-finish --user="$(id -un)")" ]; then
         sleep 5 # a shared folder may show files late
         [ -e "$output/headrace.json" ] && break

@@ -1,4 +1,4 @@
-"""``headrace merge``, ``convert`` and ``split``; ``headrace job`` and ``prepare plan`` of copies, checks and texts."""
+"""``headrace merge``, ``convert`` and ``split``; ``headrace job`` of copies, facts, checks and texts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from copies_made import content, documents, drawn, files, pair
 from energon_made import write_tar
-from headrace.cli import progress
+from headrace.cli import COMMANDS, main, progress
+from headrace.cli.job import PLANNED, JobCommand
+from headrace.cli.prepare import Prepare
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.errors import StoreError
@@ -34,6 +37,19 @@ def names(folder: str) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
+def test_what_can_be_planned(run: Any) -> None:
+    """Each command that has executors, with its usage; its own help is without them."""
+    root = click.Context(main)
+    commands = {name: main.get_command(root, name) for name in COMMANDS}
+    assert {name for name, command in commands.items() if isinstance(command, JobCommand | Prepare)} == set(PLANNED)
+    shown = " ".join(run("job", "plan", "--help").stdout.split())
+    for name, usage in PLANNED.items():
+        assert f" {name} {usage}" in shown
+        own = run("job", "plan", name, "--help").stdout
+        assert own.startswith(f"Usage: main job plan {name} [OPTIONS]")
+        assert "--executor" not in own
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -52,15 +68,15 @@ def test_a_copy_from_its_plan_to_its_output(
     arguments = (command[0], *command[1:2], "local", *command[2:]) if command[0] != "merge" else (*command, "local")
     local = of_json(*arguments)
     arguments = tuple("out" if argument == "local" else argument for argument in arguments)
-    assert "nothing was written" in run(*arguments, "--dry-run", "--executor", "plan").stdout
-    planned = of_json(*arguments, "--executor", "plan")
+    assert "nothing was written" in run("job", "plan", *arguments, "--dry-run").stdout
+    planned = of_json("job", "plan", *arguments)
     assert any("headrace job task out" in note for note in planned["notes"])
     assert not Path("out").exists()
     monkeypatch.chdir(tmp_path)
     status = of_json("job", "status", "work/out")
     assert (status["kind"], status["done"], status["num_tasks"]) == ("copy", 0, planned["num_tasks"])
     assert of_json("job", "task", "work/out", "--workers", "2")["done"] == planned["num_tasks"]
-    found = of_json("prepare", "finish", "work/out", "--workers", "1")
+    found = of_json("job", "finish", "work/out", "--workers", "1")
     assert {**found, "output": "", "seconds": 0, "stores": []} == {**local, "output": "", "seconds": 0, "stores": []}
     assert files(Path("work/out")) == files(Path("work/local"))
     assert names("work") == ["a.bin", "a.idx", "b.bin", "b.idx", "local", "out"]
@@ -71,7 +87,7 @@ def test_measure(of_json: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
     command = ("measure", "ds", "--encoder", "measured_made:Grouped", "--set", "draw=3", "--output")
     local = of_json(*command, "local")
-    planned = of_json(*command, "facts", "--executor", "plan")
+    planned = of_json("job", "plan", *command, "facts")
     monkeypatch.chdir(tmp_path)
     place = f"work/{planned['output']}"
     assert of_json("job", "task", place, "--workers", "2", "--most", "2")["done"] == 2
@@ -79,7 +95,7 @@ def test_measure(of_json: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert files(Path(place)) == files(Path("work", local["path"]))
     assert names("work/facts") == [Path(place).name]
     monkeypatch.chdir(tmp_path / "work")
-    assert of_json(*command, "facts", "--executor", "plan")["were_there"], "there is nothing to plan"
+    assert of_json("job", "plan", *command, "facts")["were_there"], "there is nothing to plan"
 
 
 @pytest.fixture
@@ -93,7 +109,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_check(run: Any, of_json: Any, damaged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = run(*damaged, "--workers", "1")
-    planned = of_json(*damaged, "--executor", "plan")
+    planned = of_json("job", "plan", *damaged)
     assert planned["num_tasks"] == 7
     assert names(".") == [".ds.checking", "ds"]
     monkeypatch.chdir(tmp_path)
@@ -106,17 +122,17 @@ def test_check(run: Any, of_json: Any, damaged: list[str], tmp_path: Path, monke
     assert names(".ds.checking") == ["verdict.json"]
     again = run("job", "finish", "ds")
     assert (again.exit_code, again.stdout) == (1, found.stdout), "for whom the process that finished could not tell"
-    of_json(*damaged, "--executor", "plan")
+    of_json("job", "plan", *damaged)
     assert names(".ds.checking") == ["plan.json"]
 
 
 def test_check_and_leave_out(run: Any, of_json: Any, damaged: list[str]) -> None:
     """What ends it on the way is in `test_job_at_urls.py`. A check that is planned anew looks anew."""
-    run(*damaged, "--quarantine", "--executor", "plan")
+    run("job", "plan", *damaged, "--quarantine")
     done = run("job", "finish", "ds", "--workers", "1")
     assert "ds: 4 samples left out from now on" in done.stdout
     assert of_json("quarantine", "ds")["left_out"] == 4
-    run(*damaged, "--executor", "plan")
+    run("job", "plan", *damaged)
     report = finish_job("ds", LocalExecutor(workers=1), Show())
     assert (report.left_out, report.verdict.ok) == ("", True)
 
@@ -142,23 +158,25 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_job_from_its_plan_to_its_output(run: Any, of_json: Any, text: list[str]) -> None:
     """In two phases: the first finds duplicates."""
-    planned = of_json("prepare", "plan", *text, "--deduplicate")
+    planned = of_json("job", "plan", "prepare", *text, "--deduplicate")
     assert planned["num_tasks"] > 2
     assert any("headrace job task out" in note for note in planned["notes"])
-    status = of_json("prepare", "status", "out")
+    status = of_json("job", "status", "out")
     assert (status["done"], status["num_tasks"], status["kind"]) == (0, planned["num_tasks"], "text")
-    assert of_json("prepare", "task", "out", "--tasks", "0", "--workers", "1")["done"] == 1
-    assert of_json("prepare", "status", "out")["counts"]["documents"] > 0
-    first = of_json("prepare", "task", "out", "--workers", "1", "--most", str(planned["num_tasks"] - 1))
+    assert of_json("job", "task", "out", "--tasks", "0", "--workers", "1")["done"] == 1
+    assert of_json("job", "status", "out")["counts"]["documents"] > 0
+    first = of_json("job", "task", "out", "--workers", "1", "--most", str(planned["num_tasks"] - 1))
     assert (first["phase"].partition("-")[0], first["done"]) == ("duplicates", planned["num_tasks"] - 1)
-    assert of_json("prepare", "task", "out", "--workers", "1")["done"] == first["open"] > 0
-    assert of_json("prepare", "task", "out") == {"output": "out", "phase": None, "done": 0, "open": 0}
-    assert "all tasks are done" in run("prepare", "status", "out").output
-    assert "all tasks are done" in run("prepare", "plan", *text, "--deduplicate").output, "planning finishes nothing"
-    assert of_json("prepare", "finish", "out")["documents"] == 12
-    assert "complete already" in run("prepare", "finish", "out").stderr
+    assert of_json("job", "task", "out", "--workers", "1")["done"] == first["open"] > 0
+    assert of_json("job", "task", "out") == {"output": "out", "phase": None, "done": 0, "open": 0}
+    assert "all tasks are done" in run("job", "status", "out").output
+    assert "all tasks are done" in run("job", "plan", "prepare", *text, "--deduplicate").output, (
+        "planning finishes nothing"
+    )
+    assert of_json("job", "finish", "out")["documents"] == 12
+    assert "complete already" in run("job", "finish", "out").stderr
     assert not Path("out", ".headrace").exists()
-    missing = run("prepare", "status", "out")
+    missing = run("job", "status", "out")
     assert (missing.exit_code, "nothing is planned" in missing.output) == (6, True)
 
 
@@ -192,18 +210,18 @@ def test_slurm_is_asked_for_an_array_and_what_is_behind_it(
     assert "--executor slurm --time 1:00:00 --array-parallel 7 --tasks-per-job 1 --cpus-per-job 1" in script
     squeue = tmp_path / "bin" / "squeue"
     squeue.write_text('#!/bin/sh\ncase "$*" in *jobs=1) echo RUNNING; echo PENDING; echo PENDING;; esac\n')
-    assert of_json("prepare", "status", "out")["slurm"] == [
+    assert of_json("job", "status", "out")["slurm"] == [
         {"name": "1", "is_array": True, "states": {"PENDING": 2, "RUNNING": 1}},
         {"name": "2", "is_array": False, "states": {}},
     ]
-    shown = run("prepare", "status", "out").output
+    shown = run("job", "status", "out").output
     assert "array 1: 2 pending, 1 running" in shown
     assert "behind it, job 2: ended, or no Slurm here" in shown
     squeue.write_text("#!/bin/sh\n")
     # The array ended and did nothing: a user may mend what was wrong and submit again, the job behind it may not.
     assert of_json("prepare", *text, *slurm)["jobs"] == ["3", "4"]
     monkeypatch.setenv("SLURM_JOB_ID", "4")
-    again = run("prepare", "finish", "out", *slurm)
+    again = run("job", "finish", "out", *slurm)
     assert again.exit_code == 7
     assert "array 3 have ended and done none of" in " ".join(again.output.split())
 

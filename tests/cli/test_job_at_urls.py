@@ -63,7 +63,7 @@ def test_measure(run: Any, of_json: Any, bucket: MemoryBucket) -> None:
     command = ("--encoder", "measured_made:Grouped", "--set", "draw=3", "--workers", "1", "--output")
     local = of_json("measure", "ds", *command, "local")
     here = of_json("measure", url, *command, "here")
-    planned = of_json("measure", url, *command, "shared", "--executor", "plan")
+    planned = of_json("job", "plan", "measure", url, *command, "shared")
     of_json("job", "task", planned["output"], "--most", "2")
     found = of_json("job", "finish", planned["output"])
     assert files(Path(found["path"])) == files(Path(here["path"]))
@@ -110,7 +110,7 @@ def test_check_on_hosts_that_share_nothing(
         wanted = of_json("check", damaged, "--decode", "--workers", "1", code=1)
         assert wanted["decoded"]["faulty_samples"] == 5
         assert verdict(wanted, damaged) == verdict(local, place)
-        assert of_json("check", damaged, "--decode", "--executor", "plan")["num_tasks"] == 7
+        assert of_json("job", "plan", "check", damaged, "--decode")["num_tasks"] == 7
     assert {name.split("/")[1] for name in bucket.content()} == {"ds", ".ds.checking"}
     with hosts.on(1):
         assert of_json("job", "task", damaged, "--tasks", "1-3,6")["done"] == 4

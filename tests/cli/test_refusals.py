@@ -37,7 +37,6 @@ REFUSED = [
     (2, "split a out --split 1,1 --parts 2", "either --split"),
     (2, "split a out --parts 2 --names a", "1 names are given for 2 parts"),
     (6, "split a a.bin --parts 2", "is a file"),
-    (2, "job finish out --executor plan", "--executor plan only plans"),
     (2, "info whole --pack 0", "seq_len is 0"),
     (2, "info whole --pack 8 --pack 1073741824", "seq_len is 1073741824"),
     (2, "info whole --key text", "--pack N"),
@@ -52,7 +51,7 @@ REFUSED = [
     (2, "check whole --pack 64 --key none", "no key 'none'"),
     (2, "check empty --pack 64", "no documents"),
     (2, "check whole --decode", "--decode is for samples"),
-    (2, "check ds --executor plan", "--decode"),
+    (2, "job plan check ds", "--decode"),
     (2, "check mix.yaml --decode --executor ray", "metadataset"),
     (2, "check mixed --workers 2", "--workers"),
     (2, "check mixed --decode --workers 0", "--workers"),
@@ -97,7 +96,7 @@ REFUSED = [
     (2, "measure ds --encoder builtins:dict", "headrace.encoders.TaskEncoder"),
     (2, "measure ds --encoder measured_made:Packed --workers 0", "1 or more"),
     (2, "measure ds --encoder measured_made:Packed --split-part nowhere", "nowhere"),
-    (2, "measure ds --encoder measured_made:Packed --executor plan --faults faults.jsonl", "facts"),
+    (2, "job plan measure ds --encoder measured_made:Packed --faults faults.jsonl", "faults.jsonl"),
     (2, "measure mix.yaml --encoder measured_made:Packed", "each of its datasets"),
     (2, "prepare text a --root x", "--root is for media in tar shards (headrace prepare media), not for texts"),
     (2, "prepare --recipe r --min-chars 5", "`filters: {min_chars: N}`"),
@@ -182,15 +181,21 @@ REFUSED = [
     (5, "trace step 3 --run typo.json", "typo.json"),
     (2, "measure no.tar --encoder no:Thing", "'no'"),
     (6, "job finish nowhere", "nowhere"),
-    (2, "prepare task planned --executor ray", "--executor"),
-    (2, "prepare status planned --executor slurm --partition x", "--executor"),
-    (2, "prepare plan in.jsonl --executor ray -o out", "prepare plan"),
-    (2, "prepare finish planned --executor slurm --workers 3", "--cpus-per-job"),
-    (2, "prepare finish planned --executor slurm --address x", "--address is for --executor ray, not for slurm"),
-    (2, "prepare finish planned --executor slurm --tasks-per-job 0", "tasks_per_job is 0"),
-    (2, "prepare task planned --workers 0", "at least 1"),
-    (2, "prepare task planned --tasks 1-x", "numbers and ranges"),
-    (2, "prepare task planned --tasks 99", "task 99"),
+    (2, "job task planned --executor ray", "--executor"),
+    (2, "job status planned --executor slurm --partition x", "--executor"),
+    (2, "job plan prepare in.jsonl --executor ray -o out", "--executor says who"),
+    (2, "job plan merge a -o out --partition x", "--partition says who"),
+    (
+        2,
+        "job plan info a",
+        "'info' has no job; the commands that have one are: prepare, merge, convert, split, measure",
+    ),
+    (2, "job finish planned --executor slurm --workers 3", "--cpus-per-job"),
+    (2, "job finish planned --executor slurm --address x", "--address is for --executor ray, not for slurm"),
+    (2, "job finish planned --executor slurm --tasks-per-job 0", "'--tasks-per-job': 0"),
+    (2, "job task planned --workers 0", "'--workers': 0"),
+    (2, "job task planned --tasks 1-x", "numbers and ranges"),
+    (2, "job task planned --tasks 99", "task 99"),
     (2, "chek", "no such command 'chek'; did you mean 'check'?"),
     (2, "xyz", "no such command 'xyz'; the commands are: "),
     (2, f"{EXPORT} --tokenizer-identifiers typo.json", "length"),
@@ -237,7 +242,7 @@ def place(folder: Path, whole: Path, tokenizer: Path, tmp_path_factory: pytest.T
         (place / name).symlink_to(tokenizer)
     for name, text in FILES.items():
         (place / name).write_text(text)
-    plan = ["prepare", "plan", "in.jsonl", "--tokenizer", "t", "-o", "planned"]
+    plan = ["job", "plan", "prepare", "in.jsonl", "--tokenizer", "t", "-o", "planned"]
     with contextlib.chdir(place):
         assert CliRunner().invoke(main, plan).exit_code == 0
     return place

@@ -218,9 +218,7 @@ def test_a_bad_record_is_told_of_as_by_a_local_run(kit: Any, inputs: dict[str, P
         plan_text([bad], output, tokenizer=kit.tokenizer, options=stops)
         for _ in range(2):  # the one that meets it, and another
             error = faults.error_of(lambda: do_some(output))
-            assert re.search(
-                r"task \d+ failed on host .*\.jsonl.*: .*`headrace prepare finish` names the line", str(error)
-            )
+            assert re.search(r"task \d+ failed on host .*\.jsonl.*: .*`headrace job finish` names the line", str(error))
         kept = f"What is done so far is kept in {output}/.headrace"
         assert str(faults.error_of(lambda: finish(output))) == str(local).replace("Nothing was written", kept)
         assert ", line " in str(local)

@@ -29,7 +29,7 @@ from counts import PATIENCE_S
 from headrace.stores import load_manifest
 
 C = TypeVar("C")
-PREPARE = [sys.executable, "-m", "headrace", "prepare"]
+HEADRACE = [sys.executable, "-m", "headrace"]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm_prepare.sh"
 MAX_STORED_BYTES = 10_000_000
 DEATHS = 100
@@ -89,7 +89,7 @@ def closed(gate: Path) -> Iterator[None]:
 
 def arguments(data: Path, output: Path, *more: str) -> list[str]:
     inputs = [str(path) for path in sorted(data.glob("*.jsonl"))]
-    return [*PREPARE, *inputs, "--tokenizer", str(data / "tokenizer.json"), "-o", str(output), *more]
+    return [*HEADRACE, "prepare", *inputs, "--tokenizer", str(data / "tokenizer.json"), "-o", str(output), *more]
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +160,8 @@ def test_slurm_runs_arrays_and_what_is_behind_them(
     more = [*unique, "--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "3", "--json"]
     with slurm.held():
         told = json.loads(run(slurm, arguments(data, output, *more), data).stdout)
-        again = run(slurm, [*PREPARE, "finish", str(output), "--executor", "slurm"], data)
-        status = json.loads(run(slurm, [*PREPARE, "status", str(output), "--json"], data).stdout)
+        again = run(slurm, [*HEADRACE, "job", "finish", str(output), "--executor", "slurm"], data)
+        status = json.loads(run(slurm, [*HEADRACE, "job", "status", str(output), "--json"], data).stdout)
     assert told["num_tasks"] > 3
     assert "is still at work: nothing was submitted" in again.stderr
     array, behind = told["jobs"]
@@ -266,7 +266,7 @@ def test_slurm_and_a_hundred_deaths(
                 deaths += 1
         slurm.wait_until_empty(PATIENCE_S)
         if not (output / "headrace.json").exists():  # the job behind an array that did nothing gives up
-            run(slurm, [*PREPARE, "finish", str(output), "-q"], data)
+            run(slurm, [*HEADRACE, "job", "finish", str(output), "-q"], data)
         assert content(output) == wanted(*more), f"after {deaths} deaths"
 
 

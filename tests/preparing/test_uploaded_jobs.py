@@ -242,7 +242,7 @@ def test_status_and_commands(kit: Any, bucket: MemoryBucket, inputs: Path, hosts
 
     with hosts.on(0):
         tokens = ["--tokenizer", str(kit.tokenizer), "--backend", "tokenizers"]
-        assert run("prepare", "plan", str(inputs), "-o", url, *tokens)["num_tasks"] > 0
+        assert run("job", "plan", "prepare", str(inputs), "-o", url, *tokens)["num_tasks"] > 0
     with hosts.on(1):
         assert run("job", "status", url)["done"] == 0
         assert run("job", "task", url, "--workers", "1")["open"] == 0

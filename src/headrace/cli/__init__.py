@@ -4,7 +4,7 @@
     headrace prepare recipe FILE --output DIR                   records -> samples for fine-tuning and more
     headrace prepare media INPUT... --output DIR                media -> tar shards
     headrace prepare energon PATH                               tars -> an Energon dataset, in place
-    headrace prepare plan ...                                   any of these, planned for many hosts
+    headrace job plan COMMAND ...                               plan the work of a command for any hosts
     headrace job task|status|finish DIR                         do, watch and complete what was planned
     headrace info PATH                                          what a store holds
     headrace check PATH                                         whether it is whole

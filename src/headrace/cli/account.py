@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import headrace
-from headrace.cli.command import Command, json_option, print_json, print_report
+from headrace.cli.command import Command, json_option, print_found
 from headrace.inspect.figures import Heading, count, plural, separated, table
 
 if TYPE_CHECKING:
@@ -37,19 +37,14 @@ def account(files: tuple[str, ...], step: int | None, exact: bool, no_data: bool
         found = headrace.tracing.first_difference(
             *(headrace.tracing.filed_run(file, read_data=False) for file in files)
         )
-        if as_json:
-            print_json({"files": files, "difference": found})
-            return
-        both = f"{files[0]} -> {files[1]}"
-        print_report([f"{both}: the same from begin to end" if found is None else f"{both}: {found.message}"])
+        told = "the same from begin to end" if found is None else found.message
+        report = [f"{files[0]} -> {files[1]}: {told}"]
+        print_found({"files": files, "difference": found}, report, as_json=as_json)
         return
     if len(files) != 1:
         raise click.UsageError("give one file, or two with --diff")
     answer = headrace.tracing.account(headrace.tracing.filed_run(files[0], read_data=not no_data), step, exact=exact)
-    if as_json:
-        print_json(answer)
-        return
-    print_report(account_lines(files[0], answer))
+    print_found(answer, account_lines(files[0], answer), as_json=as_json)
 
 
 def account_lines(name: str, answer: RunAccount) -> list[str]:

@@ -10,7 +10,7 @@ import click
 
 import headrace
 from headrace import tracing
-from headrace.cli.command import FAULTY, Command, json_option, print_json, print_report
+from headrace.cli.command import FAULTY, Command, json_option, print_found, print_json
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, size, table
@@ -188,10 +188,7 @@ def plan(path: str, limit: str, nodes: int, steps: str | None, block: str | None
     found = tracing.reading_plan(
         path, limit=limit, nodes=nodes, steps=None if steps is None else _steps(steps), **given
     )
-    if as_json:
-        print_json(found)
-    else:
-        print_report(plan_lines(found))
+    print_found(found, plan_lines(found), as_json=as_json)
 
 
 @cache.command(cls=Command, name="info", short_help="What is in the folder of a cache.")
@@ -200,9 +197,6 @@ def plan(path: str, limit: str, nodes: int, steps: str | None, block: str | None
 def info(folder: str, as_json: bool) -> None:
     """Say how many blocks the cache in DIR holds, and how many other processes read through it now."""
     found = headrace.cache.describe_cache(folder)
-    if as_json:
-        print_json(found)
-        return
     pairs = [
         (
             "holds",
@@ -210,7 +204,7 @@ def info(folder: str, as_json: bool) -> None:
         ),
         ("now", f"{plural(found.readers, 'reader')}, {plural(found.fetching, 'block')} being fetched"),
     ]
-    print_report([f"{folder}: a cache of blocks", *listing(pairs)])
+    print_found(found, [f"{folder}: a cache of blocks", *listing(pairs)], as_json=as_json)
 
 
 @cache.command(cls=Command, name="verify", short_help="Read every block, and remove damaged ones.")
@@ -223,12 +217,8 @@ def verify(ctx: click.Context, /, folder: str, as_json: bool) -> None:
     Exit code 0: all is well; 1: something was wrong, and is removed, so that it is fetched again.
     """
     found = headrace.cache.check_cache(folder)
-    if as_json:
-        print_json({"cache": folder, "ok": not found, "removed": found})
-    else:
-        print_report(
-            [*found, f"{folder}: {plural(len(found), 'fault')}" if found else f"{folder}: all blocks are right"]
-        )
+    told = plural(len(found), "fault") if found else "all blocks are right"
+    print_found({"cache": folder, "ok": not found, "removed": found}, [*found, f"{folder}: {told}"], as_json=as_json)
     if found:
         ctx.exit(FAULTY)
 
@@ -239,10 +229,8 @@ def verify(ctx: click.Context, /, folder: str, as_json: bool) -> None:
 def clear(folder: str, as_json: bool) -> None:
     """Remove all blocks of the cache in DIR, except those that are being fetched now. Nothing else is removed."""
     number = headrace.cache.clear_cache(folder)
-    if as_json:
-        print_json({"cache": folder, "removed": number})
-    else:
-        click.echo(f"{folder}: {plural(number, 'block')} removed")
+    report = [f"{folder}: {plural(number, 'block')} removed"]
+    print_found({"cache": folder, "removed": number}, report, as_json=as_json)
 
 
 def plan_lines(found: ReadingPlan) -> list[str]:

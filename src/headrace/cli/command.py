@@ -94,6 +94,12 @@ def packing_of(given: Mapping[str, Any], without_length: str) -> Packing | None:
     return headrace.Packing(**chosen) if chosen else None
 
 
+def check_shards(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError if one shard and the size of several are asked for."""
+    if given.get("single") and given.get("shard_tokens") is not None:
+        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
+
+
 _PATHS = ("DATA", "DATASET", "DIR", "DST", "FILE", "INPUT", "PATH", "RECIPE", "SOURCE", "SRC")
 
 
@@ -132,10 +138,12 @@ class Command(click.Command):
 
         return re.sub(r"`(\w+)(?:=([^`]+))?`", shown, str(error))
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
         """Parse the arguments; with ``--json`` an error of click's is printed as JSON too."""
         with usage_errors(args):
-            return super().parse_args(ctx, args)
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn errors and signals into messages and exit codes."""
@@ -188,6 +196,14 @@ def print_json(value: Any) -> None:
 
     plain = value.to_dict() if hasattr(value, "to_dict") else writable(msgspec.to_builtins(value))
     click.echo(json.dumps(plain, indent=2, ensure_ascii=False))
+
+
+def print_found(found: object, report: Iterable[str], *, as_json: bool, quiet: bool = False) -> None:
+    """Print what a command found as JSON, or the lines of its report."""
+    if as_json:
+        print_json(found)
+    elif not quiet:
+        print_report(report)
 
 
 def write_file(name: str, data: bytes) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import headrace
-from headrace.cli.command import dialect_options, json_option, print_json, print_report
-from headrace.cli.job import JobCommand, hand_over, is_planned_only, show_tasks
+from headrace.cli.command import check_shards, dialect_options, json_option, print_found
+from headrace.cli.job import ExecutorOptions, JobCommand, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -39,8 +39,7 @@ _OPTIONS = (
     click.option(
         "--workers",
         metavar="N",
-        type=int,
-        default=1,
+        type=click.IntRange(min=1),
         help="Number of processes, each of which writes a shard at a time (default: 1, this one).",
     ),
     click.option("--overwrite", is_flag=True, help="Replace existing stores once the new ones are complete."),
@@ -74,22 +73,23 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
 
     Args:
         tool: a function that accepts ``options``, ``workers``, ``dry_run``, ``plan_only`` and ``on_progress``.
-        given: the values of the options of `copy_options`.
+        given: where the copy is made, and the values of the options of `copy_options`.
         more: other fields of `CopyOptions`.
     """
+    executor: ExecutorOptions = given["executor"]
     quiet, as_json = given["quiet"], given["as_json"]
     options = _copy_options(given, more)
-    if is_planned_only() and not given["dry_run"]:
+    if not executor.is_local and not given["dry_run"]:
         report = tool(options=options, plan_only=True)
         if report.is_dry_run:
-            hand_over(report.output, workers=None, quiet=quiet, as_json=as_json)
+            hand_over(executor, report.output, workers=given["workers"], quiet=quiet, as_json=as_json)
         else:
             tell(report, report.output, 0.0, quiet=quiet, as_json=as_json)
         return
     with ProgressBar(quiet=quiet) as bar:
         report = tool(
             options=options,
-            workers=given["workers"],
+            workers=given["workers"] or 1,
             dry_run=given["dry_run"],
             on_progress=partial(show_tasks, bar),
         )
@@ -99,20 +99,17 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
 
 def tell(report: CopyReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
     """Print the report of a copy."""
+    import msgspec
+
     if not quiet:
         for warning in report.warnings:
             click.echo(f"note: {warning}", err=True)
-    if as_json:
-        import msgspec
-
-        print_json({**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)})
-    elif not quiet:
-        print_report(summary(report, elapsed_s))
+    found = {**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)}
+    print_found(found, summary(report, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:
-    if given["single"] and given["shard_tokens"] is not None:
-        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
+    check_shards(given)
     return headrace.copying.CopyOptions(
         dtype=_dtypes(given["dtype"]),
         shards="single" if given["single"] else given["shard_tokens"],

@@ -1,21 +1,22 @@
-"""``headrace job task``, ``status`` and ``finish``: jobs that were planned; ``headrace prepare`` has them, too.
+"""``headrace job plan``, ``task``, ``status`` and ``finish``: work that other hosts do, from its plan to its output.
 
-The options that say where the tasks of a job are done are here, too. They may stand behind every subcommand of
-``headrace prepare``, and behind each `JobCommand`.
+The options that say where the work of a command is done are here, too; each `JobCommand` has them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 from click import Option
 
-from headrace.cli.command import Command, json_option, print_json, print_report, usage_errors
-from headrace.cli.progress import ProgressBar
+from headrace.cli import main
+from headrace.cli.command import Command, json_option, print_found
+from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
 
@@ -24,122 +25,107 @@ if TYPE_CHECKING:
     from headrace.engine.job import Show, TaskProgress
     from headrace.engine.status import JobStatus
 
-EXECUTOR = Option(
+_COUNT = click.IntRange(min=1)
+_EXECUTOR = Option(
     ["--executor"],
-    type=click.Choice(["local", "ray", "slurm", "plan"]),
-    default="local",
-    help="Where the work is done: on this host (default: local), on those of Ray or Slurm, or, with plan, wherever"
-    " headrace job task runs.",
+    type=click.Choice(["local", "ray", "slurm"]),
+    help="Where the work is done: on this host (default: local), or on those of Ray or Slurm.",
 )
-_RAY = (Option(["--address"], metavar="ADDRESS", help="Address of the Ray cluster (default: as ray.init finds it)."),)
-_SLURM = (
+_ADDRESS = Option(["--address"], metavar="ADDRESS", help="Address of the Ray cluster (default: as ray.init finds it).")
+OPTIONS: Final = (
+    _EXECUTOR,
+    _ADDRESS,
     Option(["--partition"], metavar="NAME", help="Partition of the jobs (default: that of the cluster)."),
     Option(["--time"], metavar="TIME", help="Time limit of each job, as 4:00:00."),
-    Option(["--array-parallel"], metavar="N", type=int, help="Jobs of the array that may run at the same time."),
+    Option(["--array-parallel"], metavar="N", type=_COUNT, help="Jobs of the array that may run at the same time."),
     Option(
         ["--tasks-per-job"],
         metavar="N",
-        type=int,
+        type=_COUNT,
         help="Tasks for each job of the array (default: as many as give 32 jobs).",
     ),
-    Option(["--cpus-per-job"], metavar="N", type=int, help="Worker processes and CPUs of each job (default: 1)."),
+    Option(["--cpus-per-job"], metavar="N", type=_COUNT, help="Worker processes and CPUs of each job (default: 1)."),
     Option(["--setup"], metavar="COMMAND", help="Shell command before each job, as 'source env.sh'."),
 )
-PLAN: Final = "plan"
-"""What stands for the executor if a job is only planned."""
-
-OPTIONS: Final = (EXECUTOR, *_RAY, *_SLURM)
-_OWNERS: Final = {"ray": {option.name for option in _RAY}, "slurm": {option.name for option in _SLURM}}
+_PLAN: Final = "plan"
+"""Stands for the executor below ``headrace job plan``."""
 
 
-def taken_from(args: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the arguments without those of these options, and the values of these options.
+class ExecutorOptions(NamedTuple):
+    """Where the work of a command is done, as its options say."""
 
-    Raises:
-        click.UsageError: an option lacks its value, or the value is not allowed.
-    """
-    known = {flag: option for option in OPTIONS for flag in option.opts}
-    rest: list[str] = []
-    own: list[str] = []
-    left = list(args)
-    while left:
-        arg = left.pop(0)
-        if arg == "--":
-            return [*rest, arg, *left], _parsed(own)
-        if arg.partition("=")[0] not in known:
-            rest.append(arg)
-            continue
-        own.append(arg)
-        if "=" not in arg:
-            own += left[:1]
-            del left[:1]
-    return rest, _parsed(own)
+    name: str
+    given: Mapping[str, Any]
+    """The options of the executor that were given."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether this process does the work; otherwise it is planned first."""
+        return self.name == "local"
 
-def _parsed(args: list[str]) -> dict[str, Any]:
-    """Return the values of the options that are given."""
-    command = click.Command("prepare", params=list(OPTIONS))
-    context = command.make_context("prepare", list(args))
-    given = {name: value for name, value in context.params.items() if value is not None}
-    name = given["executor"]
-    for option in given.keys() - {"executor"}:
-        owner = next(owner for owner, options in _OWNERS.items() if option in options)
-        if owner != name:
-            raise click.UsageError(f"--{option.replace('_', '-')} is for --executor {owner}, not for {name}")
-    return given if args else {}
+    def executor(self, *, workers: int | None) -> Executor:
+        """Return the executor with these options.
+
+        Raises:
+            ConfigError: there are ``workers``, and another executor than the local one.
+            MissingExtraError: Ray is not installed.
+        """
+        from headrace.engine.executors import LocalExecutor
+        from headrace.engine.processes import usable_cores
+
+        if self.is_local:
+            return LocalExecutor(workers=workers or usable_cores())
+        if workers is not None:
+            instead = "; --cpus-per-job says how many each job has" if self.name == "slurm" else ""
+            raise ConfigError(f"--workers {workers} is for --executor local, not for {self.name}{instead}")
+        if self.name == "slurm":
+            from headrace.engine.slurm import SlurmExecutor
+
+            return SlurmExecutor(**self.given)
+        from headrace.engine.ray import RayExecutor
+
+        return RayExecutor(**self.given)
 
 
 class JobCommand(Command):
-    """A command whose work other hosts may do: it has the options of the executors."""
+    """A command whose work other hosts may do. It gets the options of the executors as one value, ``executor``.
+
+    Args:
+        groups: further options, by the heading of the help below which they stand.
+    """
+
+    def __init__(self, *args: Any, groups: Mapping[str, Sequence[Option]] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._groups = groups or {}
+        self._grouped = [option for group in (*self._groups.values(), OPTIONS) for option in group]
+        self.params += self._grouped
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; the options of the executors may also have been found before, by `taken_from`."""
-        with usage_errors(args):
-            rest, found = taken_from(args)
-        if found:
-            ctx.obj = found
-        return super().parse_args(ctx, rest)
+        """Parse the arguments, and make one value of the options of the executors."""
+        rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # a shell asks how to go on
+            return rest
+        given = {option: value for option in OPTIONS if (value := ctx.params.pop(str(option.name))) is not None}
+        if given and ctx.obj == _PLAN:
+            flag = next(iter(given)).opts[0]
+            raise click.UsageError(f"{flag} says who does the work, and headrace job plan only plans it: choose one")
+        executor = given.pop(_EXECUTOR, ctx.obj or "local")
+        for option in given:
+            owner = "ray" if option is _ADDRESS else "slurm"
+            if owner != executor:
+                raise click.UsageError(f"{option.opts[0]} is for --executor {owner}, not for {executor}")
+        ctx.params["executor"] = ExecutorOptions(executor, {str(key.name): value for key, value in given.items()})
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, and those of the executors."""
-        super().format_options(ctx, formatter)
-        write_options(ctx, formatter)
-
-
-def write_options(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the options of the executors into a help page."""
-    with formatter.section("Where the work is done"):
-        formatter.write_dl([record for option in OPTIONS if (record := option.get_help_record(ctx))])
-
-
-def executor_of(given: dict[str, Any], *, workers: int | None) -> Executor:
-    """Return the executor that the values of these options describe.
-
-    Raises:
-        ConfigError: a value is out of range.
-        MissingExtraError: Ray is not installed.
-    """
-    from headrace.engine.executors import LocalExecutor
-    from headrace.engine.processes import usable_cores
-    from headrace.preparing.options import at_least_one
-
-    name = given.get("executor", "local")
-    values = {option: value for option, value in given.items() if option != "executor"}
-    at_least_one(workers=workers, **{option: value for option, value in values.items() if isinstance(value, int)})
-    if name == PLAN:
-        raise ConfigError("--executor plan only plans: there is nothing to complete")
-    if name == "local":
-        return LocalExecutor(workers=workers or usable_cores())
-    if workers is not None:
-        instead = "; --cpus-per-job says how many each job has" if name == "slurm" else ""
-        raise ConfigError(f"--workers {workers} is for --executor local, not for {name}{instead}")
-    if name == "slurm":
-        from headrace.engine.slurm import SlurmExecutor
-
-        return SlurmExecutor(**values)
-    from headrace.engine.ray import RayExecutor
-
-    return RayExecutor(**values)
+        """Write the options below their headings."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, Option)]
+        sections = {**self._groups, "Options": [option for option in options if option not in self._grouped]}
+        if ctx.obj != _PLAN:
+            sections["Where the work is done"] = OPTIONS
+        for heading, params in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
 
 
 WATCH_S = 5.0
@@ -162,8 +148,8 @@ def show_tasks(bar: ProgressBar, progress: TaskProgress) -> None:
 @click.command(cls=Command, urls=("output",), name="task", short_help="Do tasks of a planned job on this host.")
 @click.argument("output", metavar="DIR")
 @click.option("--tasks", metavar="RANGES", help="Tasks to do, as 0-99,120 (default: all that are open).")
-@click.option("--most", metavar="N", type=int, help="Begin at most N tasks.")
-@click.option("--workers", metavar="N", type=int, help="Number of worker processes (default: one per usable core).")
+@click.option("--most", metavar="N", type=_COUNT, help="Begin at most N tasks.")
+@click.option("--workers", metavar="N", type=_COUNT, help="Number of worker processes (default: one per usable core).")
 @click.option("--no-wait", is_flag=True, help="Do not wait for tasks that other processes have begun.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
 @json_option
@@ -182,10 +168,7 @@ def task(
     from headrace.engine.processes import usable_cores
     from headrace.engine.slurm import job_end_s
     from headrace.kinds import open_job
-    from headrace.preparing.options import at_least_one
 
-    refuse_executor()
-    at_least_one(workers=workers, most=most)
     job = open_job(output)
     phase = job.phase()
     found: dict[str, Any] = {"output": output, "phase": None, "done": 0, "open": 0}
@@ -193,7 +176,7 @@ def task(
         wanted = None if tasks is None else _ranges(tasks, job.receipts(phase).tasks)
         num_workers = workers or usable_cores()
         with ProgressBar(quiet=quiet or as_json) as bar, Limits(most, job_end_s()) as limits:
-            show = _shown_in(bar, output, quiet=quiet or as_json)
+            show = _shown_in(bar, _kind_of(output), quiet=quiet or as_json)
             if wanted is None and most is None and not no_wait:
                 done = take_part(job, limits, show, workers=num_workers)
             else:
@@ -210,11 +193,9 @@ def task(
         if (phase := job.phase() or phase) is not None:
             job.receipts(phase).refresh()
             found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
-    if as_json:
-        print_json(found)
-    elif not quiet:
-        left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
-        print_report([f"{output}: {plural(found['done'], 'task')} done here, {left}"])
+    left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
+    report = [f"{output}: {plural(found['done'], 'task')} done here, {left}"]
+    print_found(found, report, as_json=as_json, quiet=quiet)
 
 
 def _ranges(text: str, tasks: range) -> list[int]:
@@ -245,14 +226,10 @@ def status(output: str, watch: bool, as_json: bool) -> None:
     from headrace.engine.status import StatusReader
     from headrace.kinds import open_job
 
-    refuse_executor()
     reader = StatusReader(open_job(output, checks_software=False))
     while True:
         found = reader.read()
-        if as_json:
-            print_json(found.to_dict())
-        else:
-            print_report(status_lines(found))
+        print_found(found, status_lines(found), as_json=as_json)
         if not watch or not found.phase:
             return
         time.sleep(WATCH_S)
@@ -298,30 +275,33 @@ def _in_words(states: dict[str, int]) -> str:
 @click.command(cls=JobCommand, urls=("output",), name="finish", short_help="Complete a planned job.")
 @click.argument("output", metavar="DIR")
 @click.option(
-    "--workers", metavar="N", type=int, help="Worker processes for tasks that are open (default: one per usable core)."
+    "--workers",
+    metavar="N",
+    type=_COUNT,
+    help="Worker processes for tasks that are open (default: one per usable core).",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
 @json_option
-def finish(output: str, workers: int | None, quiet: bool, as_json: bool) -> None:
+def finish(output: str, workers: int | None, quiet: bool, as_json: bool, executor: ExecutorOptions) -> None:
     """Complete the job that was planned in DIR: do the tasks that are open, and put the output into place.
 
     With --executor ray or slurm, the open tasks are done there. The output has the same bytes as that of a run on one
     host, whoever did the tasks, and however often a process died.
     """
-    run_job(output, executor_of(_chosen(), workers=workers), quiet=quiet, as_json=as_json)
+    _run_job(output, executor.executor(workers=workers), quiet=quiet, as_json=as_json)
 
 
-def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
+def _run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
     """Take a planned job to its end with an executor, and print the report."""
     from headrace.engine.executors import Handed
     from headrace.kinds import finish_job
 
     kind = _kind_of(output)
     with ProgressBar(quiet=quiet) as bar:
-        found = finish_job(output, executor, _shown_in(bar, output, quiet=quiet))
+        found = finish_job(output, executor, _shown_in(bar, kind, quiet=quiet))
         elapsed_s = bar.elapsed_s
     if isinstance(found, Handed):
-        _show_handed(found, quiet=quiet, as_json=as_json)
+        _print_handed(found, quiet=quiet, as_json=as_json)
     else:
         kind.tell(found, output, elapsed_s, quiet=quiet, as_json=as_json)
 
@@ -333,60 +313,35 @@ def _kind_of(output: str) -> Any:
     return import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
 
 
-def _shown_in(bar: ProgressBar, output: str, *, quiet: bool) -> Show:
-    """Return what shows the progress of a job."""
-    from headrace.cli.prepare_options import notes
+def _shown_in(bar: ProgressBar, kind: Any, *, quiet: bool) -> Show:
+    """Return what shows the progress of a job, by the module of its kind."""
     from headrace.engine.job import Show
 
-    show = getattr(_kind_of(output), "show", None)  # of kinds that do something in order
+    show = getattr(kind, "show", None)  # of kinds that do something in order
     progress = partial(show, bar) if show is not None else lambda found: None
     return Show(tasks=partial(show_tasks, bar), progress=progress, notice=notes(bar, quiet=quiet))
 
 
-def _show_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:
-    _print(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
+def _print_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:
+    print_found(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
 
 
-def _print(found: object, report: list[str], *, quiet: bool, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-    elif not quiet:
-        print_report(report)
-
-
-def is_planned_only() -> bool:
-    """Whether the command line asks for a plan, or for an executor that needs one."""
-    return bool(_chosen().get("executor", "local") != "local")
-
-
-def hand_over(output: str, *, workers: int | None, quiet: bool, as_json: bool) -> None:
-    """Give a job that was planned just now to the executor of the command line, or say who has to do it.
+def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, quiet: bool, as_json: bool) -> None:
+    """Give a job that was planned just now to its executor, or say what others have to run.
 
     Raises:
-        ConfigError, MissingExtraError: see `executor_of`.
+        ConfigError, MissingExtraError: see `ExecutorOptions.executor`.
     """
     from headrace.engine.executors import planned
     from headrace.kinds import open_job
 
-    chosen = _chosen()
-    if chosen["executor"] != PLAN:
-        run_job(output, executor_of(chosen, workers=workers), quiet=quiet, as_json=as_json)
+    if options.name != _PLAN:
+        _run_job(output, options.executor(workers=workers), quiet=quiet, as_json=as_json)
     elif (found := planned(open_job(output))) is not None:
-        _show_handed(found, quiet=quiet, as_json=as_json)
+        _print_handed(found, quiet=quiet, as_json=as_json)
     else:
         report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
-        _print({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
-
-
-def refuse_executor() -> None:
-    """Raise ConfigError if an executor is given to a command that works on this host."""
-    if _chosen():
-        raise ConfigError("--executor is for the commands that do a whole job, and for `headrace job finish`")
-
-
-def _chosen() -> dict[str, Any]:
-    """Return the values of the options that say where the work is done, as `taken_from` found them."""
-    return click.get_current_context().obj or {}
+        print_found({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
 
 
 _KINDS: Final = {
@@ -399,16 +354,60 @@ _KINDS: Final = {
 }
 """For each kind of work the module of the command; its functions ``show`` and ``tell`` show progress and report."""
 
+PLANNED: Final = {
+    "prepare": "[text|recipe|media|energon] INPUT...",
+    "merge": "SRC... --output DIR",
+    "convert": "SRC DST --format NAME",
+    "split": "SRC DST --split SHARES",
+    "measure": "DATASET --encoder MODULE:CLASS",
+    "check": "DATASET --decode",
+}
+"""The commands that have a job, and the arguments that each needs."""
+
+
+class PlanGroup(click.Group):
+    """The commands that have a job; each is the one of the same name below ``headrace``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, in their order."""
+        return list(PLANNED)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name, or None if there is none."""
+        return main.get_command(ctx, cmd_name) if cmd_name in PLANNED else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the usage of the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(PLANNED.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command as click does; the error for another one lists those that have a job."""
+        if args[0] not in PLANNED and not args[0].startswith("-"):
+            ctx.fail(f"{args[0]!r} has no job; the commands that have one are: {', '.join(PLANNED)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=PlanGroup, name="plan", short_help="Plan the work of a command for any hosts.")
+@click.pass_context
+def plan(ctx: click.Context) -> None:
+    """Plan the work of COMMAND, and say what the hosts have to run.
+
+    The arguments of COMMAND are its own; `headrace job plan COMMAND --help` lists them.
+    """
+    ctx.obj = _PLAN
+
 
 @click.group(
     name="job",
-    commands={str(command.name): command for command in (task, status, finish)},
-    short_help="Do, watch and complete what was planned.",
+    commands={str(command.name): command for command in (plan, task, status, finish)},
+    short_help="Plan work for any hosts; do, watch and complete it.",
 )
 def command() -> None:
-    """Do the tasks of a job that was planned, on any hosts; show how far it is; complete it.
+    """Plan the work of another command, do its tasks on any hosts, show how far they are, and complete the output.
 
-    `headrace prepare plan`, and --executor plan of the commands that prepare, copy, measure and check, plan a job. DIR
-    is its output: the folder or the URL that was named as the output, or the dataset that is prepared in place or
-    checked. Each of the three commands has --json.
+    DIR is the output of that command: the folder or the URL that was named as the output, or the dataset that is
+    prepared in place or checked. Each of the commands has --json.
     """

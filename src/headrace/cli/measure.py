@@ -8,17 +8,10 @@ import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import (
-    config_options,
-    json_option,
-    print_json,
-    print_report,
-    write_file,
-)
-from headrace.cli.job import JobCommand, hand_over, is_planned_only
-from headrace.cli.progress import ProgressBar
+from headrace.cli.command import config_options, json_option, print_found, write_file
+from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, plural
+from headrace.inspect.figures import plural
 
 if TYPE_CHECKING:
     from headrace.datasets.measuring import MeasuredFacts
@@ -53,7 +46,7 @@ if TYPE_CHECKING:
 def command(
     path: str, encoder: str, given: tuple[str, ...], output: str | None, workers: int | None, split_part: str,
     split_config: str | None, dataset_config: str | None, trust_code: bool, faults: str | None, quiet: bool,
-    as_json: bool,
+    as_json: bool, executor: ExecutorOptions,
 ) -> None:  # fmt: skip
     """Run a task encoder over DATASET and keep what it makes of each sample: number, lengths and groups of outputs.
 
@@ -68,7 +61,6 @@ def command(
         raise ConfigError(f"--workers {workers}: the number of processes must be 1 or more")
     if path.endswith(".yaml"):
         raise ConfigError(f"{path} is a metadataset: measure each of its datasets, which headrace info {path} lists")
-    from headrace.engine.processes import usable_cores
     from headrace.inspect.measure_job import MeasureRequest, plan_measure
 
     request = MeasureRequest(
@@ -80,38 +72,21 @@ def command(
         encoder=encoder,
         arguments=_arguments(given),
     )
-    if is_planned_only():
-        if faults is not None:
-            raise ConfigError(
-                f"--faults {faults}: give it without --executor once the facts are there, which then runs nothing"
-            )
-        place = plan_measure(request, folder=output)
-        if not place.exists():
-            hand_over(str(place), workers=workers, quiet=quiet, as_json=as_json)
+    if faults is not None and not executor.is_local:
+        raise ConfigError(f"--faults {faults} is for one host: give it once the facts are there, and nothing is run")
+    place = plan_measure(request, folder=output)
+    were_there = place.exists()
+    if not were_there:
+        hand_over(executor, str(place), workers=workers, quiet=quiet, as_json=as_json)
+        if not executor.is_local:
             return
-    dataset, task_encoder = request.opened()
-    before: list[int] = []
-    with ProgressBar(quiet=quiet or as_json) as bar:
-
-        def on_samples(done: int, num_samples: int) -> None:
-            before.append(done) if not before else None
-            show(bar, (done, num_samples))
-
-        facts = headrace.datasets.measure(
-            dataset, task_encoder, folder=output, workers=workers or usable_cores(), on_samples=on_samples
-        )
+    facts = headrace.datasets.MeasuredFacts.open(place)
     if faults is not None:
         write_file(faults, facts.arrays["faults"].tobytes())
-    _tell(facts, str(facts.path), were_there=not before, as_json=as_json)
+    if were_there:
+        _tell(facts, str(place), were_there=True, as_json=as_json)
     if not quiet and not as_json and faults is not None:
         click.echo(f"{faults}: {plural(facts.summary.bad_samples, 'bad sample')}", err=True)
-
-
-def show(bar: ProgressBar, progress: tuple[int, int]) -> None:
-    """Show how many samples of all are measured."""
-    done, num_samples = progress
-    text = f"{count(done)} of {count(num_samples)}"
-    bar.update("measuring", done, num_samples, text=text, speeds={"samples": done})
 
 
 def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
@@ -121,10 +96,7 @@ def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool, as
 
 def _tell(facts: MeasuredFacts, path: str, *, were_there: bool, as_json: bool) -> None:
     found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
-    if as_json:
-        print_json(found)
-    else:
-        print_report(found.lines())
+    print_found(found, found.lines(), as_json=as_json)
 
 
 def _arguments(given: tuple[str, ...]) -> dict[str, Any]:

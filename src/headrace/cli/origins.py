@@ -9,7 +9,7 @@ import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import Command, json_option, print_json, print_report
+from headrace.cli.command import Command, json_option, print_found, print_json
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural, table
 
@@ -113,17 +113,19 @@ def step_command(
 
     if (framed := _framed(run, state, journals, read_data=not no_data, step=step)) is not None:
         units = framed[1].step(step, topology=_topology(ranks, micro_batch_size), rank=rank, samples=with_samples)
-        if as_json:
-            print_json({"run": run, "step": step, "units": units, "notes": framed[0].notes})
-            return
-        print_report(units_report(run, step, units, framed[0].notes))
+        print_found(
+            {"run": run, "step": step, "units": units, "notes": framed[0].notes},
+            units_report(run, step, units, framed[0].notes),
+            as_json=as_json,
+        )
         return
     sources, history = _opened(run, state, read_data=not no_data)
     samples = inspect.with_inputs(history.step(step, topology=_topology(ranks, micro_batch_size), rank=rank))
-    if as_json:
-        print_json({"run": run, "step": step, "samples": samples, "notes": sources.notes})
-        return
-    print_report(step_report(run, step, samples, sources.notes))
+    print_found(
+        {"run": run, "step": step, "samples": samples, "notes": sources.notes},
+        step_report(run, step, samples, sources.notes),
+        as_json=as_json,
+    )
 
 
 @trace.command(cls=Command, urls=("source",), name="sample", short_help="The steps that see a sample.")
@@ -174,12 +176,11 @@ def sample_command(
         )
     shown = inspect.with_inputs(list(times.shown))
     notes = [*times.notes, *sources.notes]
-    if as_json:
-        found = {"count": times.count, "until_step": times.until_step, "shown": shown, "notes": notes}
-        print_json({"run": run, "source": source, **_asked(sample, kind), **found})
-        return
-    what = f"{next(iter(_asked(sample, kind)))} {sample}".replace("index", "sample")
-    print_report(sample_report(f"{run}: {what} of {source}", times, shown, notes))
+    asked = _asked(sample, kind)
+    found = {"count": times.count, "until_step": times.until_step, "shown": shown, "notes": notes}
+    what = f"{next(iter(asked))} {sample}".replace("index", "sample")
+    report = sample_report(f"{run}: {what} of {source}", times, shown, notes)
+    print_found({"run": run, "source": source, **asked, **found}, report, as_json=as_json)
 
 
 def _asked(sample: str, kind: str | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ headrace prepare INPUT... --tokenizer PATH      is  headrace prepare text INPUT.
 headrace prepare INPUT... --recipe FILE         is  headrace prepare recipe FILE INPUT...
 headrace prepare INPUT... --format tar          is  headrace prepare media INPUT...
 headrace prepare DIR                            is  headrace prepare energon DIR
-headrace prepare plan ...                       is  any of these, planned only
 """
 
 from __future__ import annotations
@@ -17,26 +16,16 @@ from typing import Any
 import click
 from click import Option
 
-from headrace.cli import job, prepare_energon, prepare_media, prepare_recipe, prepare_text
+from headrace.cli import prepare_energon, prepare_media, prepare_recipe, prepare_text
 from headrace.cli.command import usage_errors
-from headrace.cli.job import PLAN, taken_from, write_options
-from headrace.cli.prepare_options import JSON
 
 _SUBCOMMANDS = (prepare_text.command, prepare_recipe.command, prepare_media.command, prepare_energon.command)
 _OPTIONS = [[param for param in command.params if isinstance(param, Option)] for command in _SUBCOMMANDS]
 _IN_PLACE = {param.name for param in _OPTIONS[-1]} - {param.name for options in _OPTIONS[:-1] for param in options}
-_JOB_COMMANDS = (
-    click.Command("plan", short_help="Plan a job, whose tasks any number of hosts do then."),
-    job.task,
-    job.status,
-    job.finish,
-)
 _BARE = click.Command(
     "prepare",
     options_metavar="[OPTIONS] INPUT...",
-    params=[
-        *{param.name: param for param in [Option(["--recipe"]), JSON, *(p for some in _OPTIONS for p in some)]}.values()
-    ],
+    params=[*{param.name: param for param in [Option(["--recipe"]), *(p for some in _OPTIONS for p in some)]}.values()],
 )
 """All options of all subcommands. It only finds out which are given; the subcommand reads their values."""
 
@@ -48,20 +37,10 @@ class Prepare(click.Group):
         """Return the names of the subcommands, in their order."""
         return list(self.commands)
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, and those of the executors, which may stand behind any subcommand."""
-        super().format_options(ctx, formatter)
-        write_options(ctx, formatter)
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, after naming the subcommand that is meant."""
         with usage_errors(args):
-            rest, ctx.obj = taken_from(args)
-            if rest[:1] == [PLAN]:
-                if ctx.obj:
-                    raise click.UsageError("prepare plan leaves the work to others: give --executor without plan", ctx)
-                rest, ctx.obj = rest[1:], {"executor": PLAN}
-            return super().parse_args(ctx, self._with_name(ctx, rest))
+            return super().parse_args(ctx, self._with_name(ctx, args))
 
     def _with_name(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the arguments with a subcommand in front; a name that is the only input and exists is a path."""
@@ -136,7 +115,7 @@ def _has_tar(folder: Path) -> bool:
 @click.group(
     cls=Prepare,
     name="prepare",
-    commands={str(command.name): command for command in (*_SUBCOMMANDS, *_JOB_COMMANDS)},
+    commands={str(command.name): command for command in _SUBCOMMANDS},
     short_help="Make a store of text, records or media.",
     subcommand_metavar="[text|recipe|media|energon] INPUT...",
 )
@@ -146,6 +125,4 @@ def command() -> None:
     Without a subcommand the arguments say what is made: --tokenizer makes tokens of text, --recipe FILE makes samples
     of records, and --format tar makes tar shards of media. A folder of .tar shards, a .jsonl or the .yaml of a
     metadataset, without --output, is prepared in place. The options are those of the subcommand, as --json.
-
-    With --executor, other hosts do the work. The bytes of the output are the same.
     """

@@ -13,8 +13,9 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
-from headrace.cli.job import hand_over, is_planned_only
-from headrace.cli.progress import ProgressBar
+from headrace.cli.command import print_found
+from headrace.cli.job import ExecutorOptions, hand_over
+from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
 
@@ -95,7 +96,7 @@ _MEDIA = (
     },
 )
 @click.argument("inputs", nargs=-1, metavar="PATH")
-def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
+def command(inputs: tuple[str, ...], executor: ExecutorOptions, quiet: bool, as_json: bool, **given: Any) -> None:
     """Prepare the dataset at PATH in place, as energon prepare does; see docs/energon.md.
 
     PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. All of these may be at
@@ -110,16 +111,16 @@ def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
     options = _options(given)
     if _may_ask(given, quiet=quiet, as_json=as_json) and "://" not in path:
         options = ask(Path(path), options)
-    if is_planned_only():
+    if not executor.is_local:
         with ProgressBar(quiet=quiet) as bar:
-            plan_energon(path, options=options, on_notice=common.notes(bar, quiet=quiet))
-        hand_over(path, workers=options.workers, quiet=quiet, as_json=as_json)
+            plan_energon(path, options=options, on_notice=notes(bar, quiet=quiet))
+        hand_over(executor, path, workers=options.workers, quiet=quiet, as_json=as_json)
         return
     with ProgressBar(quiet=quiet or not given["progress"]) as bar:
-        note = common.notes(bar, quiet=quiet)
+        note = notes(bar, quiet=quiet)
         report = prepare_energon(path, options=options, on_progress=partial(show, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
-    common.show(result(report, elapsed_s), summary(report, elapsed_s), as_json=as_json, quiet=quiet)
+    tell(report, path, elapsed_s, quiet=quiet, as_json=as_json)
 
 
 def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:
@@ -136,8 +137,8 @@ def show(bar: ProgressBar, progress: EnergonProgress) -> None:
 
 
 def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a job."""
-    common.show(result(report, elapsed_s), summary(report, elapsed_s), as_json=as_json, quiet=quiet)
+    """Print the report at the end of a run or job."""
+    print_found(result(report, elapsed_s), summary(report, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:

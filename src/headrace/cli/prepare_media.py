@@ -10,9 +10,10 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
-from headrace.cli.job import hand_over, is_planned_only
+from headrace.cli.command import print_found
+from headrace.cli.job import ExecutorOptions, hand_over
 from headrace.cli.prepare_text import show_estimate
-from headrace.cli.progress import ProgressBar
+from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
 
@@ -73,8 +74,9 @@ _SHARDS = (
 )
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 def command(
-    inputs: tuple[str, ...], output: str | None, dry_run: bool, quiet: bool, as_json: bool, **given: Any
-) -> None:
+    inputs: tuple[str, ...], output: str | None, executor: ExecutorOptions, dry_run: bool, quiet: bool, as_json: bool,
+    **given: Any,
+) -> None:  # fmt: skip
     """Write media into tar shards in DIR, which Energon and webdataset read; see docs/shards.md.
 
     INPUT is a folder of media, or a table that names or holds them: .csv, .tsv, .jsonl, .parquet or .arrow. All of them
@@ -85,7 +87,7 @@ def command(
 
     options = _options(given)
     bar = ProgressBar(quiet=quiet)
-    note = common.notes(bar, quiet=quiet)
+    note = notes(bar, quiet=quiet)
     if dry_run:
         show_estimate(
             lambda: estimate_shards(inputs, options=options, on_notice=note), estimate_lines, output,
@@ -93,15 +95,14 @@ def command(
         )  # fmt: skip
         return
     folder = common.output_folder(output)
-    if is_planned_only():
+    if not executor.is_local:
         plan_shards(inputs, folder, options=options, on_notice=note)
-        hand_over(folder, workers=options.workers, quiet=quiet, as_json=as_json)
+        hand_over(executor, folder, workers=options.workers, quiet=quiet, as_json=as_json)
         return
     with bar:
         manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(show, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
-    report = summary(manifest, folder, elapsed_s)
-    common.show(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
+    tell(manifest, folder, elapsed_s, quiet=quiet, as_json=as_json)
 
 
 def show(bar: ProgressBar, progress: ShardProgress) -> None:
@@ -112,8 +113,8 @@ def show(bar: ProgressBar, progress: ShardProgress) -> None:
 
 
 def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a job."""
-    common.show(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
+    """Print the report at the end of a run or job."""
+    print_found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:

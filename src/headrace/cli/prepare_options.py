@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from click import Option
 
 from headrace import preparing
-from headrace.cli.command import Command, print_json, print_report, usage_errors
+from headrace.cli.job import JobCommand
 from headrace.engine.forking import be_one_thread
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural
 
 if TYPE_CHECKING:
-    from headrace.cli.progress import ProgressBar
     from headrace.preparing import ErrorOptions
     from headrace.stores import ErrorEntry
 
 _MAX_ERRORS_SHOWN = 5
 
 
-class Subcommand(Command):
-    """A way to prepare, with options in groups; an option of another subcommand is refused with the name of that one.
+class Subcommand(JobCommand):
+    """A way to prepare; an option of another subcommand is refused with the name of that one.
 
     Its process keeps to one thread, so that workers can be forked from it.
 
     Args:
-        groups: the options below each heading of the help.
         what: what the subcommand prepares, for messages: ``texts``.
         instead: what to write here instead of an option of another subcommand, by the name of that option.
     """
@@ -37,35 +35,21 @@ class Subcommand(Command):
     def __init__(
         self,
         *args: Any,
-        groups: Mapping[str, Sequence[Option]],
         what: str,
         instead: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.what = what
-        self._groups = groups
         self._instead = instead or {}
-        self.params += [option for options in groups.values() for option in options]
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return all parameters; ``--json`` is one of every subcommand, as ``--help`` is."""
-        return [*self.params, JSON, *super().get_params(ctx)[len(self.params) :]]
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options below the headings of their groups."""
-        common = [param for param in self.get_params(ctx)[len(self.params) :] if isinstance(param, Option)]
-        for heading, options in {**self._groups, "Common options": common}.items():
-            with formatter.section(heading):
-                formatter.write_dl([record for option in options if (record := option.get_help_record(ctx))])
+        self.params.append(JSON)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; the error for an option of another subcommand says where it belongs."""
-        with usage_errors(args):
-            try:
-                return click.Command.parse_args(self, ctx, args)
-            except click.NoSuchOption as error:
-                raise self._belonging(ctx, error) from None
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise self._belonging(ctx, error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Keep libraries that are loaded later from starting threads, then run the subcommand."""
@@ -221,24 +205,6 @@ def output_folder(output: str | None) -> str:
     if output is None:
         raise ConfigError("--output DIR is missing: name the folder for the result")
     return output
-
-
-def notes(bar: ProgressBar, *, quiet: bool) -> Callable[[str], None]:
-    """Return what a run calls with its notices: they are lines above the bar, or nothing with ``--quiet``."""
-
-    def note(message: str) -> None:
-        if not quiet:
-            bar.note(f"note: {message}")
-
-    return note
-
-
-def show(found: object, report: Sequence[str], *, as_json: bool, quiet: bool = False) -> None:
-    """Print what a run found as JSON, or the lines of its report."""
-    if as_json:
-        print_json(found)
-    elif not quiet:
-        print_report(report)
 
 
 def dropped(reasons: Mapping[str, int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,8 +10,9 @@ from click import Option
 
 from headrace import preparing
 from headrace.cli import prepare_options as common
-from headrace.cli.command import is_given
-from headrace.cli.prepare_text import check_shards, run
+from headrace.cli.command import check_shards, is_given
+from headrace.cli.job import ExecutorOptions
+from headrace.cli.prepare_text import run
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,8 +72,8 @@ _FROM_COMMAND_LINE = (
 @click.argument("path", metavar="RECIPE")
 @click.argument("inputs", nargs=-1, metavar="[INPUT...]")
 def command(
-    path: str, inputs: tuple[str, ...], output: str | None, tokenizer: str | None, dry_run: bool, quiet: bool,
-    as_json: bool, **given: Any,
+    path: str, inputs: tuple[str, ...], output: str | None, tokenizer: str | None, executor: ExecutorOptions,
+    dry_run: bool, quiet: bool, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Make samples of records as RECIPE says, a file in YAML or JSON; see docs/recipes.md.
 
@@ -85,16 +87,13 @@ def command(
     given = {name: value for name, value in given.items() if is_given(context, name)}
     recipe = _load(path, given, tokenizer)
     options = preparing.RecipeOptions(**{name: given[name] for name in _FROM_COMMAND_LINE if name in given})
+    prepare = preparing.prepare_recipe if executor.is_local else preparing.plan_recipe
     run(
         output,
         estimate=lambda: preparing.estimate_recipe(recipe, inputs=inputs, tokenizer=tokenizer, options=options),
-        prepare=lambda output, show, note: preparing.prepare_recipe(
-            recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
-        ),
-        plan=lambda output, show, note: preparing.plan_recipe(
-            recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
-        ),
+        prepare=partial(prepare, recipe, inputs=inputs, tokenizer=tokenizer, options=options),
         options=options,
+        executor=executor,
         dry_run=dry_run,
         quiet=quiet,
         as_json=as_json,

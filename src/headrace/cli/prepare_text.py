@@ -13,9 +13,9 @@ from click import Option
 
 from headrace import preparing
 from headrace.cli import prepare_options as common
-from headrace.cli.command import FAULTY
-from headrace.cli.job import hand_over, is_planned_only
-from headrace.cli.progress import ProgressBar
+from headrace.cli.command import FAULTY, check_shards, print_found
+from headrace.cli.job import ExecutorOptions, hand_over
+from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, noted, plural, short, size
 
@@ -50,7 +50,7 @@ def show(bar: ProgressBar, progress: TextProgress) -> None:
 
 def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
     """Print the report at the end of a job."""
-    common.show(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
+    print_found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
@@ -193,7 +193,7 @@ def show_estimate(
     if output is not None and (note := look_at_output(output, overwrite=overwrite, restart=restart)):
         click.echo(f"note: {note}", err=True)
     found = estimate()
-    common.show(found, lines(found), as_json=as_json)
+    print_found(found, lines(found), as_json=as_json)
     if found.stops:
         click.get_current_context().exit(FAULTY)
 
@@ -212,9 +212,9 @@ def run(
     output: str | None,
     *,
     estimate: Callable[[], Estimate],
-    prepare: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest],
-    plan: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest | None],
+    prepare: Callable[..., Manifest | None],
     options: RunOptions,
+    executor: ExecutorOptions,
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -224,9 +224,10 @@ def run(
     Args:
         output: the value of ``--output``.
         estimate: what estimates the run.
-        prepare: what does the run; it gets the folder of the output, and what to call with progress and notices.
-        plan: what plans it for an executor that was chosen, with the same arguments.
+        prepare: what does the run, or plans it for an executor; it accepts the folder of the output, ``on_progress``
+            and ``on_notice``.
         options: what the command line says about the run.
+        executor: where the run is done.
         dry_run: whether the run is only estimated.
         quiet: whether progress, notices and report are left out.
         as_json: whether the report is JSON.
@@ -239,21 +240,20 @@ def run(
     folder = common.output_folder(output)
     is_whole = True
     with ProgressBar(quiet=quiet) as bar:
-        note = common.notes(bar, quiet=quiet)
+        note = notes(bar, quiet=quiet)
 
         def notice(message: str) -> None:
             nonlocal is_whole
             is_whole = is_whole and not message.startswith(CONTINUED)
             note(message)
 
-        step = plan if is_planned_only() else prepare
-        manifest = step(folder, partial(show, bar), notice)
+        manifest = prepare(folder, on_progress=partial(show, bar), on_notice=notice)
         elapsed_s = bar.elapsed_s
     if manifest is None:
-        hand_over(folder, workers=options.workers, quiet=quiet, as_json=as_json)
+        hand_over(executor, folder, workers=options.workers, quiet=quiet, as_json=as_json)
         return
     report = summary(manifest, folder, elapsed_s, is_whole=is_whole)
-    common.show(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
+    print_found(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
 
 
 _TOKENS = (
@@ -331,8 +331,8 @@ _OUTPUT = (
 )
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 def command(
-    inputs: tuple[str, ...], output: str | None, tokenizer: str | None, dry_run: bool, quiet: bool, as_json: bool,
-    **given: Any,
+    inputs: tuple[str, ...], output: str | None, tokenizer: str | None, executor: ExecutorOptions, dry_run: bool,
+    quiet: bool, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Tokenise text into shards in DIR that Megatron can read.
 
@@ -346,26 +346,17 @@ def command(
     if not inputs:
         raise ConfigError("no INPUT is given: name at least one file, folder or glob")
     options = _options(given)
+    prepare = preparing.prepare_text if executor.is_local else preparing.plan_text
     run(
         output,
         estimate=lambda: preparing.estimate_text(inputs, tokenizer=tokenizer, options=options),
-        prepare=lambda output, show, note: preparing.prepare_text(
-            inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
-        ),
-        plan=lambda output, show, note: preparing.plan_text(
-            inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
-        ),
+        prepare=partial(prepare, inputs, tokenizer=tokenizer, options=options),
         options=options,
+        executor=executor,
         dry_run=dry_run,
         quiet=quiet,
         as_json=as_json,
     )
-
-
-def check_shards(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError if one shard and the size of several are asked for."""
-    if given.get("single") and given.get("shard_tokens") is not None:
-        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
 
 
 def _options(given: dict[str, Any]) -> TextOptions:

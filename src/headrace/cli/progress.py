@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -134,6 +134,16 @@ class ProgressBar:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
+
+
+def notes(bar: ProgressBar, *, quiet: bool) -> Callable[[str], None]:
+    """Return what a run calls with its notices: they are lines above the bar, or nothing with ``--quiet``."""
+
+    def note(message: str) -> None:
+        if not quiet:
+            bar.note(f"note: {message}")
+
+    return note
 
 
 def _bars(stream: TextIO) -> Progress:

@@ -11,7 +11,7 @@ import click
 
 import headrace
 from headrace import inspect, tracing
-from headrace.cli.command import Command, json_option, print_json, print_report
+from headrace.cli.command import Command, json_option, print_found
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ def _trained(trained: int | None, state: str | None) -> int | Mapping[str, Any] 
 def show(path: str, as_json: bool) -> None:
     """Show the mix, batches, order, length and edits of each run in FILE."""
     found = inspect.tell_run_file(path)
-    if as_json:
-        print_json(found)
-    else:
-        print_report(found.lines())
+    print_found(found, found.lines(), as_json=as_json)
 
 
 @run.command(cls=Command, name="log", short_help="The edits, with dates and reasons.")
@@ -83,10 +80,11 @@ def log(path: str, as_json: bool) -> None:
     """List the edits in FILE in the order of their steps, with dates, reasons and what each changes."""
     found = inspect.tell_run_file(path)
     edits = [edit for one in found.runs for edit in one.edits]
-    if as_json:
-        print_json({"run": path, "generation": found.generation, "edits": edits})
-    else:
-        print_report([line for edit in edits for line in inspect.edit_lines(edit)] or [f"{path}: no edits"])
+    print_found(
+        {"run": path, "generation": found.generation, "edits": edits},
+        [line for edit in edits for line in inspect.edit_lines(edit)] or [f"{path}: no edits"],
+        as_json=as_json,
+    )
 
 
 @run.command(cls=Command, name="edit", short_help="Change the run from a step on.")
@@ -176,10 +174,7 @@ def undo(path: str, trained: int | None, state: str | None, dry_run: bool, as_js
 
 def _tell(path: str, found: tracing.FileEdit, *, dry_run: bool, as_json: bool) -> None:
     told = inspect.tell_change(path, found, written=not dry_run)
-    if as_json:
-        print_json(told)
-    else:
-        print_report(told.lines())
+    print_found(told, told.lines(), as_json=as_json)
 
 
 def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, headrace.Exclude]:

@@ -13,7 +13,7 @@ import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import Command, json_option, part_options, print_json, print_report, write_file
+from headrace.cli.command import Command, json_option, part_options, print_found, print_json, write_file
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.inspect.figures import count, plural, safe_text, size
 
@@ -113,10 +113,9 @@ def cat(
         if output is not None:
             raise ConfigError(f"--output {output} is for the bytes of one part: write KEY.PART, and leave out --json")
         sample = inspect.look_at_sample(store, number, part, max_chars=MAX_CHARS)
-    if as_json:
-        print_json(sample.shown)
-    else:
-        print_report([inspect.parts_heading(sample.shown), *inspect.parts_lines(sample, None)])
+    print_found(
+        sample.shown, [inspect.parts_heading(sample.shown), *inspect.parts_lines(sample, None)], as_json=as_json
+    )
 
 
 def _write(data: bytes, name: str, output: str | None, *, force: bool) -> None:

@@ -16,10 +16,11 @@ from headrace.cli.command import (
     json_option,
     packing_of,
     part_options,
+    print_found,
     print_json,
     print_report,
 )
-from headrace.cli.job import JobCommand, hand_over, is_planned_only
+from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
 from headrace.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -60,10 +61,7 @@ def info(path: str, as_json: bool, **options: Any) -> None:
     """
     with ProgressBar(quiet=False) as bar:
         found = inspect.describe(path, **options, on_progress=bar.update)
-    if as_json:
-        print_json(found)
-    else:
-        print_report(found.lines())
+    print_found(found, found.lines(), as_json=as_json)
 
 
 _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "max_documents", "repack")
@@ -121,7 +119,7 @@ _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_mu
 @click.option("--quiet", "-q", is_flag=True, help="Show only faults, no progress or summary.")
 @json_option
 @click.pass_context
-def check(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: Any) -> None:
+def check(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, executor: ExecutorOptions, **_: Any) -> None:
     """Read the whole store at PATH and report faults: hashes, sizes, structure, ids outside the vocabulary.
 
     PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. All keys are read. With --pack, a store
@@ -132,7 +130,7 @@ def check(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: Any
     indices, counts and index.sqlite, and looks for duplicate keys and faults of split files; with --decode it decodes
     every part. For a metadataset (.yaml) it checks the file, its joins, and each of its datasets once.
     """
-    options = given_options(ctx, "path", "quiet", "as_json")
+    options = given_options(ctx, "path", "quiet", "as_json", "executor")
     kind = inspect.kind_of(path)
     if kind != "kept":
         inspect.check_fit(path, kind, options, inspect.CHECK_FITS)
@@ -141,12 +139,12 @@ def check(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: Any
         packs = {name: options.pop(name) for name in _OF_PACKS if name in options}
         options["packing"] = packing_of(packs, "the options of packs need the length of a pack: add --pack N")
     quarantine = options.pop("quarantine", False)
-    if is_planned_only():
+    if not executor.is_local:
         from headrace.inspect.decode_job import plan_check
 
         workers = options.pop("workers", None)
         plan_check(path, options, quarantine=quarantine)
-        hand_over(path, workers=workers, quiet=quiet, as_json=as_json)
+        hand_over(executor, path, workers=workers, quiet=quiet, as_json=as_json)
         return
     with ProgressBar(quiet=quiet) as bar:
         verdict = inspect.check(path, **options, on_progress=bar.update)

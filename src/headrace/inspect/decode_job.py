@@ -53,7 +53,7 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
     """
     if is_url(path) and path.lower().startswith("http"):
         raise ConfigError(
-            f"{path}: a plan lies beside the dataset, and nothing is written to a web server: leave the executor out,"
+            f"{path}: a plan lies beside the dataset, and nothing is written to a web server: check it on one host,"
             " or copy the dataset to s3://, gs:// or az://"
         )
     kind = kind_of(path)
@@ -61,7 +61,7 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
         raise ConfigError(f"{path} is a metadataset: plan a check of each of its datasets, see headrace info {path}")
     check = SampleCheck.of(options)
     if not check.decode:
-        raise ConfigError("other processes can only decode: add `decode`, or leave the executor out")
+        raise ConfigError("other processes can only decode: add `decode`, or check it on this host")
     if quarantine:
         check_quarantine(path, kind, decodes=True)
     if not is_url(path) and not WORK(Path(path)).parent.is_dir():

@@ -161,9 +161,7 @@ class TextJob(Job):
             return TaskResult(value={"mismatch": failed.message})
         if failed.kind in (worker.BAD_LINE, worker.ENDED_WORKER):
             file = self._plan.files[failed.file]
-            return TaskResult(
-                error=f"{file.name}: {sentence(failed.message)} `headrace prepare finish` names the line."
-            )
+            return TaskResult(error=f"{file.name}: {sentence(failed.message)} `headrace job finish` names the line.")
         raise failed.error()
 
     def advance(self, phase: Phase, show: Show) -> None:
