@@ -25,9 +25,9 @@ from headrace.errors import ConfigError, OutputError, StoreAwayError, StoreError
 from headrace.inspect import check_quarantine, decode_job, decoding
 from headrace.kinds import finish_job, open_job
 from headrace.stores.tar.store import TarStore
-from headrace.testing.work import WorkContract
 from measured_made import numbers
 from memory_stores import MemoryBucket, Stopped, watched
+from nfs import OnNfs
 
 LOCAL = LocalExecutor(workers=1)
 
@@ -124,7 +124,7 @@ def test_check_on_hosts_that_share_nothing(
     assert not hosts.left()
 
 
-class TestDecoding(WorkContract):
+class TestDecoding(OnNfs):
     """A check of a dataset: its output is the verdict beside it."""
 
     def plan(self, output: str) -> None:

@@ -21,7 +21,7 @@ from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.kinds import KINDS, finish_job, open_job
-from headrace.testing.work import WorkContract
+from nfs import OnNfs
 
 AnyOutput = str | Path
 Copy = Callable[..., CopyReport]
@@ -71,7 +71,7 @@ def finished(output: Path) -> Any:
     return finish_job(output, LocalExecutor(workers=1), Show())
 
 
-class Copied(WorkContract):
+class Copied(OnNfs):
     """A copy."""
 
     copy: ClassVar[Copy]

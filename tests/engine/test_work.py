@@ -17,7 +17,8 @@ from headrace.engine.receipts import Receipt
 from headrace.errors import InputError, OutputError, WorkerError
 from headrace.io import unique_name
 from headrace.kinds import open_job
-from headrace.testing.work import WorkContract, inline
+from headrace.testing.work import inline
+from nfs import OnNfs
 from toy_work import RESULT, ToyPlan
 
 TOY = ToyPlan(7, 3)
@@ -30,7 +31,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-class TestToy(WorkContract):
+class TestToy(OnNfs):
     file_limit = 8
 
     def plan(self, output: str) -> None:

@@ -6,13 +6,8 @@ The workers run inside this process, see `faults`; `test_machines` has real clus
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import random
 import re
-import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +21,6 @@ from counts import cases, spread
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Show
 from headrace.errors import HeadraceError, OutputError
-from headrace.io import once
 from headrace.preparing import (
     ErrorOptions,
     OutputOptions,
@@ -38,6 +32,7 @@ from headrace.preparing import (
     prepare_text,
 )
 from jobs_by_hand import do_some, finish, small_jobs
+from nfs import Nfs
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 CASES = {
@@ -113,41 +108,6 @@ def test_a_full_disk(
                 action(output)
             finish(output)
             assert faults.content(output) == wanted[name]
-
-
-class Nfs:
-    """A folder with the habits of NFS, as a seed decides: what others made is seen late, and replies are lost."""
-
-    def __init__(self, seed: int, *, has_links: bool) -> None:
-        self._chance = random.Random(seed)
-        self._has_links = has_links
-        self._listdir, self._link, self._read = os.listdir, os.link, Path.read_bytes
-
-    def listdir(self, path: Any = ".") -> list[str]:
-        names = self._listdir(path)
-        late = "receipts" in str(path) or "claims" in str(path)
-        return [name for name in names if not late or self._chance.random() < 0.7]
-
-    def link(self, *args: Any, **options: Any) -> None:
-        if not self._has_links:
-            raise OSError(1, "no hard links")
-        self._link(*args, **options)
-        if self._chance.random() < 0.3:  # the reply is lost, and the client calls again
-            self._link(*args, **options)
-
-    @contextlib.contextmanager
-    def mounted(self, host: str) -> Iterator[None]:
-        """This process is on this host, whose clock is wrong by minutes."""
-        wrong_s = self._chance.uniform(-600, 600)
-        clock = time.time
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "listdir", self.listdir)
-            patch.setattr(os, "link", self.link)
-            patch.setattr(socket, "gethostname", lambda: host)
-            patch.setattr(platform, "node", lambda: host)
-            patch.setattr(time, "time", lambda: clock() + wrong_s)
-            patch.setattr(once, "_WAIT_S", 0.0)
-            yield
 
 
 def test_hosts_that_share_a_folder_like_nfs(

@@ -7,12 +7,15 @@ limit of a job, which Slurm counts in minutes.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -56,7 +59,7 @@ POISONED = ("--filter", "poison:keep", "--on-error", "skip")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some MB of text in JSON lines, which are a dozen tasks, and a tokeniser."""
+    """A folder with some MB of text in JSON lines, which are a dozen tasks, a tokeniser, a store, and samples."""
     folder = tmp_path_factory.mktemp("data")
     texts = [
         path.read_text("utf-8", "replace") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:160]
@@ -72,6 +75,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(3):
         lines = [json.dumps({"text": text}) + "\n" for text in texts[number::3]]
         (folder / f"{number}.jsonl").write_text("".join(lines))
+    subprocess.run(arguments(folder, folder / "store", "-q"), cwd=folder, check=True)
+    with tarfile.open(folder / "samples.tar", "w") as tar:
+        for number in range(300):
+            found = tarfile.TarInfo(f"{number:03d}.json")
+            found.size = 2 if number % 50 else 4
+            tar.addfile(found, io.BytesIO(b"{}" if number % 50 else b"{bad"))
     (folder / "poison.py").write_text(POISON)
     (folder / "gates.py").write_text(GATES.format(all=str(folder / "all"), one=str(folder / "one")))
     return folder
@@ -87,7 +96,14 @@ def closed(gate: Path) -> Iterator[None]:
         gate.unlink()
 
 
+MERGE = "merge"
+"""In place of options of ``prepare``: a merge into some thirty shards."""
+
+
 def arguments(data: Path, output: Path, *more: str) -> list[str]:
+    if more[:1] == (MERGE,):
+        store = str(data / "store")
+        return [*HEADRACE, MERGE, store, store, "-o", str(output), "--shard-tokens", "100000", *more[1:]]
     inputs = [str(path) for path in sorted(data.glob("*.jsonl"))]
     return [*HEADRACE, "prepare", *inputs, "--tokenizer", str(data / "tokenizer.json"), "-o", str(output), *more]
 
@@ -101,7 +117,7 @@ def wanted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     def content_of(*more: str) -> dict[str, bytes]:
         if more not in made:
             output = folder / f"{len(made)}"
-            subprocess.run(arguments(data, output, "-q", *more), cwd=data, check=True)
+            subprocess.run(arguments(data, output, *more, "-q"), cwd=data, check=True)
             made[more] = content(output)
         return made[more]
 
@@ -233,6 +249,34 @@ def test_the_example_for_slurm(
     assert content(tmp_path / "out") == wanted("--append-eod")
 
 
+def checked(data: Path, folder: Path) -> tuple[list[str], str]:
+    """The arguments that check some samples, of which six cannot be decoded; and what a check here reports."""
+    shutil.copy(data / "samples.tar", folder)
+    command = [*HEADRACE, "check", str(folder / "samples.tar"), "--decode"]
+    found = subprocess.run([*command, "--workers", "1"], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    return command, without_seconds(found.stdout)
+
+
+def without_seconds(report: str) -> str:
+    return "\n".join(report.splitlines()[:-1])
+
+
+@pytest.mark.interop
+def test_slurm_copies_and_checks(
+    slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    run(slurm, arguments(data, tmp_path / "out", MERGE, "--executor", "slurm", "-q"), data)
+    command, told = checked(data, tmp_path)
+    run(slurm, [*command, "--executor", "slurm"], data)
+    slurm.wait_until_empty(PATIENCE_S)
+    assert content(tmp_path / "out") == wanted(MERGE)
+    found = subprocess.run(
+        [*HEADRACE, "job", "finish", command[-2]], cwd=data, capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, without_seconds(found.stdout)) == (1, told)
+
+
 @pytest.mark.soak
 def test_slurm_and_a_hundred_deaths(
     slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
@@ -256,7 +300,7 @@ def test_slurm_and_a_hundred_deaths(
 
     while deaths < DEATHS:
         output = tmp_path / f"{deaths}"
-        more = chance.choice([(), ("--deduplicate",)])
+        more = chance.choice([(), ("--deduplicate",), (MERGE,)])
         run(slurm, arguments(data, output, *more, "--executor", "slurm", "-q"), data)
         for _ in range(chance.randint(2, 8)):
             wait_for(at_work_or_over)
@@ -326,6 +370,22 @@ def test_ray_and_a_record_that_ends_workers(
     assert load_manifest(output).ledger.documents.dropped["ended_worker"] == 1
 
 
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+def test_ray_copies_and_checks(
+    ray: ray_cluster.Ray, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    first = drive(ray, data, tmp_path / "out", MERGE)
+    wait_for(lambda: ray.workers() or first.poll() is not None)
+    kill_worker(ray, random.Random(0))
+    assert first.wait(PATIENCE_S) == 0
+    assert content(tmp_path / "out") == wanted(MERGE)
+    command, told = checked(data, tmp_path)
+    more = ["--executor", "ray", "--address", ray.address]
+    found = subprocess.run([*command, *more], cwd=data, capture_output=True, text=True, check=False)
+    assert (found.returncode, without_seconds(found.stdout)) == (1, told), found.stderr
+
+
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
 def test_ray_and_a_hundred_deaths(
@@ -335,7 +395,7 @@ def test_ray_and_a_hundred_deaths(
     deaths = 0
     while deaths < DEATHS:
         output = tmp_path / f"{deaths}"
-        more = chance.choice([(), ("--deduplicate",)])
+        more = chance.choice([(), ("--deduplicate",), (MERGE,)])
         driver = drive(ray, data, output, *more)
         for _ in range(chance.randint(2, 6)):
             wait_for(lambda driver=driver: ray.workers() or driver.poll() is not None)

@@ -31,8 +31,8 @@ from headrace.engine.job import Show, save_plan
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.measure_job import MeasureRequest, plan_measure
 from headrace.kinds import finish_job, open_job
-from headrace.testing.work import WorkContract
 from measured_made import Drawing, Drawn, Filter, Grouped, Packed, numbers, opened, plain_outputs
+from nfs import OnNfs
 
 COUNT, BROKEN = 150, (3, 77, 120)
 ENCODERS = [Filter(1), Drawn(2), Grouped(3), Packed(4), Drawn(5, most=1, failing=0)]
@@ -373,7 +373,7 @@ def finished(output: Path) -> Any:
     return finish_job(output, LocalExecutor(workers=1), Show())
 
 
-class TestMeasuring(WorkContract):
+class TestMeasuring(OnNfs):
     """The facts lie in a folder."""
 
     @pytest.fixture(autouse=True)
