@@ -355,4 +355,5 @@ class Doer:
             raise FailedTaskError(f"task {task_index} failed on host {receipt.host}: {receipt.error}")
 
     def _report(self) -> None:
-        self._on_progress(TaskProgress.of(self._phase, self._receipts, self._counts.values()))
+        under_way = (counts for task, counts in self._counts.items() if task not in self._receipts.done)
+        self._on_progress(TaskProgress.of(self._phase, self._receipts, under_way))
