@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.copying.copier import Copier, MadeShard, manifest_of, options_of
-from headrace.copying.destination import CopyPlace, Destination
+from headrace.copying.destination import WORK, CopyPlace, Destination
 from headrace.copying.orders import CopyOrder, CopyReport, planned, reported
 from headrace.copying.plan import FolderPlan, ranges_of
 from headrace.copying.sources import StoreSource, open_sources
@@ -27,7 +27,7 @@ from headrace.engine.job import Do, Phase, Show, TaskResult, Tell
 from headrace.engine.serving import Failed
 from headrace.engine.tasks import PlannedJob
 from headrace.errors import ConfigError, InputError, OutputError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Storage, etag_of, hash_bytes, is_url, output_errors, path_in, reader_of
+from headrace.io import AnyPath, Storage, etag_of, hash_bytes, is_url, output_errors, path_at, path_in, reader_of
 from headrace.stores import InputFile, Manifest, load_manifest
 
 KIND: Final = "copy"
@@ -114,10 +114,13 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
         """
         order = self.order
         self.check_files(given)
+        hashed: dict[int, list[CopiedFile]] = {}
+        for file in self.files:
+            hashed.setdefault(file.task, []).append(file)
         with open_sources(order.request.paths, order.request.options, order.folder, given) as sources:
 
             def do(task: ShardTask | FileTask, results: Path, tell: Tell) -> TaskResult:
-                mine = [file for file in self.files if file.task == task.task_index]
+                mine = hashed.get(task.task_index, ())
                 made, found = None, TaskResult(counts={"bytes": sum(file.size for file in mine)})
                 if isinstance(task, ShardTask):
                     copier = Copier(order, sources, tell)
@@ -142,7 +145,8 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
                 raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
             is_same = etag == file.etag if file.etag and etag else found.st_mtime_ns == file.mtime_ns
             if found.st_size != file.size or not is_same:
-                what = f"what is unfinished at {self.order.request.output}"
+                output = path_at(self.order.request.output)
+                what = WORK(output) if isinstance(output, Path) else f"what is below {output}"
                 raise StoreError(f"{path}: the file changed since the copy was planned; remove {what}, and plan again")
 
     def path_of(self, file: CopiedFile, storage: Storage | None) -> AnyPath:
@@ -293,16 +297,16 @@ class CopyJob(PlannedJob):
             return report
         self.plan.check_files(self.given)
         receipts = self.known_receipts()
-        for failed in receipts.failed.values():
-            raise InputError(failed.error)
+        if receipts.failed:
+            raise InputError(receipts.failed[min(receipts.failed)].error)
         results = [msgspec.convert(receipts.done[task.task_index].value, ShardResult) for task in self.plan.tasks]
-        inputs = {file.path: file for result in results for file in result.inputs}
+        hashed = {file.path: file for result in results for file in result.inputs}
+        inputs = [hashed[file.path] for file in self.plan.files]
         shards = iter(result.made for result in results if result.made is not None)
         manifests, sums, inner_borders = {}, dict[str, tuple[int, str]](), 0
         for folder in order.plan.folders:
             some = [next(shards) for _ in folder.shards]
-            files = [inputs[file.path] for file in self.plan.files]
-            manifests[folder.name] = manifest = manifest_of(order, folder, some, files)
+            manifests[folder.name] = manifest = manifest_of(order, folder, some, inputs)
             for name, found in manifest.files().items():
                 sums[Path(folder.name, name).as_posix()] = found.size, found.xxh3_128
             inner_borders += sum(shard.inner_borders for shard in some)

@@ -20,7 +20,7 @@ from headrace.copying.plan import DocumentRange, cut, named_split, part_borders,
 from headrace.copying.sources import StoreSource, expand, open_sources
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Show, TaskProgress
-from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreError
+from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreAwayError, StoreError
 from headrace.io import Storage, check_readable, check_storage, is_url, safe_relative
 from headrace.stores import InputFile
 
@@ -80,6 +80,8 @@ def run(
     show = Show() if on_progress is None else Show(tasks=on_progress)
     try:
         report: CopyReport = drive(job, LocalExecutor(workers=0 if workers == 1 else workers), show)
+    except StoreAwayError:
+        raise
     except (InputError, StoreError, ConfigError):
         # The same copy would fail again because of its sources, so nothing of it stays.
         if is_first:
