@@ -163,7 +163,7 @@ def task(
     no others are begun. Without --tasks, --most or --no-wait, the processes stay until the tasks of all phases are
     done. Then `headrace job finish DIR` makes the output.
     """
-    from headrace.engine.doing import Doer, Limits
+    from headrace.engine.doing import Limits
     from headrace.engine.executors import take_part
     from headrace.engine.processes import usable_cores
     from headrace.engine.slurm import job_end_s
@@ -174,22 +174,10 @@ def task(
     found: dict[str, Any] = {"output": output, "phase": None, "done": 0, "open": 0}
     if phase is not None:
         wanted = None if tasks is None else _ranges(tasks, job.receipts(phase).tasks)
-        num_workers = workers or usable_cores()
         with ProgressBar(quiet=quiet or as_json) as bar, Limits(most, job_end_s()) as limits:
             show = _shown_in(bar, _kind_of(output), quiet=quiet or as_json)
-            if wanted is None and most is None and not no_wait:
-                done = take_part(job, limits, show, workers=num_workers)
-            else:
-                doer = Doer(
-                    job,
-                    phase,
-                    wanted=wanted,
-                    workers=num_workers,
-                    waits=not no_wait and most is None,
-                    limits=limits,
-                    on_progress=show.tasks,
-                )
-                done = doer.run()
+            waits = not no_wait and most is None
+            done = take_part(job, limits, show, workers=workers or usable_cores(), wanted=wanted, waits=waits)
         if (phase := job.phase() or phase) is not None:
             job.receipts(phase).refresh()
             found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -147,11 +148,21 @@ class _Turn:
         time.sleep(max(REFRESH_S, self._job.shared.pause_s))
 
 
-def take_part(job: Job, limits: Limits, show: Show, *, workers: int) -> int:
+def take_part(
+    job: Job, limits: Limits, show: Show, *, workers: int, wanted: Sequence[int] | None = None, waits: bool = True
+) -> int:
     """Do the open tasks of all phases, together with other processes; only the output is left to `drive`.
 
     What is done in order between two phases is done by one of the processes, and the others wait for it; none of those
     that a scheduler will end begins it.
+
+    Args:
+        job: the job.
+        limits: when to begin no more tasks.
+        show: what tells how far it is.
+        workers: number of worker processes.
+        wanted: the tasks to do, of this phase alone; None does all that are open.
+        waits: whether to wait for tasks that other processes have begun; otherwise only this phase is done.
 
     Returns:
         Of how many tasks this process has created the receipt.
@@ -161,12 +172,12 @@ def take_part(job: Job, limits: Limits, show: Show, *, workers: int) -> int:
     """
     num_done = 0
     while (phase := job.phase()) is not None:
-        doer = Doer(job, phase, wanted=None, workers=workers, waits=True, limits=limits, on_progress=show.tasks)
+        doer = Doer(job, phase, wanted=wanted, workers=workers, waits=waits, limits=limits, on_progress=show.tasks)
         num_done += doer.run()
         receipts = job.receipts(phase)
         receipts.refresh()
-        if receipts.open_tasks:
-            break  # this process has to end
+        if wanted is not None or not waits or receipts.open_tasks:
+            break  # this process has to end, or was asked for no more
         if (following := job.phase()) is None or following.name != phase.name:
             continue
         if limits.may_be_ended:
