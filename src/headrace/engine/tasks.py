@@ -30,6 +30,32 @@ MAIN: Final = "headrace.engine.tasks:main"
 _OF_SCRIPT: Final = ("sys_path", "sys_argv", "dir", "init_main_from_name", "init_main_from_path")
 
 
+class SpanTask(msgspec.Struct, frozen=True):
+    """Do the samples ``[first, end)``."""
+
+    task_index: int
+    first: int
+    end: int
+
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        return f"samples {self.first:,} to {self.end:,}"
+
+    @property
+    def name(self) -> str:
+        """The name of its result."""
+        return f"{self.first}-{self.end}"
+
+
+def spans(num_samples: int, size: int) -> list[SpanTask]:
+    """Return tasks of at most ``size`` samples, which hold all of them in order."""
+    return [
+        SpanTask(index, first, min(first + size, num_samples))
+        for index, first in enumerate(range(0, num_samples, size))
+    ]
+
+
 class TaskPlan(Protocol):
     """What ``plan.json`` keeps of such a kind of work: a `msgspec.Struct`."""
 

@@ -16,7 +16,7 @@ from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Do, Phase, Show, TaskProgress, TaskResult, Tell, save_plan
 from headrace.engine.serving import load, save
 from headrace.engine.shared import SharedFolder
-from headrace.engine.tasks import PlannedJob
+from headrace.engine.tasks import PlannedJob, SpanTask, spans
 from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError, StoreAwayError, StoreError
 from headrace.inspect.answers import OnProgress
 from headrace.inspect.figures import count, plural
@@ -182,19 +182,6 @@ def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> No
         first_that_works(options, field, part)
 
 
-class DecodeTask(msgspec.Struct, frozen=True):
-    """Decode the samples ``[first, end)``."""
-
-    task_index: int
-    first: int
-    end: int
-
-    @property
-    def label(self) -> str:
-        """What an error calls the task."""
-        return f"samples {self.first:,} to {self.end:,}"
-
-
 class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of the job."""
 
@@ -217,12 +204,9 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
         return Phase(name=name, num_tasks=len(self.tasks))
 
     @property
-    def tasks(self) -> list[DecodeTask]:
+    def tasks(self) -> list[SpanTask]:
         """All tasks, in the order of the samples."""
-        firsts = range(0, self.samples, self.task_samples)
-        return [
-            DecodeTask(index, first, min(first + self.task_samples, self.samples)) for index, first in enumerate(firsts)
-        ]
+        return spans(self.samples, self.task_samples)
 
     @contextlib.contextmanager
     def doing(self, given: Any) -> Iterator[Do]:
@@ -242,11 +226,10 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
                 self.check_fingerprint(store.fingerprint)
                 decoder = RangeDecoder(store, excluded(store, self.dataset))
 
-            def do(task: DecodeTask, results: Path, tell: Tell) -> TaskResult:
+            def do(task: SpanTask, results: Path, tell: Tell) -> TaskResult:
                 found = decoder.run(task.first, task.end, lambda number: tell({"samples": number}))
-                name = f"{task.first}-{task.end}"
-                save(results / name, as_ascii(found))
-                return TaskResult(files=(name,), counts={"samples": found.samples, "faulty": found.faulty_samples})
+                save(results / task.name, as_ascii(found))
+                return TaskResult(files=(task.name,), counts={"samples": found.samples, "faulty": found.faulty_samples})
 
             yield do
 

@@ -25,7 +25,7 @@ from headrace.encoders import Fault
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Do, Phase, Show, TaskResult, Tell, save_plan
 from headrace.engine.shared import SharedFolder
-from headrace.engine.tasks import PlannedJob
+from headrace.engine.tasks import PlannedJob, SpanTask, spans
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import cache_folder, check_local, hash_bytes, output_errors
@@ -195,24 +195,6 @@ WORK: Final = beside("measuring")
 KIND: Final = "measure"
 
 
-class MeasureTask(msgspec.Struct, frozen=True):
-    """Measure the samples ``[first, end)``, a chunk."""
-
-    task_index: int
-    first: int
-    end: int
-
-    @property
-    def label(self) -> str:
-        """What an error calls the task."""
-        return f"samples {self.first:,} to {self.end:,}"
-
-    @property
-    def name(self) -> str:
-        """Under which name its chunk is stored."""
-        return f"{self.first}-{self.end}"
-
-
 class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of the measuring of objects of a program, see `TaskPlan`: what is given is their `Measuring`."""
 
@@ -230,11 +212,9 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
         return Phase(name=f"measure-{name}", num_tasks=len(self.tasks))
 
     @property
-    def tasks(self) -> list[MeasureTask]:
-        """All tasks, in the order of the samples. They do not depend on the number of processes."""
-        size = min(_CHUNK_SAMPLES, max(_MIN_CHUNK, -(-self.samples // _MIN_CHUNKS)))
-        firsts = range(0, self.samples, size)
-        return [MeasureTask(index, first, min(first + size, self.samples)) for index, first in enumerate(firsts)]
+    def tasks(self) -> list[SpanTask]:
+        """All tasks, a chunk each, in the order of the samples. They do not depend on the number of processes."""
+        return spans(self.samples, min(_CHUNK_SAMPLES, max(_MIN_CHUNK, -(-self.samples // _MIN_CHUNKS))))
 
     def opened(self) -> AbstractContextManager[Measuring]:
         """Open what is measured, if nothing is given.
@@ -252,7 +232,7 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
         """See `TaskPlan`."""
         with self.opened() if given is None else nullcontext(given) as measuring:
 
-            def do(task: MeasureTask, results: Path, tell: Tell) -> TaskResult:
+            def do(task: SpanTask, results: Path, tell: Tell) -> TaskResult:
                 chunk = measuring.chunk(task.first, task.end, lambda number: tell({"samples": number}))
                 keep_chunk(results, task.name, chunk)
                 outputs = int(chunk.arrays["num_outputs"].sum())
