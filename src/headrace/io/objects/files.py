@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
 from headrace.io.objects.client import FetchReply
-from headrace.io.objects.lookups import BLOCK_BYTES, Objects
+from headrace.io.objects.lookups import BLOCK_BYTES, Objects, blocks_of
 from headrace.io.remote import Status
 from headrace.io.storage import Storage
 
@@ -39,8 +39,8 @@ class ObjectPart(NamedTuple):
 def parts_of(url: str, expected: Status, begin: int = 0, end: int | None = None) -> Iterator[ObjectPart]:
     """Yield the bytes of an object in parts of `BLOCK_BYTES`: all of them, or those from one byte up to another."""
     end = expected.size if end is None else end
-    for at in range(begin, end, BLOCK_BYTES):
-        yield ObjectPart(url, expected, at, min(at + BLOCK_BYTES, end))
+    for block in blocks_of(begin, end):
+        yield ObjectPart(url, expected, *block)
 
 
 def fetched(parts: Iterable[ObjectPart], storage: Storage | None) -> Iterator[Any]:
@@ -147,7 +147,5 @@ class ObjectFile(io.RawIOBase):
             self._step = min(2 * self._step, BLOCK_BYTES) if is_next else FIRST_BYTES
             left = self._end - self._at
             length = min(self._step, left) if left > 0 else FIRST_BYTES
-        end = min(self._at + length, self._size)
-        blocks = [(begin, min(begin + BLOCK_BYTES, end)) for begin in range(self._at, end, BLOCK_BYTES)]
-        data = self._objects.ranges(self._url, blocks)
-        self._first, self._data = self._at, memoryview(data[0] if len(data) == 1 else b"".join(map(bytes, data)))
+        data = self._objects.ranges(self._url, blocks_of(self._at, min(self._at + length, self._size)))
+        self._first, self._data = self._at, memoryview(data[0] if len(data) == 1 else b"".join(data))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import io
-import itertools
 import logging
 import os
 import re
@@ -64,6 +63,11 @@ _PASS_BLOCKS: Final = 4
 _SAY_AFTER_S: Final = 30.0
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _log = logging.getLogger("headrace")
+
+
+def blocks_of(begin: int, end: int) -> list[tuple[int, int]]:
+    """Return bytes of an object, from one up to another, as ranges of at most `BLOCK_BYTES`."""
+    return [(at, min(at + BLOCK_BYTES, end)) for at in range(begin, end, BLOCK_BYTES)]
 
 
 class ByteRoom:
@@ -216,6 +220,16 @@ class Objects:
         """
         return self.finish(url, self.begin_ranges(url, ranges)).data if ranges else []
 
+    def blocks(self, url: str, ahead: int) -> Iterator[memoryview]:
+        """Yield the bytes of an object in blocks, ``ahead`` of which are in memory or under way; raises as `ranges`."""
+        under_way: deque[Future[FetchReply]] = deque()
+        for block in blocks_of(0, self.known(url).size):
+            if len(under_way) == ahead:
+                yield memoryview(self.finish(url, under_way.popleft()).data[0])
+            under_way.append(self.begin_ranges(url, [block]))
+        while under_way:
+            yield memoryview(self.finish(url, under_way.popleft()).data[0])
+
     def finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
         """Wait for a request, count what it took, and return its reply; raises its error."""
         refuse_own_thread(url)
@@ -288,7 +302,8 @@ class Objects:
 
     def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        return io.BufferedReader(_Pass(url, self))
+        self.known(url)  # or it is an error at once
+        return io.BufferedReader(_Pass(self.blocks(url, _PASS_BLOCKS)))
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""
@@ -300,13 +315,11 @@ class Objects:
     def _fetch_whole(self, url: str, size: int, file: Path, room: ByteRoom | None) -> Path:
         with output_errors(file.parent, "create"):
             file.parent.mkdir(parents=True, exist_ok=True)
-        blocks = [(begin, min(begin + BLOCK_BYTES, size)) for begin in range(0, size, BLOCK_BYTES)]
         own = file.with_name(f".{unique_name()}-{file.name}")
-        with AtomicFile(own) as out:
-            for at in range(0, len(blocks), _AT_ONCE):
-                some = blocks[at : at + _AT_ONCE]
-                with contextlib.nullcontext() if room is None else room.take(some[-1][1] - some[0][0]):
-                    self._write(url, some, out)
+        in_room = contextlib.nullcontext() if room is None else room.take(min(size, _AT_ONCE * BLOCK_BYTES))
+        with in_room, AtomicFile(own) as out:
+            for data in self.blocks(url, _AT_ONCE):
+                out.write(data)
         if file.parent == cache_folder("objects"):
             keep_digest(file.name, out.sum.xxh3_128)
         # If another thread or process was first, its file stays, since it may be open already.
@@ -320,10 +333,6 @@ class Objects:
                 own.rename(file)
             own.unlink(missing_ok=True)
         return file
-
-    def _write(self, url: str, blocks: list[tuple[int, int]], out: AtomicFile) -> None:
-        for data in self.ranges(url, blocks):
-            out.write(memoryview(data))
 
     def _ask(self, what: Head | List) -> FetchReply:
         request = FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for())
@@ -364,14 +373,10 @@ def _temporary_folder() -> Path:
 
 
 class _Pass(io.RawIOBase):
-    """Reads an object from its beginning to its end, with some blocks under way."""
+    """Reads an object from its beginning to its end."""
 
-    def __init__(self, url: str, objects: Objects) -> None:
-        self._url = url
-        self._objects = objects
-        size = objects.known(url).size
-        self._blocks = iter([(begin, min(begin + BLOCK_BYTES, size)) for begin in range(0, size, BLOCK_BYTES)])
-        self._ahead: deque[Future[FetchReply]] = deque()
+    def __init__(self, blocks: Iterator[memoryview]) -> None:
+        self._blocks = blocks
         self._data = memoryview(b"")
 
     def readable(self) -> bool:
@@ -379,11 +384,7 @@ class _Pass(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not len(self._data):
-            for block in itertools.islice(self._blocks, _PASS_BLOCKS - len(self._ahead)):
-                self._ahead.append(self._objects.begin_ranges(self._url, [block]))
-            if not self._ahead:
-                return 0
-            self._data = memoryview(self._objects.finish(self._url, self._ahead.popleft()).data[0])
+            self._data = next(self._blocks, self._data)
         count = min(len(buffer), len(self._data))
         buffer[:count] = self._data[:count]
         self._data = self._data[count:]

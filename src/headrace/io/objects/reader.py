@@ -8,12 +8,10 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +20,9 @@ import xxhash
 
 from headrace.errors import OutputError, StoreError
 from headrace.io.atomic import atomic_write
+from headrace.io.kept import is_as_kept, keep_digest
 from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats, is_full
-from headrace.io.objects.lookups import BLOCK_BYTES, ByteRoom, Objects
+from headrace.io.objects.lookups import ByteRoom, Objects, blocks_of
 from headrace.io.places import AnyPath, is_url
 from headrace.io.readers import (
     NO_ENDS,
@@ -46,8 +45,6 @@ _AT_ONCE: Final = 32
 _BYTES_AT_ONCE: Final = 256 << 20
 """The most bytes of such objects that are in memory at once."""
 
-_DIGEST_BYTES: Final = 16
-_log = logging.getLogger("headrace")
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -70,14 +67,10 @@ def merged(offsets: IntArray, lengths: IntArray) -> list[tuple[int, int]]:
             wanted, last = wanted + max(0, more), max(last, end)
             continue
         if wanted:
-            found += _pieces(first, last)
+            found += blocks_of(first, last)
         # What an earlier range has fetched is not fetched again.
         first, last, wanted = max(begin, last), end, more
-    return [*found, *_pieces(first, last)] if wanted else found
-
-
-def _pieces(begin: int, end: int) -> list[tuple[int, int]]:
-    return [(at, min(at + BLOCK_BYTES, end)) for at in range(begin, end, BLOCK_BYTES)]
+    return [*found, *blocks_of(first, last)] if wanted else found
 
 
 def scatter(
@@ -167,12 +160,7 @@ class ObjectReader(Reader):
             (path, ranges) for path, num_bytes in ends.items() if (ranges := self._ranges_of_ends(path, num_bytes))
         ]
         place = self.objects.place_of_parts([(_plain(path), ranges) for path, ranges in wanted]) if wanted else None
-        found = None
-        if place is not None and place.is_file():
-            found = _kept_parts(place, [ranges for _, ranges in wanted])
-            if found is None:
-                _log.warning("%s: is damaged: it does not hold the ends of objects; they are fetched again", place)
-                self.objects.count_damage()
+        found = self._kept_parts(place, [ranges for _, ranges in wanted])
         begun = [] if found is not None else [(path, self._begun(path, ranges)) for path, ranges in wanted]
         try:
             if len(paths) == 1:
@@ -190,6 +178,16 @@ class ObjectReader(Reader):
                 _keep_parts(place, found)
         for (path, _), parts in zip(wanted, found, strict=True):
             self._ends[path, ends[path]] = parts[0][: ends[path]] + parts[-1][-ends[path] :]
+
+    def _kept_parts(self, place: Path | None, ranges: list[list[tuple[int, int]]]) -> list[list[bytes]] | None:
+        """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None without."""
+        if place is None or not place.is_file():
+            return None
+        if not is_as_kept(place, "ends of objects"):
+            self.objects.count_damage()
+            return None
+        with place.open("rb") as file:
+            return [[file.read(end - begin) for begin, end in some] for some in ranges]
 
     def _ranges_of_ends(self, path: str, num_bytes: int) -> list[tuple[int, int]]:
         """Return the ranges of an object's ends; none if it is empty, missing or a local file, or they are known."""
@@ -241,7 +239,7 @@ class ObjectReader(Reader):
         """See `Reader.read_files`: a GET for each block of each object, all at the same time."""
         remote = list(dict.fromkeys(path for path in paths if self._local_name(path) is None))
         self.look_up(remote)
-        blocks = {path: _pieces(0, self._open(path).size) for path in remote}
+        blocks = {path: blocks_of(0, self._open(path).size) for path in remote}
         answers = self._finished([(path, self._begun(path, pieces)) for path, pieces in blocks.items()])
         found: dict[str, ByteArray] = {}
         for path in remote:
@@ -329,25 +327,13 @@ class ObjectReader(Reader):
         return found
 
 
-def _kept_parts(place: Path, ranges: Sequence[list[tuple[int, int]]]) -> list[list[bytes]] | None:
-    """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None if damaged."""
-    try:
-        data = memoryview(place.read_bytes())
-    except OSError:
-        return None
-    cuts = list(accumulate((end - begin for some in ranges for begin, end in some), initial=0))
-    if len(data) != cuts[-1] + _DIGEST_BYTES or data[cuts[-1] :] != xxhash.xxh3_128_digest(data[: cuts[-1]]):
-        return None
-    pieces = (bytes(data[begin:end]) for begin, end in pairwise(cuts))
-    return [list(islice(pieces, len(some))) for some in ranges]
-
-
 def _keep_parts(place: Path, parts: Sequence[list[bytes]]) -> None:
-    """Keep bytes of objects in a file, with their digest. Without room for it the next run fetches them again."""
+    """Keep bytes of objects in a file. Without room for it the next run fetches them again."""
     data = b"".join(piece for some in parts for piece in some)
     with contextlib.suppress(OSError, OutputError):
+        keep_digest(place.name, xxhash.xxh3_128_hexdigest(data))
         place.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(place, data + xxhash.xxh3_128_digest(data))
+        atomic_write(place, data)
 
 
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:

@@ -30,7 +30,7 @@ from headrace.io.objects.client import (
     Put,
     submit,
 )
-from headrace.io.objects.lookups import BLOCK_BYTES, Objects
+from headrace.io.objects.lookups import Objects, blocks_of
 from headrace.io.remote import RemotePath, Status, bucket_of
 from headrace.io.storage import Storage
 
@@ -160,8 +160,7 @@ class ObjectWriter:
         status = self._objects.status(url)
         if status is None:
             return None
-        blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
-        return b"".join(map(bytes, self._objects.ranges(url, blocks)))
+        return b"".join(self._objects.ranges(url, blocks_of(0, status.size)))
 
     def listed(self, url: str) -> dict[str, Status]:
         """Return the objects right below a folder, by their names there, sorted.
@@ -215,11 +214,9 @@ class ObjectWriter:
             status = self._objects.status(url)
         if status is None:
             raise StoreError(f"{url}: is not there any more")
-        blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
         with AtomicFile(path) as file:
-            for at in range(0, len(blocks), _BLOCKS_AT_ONCE):
-                for data in self._objects.ranges(url, blocks[at : at + _BLOCKS_AT_ONCE]):
-                    file.write(memoryview(data))
+            for data in self._objects.blocks(url, _BLOCKS_AT_ONCE):
+                file.write(data)
 
     def sizes(self, url: str) -> dict[str, int]:
         """Return the sizes of all objects below a folder, by their names there, sorted.
