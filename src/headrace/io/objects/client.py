@@ -255,10 +255,7 @@ class Client:
         self.secrets = Secrets(self._storages)
         self.in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._said, self._num_silent = -_SAY_EVERY_S, 0
-        self._lock = Lock()
         self._is_over = False
-        self.num_open = 0
-        """Requests that were asked for, a GET of each range, and have no answer yet."""
         self._thread = Thread(target=self._loop.run_forever, name=FETCH_THREAD, daemon=True)
         self._thread.start()
         atexit.register(self._end, os.getpid())
@@ -270,12 +267,7 @@ class Client:
             error = StoreError(f"{request.what.url}: cannot be asked for, since the program ends")
             refused.set_result(FetchReply(stats=FetchStats(), error=error))
             return refused
-        self._count(request, 1)
         return asyncio.run_coroutine_threadsafe(self._answered(request), self._loop)
-
-    def _count(self, request: FetchRequest, sign: int) -> None:
-        with self._lock:
-            self.num_open += sign * (len(request.what.ranges) if isinstance(request.what, Get) else 1)
 
     def _end(self, process: int) -> None:
         """Give up what is under way, end the loop, and wait until obstore has done with it.
@@ -312,8 +304,6 @@ class Client:
         except Exception as error:
             # Never with the error as the cause: it could hold credentials.
             reply.error = StoreError(f"{request.what.url}: {type(error).__name__}: {self.secrets.hidden(str(error))}")
-        finally:
-            self._count(request, -1)
         return reply
 
     def store(self, bucket: Bucket, storage: Storage, *, in_parts: bool = False) -> _Store:
@@ -613,9 +603,3 @@ def refuse_own_thread(url: str) -> None:
             f"{url}: cannot be read in the thread {FETCH_THREAD}, since its own answer would have to come through it: a"
             " handler of logging, or a finalizer, that reads from object stores must do so in another thread"
         )
-
-
-def is_full() -> bool:
-    """Return whether this process has asked for as many requests as may be under way, so that more would only wait."""
-    client = _PROCESS.client
-    return isinstance(client, Client) and client.num_open >= MAX_IN_FLIGHT

@@ -36,7 +36,6 @@ from headrace.io.objects.client import (
     Get,
     Head,
     List,
-    is_full,
     process_lock,
     refuse_own_thread,
     submit,
@@ -234,7 +233,7 @@ class Objects:
         """Wait for a request, count what it took, and return its reply; raises its error."""
         refuse_own_thread(url)
         waited_s = 0.0
-        with waiting(for_more=not is_full()):
+        with waiting():
             while True:
                 try:
                     reply = future.result(timeout=_SAY_AFTER_S)

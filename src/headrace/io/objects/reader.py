@@ -21,7 +21,7 @@ import xxhash
 from headrace.errors import OutputError, StoreError
 from headrace.io.atomic import atomic_write
 from headrace.io.kept import is_as_kept, keep_digest
-from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats, is_full
+from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats
 from headrace.io.objects.lookups import ByteRoom, Objects, blocks_of
 from headrace.io.places import AnyPath, is_url
 from headrace.io.readers import (
@@ -212,7 +212,7 @@ class ObjectReader(Reader):
         found: deque[Sequence[Any]] = deque()
         failed: StoreError | None = None
         begun.reverse()
-        with waiting(for_more=not is_full()):
+        with waiting():
             while begun:
                 path, future = begun.pop()
                 try:
