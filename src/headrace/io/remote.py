@@ -1,4 +1,4 @@
-"""URLs of objects as paths: `RemotePath` has the methods of `pathlib.Path`, and asks an `ObjectLookup` for the answers.
+"""URLs of objects as paths: `RemotePath` has the methods of `pathlib.Path`, and asks `Objects` for the answers.
 
 `bucket_of` divides a URL. This module talks to no store; `headrace.io.objects` does, and is loaded when the first URL
 comes.
@@ -14,9 +14,12 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.io.objects.lookups import Objects
 
 _LISTED_AT_ONCE: Final = 32
 
@@ -121,39 +124,6 @@ class Stat(NamedTuple):
     st_size: int
     st_mtime_ns: int
 
-    @property
-    def st_mtime(self) -> float:
-        """When the object was written, in seconds since 1970."""
-        return self.st_mtime_ns / 1e9
-
-
-class ObjectLookup(Protocol):
-    """Answers questions about objects, by their URLs."""
-
-    def status(self, url: str) -> Status | None:
-        """Return the identity of an object; None if there is none."""
-
-    def known(self, url: str) -> Status:
-        """Return the identity of an object; raises FileNotFoundError."""
-
-    def listing(self, url: str) -> tuple[list[str], list[str]]:
-        """Return the URLs of the folders and of the objects right below a folder."""
-
-    def look_up(self, urls: Sequence[str], folders: Sequence[str]) -> None:
-        """Look up objects and list folders, all at the same time."""
-
-    def below(self, url: str) -> list[str]:
-        """Return the URLs of all objects below a folder."""
-
-    def local_file(self, url: str) -> Path:
-        """Return a local file with the bytes of an object."""
-
-    def open_pass(self, url: str) -> BufferedReader:
-        """Open an object for one pass from its beginning."""
-
-    def forget(self) -> None:
-        """Forget what was looked up; the next look-up asks again."""
-
 
 def missing(url: str) -> NoReturn:
     """Raise FileNotFoundError, as a file system would."""
@@ -161,7 +131,7 @@ def missing(url: str) -> NoReturn:
 
 
 class RemotePath(os.PathLike[str]):
-    """A URL with those methods of `pathlib.Path` that reading needs. Paths made from it ask the same `ObjectLookup`.
+    """A URL with those methods of `pathlib.Path` that reading needs. Paths made from it ask the same `Objects`.
 
     A folder is what has objects below it. An HTTP server cannot list, so there a path that ends in a slash is one.
     ``str`` and `os.fspath` return the URL.
@@ -173,7 +143,7 @@ class RemotePath(os.PathLike[str]):
 
     __slots__ = ("_is_marked", "_url", "objects")
 
-    def __init__(self, url: str, objects: ObjectLookup) -> None:
+    def __init__(self, url: str, objects: Objects) -> None:
         scheme, _, rest = url.partition("://")
         self._is_marked = rest.endswith("/")
         self._url = f"{scheme.lower()}://{'/'.join(part for part in rest.split('/') if part not in ('', '.'))}"
@@ -211,10 +181,6 @@ class RemotePath(os.PathLike[str]):
     def at(self, url: str) -> RemotePath:
         """Return the path of another URL that is reached in the same way."""
         return RemotePath(url, self.objects)
-
-    def joinpath(self, *names: str) -> RemotePath:
-        """Return the path below this one."""
-        return self / "/".join(names)
 
     @property
     def name(self) -> str:
@@ -266,10 +232,6 @@ class RemotePath(os.PathLike[str]):
 
     resolve = absolute
 
-    def is_absolute(self) -> bool:
-        """Return True."""
-        return True
-
     def relative_to(self, other: str | os.PathLike[str]) -> PurePosixPath:
         """Return the path below another; raises ValueError if it is not below it."""
         return PurePosixPath(bucket_of(self._url).root, bucket_of(self._url).key).relative_to(
@@ -289,10 +251,6 @@ class RemotePath(os.PathLike[str]):
         if self._url.startswith("http"):
             return self._is_marked
         return any(self.objects.listing(self._url))
-
-    def is_symlink(self) -> bool:
-        """Return False."""
-        return False
 
     def exists(self) -> bool:
         """Return whether there is such an object or folder."""
@@ -341,7 +299,7 @@ class RemotePath(os.PathLike[str]):
                 yield from folder.walk()
 
     def local_file(self) -> Path:
-        """Return a local file with the same content, which is kept; raises as `ObjectLookup.local_file` does."""
+        """Return a local file with the same content, which is kept; raises as `Objects.local_file` does."""
         return self.objects.local_file(self._url)
 
     def open(self) -> BufferedReader:

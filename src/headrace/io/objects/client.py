@@ -352,7 +352,12 @@ class _Asked:
         """Make the request, and put what it finds into its reply."""
         what = self._request.what
         if isinstance(what, Get):
-            reply.data = await _all([self._range(what, *span) for span in what.ranges])
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._range(what, *span)) for span in what.ranges]
+            except ExceptionGroup as failed:  # the first failure has ended the others
+                raise failed.exceptions[0] from None
+            reply.data = [task.result() for task in tasks]
         elif isinstance(what, Head):
             reply.status = await self._tried(self._head, "cannot be looked up")
         elif isinstance(what, Put):
@@ -515,18 +520,6 @@ async def _hedged(get: Callable[[], Awaitable[T]], store: _Store, stats: FetchSt
         result = min(done, key=lambda task: task.exception() is not None).result()
         store.seconds.append(monotonic() - began)
         return result
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _all(attempts: Sequence[Awaitable[T]]) -> list[T]:
-    """Return all results in order; the first failure ends the others."""
-    if len(attempts) == 1:
-        return [await attempts[0]]
-    tasks = [asyncio.ensure_future(one) for one in attempts]
-    try:
-        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

@@ -339,7 +339,7 @@ def _keep_parts(place: Path, parts: Sequence[list[bytes]]) -> None:
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:
     """Return a reader for some paths: of a storage, or else of that by which the first `RemotePath` was found."""
     known = next((path.objects for path in paths if isinstance(path, RemotePath)), None)
-    if storage is None and isinstance(known, Objects):
+    if storage is None and known is not None:
         return ObjectReader(known.storage, policy=known.policy)
     return ObjectReader(storage)
 
