@@ -115,7 +115,7 @@ class Objects:
         self._statuses: dict[str, Status | None] = {}
         self._listings: dict[str, tuple[list[str], list[str]]] = {}
         self._num_heads: Counter[str] = Counter()
-        self._kept: dict[str, Path] = {}
+        self._kept: dict[tuple[str, int], Path] = {}
 
     def status(self, url: str) -> Status | None:
         """Return the identity of an object; None if there is none."""
@@ -219,13 +219,13 @@ class Objects:
         """
         return self.finish(url, self.begin_ranges(url, ranges)).data if ranges else []
 
-    def blocks(self, url: str, ahead: int) -> Iterator[memoryview]:
-        """Yield the bytes of an object in blocks, ``ahead`` of which are in memory or under way; raises as `ranges`."""
+    def in_turn(self, url: str, ranges: list[tuple[int, int]], ahead: int) -> Iterator[memoryview]:
+        """Yield the bytes of each range, ``ahead`` of which are in memory or under way; raises as `ranges` does."""
         under_way: deque[Future[FetchReply]] = deque()
-        for block in blocks_of(0, self.known(url).size):
+        for one in ranges:
             if len(under_way) == ahead:
                 yield memoryview(self.finish(url, under_way.popleft()).data[0])
-            under_way.append(self.begin_ranges(url, [block]))
+            under_way.append(self.begin_ranges(url, [one]))
         while under_way:
             yield memoryview(self.finish(url, under_way.popleft()).data[0])
 
@@ -247,25 +247,30 @@ class Objects:
             raise reply.error
         return reply
 
-    def local_file(self, url: str, room: ByteRoom | None = None) -> Path:
+    def local_file(self, url: str, room: ByteRoom | None = None, end_bytes: int = 0) -> Path:
         """Return a local file with the bytes of an object, which is fetched unless that was done before.
 
         A kept file is compared with its digest when it is first asked for. At most 128 MiB of an object are in memory
-        at once, and together with what other threads fetch no more than ``room``.
+        at once, and together with what other threads fetch no more than ``room``. With ``end_bytes`` the file has only
+        so many of its first bytes and of its last, unless these are all that there are.
 
         Raises:
             FileNotFoundError: there is no such object.
             StoreError: it cannot be read, or changes meanwhile.
         """
-        if (found := self._kept.get(url)) is not None and found.is_file():
+        if (found := self._kept.get((url, end_bytes))) is not None and found.is_file():
             return found
-        self._kept[url] = found = self._local_file(url, self.known(url), room)
+        self._kept[url, end_bytes] = found = self._local_file(url, self.known(url), room, end_bytes)
         return found
 
-    def _local_file(self, url: str, status: Status, room: ByteRoom | None) -> Path:
+    def _local_file(self, url: str, status: Status, room: ByteRoom | None, end_bytes: int) -> Path:
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
         known_by = _known_by(status)
         identity = repr((url, *known_by)) if known_by else f"{url} {os.getpid()} {id(self)}"
+        ranges = blocks_of(0, status.size)
+        if 0 < 2 * end_bytes < status.size:
+            ranges = [(0, end_bytes), (status.size - end_bytes, status.size)]
+            identity += f" {end_bytes}"
         name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
         cache = cache_folder("objects") if known_by else None
         places = [*([] if cache is None else [cache]), _temporary_folder()]
@@ -275,34 +280,17 @@ class Objects:
                 # A temporary file was written by this process.
                 if place != cache or is_as_kept(file, url):
                     return file
-                self.count_damage()
+                with process_lock():
+                    self.stats.damaged_files += 1
         if cache is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
-                return self._fetch_whole(url, status.size, cache / name, room)
-        return self._fetch_whole(url, status.size, places[-1] / name, room)
-
-    def count_damage(self) -> None:
-        """Count a kept file that does not hold what was fetched."""
-        with process_lock():
-            self.stats.damaged_files += 1
-
-    def place_of_parts(self, parts: Sequence[tuple[str, list[tuple[int, int]]]]) -> Path | None:
-        """Return the file in which ranges of objects that are read together are kept; None if they cannot be.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
-        known = [(url, _known_by(self.known(url)), ranges) for url, ranges in parts]
-        cache = cache_folder("objects")
-        if cache is None or not all(known_by for _, known_by, _ in known):
-            return None
-        return cache / f"{xxhash.xxh3_128_hexdigest(repr(known).encode())}-ends"
+                return self._fetch_to(cache / name, url, ranges, room)
+        return self._fetch_to(places[-1] / name, url, ranges, room)
 
     def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        self.known(url)  # or it is an error at once
-        return io.BufferedReader(_Pass(self.blocks(url, _PASS_BLOCKS)))
+        return io.BufferedReader(_Pass(self.in_turn(url, blocks_of(0, self.known(url).size), _PASS_BLOCKS)))
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""
@@ -311,13 +299,13 @@ class Objects:
         self._num_heads.clear()
         self._kept.clear()
 
-    def _fetch_whole(self, url: str, size: int, file: Path, room: ByteRoom | None) -> Path:
+    def _fetch_to(self, file: Path, url: str, ranges: list[tuple[int, int]], room: ByteRoom | None) -> Path:
         with output_errors(file.parent, "create"):
             file.parent.mkdir(parents=True, exist_ok=True)
         own = file.with_name(f".{unique_name()}-{file.name}")
-        in_room = contextlib.nullcontext() if room is None else room.take(min(size, _AT_ONCE * BLOCK_BYTES))
-        with in_room, AtomicFile(own) as out:
-            for data in self.blocks(url, _AT_ONCE):
+        num_bytes = sum(end - begin for begin, end in ranges[:_AT_ONCE])
+        with contextlib.nullcontext() if room is None else room.take(num_bytes), AtomicFile(own) as out:
+            for data in self.in_turn(url, ranges, _AT_ONCE):
                 out.write(data)
         if file.parent == cache_folder("objects"):
             keep_digest(file.name, out.sum.xxh3_128)

@@ -215,7 +215,7 @@ class ObjectWriter:
         if status is None:
             raise StoreError(f"{url}: is not there any more")
         with AtomicFile(path) as file:
-            for data in self._objects.blocks(url, _BLOCKS_AT_ONCE):
+            for data in self._objects.in_turn(url, blocks_of(0, status.size), _BLOCKS_AT_ONCE):
                 file.write(data)
 
     def sizes(self, url: str) -> dict[str, int]:
