@@ -379,7 +379,11 @@ class _Asked:
             # Not by If-Match: servers may ignore it, and it cannot name an ETag of the weak kind.
             status = _status(found.meta)
             if not what.expected.is_same(status):
-                raise _changed(what.url, what.expected, status)
+                raise StoreError(
+                    f"{what.url}: the object changed while it was in use: it had {what.expected.size:,} bytes and ETag"
+                    f" {what.expected.etag!r} at first, and now has {status.size:,} bytes and ETag {status.etag!r};"
+                    " open the store again"
+                )
             data = await found.bytes_async()
             if len(data) != end - begin:
                 raise ConnectionError(f"{len(data):,} bytes came instead of {end - begin:,}")
@@ -523,14 +527,6 @@ async def _hedged(get: Callable[[], Awaitable[T]], store: _Store, stats: FetchSt
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _changed(url: str, expected: Status, found: Status) -> StoreError:
-    """Return the error for an object that is not what it was when its store was opened."""
-    return StoreError(
-        f"{url}: the object changed while it was in use: it had {expected.size:,} bytes and ETag {expected.etag!r} at"
-        f" first, and now has {found.size:,} bytes and ETag {found.etag!r}; open the store again"
-    )
 
 
 def _status(meta: Any) -> Status:

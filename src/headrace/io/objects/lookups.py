@@ -19,6 +19,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, TimeoutError
+from functools import cache
 from pathlib import Path
 from threading import Condition
 from typing import Any, Final
@@ -169,7 +170,7 @@ class Objects:
             folder = _folder_of(url)
             if folder not in listed and folder not in self._listings:
                 asked.append(Head(url))
-        futures = [submit(FetchRequest(what=one, storage=self.storage, policy=self.policy)) for one in asked]
+        futures = [self._begin(one) for one in asked]
         for one, future in zip(asked, futures, strict=True):
             reply = self.finish(one.url, future)
             if isinstance(one, Head):
@@ -208,8 +209,7 @@ class Objects:
 
     def begin_ranges(self, url: str, ranges: list[tuple[int, int]]) -> Future[FetchReply]:
         """Begin to fetch ranges of an object, which are not empty."""
-        what = Get(url, ranges, self.known(url))
-        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for()))
+        return self._begin(Get(url, ranges, self.known(url)))
 
     def ranges(self, url: str, ranges: list[tuple[int, int]]) -> Sequence[Any]:
         """Return the bytes of each range, which are not empty, each by a GET of its own.
@@ -272,20 +272,20 @@ class Objects:
             ranges = [(0, end_bytes), (status.size - end_bytes, status.size)]
             identity += f" {end_bytes}"
         name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
-        cache = cache_folder("objects") if known_by else None
-        places = [*([] if cache is None else [cache]), _temporary_folder()]
+        kept = cache_folder("objects") if known_by else None
+        places = [*([] if kept is None else [kept]), _temporary_folder(os.getpid())]
         for place in places:
             file = place / name
             if file.is_file():
                 # A temporary file was written by this process.
-                if place != cache or is_as_kept(file, url):
+                if place != kept or is_as_kept(file, url):
                     return file
                 with process_lock():
                     self.stats.damaged_files += 1
-        if cache is not None:
+        if kept is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
-                return self._fetch_to(cache / name, url, ranges, room)
+                return self._fetch_to(kept / name, url, ranges, room)
         return self._fetch_to(places[-1] / name, url, ranges, room)
 
     def open_pass(self, url: str) -> io.BufferedReader:
@@ -322,8 +322,10 @@ class Objects:
         return file
 
     def _ask(self, what: Head | List) -> FetchReply:
-        request = FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for())
-        return self.finish(what.url, submit(request))
+        return self.finish(what.url, self._begin(what))
+
+    def _begin(self, what: Get | Head | List) -> Future[FetchReply]:
+        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Objects, (self.storage, self.policy)
@@ -345,18 +347,12 @@ def _folder_of(url: str) -> str:
     return url.rpartition("/")[0]
 
 
-class _Temporary:
-    folder: Path | None = None
-    process = 0
-
-
-def _temporary_folder() -> Path:
+@cache
+def _temporary_folder(_process: int) -> Path:
     """Return a folder of this process, which is removed at its end."""
-    if _Temporary.folder is None or _Temporary.process != os.getpid():
-        _Temporary.folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
-        _Temporary.process = os.getpid()
-        atexit.register(shutil.rmtree, _Temporary.folder, ignore_errors=True)
-    return _Temporary.folder
+    folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class _Pass(io.RawIOBase):

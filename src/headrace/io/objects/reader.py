@@ -31,7 +31,7 @@ from headrace.io.readers import (
     OpenFile,
     Reader,
 )
-from headrace.io.remote import RemotePath, Status
+from headrace.io.remote import RemotePath
 from headrace.io.storage import Storage
 from headrace.io.waits import waiting
 
@@ -171,16 +171,14 @@ class ObjectReader(Reader):
         return self.objects.begin_ranges(_plain(path), ranges) if ranges else None
 
     def _finished(self, begun: list[tuple[str, Future[FetchReply] | None]]) -> deque[Sequence[Any]]:
-        """Wait for the answers of requests, of which ``begun`` keeps none, and return those of each; raise an error.
+        """Wait for the answers of requests, and return those of each; raise an error.
 
         All are waited for, also after a failure, so that what they took is counted.
         """
         found: deque[Sequence[Any]] = deque()
         failed: StoreError | None = None
-        begun.reverse()
         with waiting():
-            while begun:
-                path, future = begun.pop()
+            for path, future in begun:
                 try:
                     found.append([] if future is None else self.objects.finish(_plain(path), future).data)
                 except StoreError as error:
@@ -253,14 +251,10 @@ class ObjectReader(Reader):
                 status = self.objects.known(_plain(path))
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
-            file = self._opened_object(path, status)
-        return file
-
-    def _opened_object(self, path: str, status: Status) -> OpenFile:
-        self._pool.make_room()
-        self._seen[path] = (status.size, status.modified_ns)
-        file = OpenFile(status.size)
-        self._pool.put((self._mark, path), file)
+            self._pool.make_room()
+            self._seen[path] = (status.size, status.modified_ns)
+            file = OpenFile(status.size)
+            self._pool.put((self._mark, path), file)
         return file
 
     def _take(self, fd: int, size: int) -> OpenFile:

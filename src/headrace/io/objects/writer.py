@@ -190,8 +190,9 @@ class ObjectWriter:
         urls = list(objects)
         for at in range(0, len(urls), MAX_IN_FLIGHT):
             some = urls[at : at + MAX_IN_FLIGHT]
-            whole = {url: (0, objects[url].size) for url in some if objects[url].size}
-            begun = {url: self._objects.begin_ranges(url, [one]) for url, one in whole.items()}
+            begun = {
+                url: self._objects.begin_ranges(url, [(0, objects[url].size)]) for url in some if objects[url].size
+            }
             for url in some:
                 try:
                     found[url] = bytes(self._objects.finish(url, begun[url]).data[0]) if url in begun else b""
