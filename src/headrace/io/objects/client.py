@@ -36,7 +36,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from threading import Lock, Thread, current_thread
+from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -430,27 +430,20 @@ class _Asked:
             await self._obstore.delete_async(self._store.store, [bucket_of(url).key for url in what.urls])
 
     async def _put(self, what: Put) -> Status | None:
-        size = Path(what.path).stat().st_size if what.path else len(what.data)
+        content: bytes | Path = Path(what.path) if what.path else what.data
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        store, parts = self._store, 1
+        how: dict[str, Any] = {"use_multipart": False, "mode": "create" if what.create else "overwrite"}
+        if what.part_bytes:
+            store = self._client.store(self._bucket, self._request.storage, in_parts=True)
+            parts = -(-size // what.part_bytes)
+            how = {"use_multipart": True, "chunk_size": what.part_bytes, "max_concurrency": _PARTS_AT_ONCE}
 
         async def put() -> Status | None:
+            self._stats.uploads += what.part_bytes > 0
+            self._stats.puts += not what.part_bytes
             try:
-                if what.part_bytes:
-                    self._stats.uploads += 1
-                    written = await self._obstore.put_async(
-                        self._client.store(self._bucket, self._request.storage, in_parts=True).store,
-                        self._bucket.key,
-                        Path(what.path),
-                        use_multipart=True,
-                        chunk_size=what.part_bytes,
-                        max_concurrency=_PARTS_AT_ONCE,
-                    )
-                else:
-                    self._stats.puts += 1
-                    content = Path(what.path).read_bytes() if what.path else what.data
-                    mode = "create" if what.create else "overwrite"
-                    written = await self._obstore.put_async(
-                        self._store.store, self._bucket.key, content, mode=mode, use_multipart=False
-                    )
+                written = await self._obstore.put_async(store.store, self._bucket.key, content, **how)
             except FileNotFoundError as error:
                 words = words_of(error, self._client.secrets)
                 if what.part_bytes and "NoSuchBucket" not in words:
@@ -463,7 +456,7 @@ class _Asked:
             self._stats.sent_bytes += size
             return Status(size, _plain_etag(written["e_tag"]), 0)
 
-        return await self._tried(put, "cannot be written", -(-size // what.part_bytes) if what.part_bytes else 1)
+        return await self._tried(put, "cannot be written", parts)
 
     async def _tried(self, attempt: Callable[[], Awaitable[T]], what: str, parts: int = 1) -> T:
         """Return the result of an attempt, or of the next ones if a failure may pass, until the deadline.
@@ -583,12 +576,3 @@ def submit(request: FetchRequest) -> Future[FetchReply]:
         client = _PROCESS.client
     future: Future[FetchReply] = client.submit(request)
     return future
-
-
-def refuse_own_thread(url: str) -> None:
-    """Raise StoreError in the thread through which answers come: to wait for one there would never end."""
-    if current_thread().name == FETCH_THREAD:
-        raise StoreError(
-            f"{url}: cannot be read in the thread {FETCH_THREAD}, since its own answer would have to come through it: a"
-            " handler of logging, or a finalizer, that reads from object stores must do so in another thread"
-        )

@@ -51,23 +51,17 @@ def fetched(parts: Iterable[ObjectPart], storage: Storage | None) -> Iterator[An
     """
     objects = Objects(storage)
     ahead: deque[tuple[ObjectPart, Future[FetchReply]]] = deque()
-    num_bytes = 0
-
-    def next_bytes() -> Any:
-        nonlocal num_bytes
-        part, future = ahead.popleft()
-        num_bytes -= part.end - part.begin
-        return objects.finish(part.url, future).data[0]
-
     for part in parts:
-        while ahead and (len(ahead) >= AHEAD or num_bytes + part.end - part.begin > AHEAD_BYTES):
-            yield next_bytes()
+        num_bytes = sum(one.end - one.begin for one, _ in ahead) + part.end - part.begin
+        while ahead and (len(ahead) >= AHEAD or num_bytes > AHEAD_BYTES):
+            first, future = ahead.popleft()
+            num_bytes -= first.end - first.begin
+            yield objects.finish(first.url, future).data[0]
         objects.expect(part.url, part.expected)
         ahead.append((part, objects.begin_ranges(part.url, [(part.begin, part.end)])))
         objects.forget()
-        num_bytes += part.end - part.begin
-    while ahead:
-        yield next_bytes()
+    for last, future in ahead:
+        yield objects.finish(last.url, future).data[0]
 
 
 class ObjectFile(io.RawIOBase):

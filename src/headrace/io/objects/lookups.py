@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, TimeoutError
 from functools import cache
 from pathlib import Path
-from threading import Condition
+from threading import Condition, current_thread
 from typing import Any, Final
 
 import xxhash
@@ -30,6 +30,7 @@ from headrace.errors import OutputError, StoreError
 from headrace.io.atomic import AtomicFile, output_errors
 from headrace.io.kept import is_as_kept, keep_digest
 from headrace.io.objects.client import (
+    FETCH_THREAD,
     FetchPolicy,
     FetchReply,
     FetchRequest,
@@ -38,7 +39,6 @@ from headrace.io.objects.client import (
     Head,
     List,
     process_lock,
-    refuse_own_thread,
     submit,
 )
 from headrace.io.once import unique_name
@@ -54,11 +54,8 @@ BLOCK_BYTES: Final = 8 << 20
 _FEW: Final = 4
 """After this many look-ups of objects in one folder, the folder is listed."""
 
-_AT_ONCE: Final = 16
-"""Blocks of a file that is fetched whole which are in memory at once."""
-
-_PASS_BLOCKS: Final = 4
-"""Blocks that are under way during a pass."""
+_AT_ONCE: Final = 8
+"""Ranges of an object that is read from its beginning to its end which are in memory or under way."""
 
 _SAY_AFTER_S: Final = 30.0
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -219,11 +216,11 @@ class Objects:
         """
         return self.finish(url, self.begin_ranges(url, ranges)).data if ranges else []
 
-    def in_turn(self, url: str, ranges: list[tuple[int, int]], ahead: int) -> Iterator[memoryview]:
-        """Yield the bytes of each range, ``ahead`` of which are in memory or under way; raises as `ranges` does."""
+    def in_turn(self, url: str, ranges: list[tuple[int, int]]) -> Iterator[memoryview]:
+        """Yield the bytes of each range, of which 8 are in memory or under way; raises as `ranges` does."""
         under_way: deque[Future[FetchReply]] = deque()
         for one in ranges:
-            if len(under_way) == ahead:
+            if len(under_way) == _AT_ONCE:
                 yield memoryview(self.finish(url, under_way.popleft()).data[0])
             under_way.append(self.begin_ranges(url, [one]))
         while under_way:
@@ -231,7 +228,11 @@ class Objects:
 
     def finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
         """Wait for a request, count what it took, and return its reply; raises its error."""
-        refuse_own_thread(url)
+        if current_thread().name == FETCH_THREAD:
+            raise StoreError(
+                f"{url}: cannot be read in the thread {FETCH_THREAD}, since its own answer would have to come through"
+                " it: a handler of logging, or a finalizer, that reads from object stores must do so in another thread"
+            )
         waited_s = 0.0
         with waiting():
             while True:
@@ -250,7 +251,7 @@ class Objects:
     def local_file(self, url: str, room: ByteRoom | None = None, end_bytes: int = 0) -> Path:
         """Return a local file with the bytes of an object, which is fetched unless that was done before.
 
-        A kept file is compared with its digest when it is first asked for. At most 128 MiB of an object are in memory
+        A kept file is compared with its digest when it is first asked for. At most 64 MiB of an object are in memory
         at once, and together with what other threads fetch no more than ``room``. With ``end_bytes`` the file has only
         so many of its first bytes and of its last, unless these are all that there are.
 
@@ -290,7 +291,7 @@ class Objects:
 
     def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        return io.BufferedReader(_Pass(self.in_turn(url, blocks_of(0, self.known(url).size), _PASS_BLOCKS)))
+        return io.BufferedReader(_Pass(self.in_turn(url, blocks_of(0, self.known(url).size))))
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""
@@ -305,7 +306,7 @@ class Objects:
         own = file.with_name(f".{unique_name()}-{file.name}")
         num_bytes = sum(end - begin for begin, end in ranges[:_AT_ONCE])
         with contextlib.nullcontext() if room is None else room.take(num_bytes), AtomicFile(own) as out:
-            for data in self.in_turn(url, ranges, _AT_ONCE):
+            for data in self.in_turn(url, ranges):
                 out.write(data)
         if file.parent == cache_folder("objects"):
             keep_digest(file.name, out.sum.xxh3_128)

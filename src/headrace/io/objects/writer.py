@@ -47,7 +47,6 @@ _OBJECTS_OF_A_DELETE: Final = {"s3": DELETES_AT_ONCE}
 several before the others are removed."""
 
 _CREATIONS: Final = 8
-_BLOCKS_AT_ONCE: Final = 4
 
 
 def part_bytes(size: int) -> int:
@@ -216,7 +215,7 @@ class ObjectWriter:
         if status is None:
             raise StoreError(f"{url}: is not there any more")
         with AtomicFile(path) as file:
-            for data in self._objects.in_turn(url, blocks_of(0, status.size), _BLOCKS_AT_ONCE):
+            for data in self._objects.in_turn(url, blocks_of(0, status.size)):
                 file.write(data)
 
     def sizes(self, url: str) -> dict[str, int]:
