@@ -1,4 +1,4 @@
-"""URLs of objects as paths: `RemotePath` has the methods of `pathlib.Path`, and asks `Objects` for the answers.
+"""URLs of objects as paths: `RemotePath` has the methods of `pathlib.Path`, and asks an `ObjectLookup` for the answers.
 
 `bucket_of` divides a URL. This module talks to no store; `headrace.io.objects` does, and is loaded when the first URL
 comes.
@@ -14,12 +14,9 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from headrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headrace.io.objects.lookups import Objects
 
 _LISTED_AT_ONCE: Final = 32
 
@@ -125,13 +122,41 @@ class Stat(NamedTuple):
     st_mtime_ns: int
 
 
+class ObjectLookup(Protocol):
+    """Answers questions about objects, by their URLs."""
+
+    def status(self, url: str) -> Status | None:
+        """Return the identity of an object; None if there is none."""
+
+    def known(self, url: str) -> Status:
+        """Return the identity of an object; raises FileNotFoundError."""
+
+    def listing(self, url: str) -> tuple[list[str], list[str]]:
+        """Return the URLs of the folders and of the objects right below a folder."""
+
+    def look_up(self, urls: Sequence[str], folders: Sequence[str]) -> None:
+        """Look up objects and list folders, all at the same time."""
+
+    def below(self, url: str) -> list[str]:
+        """Return the URLs of all objects below a folder."""
+
+    def local_file(self, url: str) -> Path:
+        """Return a local file with the bytes of an object."""
+
+    def open_pass(self, url: str) -> BufferedReader:
+        """Open an object for one pass from its beginning."""
+
+    def forget(self) -> None:
+        """Forget what was looked up; the next look-up asks again."""
+
+
 def missing(url: str) -> NoReturn:
     """Raise FileNotFoundError, as a file system would."""
     raise FileNotFoundError(errno.ENOENT, "there is no such object", url)
 
 
 class RemotePath(os.PathLike[str]):
-    """A URL with those methods of `pathlib.Path` that reading needs. Paths made from it ask the same `Objects`.
+    """A URL with those methods of `pathlib.Path` that reading needs. Paths made from it ask the same `ObjectLookup`.
 
     A folder is what has objects below it. An HTTP server cannot list, so there a path that ends in a slash is one.
     ``str`` and `os.fspath` return the URL.
@@ -143,7 +168,7 @@ class RemotePath(os.PathLike[str]):
 
     __slots__ = ("_is_marked", "_url", "objects")
 
-    def __init__(self, url: str, objects: Objects) -> None:
+    def __init__(self, url: str, objects: ObjectLookup) -> None:
         scheme, _, rest = url.partition("://")
         self._is_marked = rest.endswith("/")
         self._url = f"{scheme.lower()}://{'/'.join(part for part in rest.split('/') if part not in ('', '.'))}"
@@ -299,7 +324,7 @@ class RemotePath(os.PathLike[str]):
                 yield from folder.walk()
 
     def local_file(self) -> Path:
-        """Return a local file with the same content, which is kept; raises as `Objects.local_file` does."""
+        """Return a local file with the same content, which is kept; raises as `ObjectLookup.local_file` does."""
         return self.objects.local_file(self._url)
 
     def open(self) -> BufferedReader:

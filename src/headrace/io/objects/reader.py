@@ -290,7 +290,7 @@ class ObjectReader(Reader):
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:
     """Return a reader for some paths: of a storage, or else of that by which the first `RemotePath` was found."""
     known = next((path.objects for path in paths if isinstance(path, RemotePath)), None)
-    if storage is None and known is not None:
+    if storage is None and isinstance(known, Objects):
         return ObjectReader(known.storage, policy=known.policy)
     return ObjectReader(storage)
 

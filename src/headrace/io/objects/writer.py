@@ -279,4 +279,5 @@ def _writer_of(path: RemotePath) -> ObjectWriter:
     """Return what writes to the store of a path, as that is reached."""
     if str(path).startswith("http"):
         raise ConfigError(f"{path}: objects are written to s3://, gs:// and az://, not to a web server")
-    return ObjectWriter(path.objects.storage, path.objects.policy)
+    known = path.objects
+    return ObjectWriter(known.storage, known.policy) if isinstance(known, Objects) else ObjectWriter()
