@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import StoreError
-from headrace.io.objects import files
+from headrace.io.objects import files, lookups
 from headrace.io.objects.lookups import Objects
 from headrace.io.remote import Status
 from memory_stores import MemoryBucket, memory_bucket
@@ -22,7 +22,7 @@ def bucket() -> Iterator[MemoryBucket]:
     with memory_bucket() as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "AHEAD", AHEAD)
         patch.setattr(files, "AHEAD_BYTES", AHEAD_BYTES)
-        patch.setattr(files, "BLOCK_BYTES", BLOCK_BYTES)
+        patch.setattr(lookups, "BLOCK_BYTES", BLOCK_BYTES)
         for size in range(130):
             made.put(f"{size}", bytes(range(size)))
         yield made

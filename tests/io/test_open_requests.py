@@ -1,4 +1,4 @@
-"""The client of object stores counts the requests that have no answer, and says when more of them would only wait."""
+"""The client of object stores: few requests at once, failures, its own thread, and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from counts import PATIENCE_S
 from headrace.errors import StoreError
 from headrace.io.objects import client
-from headrace.io.objects.client import MAX_IN_FLIGHT, FetchPolicy, FetchRequest, Head, is_full, submit
+from headrace.io.objects.client import MAX_IN_FLIGHT, FetchPolicy, FetchRequest, Head, submit
 from headrace.io.objects.lookups import Objects
 from headrace.io.storage import Storage
 from memory_stores import MemoryBucket, memory_bucket
@@ -96,46 +96,36 @@ def objects(bucket: MemoryBucket) -> Objects:
     """What has looked the object up already."""
     found = Objects(policy=PATIENT)
     found.known(f"{bucket.url}/x")
-    assert num_open() == 0
     return found
 
 
-def num_open() -> int:
-    found: int = client._PROCESS.client.num_open
-    return found
-
-
-def test_it_is_full_at_its_bound(objects: Objects, bucket: MemoryBucket, gate: Gate) -> None:
+def test_few_requests_are_under_way_at_once(objects: Objects, bucket: MemoryBucket, gate: Gate) -> None:
     url = f"{bucket.url}/x"
-    ranges = [(at, at + 1) for at in range(MAX_IN_FLIGHT - 1)]
-    many = objects.begin_ranges(url, ranges)
-    gate.wait_for(len(ranges))
-    assert (num_open(), is_full()) == (MAX_IN_FLIGHT - 1, False)
+    many = objects.begin_ranges(url, [(at, at + 1) for at in range(MAX_IN_FLIGHT - 1)])
     one = submit(FetchRequest(what=Head(url), storage=Storage(), policy=PATIENT))
-    assert (num_open(), is_full()) == (MAX_IN_FLIGHT, True)
-    gate.wait_for(1)
+    gate.wait_for(MAX_IN_FLIGHT)
     more = objects.begin_ranges(url, [(0, 1), (1, 2)])
-    assert (num_open(), is_full()) == (MAX_IN_FLIGHT + 2, True)
     gate.turn()
     assert len(gate.held) == MAX_IN_FLIGHT, "the next ones wait for these"
     gate.let()
     assert [objects.finish(url, one).error for one in (many, one)] == [None, None]
     gate.wait_for(2)
-    assert (num_open(), is_full()) == (2, False)
     gate.let()
     assert [bytes(data) for data in objects.finish(url, more).data] == [bytes(1)] * 2
-    assert num_open() == 0
 
 
-def test_a_request_that_fails_is_open_no_more(objects: Objects, bucket: MemoryBucket, gate: Gate) -> None:
+def test_a_range_that_fails_ends_the_others(objects: Objects, bucket: MemoryBucket, gate: Gate) -> None:
     url = f"{bucket.url}/x"
     failed = objects.begin_ranges(url, [(0, 1), (1, 2), (2, 3)])
     gate.wait_for(3)
-    assert num_open() == 3
+    others = gate.held[1:]
+    gate.held = gate.held[:1]
     gate.let(FileNotFoundError())
     with pytest.raises(StoreError, match="removed"):
         objects.finish(url, failed)
-    assert num_open() == 0
+    gate.held = others
+    gate.turn()
+    assert all(one.cancelled() for one in others)
 
 
 def test_the_thread_of_the_client_does_not_wait_for_itself(objects: Objects, bucket: MemoryBucket, gate: Gate) -> None:
@@ -173,5 +163,4 @@ def test_a_client_that_has_ended_answers_at_once(bucket: MemoryBucket) -> None:
     future = ended.submit(FetchRequest(what=Head(f"{bucket.url}/x"), storage=Storage(), policy=PATIENT))
     assert future.done()
     assert str(future.result().error) == f"{bucket.url}/x: cannot be asked for, since the program ends"
-    assert ended.num_open == 0
     ended._loop.close()

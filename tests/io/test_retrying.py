@@ -139,18 +139,18 @@ def test_policy_is_checked() -> None:
 def test_waits_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([10.0, 13.0, 20.0, 24.0])
     monkeypatch.setattr(waits, "monotonic", now.__next__)
-    told: list[bool] = []
+    told: list[float] = []
 
     @contextlib.contextmanager
-    def tell(for_more: bool) -> Iterator[None]:
-        told.append(for_more)
+    def tell() -> Iterator[None]:
+        told.append(waits.waited_s())
         yield
 
     found: list[float] = []
 
     def work() -> None:
         waits.tell_of_waits(tell)
-        with waits.waiting(for_more=False), waits.waiting():
+        with waits.waiting(), waits.waiting():
             pass
         with contextlib.suppress(OSError), waits.waiting():
             raise OSError
@@ -161,5 +161,5 @@ def test_waits_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.start()
     thread.join()
     assert found == [7.0]
-    assert told == [False, True], "a wait within another one is not told"
+    assert told == [0.0, 3.0], "a wait within another one is not told"
     assert waits.waited_s() == before, "waits of other threads are theirs"

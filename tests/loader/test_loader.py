@@ -326,16 +326,11 @@ def test_a_thread_is_started_when_all_others_wait(monkeypatch: pytest.MonkeyPatc
     assert 5 <= len(threads) <= 10
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_tasks_are_read_by_one_thread_if_others_would_not_help(waits: bool) -> None:
-    """Those that never wait; and those that do when as much was asked for as may be under way."""
+def test_tasks_that_never_wait_are_read_by_one_thread() -> None:
     threads = set()
 
     def read(number: int) -> int:
         threads.add(threading.get_ident())
-        if waits:
-            with waiting(for_more=False):
-                time.sleep(0)
         return number
 
     stream = in_threads([read], ((number, number) for number in range(500)), Reading(ahead=1 << 28), str)

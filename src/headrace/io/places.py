@@ -51,6 +51,7 @@ def check_local(*paths: object) -> None:
     Raises:
         ConfigError: a path has a scheme, including ``file://``, or is a URL with one slash, see `check_readable`.
     """
+    check_readable(*paths)
     for path in paths:
         if isinstance(path, list | tuple):
             check_local(*path)
@@ -61,10 +62,6 @@ def check_local(*paths: object) -> None:
                 f" upload the output (write ./{path} for a path in a local folder called"
                 f" {_scheme(str(path)).removesuffix('//')})"
             )
-        elif isinstance(path, str) and _SCHEME.match(path):
-            resolve_name(f"{_REMOTE}:refuse_scheme")(path, _scheme(path), SCHEMES)
-        elif isinstance(path, str | PurePath) and _ONE_SLASH.match(str(path)):
-            resolve_name(f"{_REMOTE}:refuse_one_slash")(path)
 
 
 def check_readable(*paths: object) -> None:
@@ -203,12 +200,8 @@ def reader_at(
 
 def _reader_at(path: object, using: str | Reader, storage: Storage | None) -> str | Reader:
     paths = path if isinstance(path, list | tuple) else [path]
-    check_readable(*paths)
+    check_storage(storage, *paths)
     if not any(map(is_url, paths)):
-        if storage is not None:
-            raise ConfigError(
-                f"{path}: storage says how to reach an object store, and this path is local: leave it out"
-            )
         return using
     if not isinstance(using, str):
         if not using.reads_urls:

@@ -121,11 +121,6 @@ class Stat(NamedTuple):
     st_size: int
     st_mtime_ns: int
 
-    @property
-    def st_mtime(self) -> float:
-        """When the object was written, in seconds since 1970."""
-        return self.st_mtime_ns / 1e9
-
 
 class ObjectLookup(Protocol):
     """Answers questions about objects, by their URLs."""
@@ -212,10 +207,6 @@ class RemotePath(os.PathLike[str]):
         """Return the path of another URL that is reached in the same way."""
         return RemotePath(url, self.objects)
 
-    def joinpath(self, *names: str) -> RemotePath:
-        """Return the path below this one."""
-        return self / "/".join(names)
-
     @property
     def name(self) -> str:
         """The last part of the key; empty for a bucket."""
@@ -266,10 +257,6 @@ class RemotePath(os.PathLike[str]):
 
     resolve = absolute
 
-    def is_absolute(self) -> bool:
-        """Return True."""
-        return True
-
     def relative_to(self, other: str | os.PathLike[str]) -> PurePosixPath:
         """Return the path below another; raises ValueError if it is not below it."""
         return PurePosixPath(bucket_of(self._url).root, bucket_of(self._url).key).relative_to(
@@ -289,10 +276,6 @@ class RemotePath(os.PathLike[str]):
         if self._url.startswith("http"):
             return self._is_marked
         return any(self.objects.listing(self._url))
-
-    def is_symlink(self) -> bool:
-        """Return False."""
-        return False
 
     def exists(self) -> bool:
         """Return whether there is such an object or folder."""

@@ -16,14 +16,14 @@ class _Waits(threading.local):
 
     seconds = 0.0
     is_now = False
-    tell: Callable[[bool], Wait] | None = None
+    tell: Callable[[], Wait] | None = None
 
 
 _WAITS: Final = _Waits()
 
 
-def tell_of_waits(wait: Callable[[bool], Wait]) -> None:
-    """Enter ``wait(for_more)`` around each wait of this thread for a store, so that others can read meanwhile."""
+def tell_of_waits(wait: Callable[[], Wait]) -> None:
+    """Enter ``wait()`` around each wait of this thread for a store, so that others can read meanwhile."""
     _WAITS.tell = wait
 
 
@@ -33,13 +33,10 @@ def waited_s() -> float:
 
 
 @contextlib.contextmanager
-def waiting(*, for_more: bool = True) -> Iterator[None]:
+def waiting() -> Iterator[None]:
     """The context in which a reader waits for an object store, or for what a cache keeps from slow disks.
 
     A wait within another one is a part of that.
-
-    Args:
-        for_more: whether more could be asked for meanwhile, so that another thread had better begin to.
     """
     if _WAITS.is_now:
         yield
@@ -48,7 +45,7 @@ def waiting(*, for_more: bool = True) -> Iterator[None]:
     since = monotonic()
     _WAITS.is_now = True
     try:
-        with contextlib.nullcontext() if tell is None else tell(for_more):
+        with contextlib.nullcontext() if tell is None else tell():
             yield
     finally:
         _WAITS.is_now = False

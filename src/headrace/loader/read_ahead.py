@@ -142,18 +142,17 @@ class ReadAhead(Reads[T, M]):
             thread.start()
 
     @contextlib.contextmanager
-    def _wait(self, turn: _Turn, for_more: bool) -> Iterator[None]:
+    def _wait(self, turn: _Turn) -> Iterator[None]:
         """Let others read until the end of the block."""
         turn.leave()
-        # One that waits while nobody could ask for more counts as one that reads, so that none is started for it.
         with self._lock:
-            self._num_waiting += for_more
+            self._num_waiting += 1
         self._start_another()
         try:
             yield
         finally:
             with self._lock:
-                self._num_waiting -= for_more
+                self._num_waiting -= 1
             turn.take()
 
     def _work(self) -> None:

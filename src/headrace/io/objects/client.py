@@ -6,15 +6,17 @@ forked process sends its requests to a process of its own, see `headrace.io.obje
 
 How a GET of one range goes:
 
-    attempt     at most ``attempt_s``; if it takes longer than 99 of 100 such GETs did, a second one is sent beside it
-                (a hedge), and the first answer counts
+    attempt     at most ``attempt_s``; if it takes longer than 99 of the last 100 GETs did, a second one is sent beside
+                it (a hedge), and the first answer counts
     failure     429, 503, other server errors, lost connections, cut bodies and time-outs may pass: wait, twice as long
                 each time and at random between half of that and all of it, and try again
     deadline    after ``deadline_s`` in all, the last failure is an error that names the object and the range; time for
                 which the process was stopped does not count
     identity    an answer with another size or ETag than expected is an error at once: the object was changed
 
-PUTs and DELETEs are tried in the same way, see `headrace.io.objects.writer`.
+PUTs and DELETEs are tried in the same way, see `headrace.io.objects.writer`. obstore tries only the parts of an upload
+again itself. Of other requests it would do so without a word or a count, also where no attempt can succeed (an unknown
+host, no TLS, 501), and not where an object is created or several are removed and the connection is lost.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from threading import Lock, Thread, current_thread
+from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -42,7 +45,7 @@ import msgspec
 
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreAwayError, StoreError
 from headrace.io.objects.failures import NO_BUCKET, advice_for, is_silent, words_of
-from headrace.io.remote import Status, bucket_of
+from headrace.io.remote import Bucket, Status, bucket_of
 from headrace.io.storage import Secrets, Storage, connect
 
 FETCH_THREAD: Final = "headrace-fetch"
@@ -51,20 +54,17 @@ FETCH_THREAD: Final = "headrace-fetch"
 MAX_IN_FLIGHT: Final = 128
 """The most requests of a process that are under way at once."""
 
-_BIG_BYTES: Final = 1 << 18
-"""GETs from this size on are compared with each other, and smaller ones among themselves, for hedging."""
-
 _KNOWN: Final = 100
-"""The fewest GETs whose time must be known before any is hedged."""
+"""A GET is compared with so many before it."""
 
-_REMEMBERED: Final = 512
 _LEAST_HEDGE_S: Final = 0.05
-_PARTS_AT_ONCE: Final = 8
-_END_S: Final = 2.0
-_LOOK_S: Final = 0.001
 _HEDGED_SHARE: Final = 0.05
 """The most GETs that are hedged: if a whole store becomes slow, twice the requests would not help it."""
 
+_PARTS_AT_ONCE: Final = 8
+_RETRIES_OF_PARTS: Final = {"max_retries": 100, "retry_timeout": timedelta(seconds=150)}
+_END_S: Final = 2.0
+_LOOK_S: Final = 0.001
 _SAY_EVERY_S: Final = 1.0
 """If a store is away, hundreds of ranges fail at the same time, of which one is named."""
 
@@ -110,13 +110,6 @@ class FetchPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         longest: float = min(self.most_delay_s, self.first_delay_s * 2.0 ** min(attempt - 1, 60))
         return longest * (0.5 + random.random() / 2)
 
-    @property
-    def retries(self) -> dict[str, Any]:
-        """How obstore tries the parts of an upload again, in its words."""
-        first, most = timedelta(seconds=self.first_delay_s), timedelta(seconds=self.most_delay_s)
-        backoff = {"init_backoff": first, "max_backoff": most, "base": 2}
-        return {"max_retries": 100, "retry_timeout": timedelta(seconds=self.deadline_s), "backoff": backoff}
-
 
 class FetchStats(msgspec.Struct, kw_only=True):
     """What was asked of object stores so far.
@@ -133,7 +126,6 @@ class FetchStats(msgspec.Struct, kw_only=True):
         hedges: GETs that were sent beside one that took long.
         bytes: bytes that GETs returned, without those of attempts that failed or were outrun.
         sent_bytes: bytes that PUTs and uploads have written, without those of attempts that failed.
-        waited_s: seconds between attempts, in all.
         damaged_files: kept files that held other bytes than were fetched, and were fetched again.
     """
 
@@ -147,7 +139,6 @@ class FetchStats(msgspec.Struct, kw_only=True):
     hedges: int = 0
     bytes: int = 0
     sent_bytes: int = 0
-    waited_s: float = 0.0
     damaged_files: int = 0
 
     def add(self, other: FetchStats) -> None:
@@ -241,10 +232,6 @@ class FetchReply(msgspec.Struct, kw_only=True):
     error: Exception | None = None
 
 
-class _Passing(Exception):  # noqa: N818 -- it never leaves this module
-    """A failure that the next attempt may not meet."""
-
-
 class _Loop(asyncio.SelectorEventLoop):
     """A loop that knows its futures until nobody holds them any more, no thread of obstore either."""
 
@@ -263,15 +250,12 @@ class Client:
 
     def __init__(self) -> None:
         self._loop = _Loop()
-        self._stores: dict[tuple[str, bytes], _Store] = {}
-        self._storages: dict[bytes, Storage] = {}
-        self._secrets = Secrets(self._storages.values())
+        self._stores: dict[bytes, _Store] = {}
+        self._storages: list[Storage] = []
+        self.secrets = Secrets(self._storages)
+        self.in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._said, self._num_silent = -_SAY_EVERY_S, 0
-        self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._lock = Lock()
         self._is_over = False
-        self.num_open = 0
-        """Requests that were asked for, a GET of each range, and have no answer yet."""
         self._thread = Thread(target=self._loop.run_forever, name=FETCH_THREAD, daemon=True)
         self._thread.start()
         atexit.register(self._end, os.getpid())
@@ -283,12 +267,7 @@ class Client:
             error = StoreError(f"{request.what.url}: cannot be asked for, since the program ends")
             refused.set_result(FetchReply(stats=FetchStats(), error=error))
             return refused
-        self._count(request, 1)
         return asyncio.run_coroutine_threadsafe(self._answered(request), self._loop)
-
-    def _count(self, request: FetchRequest, sign: int) -> None:
-        with self._lock:
-            self.num_open += sign * (len(request.what.ranges) if isinstance(request.what, Get) else 1)
 
     def _end(self, process: int) -> None:
         """Give up what is under way, end the loop, and wait until obstore has done with it.
@@ -319,311 +298,228 @@ class Client:
     async def _answered(self, request: FetchRequest) -> FetchReply:
         reply = FetchReply(stats=FetchStats())
         try:
-            await self._answer(request, reply)
+            await _Asked(self, request, reply.stats).answer(reply)
         except (HeadraceError, OSError) as error:
             reply.error = error
         except Exception as error:
             # Never with the error as the cause: it could hold credentials.
-            reply.error = StoreError(f"{request.what.url}: {type(error).__name__}: {self._secrets.hidden(str(error))}")
-        finally:
-            self._count(request, -1)
+            reply.error = StoreError(f"{request.what.url}: {type(error).__name__}: {self.secrets.hidden(str(error))}")
         return reply
 
-    async def _answer(self, request: FetchRequest, reply: FetchReply) -> None:
-        what, stats = request.what, reply.stats
-        bucket = bucket_of(what.url)
-        store = self._store(bucket.root, bucket.scheme, request.storage)
-        obstore = import_module("obstore")  # `connect` has checked that it is installed
+    def store(self, bucket: Bucket, storage: Storage, *, in_parts: bool = False) -> _Store:
+        """Return the store of a bucket, or the one for uploads in parts, each of which obstore tries again itself."""
+        # What the environment says may change, as credentials do.
+        around = sorted((name, value) for name, value in os.environ.items() if name.startswith(_ENVIRONMENT))
+        known = msgspec.msgpack.encode((bucket.root, in_parts, storage, around))
+        if known not in self._stores:
+            self._storages.append(storage)
+            retries = _RETRIES_OF_PARTS if in_parts else None
+            self._stores[known] = _Store(connect(bucket.root, bucket.scheme, storage, retries=retries))
+        return self._stores[known]
+
+    def say(self, words: str) -> None:
+        """Log a warning, unless the last one was logged within the same second; the next one says how many were not."""
+        now = monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            self._num_silent += 1
+            return
+        more = f"; and {self._num_silent:,} others meanwhile" if self._num_silent else ""
+        self._said, self._num_silent = now, 0
+        _log.warning("%s%s", words, more)
+
+
+class _Store:
+    """obstore's store of a bucket, and for how many seconds the last GETs from it took."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.seconds: deque[float] = deque(maxlen=_KNOWN)
+        self.num_gets = self.num_hedges = 0
+
+
+class _Asked:
+    """A request while it is tried."""
+
+    def __init__(self, client: Client, request: FetchRequest, stats: FetchStats) -> None:
+        self._client = client
+        self._request = request
+        self._stats = stats
+        self._bucket = bucket_of(request.what.url)
+        self._store = client.store(self._bucket, request.storage)
+        self._obstore = import_module("obstore")  # `connect` has checked that it is installed
+
+    async def answer(self, reply: FetchReply) -> None:
+        """Make the request, and put what it finds into its reply."""
+        what = self._request.what
         if isinstance(what, Get):
-            tasks = [self._range(store, bucket.key, request, what.expected, one, stats) for one in what.ranges]
-            reply.data = await _all(tasks)
-            return
-        if isinstance(what, Head):
-
-            async def head() -> Status | None:
-                stats.heads += 1
-                try:
-                    return _status(await obstore.head_async(store.store, bucket.key))
-                except FileNotFoundError:
-                    return None
-                except Exception as error:
-                    if is_silent(error):
-                        await explain(error)
-                    raise
-
-            async def explain(refused: Exception) -> None:
-                """Raise what a GET is answered, which says why it is refused."""
-                stats.gets += 1
-                try:
-                    await obstore.get_range_async(store.store, bucket.key, start=0, end=1)
-                except FileNotFoundError:
-                    raise refused from None
-
-            reply.status = await self._tried(head, request, "cannot be looked up", stats)
-            return
-        if isinstance(what, Put):
-            reply.status = await self._put(store, bucket.key, request, what, stats)
-            return
-        if isinstance(what, Delete):
-
-            async def delete() -> None:
-                stats.deletes += 1
-                with contextlib.suppress(FileNotFoundError):
-                    await obstore.delete_async(store.store, [bucket_of(url).key for url in what.urls])
-
-            await self._tried(delete, request, "cannot be removed", stats)
-            return
-
-        async def listed() -> tuple[list[tuple[str, Status]], list[str]]:
-            stats.lists += 1
             try:
-                if what.deep:
-                    objects = await obstore.list(store.store, bucket.key or None, chunk_size=1000).collect_async()
-                    return _without_folders([(f"{bucket.root}/{one['path']}", _status(one)) for one in objects]), []
-                found = await obstore.list_with_delimiter_async(store.store, bucket.key or None)
-            except FileNotFoundError as error:
-                words = words_of(error, self._secrets)
-                raise StoreAwayError(f"{what.url}: cannot be listed: {words}; {NO_BUCKET}") from None
-            objects = [(f"{bucket.root}/{one['path']}", _status(one)) for one in found["objects"]]
-            # What stands for the folder itself.
-            objects = [one for one in objects if bucket_of(one[0]).key != bucket.key]
-            return objects, [f"{bucket.root}/{name}" for name in found["common_prefixes"]]
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._range(what, *span)) for span in what.ranges]
+            except ExceptionGroup as failed:  # the first failure has ended the others
+                raise failed.exceptions[0] from None
+            reply.data = [task.result() for task in tasks]
+        elif isinstance(what, Head):
+            reply.status = await self._tried(self._head, "cannot be looked up")
+        elif isinstance(what, Put):
+            reply.status = await self._put(what)
+        elif isinstance(what, Delete):
+            await self._tried(partial(self._delete, what), "cannot be removed")
+        else:
+            reply.objects, reply.folders = await self._tried(partial(self._list, what), "cannot be listed")
 
-        reply.objects, reply.folders = await self._tried(listed, request, "cannot be listed", stats)
+    async def _range(self, what: Get, begin: int, end: int) -> Any:
+        async def get() -> Any:
+            self._stats.gets += 1
+            try:
+                found = await self._obstore.get_async(
+                    self._store.store, self._bucket.key, options={"range": (begin, end)}
+                )
+            except FileNotFoundError:
+                raise StoreError(f"{what.url}: the object was removed while it was in use") from None
+            # Not by If-Match: servers may ignore it, and it cannot name an ETag of the weak kind.
+            status = _status(found.meta)
+            if not what.expected.is_same(status):
+                raise StoreError(
+                    f"{what.url}: the object changed while it was in use: it had {what.expected.size:,} bytes and ETag"
+                    f" {what.expected.etag!r} at first, and now has {status.size:,} bytes and ETag {status.etag!r};"
+                    " open the store again"
+                )
+            data = await found.bytes_async()
+            if len(data) != end - begin:
+                raise ConnectionError(f"{len(data):,} bytes came instead of {end - begin:,}")
+            return data
 
-    async def _put(self, store: _Store, key: str, request: FetchRequest, what: Put, stats: FetchStats) -> Status | None:
-        obstore = import_module("obstore")
-        size = Path(what.path).stat().st_size if what.path else len(what.data)
-        parts = -(-size // what.part_bytes) if what.part_bytes else 1
+        where = f"bytes {begin:,} to {end:,} of {what.expected.size:,} cannot be read"
+        data = await self._tried(partial(_hedged, get, self._store, self._stats), where)
+        self._stats.bytes += len(data)
+        return data
+
+    async def _head(self) -> Status | None:
+        self._stats.heads += 1
+        try:
+            return _status(await self._obstore.head_async(self._store.store, self._bucket.key))
+        except FileNotFoundError:
+            return None
+        except Exception as refused:
+            if is_silent(refused):
+                # A GET is answered why.
+                self._stats.gets += 1
+                with contextlib.suppress(FileNotFoundError):
+                    await self._obstore.get_range_async(self._store.store, self._bucket.key, start=0, end=1)
+            raise
+
+    async def _list(self, what: List) -> tuple[list[tuple[str, Status]], list[str]]:
+        self._stats.lists += 1
+        root, key = self._bucket.root, self._bucket.key
+        try:
+            if what.deep:
+                found = await self._obstore.list(self._store.store, key or None, chunk_size=1000).collect_async()
+                return _without_folders([(f"{root}/{one['path']}", _status(one)) for one in found]), []
+            right_below = await self._obstore.list_with_delimiter_async(self._store.store, key or None)
+        except FileNotFoundError as error:
+            words = words_of(error, self._client.secrets)
+            raise StoreAwayError(f"{what.url}: cannot be listed: {words}; {NO_BUCKET}") from None
+        # But not what stands for the folder itself.
+        objects = [one for one in right_below["objects"] if one["path"].strip("/") != key]
+        folders = [f"{root}/{name}" for name in right_below["common_prefixes"]]
+        return [(f"{root}/{one['path']}", _status(one)) for one in objects], folders
+
+    async def _delete(self, what: Delete) -> None:
+        self._stats.deletes += 1
+        with contextlib.suppress(FileNotFoundError):
+            await self._obstore.delete_async(self._store.store, [bucket_of(url).key for url in what.urls])
+
+    async def _put(self, what: Put) -> Status | None:
+        content: bytes | Path = Path(what.path) if what.path else what.data
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        store, parts = self._store, 1
+        how: dict[str, Any] = {"use_multipart": False, "mode": "create" if what.create else "overwrite"}
+        if what.part_bytes:
+            store = self._client.store(self._bucket, self._request.storage, in_parts=True)
+            parts = -(-size // what.part_bytes)
+            how = {"use_multipart": True, "chunk_size": what.part_bytes, "max_concurrency": _PARTS_AT_ONCE}
 
         async def put() -> Status | None:
+            self._stats.uploads += what.part_bytes > 0
+            self._stats.puts += not what.part_bytes
             try:
-                if what.part_bytes:
-                    stats.uploads += 1
-                    written = await obstore.put_async(
-                        store.in_parts(request.policy),
-                        key,
-                        Path(what.path),
-                        use_multipart=True,
-                        chunk_size=what.part_bytes,
-                        max_concurrency=_PARTS_AT_ONCE,
-                    )
-                else:
-                    stats.puts += 1
-                    content = Path(what.path).read_bytes() if what.path else what.data
-                    mode = "create" if what.create else "overwrite"
-                    written = await obstore.put_async(store.store, key, content, mode=mode, use_multipart=False)
+                written = await self._obstore.put_async(store.store, self._bucket.key, content, **how)
             except FileNotFoundError as error:
-                words = words_of(error, self._secrets)
+                words = words_of(error, self._client.secrets)
                 if what.part_bytes and "NoSuchBucket" not in words:
-                    raise _Passing(f"the upload was aborted: {words}") from None
+                    raise ConnectionAbortedError("the upload was aborted") from None
                 raise OutputError(f"{what.url}: cannot be written: {words}; {NO_BUCKET}") from None
             except Exception as error:
                 if what.create and type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
                     return None
                 raise
+            self._stats.sent_bytes += size
             return Status(size, _plain_etag(written["e_tag"]), 0)
 
-        status = await self._tried(put, request, "cannot be written", stats, parts)
-        stats.sent_bytes += size if status is not None else 0
-        return status
+        return await self._tried(put, "cannot be written", parts)
 
-    def _unsaid(self) -> int | None:
-        """Return how many warnings were left out since the last one; None if another one would come too soon."""
-        now = monotonic()
-        if now - self._said < _SAY_EVERY_S:
-            self._num_silent += 1
-            return None
-        self._said, silent, self._num_silent = now, self._num_silent, 0
-        return silent
-
-    def _store(self, root: str, scheme: str, storage: Storage) -> _Store:
-        # What the environment says may change, as credentials do.
-        around = sorted((name, value) for name, value in os.environ.items() if name.startswith(_ENVIRONMENT))
-        known = msgspec.msgpack.encode((storage, around))
-        found = self._stores.get((root, known))
-        if found is None:
-            self._storages[known] = storage
-            found = self._stores[root, known] = _Store(root, scheme, storage)
-        return found
-
-    async def _range(
-        self,
-        store: _Store,
-        key: str,
-        request: FetchRequest,
-        expected: Status,
-        span: tuple[int, int],
-        stats: FetchStats,
-    ) -> Any:
-        obstore = import_module("obstore")
-        begin, end = span
-        url = request.what.url
-        times = store.big if end - begin >= _BIG_BYTES else store.small
-
-        async def get() -> Any:
-            stats.gets += 1
-            began = monotonic()
-            try:
-                result = await obstore.get_async(store.store, key, options={"range": span})
-            except FileNotFoundError:
-                raise StoreError(f"{url}: the object was removed while it was in use") from None
-            found = _status(result.meta)
-            if not expected.is_same(found):
-                raise changed(url, expected, found)
-            data = await result.bytes_async()
-            if len(data) != end - begin:
-                raise _Passing(f"{len(data):,} bytes came instead of {end - begin:,}")
-            times.add(monotonic() - began)
-            return data
-
-        async def hedged() -> Any:
-            return await _hedged(get, times, stats)
-
-        where = f"bytes {begin:,} to {end:,} of {expected.size:,} cannot be read"
-        data = await self._tried(hedged, request, where, stats)
-        stats.bytes += len(data)
-        return data
-
-    async def _tried(
-        self,
-        attempt: Callable[[], Awaitable[T]],
-        request: FetchRequest,
-        what: str,
-        stats: FetchStats,
-        parts: int = 1,
-    ) -> T:
+    async def _tried(self, attempt: Callable[[], Awaitable[T]], what: str, parts: int = 1) -> T:
         """Return the result of an attempt, or of the next ones if a failure may pass, until the deadline.
 
         What is sent in several parts has so many times the time of one. The time for which the process was stopped, as
         a scheduler stops a job for another one, does not count: nothing was tried meanwhile.
         """
-        url, policy = request.what.url, request.policy
-        began = started = limit_s = 0.0
-        deadline_s, attempt_s = policy.deadline_s * parts, policy.attempt_s * parts
-        number = 0
+        url, policy = self._request.what.url, self._request.policy
+        deadline_s = policy.deadline_s * parts
+        number, waited_s = 0, 0.0
         while True:
             number += 1
-            try:
-                async with self._in_flight:
-                    # The time for which it waited behind other requests does not count.
-                    started = monotonic()
-                    began = began or started
-                    limit_s = max(0.001, min(attempt_s, deadline_s - (started - began)))
+            asked = monotonic()
+            async with self._client.in_flight:
+                started = monotonic()
+                if number > 1:  # the time for which the first one waited behind other requests does not count
+                    waited_s += started - asked
+                limit_s = max(0.001, min(policy.attempt_s * parts, deadline_s - waited_s))
+                try:
                     async with asyncio.timeout(limit_s):
                         return await attempt()
-            except (HeadraceError, FileNotFoundError):
-                raise
-            except TimeoutError:
-                words = f"no answer came within {limit_s:.3g} s"
-            except Exception as error:
-                words = words_of(error, self._secrets)
-                advice = None if isinstance(error, _Passing) else advice_for(error)
-                if advice is not None:
-                    raise StoreAwayError(f"{url}: {what}: {words}{advice}") from None
-            began += max(0.0, monotonic() - started - limit_s)
-            delay, waited = policy.delay(number), monotonic() - began
-            if waited + delay >= deadline_s:
+                except (HeadraceError, FileNotFoundError):
+                    raise
+                except TimeoutError:
+                    words = f"no answer came within {limit_s:.3g} s"
+                except Exception as error:
+                    words, advice = words_of(error, self._client.secrets), advice_for(error)
+                    if advice is not None:
+                        raise StoreAwayError(f"{url}: {what}: {words}{advice}") from None
+            delay = policy.delay(number)
+            waited_s += min(limit_s, monotonic() - started) + delay
+            if waited_s >= deadline_s:
                 raise StoreAwayError(
-                    f"{url}: {what}: {words} ({number} attempts in {waited:.0f} s; the deadline is {deadline_s:g} s)"
-                ) from None
-            if (silent := self._unsaid()) is not None:
-                more = f"; and {silent:,} others meanwhile" if silent else ""
-                _log.warning(
-                    "%s: %s%s: %s; trying again in %.3g s (attempt %d; the deadline is %g s)%s",
-                    *(url, what, request.read_for, words, delay, number + 1, deadline_s, more),
+                    f"{url}: {what}: {words} ({number} attempts in {waited_s - delay:.0f} s; the deadline is"
+                    f" {deadline_s:g} s)"
                 )
-            stats.retries += 1
-            stats.waited_s += delay
-            started = monotonic()
+            self._client.say(
+                f"{url}: {what}{self._request.read_for}: {words}; trying again in {delay:.3g} s (attempt {number + 1};"
+                f" the deadline is {deadline_s:g} s)"
+            )
+            self._stats.retries += 1
             await asyncio.sleep(delay)
-            began += max(0.0, monotonic() - started - delay)
 
 
-class _Times:
-    """How long GETs took, and from when on one of them is hedged."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
-        self._num_gets = 0
-        self._num_hedges = 0
-        self._limit = float("inf")
-
-    def add(self, seconds: float) -> None:
-        self._seconds.append(seconds)
-        self._num_gets += 1
-        if len(self._seconds) >= _KNOWN and self._num_gets % 16 == 0:
-            ranked = sorted(self._seconds)
-            self._limit = max(_LEAST_HEDGE_S, ranked[len(ranked) * 99 // 100])
-
-    @property
-    def limit_s(self) -> float | None:
-        """How long to wait before a second GET is sent; None to send none."""
-        if self._num_hedges >= _HEDGED_SHARE * self._num_gets or self._limit == float("inf"):
-            return None
-        return self._limit
-
-    def hedge(self) -> None:
-        self._num_hedges += 1
-
-
-class _Store:
-    """A bucket, and how long GETs from it took."""
-
-    def __init__(self, root: str, scheme: str, storage: Storage) -> None:
-        self._how = (root, scheme, storage)
-        self._in_parts: dict[FetchPolicy, Any] = {}
-        self.store = connect(root, scheme, storage)
-        self.small, self.big = _Times(), _Times()
-
-    def in_parts(self, policy: FetchPolicy) -> Any:
-        """Return obstore's store for uploads in several parts, each of which it tries again itself."""
-        if policy not in self._in_parts:
-            self._in_parts[policy] = connect(*self._how, retries=policy.retries)
-        return self._in_parts[policy]
-
-
-async def _hedged(get: Callable[[], Awaitable[T]], times: _Times, stats: FetchStats) -> T:
-    """Return the result of ``get``, or of a second one that is sent if the first takes unusually long."""
-    limit_s = times.limit_s
-    if limit_s is None:
-        return await get()
+async def _hedged(get: Callable[[], Awaitable[T]], store: _Store, stats: FetchStats) -> T:
+    """Return the result of ``get``, or of a second one if the first takes longer than 99 of the last 100 took."""
+    began = monotonic()
+    store.num_gets += 1
     tasks = {asyncio.ensure_future(get())}
     try:
-        done, _ = await asyncio.wait(tasks, timeout=limit_s)
-        if not done and times.limit_s is not None:
-            stats.hedges += 1
-            times.hedge()
-            tasks.add(asyncio.ensure_future(get()))
-        while True:
-            done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            best = next((task for task in done if task.exception() is None), None)
-            if best is not None or not waiting:
-                return (best or next(iter(done))).result()
-            tasks = waiting
+        if len(store.seconds) == _KNOWN:
+            done, _ = await asyncio.wait(tasks, timeout=max(_LEAST_HEDGE_S, sorted(store.seconds)[-2]))
+            if not done and store.num_hedges < _HEDGED_SHARE * store.num_gets:
+                store.num_hedges += 1
+                stats.hedges += 1
+                tasks.add(asyncio.ensure_future(get()))
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        result = min(done, key=lambda task: task.exception() is not None).result()
+        store.seconds.append(monotonic() - began)
+        return result
     finally:
         for task in tasks:
             task.cancel()
-
-
-async def _all(attempts: Sequence[Awaitable[T]]) -> list[T]:
-    """Return all results in order; the first failure ends the others."""
-    if len(attempts) == 1:
-        return [await attempts[0]]
-    tasks = [asyncio.ensure_future(one) for one in attempts]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def changed(url: str, expected: Status, found: Status) -> StoreError:
-    """Return the error for an object that is not what it was when its store was opened."""
-    return StoreError(
-        f"{url}: the object changed while it was in use: it had {expected.size:,} bytes and ETag {expected.etag!r} at"
-        f" first, and now has {found.size:,} bytes and ETag {found.etag!r}; open the store again"
-    )
 
 
 def _status(meta: Any) -> Status:
@@ -680,18 +576,3 @@ def submit(request: FetchRequest) -> Future[FetchReply]:
         client = _PROCESS.client
     future: Future[FetchReply] = client.submit(request)
     return future
-
-
-def refuse_own_thread(url: str) -> None:
-    """Raise StoreError in the thread through which answers come: to wait for one there would never end."""
-    if current_thread().name == FETCH_THREAD:
-        raise StoreError(
-            f"{url}: cannot be read in the thread {FETCH_THREAD}, since its own answer would have to come through it: a"
-            " handler of logging, or a finalizer, that reads from object stores must do so in another thread"
-        )
-
-
-def is_full() -> bool:
-    """Return whether this process has asked for as many requests as may be under way, so that more would only wait."""
-    client = _PROCESS.client
-    return isinstance(client, Client) and client.num_open >= MAX_IN_FLIGHT

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
 from headrace.io.objects.client import FetchReply
-from headrace.io.objects.lookups import BLOCK_BYTES, Objects
+from headrace.io.objects.lookups import BLOCK_BYTES, Objects, blocks_of
 from headrace.io.remote import Status
 from headrace.io.storage import Storage
 
@@ -39,8 +39,8 @@ class ObjectPart(NamedTuple):
 def parts_of(url: str, expected: Status, begin: int = 0, end: int | None = None) -> Iterator[ObjectPart]:
     """Yield the bytes of an object in parts of `BLOCK_BYTES`: all of them, or those from one byte up to another."""
     end = expected.size if end is None else end
-    for at in range(begin, end, BLOCK_BYTES):
-        yield ObjectPart(url, expected, at, min(at + BLOCK_BYTES, end))
+    for block in blocks_of(begin, end):
+        yield ObjectPart(url, expected, *block)
 
 
 def fetched(parts: Iterable[ObjectPart], storage: Storage | None) -> Iterator[Any]:
@@ -51,23 +51,17 @@ def fetched(parts: Iterable[ObjectPart], storage: Storage | None) -> Iterator[An
     """
     objects = Objects(storage)
     ahead: deque[tuple[ObjectPart, Future[FetchReply]]] = deque()
-    num_bytes = 0
-
-    def next_bytes() -> Any:
-        nonlocal num_bytes
-        part, future = ahead.popleft()
-        num_bytes -= part.end - part.begin
-        return objects.finish(part.url, future).data[0]
-
     for part in parts:
-        while ahead and (len(ahead) >= AHEAD or num_bytes + part.end - part.begin > AHEAD_BYTES):
-            yield next_bytes()
+        num_bytes = sum(one.end - one.begin for one, _ in ahead) + part.end - part.begin
+        while ahead and (len(ahead) >= AHEAD or num_bytes > AHEAD_BYTES):
+            first, future = ahead.popleft()
+            num_bytes -= first.end - first.begin
+            yield objects.finish(first.url, future).data[0]
         objects.expect(part.url, part.expected)
         ahead.append((part, objects.begin_ranges(part.url, [(part.begin, part.end)])))
         objects.forget()
-        num_bytes += part.end - part.begin
-    while ahead:
-        yield next_bytes()
+    for last, future in ahead:
+        yield objects.finish(last.url, future).data[0]
 
 
 class ObjectFile(io.RawIOBase):
@@ -112,10 +106,6 @@ class ObjectFile(io.RawIOBase):
         """Return True."""
         return True
 
-    def tell(self) -> int:
-        """Return the byte that is read next."""
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Go to a byte; this fetches nothing."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
@@ -147,7 +137,5 @@ class ObjectFile(io.RawIOBase):
             self._step = min(2 * self._step, BLOCK_BYTES) if is_next else FIRST_BYTES
             left = self._end - self._at
             length = min(self._step, left) if left > 0 else FIRST_BYTES
-        end = min(self._at + length, self._size)
-        blocks = [(begin, min(begin + BLOCK_BYTES, end)) for begin in range(self._at, end, BLOCK_BYTES)]
-        data = self._objects.ranges(self._url, blocks)
-        self._first, self._data = self._at, memoryview(data[0] if len(data) == 1 else b"".join(map(bytes, data)))
+        data = self._objects.ranges(self._url, blocks_of(self._at, min(self._at + length, self._size)))
+        self._first, self._data = self._at, memoryview(data[0] if len(data) == 1 else b"".join(data))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import io
-import itertools
 import logging
 import os
 import re
@@ -20,8 +19,9 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, TimeoutError
+from functools import cache
 from pathlib import Path
-from threading import Condition
+from threading import Condition, current_thread
 from typing import Any, Final
 
 import xxhash
@@ -30,6 +30,7 @@ from headrace.errors import OutputError, StoreError
 from headrace.io.atomic import AtomicFile, output_errors
 from headrace.io.kept import is_as_kept, keep_digest
 from headrace.io.objects.client import (
+    FETCH_THREAD,
     FetchPolicy,
     FetchReply,
     FetchRequest,
@@ -37,9 +38,7 @@ from headrace.io.objects.client import (
     Get,
     Head,
     List,
-    is_full,
     process_lock,
-    refuse_own_thread,
     submit,
 )
 from headrace.io.once import unique_name
@@ -55,15 +54,17 @@ BLOCK_BYTES: Final = 8 << 20
 _FEW: Final = 4
 """After this many look-ups of objects in one folder, the folder is listed."""
 
-_AT_ONCE: Final = 16
-"""Blocks of a file that is fetched whole which are in memory at once."""
-
-_PASS_BLOCKS: Final = 4
-"""Blocks that are under way during a pass."""
+_AT_ONCE: Final = 8
+"""Ranges of an object that is read from its beginning to its end which are in memory or under way."""
 
 _SAY_AFTER_S: Final = 30.0
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _log = logging.getLogger("headrace")
+
+
+def blocks_of(begin: int, end: int) -> list[tuple[int, int]]:
+    """Return bytes of an object, from one up to another, as ranges of at most `BLOCK_BYTES`."""
+    return [(at, min(at + BLOCK_BYTES, end)) for at in range(begin, end, BLOCK_BYTES)]
 
 
 class ByteRoom:
@@ -112,7 +113,7 @@ class Objects:
         self._statuses: dict[str, Status | None] = {}
         self._listings: dict[str, tuple[list[str], list[str]]] = {}
         self._num_heads: Counter[str] = Counter()
-        self._kept: dict[str, Path] = {}
+        self._kept: dict[tuple[str, int], Path] = {}
 
     def status(self, url: str) -> Status | None:
         """Return the identity of an object; None if there is none."""
@@ -166,7 +167,7 @@ class Objects:
             folder = _folder_of(url)
             if folder not in listed and folder not in self._listings:
                 asked.append(Head(url))
-        futures = [submit(FetchRequest(what=one, storage=self.storage, policy=self.policy)) for one in asked]
+        futures = [self._begin(one) for one in asked]
         for one, future in zip(asked, futures, strict=True):
             reply = self.finish(one.url, future)
             if isinstance(one, Head):
@@ -205,8 +206,7 @@ class Objects:
 
     def begin_ranges(self, url: str, ranges: list[tuple[int, int]]) -> Future[FetchReply]:
         """Begin to fetch ranges of an object, which are not empty."""
-        what = Get(url, ranges, self.known(url))
-        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for()))
+        return self._begin(Get(url, ranges, self.known(url)))
 
     def ranges(self, url: str, ranges: list[tuple[int, int]]) -> Sequence[Any]:
         """Return the bytes of each range, which are not empty, each by a GET of its own.
@@ -216,11 +216,25 @@ class Objects:
         """
         return self.finish(url, self.begin_ranges(url, ranges)).data if ranges else []
 
+    def in_turn(self, url: str, ranges: list[tuple[int, int]]) -> Iterator[memoryview]:
+        """Yield the bytes of each range, of which 8 are in memory or under way; raises as `ranges` does."""
+        under_way: deque[Future[FetchReply]] = deque()
+        for one in ranges:
+            if len(under_way) == _AT_ONCE:
+                yield memoryview(self.finish(url, under_way.popleft()).data[0])
+            under_way.append(self.begin_ranges(url, [one]))
+        while under_way:
+            yield memoryview(self.finish(url, under_way.popleft()).data[0])
+
     def finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
         """Wait for a request, count what it took, and return its reply; raises its error."""
-        refuse_own_thread(url)
+        if current_thread().name == FETCH_THREAD:
+            raise StoreError(
+                f"{url}: cannot be read in the thread {FETCH_THREAD}, since its own answer would have to come through"
+                " it: a handler of logging, or a finalizer, that reads from object stores must do so in another thread"
+            )
         waited_s = 0.0
-        with waiting(for_more=not is_full()):
+        with waiting():
             while True:
                 try:
                     reply = future.result(timeout=_SAY_AFTER_S)
@@ -234,61 +248,50 @@ class Objects:
             raise reply.error
         return reply
 
-    def local_file(self, url: str, room: ByteRoom | None = None) -> Path:
+    def local_file(self, url: str, room: ByteRoom | None = None, end_bytes: int = 0) -> Path:
         """Return a local file with the bytes of an object, which is fetched unless that was done before.
 
-        A kept file is compared with its digest when it is first asked for. At most 128 MiB of an object are in memory
-        at once, and together with what other threads fetch no more than ``room``.
+        A kept file is compared with its digest when it is first asked for. At most 64 MiB of an object are in memory
+        at once, and together with what other threads fetch no more than ``room``. With ``end_bytes`` the file has only
+        so many of its first bytes and of its last, unless these are all that there are.
 
         Raises:
             FileNotFoundError: there is no such object.
             StoreError: it cannot be read, or changes meanwhile.
         """
-        if (found := self._kept.get(url)) is not None and found.is_file():
+        if (found := self._kept.get((url, end_bytes))) is not None and found.is_file():
             return found
-        self._kept[url] = found = self._local_file(url, self.known(url), room)
+        self._kept[url, end_bytes] = found = self._local_file(url, self.known(url), room, end_bytes)
         return found
 
-    def _local_file(self, url: str, status: Status, room: ByteRoom | None) -> Path:
+    def _local_file(self, url: str, status: Status, room: ByteRoom | None, end_bytes: int) -> Path:
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
         known_by = _known_by(status)
         identity = repr((url, *known_by)) if known_by else f"{url} {os.getpid()} {id(self)}"
+        ranges = blocks_of(0, status.size)
+        if 0 < 2 * end_bytes < status.size:
+            ranges = [(0, end_bytes), (status.size - end_bytes, status.size)]
+            identity += f" {end_bytes}"
         name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
-        cache = cache_folder("objects") if known_by else None
-        places = [*([] if cache is None else [cache]), _temporary_folder()]
+        kept = cache_folder("objects") if known_by else None
+        places = [*([] if kept is None else [kept]), _temporary_folder(os.getpid())]
         for place in places:
             file = place / name
             if file.is_file():
                 # A temporary file was written by this process.
-                if place != cache or is_as_kept(file, url):
+                if place != kept or is_as_kept(file, url):
                     return file
-                self.count_damage()
-        if cache is not None:
+                with process_lock():
+                    self.stats.damaged_files += 1
+        if kept is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
-                return self._fetch_whole(url, status.size, cache / name, room)
-        return self._fetch_whole(url, status.size, places[-1] / name, room)
-
-    def count_damage(self) -> None:
-        """Count a kept file that does not hold what was fetched."""
-        with process_lock():
-            self.stats.damaged_files += 1
-
-    def place_of_parts(self, parts: Sequence[tuple[str, list[tuple[int, int]]]]) -> Path | None:
-        """Return the file in which ranges of objects that are read together are kept; None if they cannot be.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
-        known = [(url, _known_by(self.known(url)), ranges) for url, ranges in parts]
-        cache = cache_folder("objects")
-        if cache is None or not all(known_by for _, known_by, _ in known):
-            return None
-        return cache / f"{xxhash.xxh3_128_hexdigest(repr(known).encode())}-ends"
+                return self._fetch_to(kept / name, url, ranges, room)
+        return self._fetch_to(places[-1] / name, url, ranges, room)
 
     def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        return io.BufferedReader(_Pass(url, self))
+        return io.BufferedReader(_Pass(self.in_turn(url, blocks_of(0, self.known(url).size))))
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""
@@ -297,16 +300,14 @@ class Objects:
         self._num_heads.clear()
         self._kept.clear()
 
-    def _fetch_whole(self, url: str, size: int, file: Path, room: ByteRoom | None) -> Path:
+    def _fetch_to(self, file: Path, url: str, ranges: list[tuple[int, int]], room: ByteRoom | None) -> Path:
         with output_errors(file.parent, "create"):
             file.parent.mkdir(parents=True, exist_ok=True)
-        blocks = [(begin, min(begin + BLOCK_BYTES, size)) for begin in range(0, size, BLOCK_BYTES)]
         own = file.with_name(f".{unique_name()}-{file.name}")
-        with AtomicFile(own) as out:
-            for at in range(0, len(blocks), _AT_ONCE):
-                some = blocks[at : at + _AT_ONCE]
-                with contextlib.nullcontext() if room is None else room.take(some[-1][1] - some[0][0]):
-                    self._write(url, some, out)
+        num_bytes = sum(end - begin for begin, end in ranges[:_AT_ONCE])
+        with contextlib.nullcontext() if room is None else room.take(num_bytes), AtomicFile(own) as out:
+            for data in self.in_turn(url, ranges):
+                out.write(data)
         if file.parent == cache_folder("objects"):
             keep_digest(file.name, out.sum.xxh3_128)
         # If another thread or process was first, its file stays, since it may be open already.
@@ -321,13 +322,11 @@ class Objects:
             own.unlink(missing_ok=True)
         return file
 
-    def _write(self, url: str, blocks: list[tuple[int, int]], out: AtomicFile) -> None:
-        for data in self.ranges(url, blocks):
-            out.write(memoryview(data))
-
     def _ask(self, what: Head | List) -> FetchReply:
-        request = FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for())
-        return self.finish(what.url, submit(request))
+        return self.finish(what.url, self._begin(what))
+
+    def _begin(self, what: Get | Head | List) -> Future[FetchReply]:
+        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Objects, (self.storage, self.policy)
@@ -349,29 +348,19 @@ def _folder_of(url: str) -> str:
     return url.rpartition("/")[0]
 
 
-class _Temporary:
-    folder: Path | None = None
-    process = 0
-
-
-def _temporary_folder() -> Path:
+@cache
+def _temporary_folder(_process: int) -> Path:
     """Return a folder of this process, which is removed at its end."""
-    if _Temporary.folder is None or _Temporary.process != os.getpid():
-        _Temporary.folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
-        _Temporary.process = os.getpid()
-        atexit.register(shutil.rmtree, _Temporary.folder, ignore_errors=True)
-    return _Temporary.folder
+    folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class _Pass(io.RawIOBase):
-    """Reads an object from its beginning to its end, with some blocks under way."""
+    """Reads an object from its beginning to its end."""
 
-    def __init__(self, url: str, objects: Objects) -> None:
-        self._url = url
-        self._objects = objects
-        size = objects.known(url).size
-        self._blocks = iter([(begin, min(begin + BLOCK_BYTES, size)) for begin in range(0, size, BLOCK_BYTES)])
-        self._ahead: deque[Future[FetchReply]] = deque()
+    def __init__(self, blocks: Iterator[memoryview]) -> None:
+        self._blocks = blocks
         self._data = memoryview(b"")
 
     def readable(self) -> bool:
@@ -379,11 +368,7 @@ class _Pass(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not len(self._data):
-            for block in itertools.islice(self._blocks, _PASS_BLOCKS - len(self._ahead)):
-                self._ahead.append(self._objects.begin_ranges(self._url, [block]))
-            if not self._ahead:
-                return 0
-            self._data = memoryview(self._objects.finish(self._url, self._ahead.popleft()).data[0])
+            self._data = next(self._blocks, self._data)
         count = min(len(buffer), len(self._data))
         buffer[:count] = self._data[:count]
         self._data = self._data[count:]

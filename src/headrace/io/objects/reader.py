@@ -7,23 +7,18 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import xxhash
 
-from headrace.errors import OutputError, StoreError
-from headrace.io.atomic import atomic_write
-from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats, is_full
-from headrace.io.objects.lookups import BLOCK_BYTES, ByteRoom, Objects
+from headrace.errors import StoreError
+from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats
+from headrace.io.objects.lookups import ByteRoom, Objects, blocks_of
 from headrace.io.places import AnyPath, is_url
 from headrace.io.readers import (
     NO_ENDS,
@@ -36,7 +31,7 @@ from headrace.io.readers import (
     OpenFile,
     Reader,
 )
-from headrace.io.remote import RemotePath, Status
+from headrace.io.remote import RemotePath
 from headrace.io.storage import Storage
 from headrace.io.waits import waiting
 
@@ -46,8 +41,6 @@ _AT_ONCE: Final = 32
 _BYTES_AT_ONCE: Final = 256 << 20
 """The most bytes of such objects that are in memory at once."""
 
-_DIGEST_BYTES: Final = 16
-_log = logging.getLogger("headrace")
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -70,14 +63,10 @@ def merged(offsets: IntArray, lengths: IntArray) -> list[tuple[int, int]]:
             wanted, last = wanted + max(0, more), max(last, end)
             continue
         if wanted:
-            found += _pieces(first, last)
+            found += blocks_of(first, last)
         # What an earlier range has fetched is not fetched again.
         first, last, wanted = max(begin, last), end, more
-    return [*found, *_pieces(first, last)] if wanted else found
-
-
-def _pieces(begin: int, end: int) -> list[tuple[int, int]]:
-    return [(at, min(at + BLOCK_BYTES, end)) for at in range(begin, end, BLOCK_BYTES)]
+    return [*found, *blocks_of(first, last)] if wanted else found
 
 
 def scatter(
@@ -161,62 +150,35 @@ class ObjectReader(Reader):
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
 
+    def _keep_ends(self, path: str, num_bytes: int, room: ByteRoom) -> None:
+        if is_url(path) and path not in self._local and (path, num_bytes) not in self._ends:
+            status = self.objects.status(_plain(path))
+            if status is not None and status.size:
+                found = self.objects.local_file(_plain(path), room, num_bytes).read_bytes()
+                self._ends[path, num_bytes] = found[:num_bytes] + found[-num_bytes:]
+
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """See `Reader.keep_all`: 32 objects at the same time, and 256 MiB of them."""
-        wanted = [
-            (path, ranges) for path, num_bytes in ends.items() if (ranges := self._ranges_of_ends(path, num_bytes))
-        ]
-        place = self.objects.place_of_parts([(_plain(path), ranges) for path, ranges in wanted]) if wanted else None
-        found = None
-        if place is not None and place.is_file():
-            found = _kept_parts(place, [ranges for _, ranges in wanted])
-            if found is None:
-                _log.warning("%s: is damaged: it does not hold the ends of objects; they are fetched again", place)
-                self.objects.count_damage()
-        begun = [] if found is not None else [(path, self._begun(path, ranges)) for path, ranges in wanted]
-        try:
-            if len(paths) == 1:
-                self.keep(paths[0])
-            else:
-                room = ByteRoom(_BYTES_AT_ONCE)
-                with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
-                    for _ in threads.map(partial(self._keep, room=room), paths):
-                        pass
-        finally:
-            answers = self._finished(begun)
-        if found is None:
-            found = [list(map(bytes, data)) for data in answers]
-            if place is not None:
-                _keep_parts(place, found)
-        for (path, _), parts in zip(wanted, found, strict=True):
-            self._ends[path, ends[path]] = parts[0][: ends[path]] + parts[-1][-ends[path] :]
-
-    def _ranges_of_ends(self, path: str, num_bytes: int) -> list[tuple[int, int]]:
-        """Return the ranges of an object's ends; none if it is empty, missing or a local file, or they are known."""
-        if not is_url(path) or path in self._local or (path, num_bytes) in self._ends:
-            return []
-        status = self.objects.status(_plain(path))
-        if status is None or not status.size:
-            return []
-        if status.size < 2 * num_bytes:
-            return [(0, status.size)]
-        return [(0, num_bytes), (status.size - num_bytes, status.size)]
+        room = ByteRoom(_BYTES_AT_ONCE)
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
+            begun = [threads.submit(self._keep, path, room) for path in paths]
+            begun += [threads.submit(self._keep_ends, *one, room) for one in ends.items()]
+        for one in begun:
+            one.result()
 
     def _begun(self, path: str, ranges: list[tuple[int, int]]) -> Future[FetchReply] | None:
         """Begin to fetch ranges of an object; None if there are none."""
         return self.objects.begin_ranges(_plain(path), ranges) if ranges else None
 
     def _finished(self, begun: list[tuple[str, Future[FetchReply] | None]]) -> deque[Sequence[Any]]:
-        """Wait for the answers of requests, of which ``begun`` keeps none, and return those of each; raise an error.
+        """Wait for the answers of requests, and return those of each; raise an error.
 
         All are waited for, also after a failure, so that what they took is counted.
         """
         found: deque[Sequence[Any]] = deque()
         failed: StoreError | None = None
-        begun.reverse()
-        with waiting(for_more=not is_full()):
-            while begun:
-                path, future = begun.pop()
+        with waiting():
+            for path, future in begun:
                 try:
                     found.append([] if future is None else self.objects.finish(_plain(path), future).data)
                 except StoreError as error:
@@ -241,7 +203,7 @@ class ObjectReader(Reader):
         """See `Reader.read_files`: a GET for each block of each object, all at the same time."""
         remote = list(dict.fromkeys(path for path in paths if self._local_name(path) is None))
         self.look_up(remote)
-        blocks = {path: _pieces(0, self._open(path).size) for path in remote}
+        blocks = {path: blocks_of(0, self._open(path).size) for path in remote}
         answers = self._finished([(path, self._begun(path, pieces)) for path, pieces in blocks.items()])
         found: dict[str, ByteArray] = {}
         for path in remote:
@@ -289,14 +251,10 @@ class ObjectReader(Reader):
                 status = self.objects.known(_plain(path))
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
-            file = self._opened_object(path, status)
-        return file
-
-    def _opened_object(self, path: str, status: Status) -> OpenFile:
-        self._pool.make_room()
-        self._seen[path] = (status.size, status.modified_ns)
-        file = OpenFile(status.size)
-        self._pool.put((self._mark, path), file)
+            self._pool.make_room()
+            self._seen[path] = (status.size, status.modified_ns)
+            file = OpenFile(status.size)
+            self._pool.put((self._mark, path), file)
         return file
 
     def _take(self, fd: int, size: int) -> OpenFile:
@@ -327,27 +285,6 @@ class ObjectReader(Reader):
                 scatter(pieces, data, offsets, lengths, out)
             found.append(np.split(out, np.cumsum(lengths)[:-1]))
         return found
-
-
-def _kept_parts(place: Path, ranges: Sequence[list[tuple[int, int]]]) -> list[list[bytes]] | None:
-    """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None if damaged."""
-    try:
-        data = memoryview(place.read_bytes())
-    except OSError:
-        return None
-    cuts = list(accumulate((end - begin for some in ranges for begin, end in some), initial=0))
-    if len(data) != cuts[-1] + _DIGEST_BYTES or data[cuts[-1] :] != xxhash.xxh3_128_digest(data[: cuts[-1]]):
-        return None
-    pieces = (bytes(data[begin:end]) for begin, end in pairwise(cuts))
-    return [list(islice(pieces, len(some))) for some in ranges]
-
-
-def _keep_parts(place: Path, parts: Sequence[list[bytes]]) -> None:
-    """Keep bytes of objects in a file, with their digest. Without room for it the next run fetches them again."""
-    data = b"".join(piece for some in parts for piece in some)
-    with contextlib.suppress(OSError, OutputError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(place, data + xxhash.xxh3_128_digest(data))
 
 
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:

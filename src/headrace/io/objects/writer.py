@@ -30,7 +30,7 @@ from headrace.io.objects.client import (
     Put,
     submit,
 )
-from headrace.io.objects.lookups import BLOCK_BYTES, Objects
+from headrace.io.objects.lookups import Objects, blocks_of
 from headrace.io.remote import RemotePath, Status, bucket_of
 from headrace.io.storage import Storage
 
@@ -47,7 +47,6 @@ _OBJECTS_OF_A_DELETE: Final = {"s3": DELETES_AT_ONCE}
 several before the others are removed."""
 
 _CREATIONS: Final = 8
-_BLOCKS_AT_ONCE: Final = 4
 
 
 def part_bytes(size: int) -> int:
@@ -160,8 +159,7 @@ class ObjectWriter:
         status = self._objects.status(url)
         if status is None:
             return None
-        blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
-        return b"".join(map(bytes, self._objects.ranges(url, blocks)))
+        return b"".join(self._objects.ranges(url, blocks_of(0, status.size)))
 
     def listed(self, url: str) -> dict[str, Status]:
         """Return the objects right below a folder, by their names there, sorted.
@@ -191,8 +189,9 @@ class ObjectWriter:
         urls = list(objects)
         for at in range(0, len(urls), MAX_IN_FLIGHT):
             some = urls[at : at + MAX_IN_FLIGHT]
-            whole = {url: (0, objects[url].size) for url in some if objects[url].size}
-            begun = {url: self._objects.begin_ranges(url, [one]) for url, one in whole.items()}
+            begun = {
+                url: self._objects.begin_ranges(url, [(0, objects[url].size)]) for url in some if objects[url].size
+            }
             for url in some:
                 try:
                     found[url] = bytes(self._objects.finish(url, begun[url]).data[0]) if url in begun else b""
@@ -215,11 +214,9 @@ class ObjectWriter:
             status = self._objects.status(url)
         if status is None:
             raise StoreError(f"{url}: is not there any more")
-        blocks = [(begin, min(begin + BLOCK_BYTES, status.size)) for begin in range(0, status.size, BLOCK_BYTES)]
         with AtomicFile(path) as file:
-            for at in range(0, len(blocks), _BLOCKS_AT_ONCE):
-                for data in self._objects.ranges(url, blocks[at : at + _BLOCKS_AT_ONCE]):
-                    file.write(memoryview(data))
+            for data in self._objects.in_turn(url, blocks_of(0, status.size)):
+                file.write(data)
 
     def sizes(self, url: str) -> dict[str, int]:
         """Return the sizes of all objects below a folder, by their names there, sorted.
