@@ -46,6 +46,8 @@ class AtomicFile:
             process at a time may write it.
         written: continue the file at `partial_path` after the bytes that this hasher has seen; any bytes after them are
             cut off.
+        lasts: whether it is on the disk once it has its name. A loss of power may tear one that is not: a kept file,
+            say, which is compared with its digest.
 
     Raises:
         OutputError: the system reports an error (no space, no permission, no such folder); the message names path and
@@ -58,9 +60,12 @@ class AtomicFile:
         6
     """
 
-    def __init__(self, path: str | Path, *, resumable: bool = False, written: FileHasher | None = None) -> None:
+    def __init__(
+        self, path: str | Path, *, resumable: bool = False, written: FileHasher | None = None, lasts: bool = True
+    ) -> None:
         check_local(path)
         self.path = Path(path)
+        self.lasts = lasts
         flags = os.O_RDWR | os.O_CLOEXEC
         if resumable or written is not None:
             self.temporary = partial_path(self.path)
@@ -130,9 +135,10 @@ class AtomicFile:
             os.fsync(self._fd)
 
     def sync(self) -> None:
-        """Bring all bytes to the disk and close the temporary file."""
+        """Bring all bytes to the disk, if the file is to last, and close the temporary file."""
         if self._fd >= 0:
-            self.flush()
+            if self.lasts:
+                self.flush()
             self.close()
 
     def close(self) -> None:
@@ -189,7 +195,8 @@ def commit(files: Sequence[AtomicFile], *, resumable: bool = False) -> None:
             with output_errors(file.path, "rename"):
                 file.temporary.rename(file.path)
             renamed.append(file.path)
-            sync_folder(file.path)
+            if file.lasts:
+                sync_folder(file.path)
     except BaseException:
         for file in files:
             with contextlib.suppress(OutputError):

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from headrace.io.atomic import atomic_write, output_errors
+from headrace.io.atomic import AtomicFile, output_errors
 from headrace.io.checksum import file_digest
 from headrace.io.paths import cache_folder
 
@@ -25,7 +25,8 @@ def keep_digest(name: str, digest: str) -> None:
     if (folder := cache_folder(_DIGESTS)) is not None:
         with output_errors(folder, "create"):
             folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(folder / name, digest.encode())
+        with AtomicFile(folder / name, lasts=False) as file:
+            file.write(digest.encode())
 
 
 def is_as_kept(path: Path, what: str) -> bool:

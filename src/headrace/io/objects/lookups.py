@@ -305,7 +305,7 @@ class Objects:
             file.parent.mkdir(parents=True, exist_ok=True)
         own = file.with_name(f".{unique_name()}-{file.name}")
         num_bytes = sum(end - begin for begin, end in ranges[:_AT_ONCE])
-        with contextlib.nullcontext() if room is None else room.take(num_bytes), AtomicFile(own) as out:
+        with contextlib.nullcontext() if room is None else room.take(num_bytes), AtomicFile(own, lasts=False) as out:
             for data in self.in_turn(url, ranges):
                 out.write(data)
         if file.parent == cache_folder("objects"):
