@@ -141,11 +141,11 @@ def test_opening_asks_at_once(
     reader = ObjectReader(storage, policy=QUICK)
     whole = headrace.open(url, reader=reader)
     assert isinstance(whole, headrace.stores.Store)
-    assert reader.stats.gets == 22, "a .bin and an index of each, and those of the first are there"
-    assert proxy.most_at_once == 22
+    assert reader.stats.gets == 23, "a .bin and an index of each, and the index of the first is there"
+    assert proxy.most_at_once == 23
     proxy.latency_s = 0.0
     assert whole.fingerprint == local.fingerprint
-    assert reader.stats.gets == 22
+    assert reader.stats.gets == 23
 
 
 def test_what_a_shard_is_known_by_comes_with_its_index(

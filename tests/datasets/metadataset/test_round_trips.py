@@ -142,7 +142,6 @@ def test_stores_that_were_opened_one_by_one(
         opened = [headrace.WindowDataset.open(f"{url}/t{n}/shard-0", seq_len=16) for n in range(number)]
         for dataset in opened:
             dataset.store._reader._ends.clear()
-            dataset.store._reader.objects._kept.clear()
         monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / f"empty{number}"))
         run = headrace.Run(Concat({str(n): one for n, one in enumerate(opened)}), global_batch_size=4)
         with round_trips((reading_ahead, "read_together")) as knowing:

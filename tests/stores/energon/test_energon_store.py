@@ -218,5 +218,5 @@ def test_the_indexes_of_all_shards_are_asked_for_together(
         with round_trips() as trips:
             assert len(store.fingerprint) == 32
         found[most] = trips.number, trips.requests
-    assert found[0] == (1, 5), "that of a.tar was read to find what is left out; and both ends of two tars"
+    assert found[0] == (1, 3), "that of a.tar was read to find what is left out; and both ends of the tars"
     assert found[24] == (0, 0), "they came with the files of .nv-meta"

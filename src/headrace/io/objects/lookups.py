@@ -113,7 +113,7 @@ class Objects:
         self._statuses: dict[str, Status | None] = {}
         self._listings: dict[str, tuple[list[str], list[str]]] = {}
         self._num_heads: Counter[str] = Counter()
-        self._kept: dict[tuple[str, int], Path] = {}
+        self._kept: dict[str, Path] = {}
 
     def status(self, url: str) -> Status | None:
         """Return the identity of an object; None if there is none."""
@@ -248,30 +248,25 @@ class Objects:
             raise reply.error
         return reply
 
-    def local_file(self, url: str, room: ByteRoom | None = None, end_bytes: int = 0) -> Path:
+    def local_file(self, url: str, room: ByteRoom | None = None) -> Path:
         """Return a local file with the bytes of an object, which is fetched unless that was done before.
 
         A kept file is compared with its digest when it is first asked for. At most 64 MiB of an object are in memory
-        at once, and together with what other threads fetch no more than ``room``. With ``end_bytes`` the file has only
-        so many of its first bytes and of its last, unless these are all that there are.
+        at once, and together with what other threads fetch no more than ``room``.
 
         Raises:
             FileNotFoundError: there is no such object.
             StoreError: it cannot be read, or changes meanwhile.
         """
-        if (found := self._kept.get((url, end_bytes))) is not None and found.is_file():
+        if (found := self._kept.get(url)) is not None and found.is_file():
             return found
-        self._kept[url, end_bytes] = found = self._local_file(url, self.known(url), room, end_bytes)
+        self._kept[url] = found = self._local_file(url, self.known(url), room)
         return found
 
-    def _local_file(self, url: str, status: Status, room: ByteRoom | None, end_bytes: int) -> Path:
+    def _local_file(self, url: str, status: Status, room: ByteRoom | None) -> Path:
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
         known_by = _known_by(status)
         identity = repr((url, *known_by)) if known_by else f"{url} {os.getpid()} {id(self)}"
-        ranges = blocks_of(0, status.size)
-        if 0 < 2 * end_bytes < status.size:
-            ranges = [(0, end_bytes), (status.size - end_bytes, status.size)]
-            identity += f" {end_bytes}"
         name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
         kept = cache_folder("objects") if known_by else None
         places = [*([] if kept is None else [kept]), _temporary_folder(os.getpid())]
@@ -281,13 +276,29 @@ class Objects:
                 # A temporary file was written by this process.
                 if place != kept or is_as_kept(file, url):
                     return file
-                with process_lock():
-                    self.stats.damaged_files += 1
+                self.count_damage()
         if kept is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
-                return self._fetch_to(kept / name, url, ranges, room)
-        return self._fetch_to(places[-1] / name, url, ranges, room)
+                return self._fetch_whole(url, status.size, kept / name, room)
+        return self._fetch_whole(url, status.size, places[-1] / name, room)
+
+    def count_damage(self) -> None:
+        """Count a kept file that does not hold what was fetched."""
+        with process_lock():
+            self.stats.damaged_files += 1
+
+    def place_of_parts(self, parts: Sequence[tuple[str, list[tuple[int, int]]]]) -> Path | None:
+        """Return the file in which ranges of objects that are read together are kept; None if they cannot be.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        known = [(url, _known_by(self.known(url)), ranges) for url, ranges in parts]
+        folder = cache_folder("objects")
+        if folder is None or not all(known_by for _, known_by, _ in known):
+            return None
+        return folder / f"{xxhash.xxh3_128_hexdigest(repr(known).encode())}-ends"
 
     def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
@@ -300,13 +311,13 @@ class Objects:
         self._num_heads.clear()
         self._kept.clear()
 
-    def _fetch_to(self, file: Path, url: str, ranges: list[tuple[int, int]], room: ByteRoom | None) -> Path:
+    def _fetch_whole(self, url: str, size: int, file: Path, room: ByteRoom | None) -> Path:
         with output_errors(file.parent, "create"):
             file.parent.mkdir(parents=True, exist_ok=True)
         own = file.with_name(f".{unique_name()}-{file.name}")
-        num_bytes = sum(end - begin for begin, end in ranges[:_AT_ONCE])
-        with contextlib.nullcontext() if room is None else room.take(num_bytes), AtomicFile(own, lasts=False) as out:
-            for data in self.in_turn(url, ranges):
+        in_room = contextlib.nullcontext() if room is None else room.take(min(size, _AT_ONCE * BLOCK_BYTES))
+        with in_room, AtomicFile(own, lasts=False) as out:
+            for data in self.in_turn(url, blocks_of(0, size)):
                 out.write(data)
         if file.parent == cache_folder("objects"):
             keep_digest(file.name, out.sum.xxh3_128)

@@ -7,6 +7,7 @@ the ranges [0, 100), [100, 200) and [205, 400) take one GET of [0, 400), since 5
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,8 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import xxhash
 
-from headrace.errors import StoreError
+from headrace.errors import OutputError, StoreError
+from headrace.io.atomic import AtomicFile
+from headrace.io.kept import is_as_kept, keep_digest
 from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats
 from headrace.io.objects.lookups import ByteRoom, Objects, blocks_of
 from headrace.io.places import AnyPath, is_url
@@ -150,21 +154,51 @@ class ObjectReader(Reader):
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
 
-    def _keep_ends(self, path: str, num_bytes: int, room: ByteRoom) -> None:
-        if is_url(path) and path not in self._local and (path, num_bytes) not in self._ends:
-            status = self.objects.status(_plain(path))
-            if status is not None and status.size:
-                found = self.objects.local_file(_plain(path), room, num_bytes).read_bytes()
-                self._ends[path, num_bytes] = found[:num_bytes] + found[-num_bytes:]
-
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """See `Reader.keep_all`: 32 objects at the same time, and 256 MiB of them."""
-        room = ByteRoom(_BYTES_AT_ONCE)
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
-            begun = [threads.submit(self._keep, path, room) for path in paths]
-            begun += [threads.submit(self._keep_ends, *one, room) for one in ends.items()]
-        for one in begun:
-            one.result()
+        wanted = [
+            (path, ranges) for path, num_bytes in ends.items() if (ranges := self._ranges_of_ends(path, num_bytes))
+        ]
+        place = self.objects.place_of_parts([(_plain(path), ranges) for path, ranges in wanted]) if wanted else None
+        found = self._kept_parts(place, [ranges for _, ranges in wanted])
+        begun = [] if found is not None else [(path, self._begun(path, ranges)) for path, ranges in wanted]
+        try:
+            if len(paths) == 1:
+                self.keep(paths[0])
+            else:
+                room = ByteRoom(_BYTES_AT_ONCE)
+                with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
+                    for _ in threads.map(partial(self._keep, room=room), paths):
+                        pass
+        finally:
+            answers = self._finished(begun)
+        if found is None:
+            found = [list(map(bytes, data)) for data in answers]
+            if place is not None:
+                _keep_parts(place, found)
+        for (path, _), parts in zip(wanted, found, strict=True):
+            self._ends[path, ends[path]] = parts[0][: ends[path]] + parts[-1][-ends[path] :]
+
+    def _kept_parts(self, place: Path | None, ranges: list[list[tuple[int, int]]]) -> list[list[bytes]] | None:
+        """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None without."""
+        if place is None or not place.is_file():
+            return None
+        if not is_as_kept(place, "ends of objects"):
+            self.objects.count_damage()
+            return None
+        with place.open("rb") as file:
+            return [[file.read(end - begin) for begin, end in some] for some in ranges]
+
+    def _ranges_of_ends(self, path: str, num_bytes: int) -> list[tuple[int, int]]:
+        """Return the ranges of an object's ends; none if it is empty, missing or a local file, or they are known."""
+        if not is_url(path) or path in self._local or (path, num_bytes) in self._ends:
+            return []
+        status = self.objects.status(_plain(path))
+        if status is None or not status.size:
+            return []
+        if status.size < 2 * num_bytes:
+            return [(0, status.size)]
+        return [(0, num_bytes), (status.size - num_bytes, status.size)]
 
     def _begun(self, path: str, ranges: list[tuple[int, int]]) -> Future[FetchReply] | None:
         """Begin to fetch ranges of an object; None if there are none."""
@@ -285,6 +319,16 @@ class ObjectReader(Reader):
                 scatter(pieces, data, offsets, lengths, out)
             found.append(np.split(out, np.cumsum(lengths)[:-1]))
         return found
+
+
+def _keep_parts(place: Path, parts: Sequence[list[bytes]]) -> None:
+    """Keep bytes of objects in a file. Without room for it the next run fetches them again."""
+    data = b"".join(piece for some in parts for piece in some)
+    with contextlib.suppress(OSError, OutputError):
+        keep_digest(place.name, xxhash.xxh3_128_hexdigest(data))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with AtomicFile(place, lasts=False) as file:
+            file.write(data)
 
 
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:
