@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.errors import ConfigError, InputError, sentence
 from headrace.io import Storage, check_readable, is_url, path_at, reader_of
+from headrace.io.finding import real_name
 from headrace.preparing.backends.first_documents import MAX_TEXT_BYTES
 from headrace.preparing.sources import (
     RecordSpec,
@@ -143,7 +144,7 @@ def find_recipe_inputs(
     for number, entry in enumerate(recipe.inputs):
         found = find_inputs(_paths(entry), spec=spec, stdin=stdin, keep_faulty=keep_faulty, storage=storage)
         for file in found:
-            real = file.path if is_url(file.path) else os.path.realpath(file.path)
+            real = real_name(file.path)
             if real in seen:
                 raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
             seen[real] = file.name
