@@ -162,7 +162,7 @@ def open_found(
     return made
 
 
-def each(function: Callable[[Item], Result], items: Sequence[Item], paths: Iterable[str]) -> Iterator[Result]:
+def each(function: Callable[[Item], Result], items: Sequence[Item], paths: Iterable[object]) -> Iterator[Result]:
     """Yield the result of a function for each item, in order; 32 are made at a time if any of the paths is a URL.
 
     Raises:

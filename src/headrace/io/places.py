@@ -119,7 +119,7 @@ def path_at(path: str | os.PathLike[str], using: str | Reader = "mmap") -> AnyPa
 
 def path_in(folder: str | os.PathLike[str], name: str, using: str | Reader = "mmap") -> AnyPath:
     """Return a path that was given in a folder: in it, unless it is absolute or a URL; ``using`` as for `path_at`."""
-    return path_at(name if is_url(name) else Path(folder, name), using)
+    return path_at(name, using) if is_url(name) or Path(name).is_absolute() else path_at(folder, using) / name
 
 
 def folder_of(*paths: str) -> str:

@@ -68,12 +68,10 @@ class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _holds_tars(name: str, using: str | Reader) -> bool:
-    if is_url(name) and name.endswith(_TARS):
-        return True
     folder = path_at(name, using)
-    if not folder.is_dir():
-        return name.endswith(_TARS)
-    if is_url(name) and (folder / MANIFEST_NAME).is_file():
+    if name.endswith(_TARS) and (folder.is_file() or not folder.is_dir()):
+        return True
+    if not folder.is_dir() or (folder / MANIFEST_NAME).is_file():
         return False  # an HTTP server could not list the folder
     if not can_list(folder) and is_saved_dataset(folder, using):
         return False
