@@ -165,13 +165,22 @@ def read_whole(path: AnyPath) -> bytes:
         return file.read()
 
 
-def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPath, list[str], list[str]]]:
-    """Yield every folder in and below a folder, with the names of its folders and files, as `os.walk` does."""
-    if isinstance(folder, Path):
-        for root, folders, files in os.walk(folder, followlinks=followlinks):
-            yield Path(root), folders, files
-    else:
-        yield from folder.walk()
+def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPath, list[str]]]:
+    """Yield every folder in and below a folder, with the names of its files. Names that begin with a dot are left out.
+
+    With ``followlinks``, no folder comes twice, since a link may lead back to a folder above it.
+    """
+    seen = set()
+    walked = os.walk(folder, followlinks=followlinks) if isinstance(folder, Path) else folder.walk()
+    for found, folders, files in walked:
+        if isinstance(found, str) and followlinks:
+            status = os.stat(found)  # noqa: PTH116 - it is a string
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield path_at(found), [name for name in files if not name.startswith(".")]
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from headrace.engine.job import Phase
 from headrace.engine.serving import save
 from headrace.errors import ConfigError, InputError, some
 from headrace.io import Reader, Storage, check_readable, output_errors, path_at
-from headrace.io.finding import expand, reader_among, real_name, storage_for
+from headrace.io.finding import expand, reader_among, real_name
 from headrace.preparing.shards.files import FilesBelow
 from headrace.preparing.shards.listing import (
     GROUPS_A_TASK,
@@ -147,7 +147,7 @@ def open_table(name: str, using: str | Reader = "mmap", storage: Storage | None 
         return msgspec.structs.replace(file_at(name, None, using, storage), format=kind)
     if (format_of(name) or "txt").startswith("txt"):
         raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
-    return find_inputs([name], spec=SPEC, storage=storage_for(name, storage))[0]
+    return find_inputs([name], spec=SPEC, storage=storage)[0]
 
 
 def first_row(file: SourceFile) -> dict[str, Any]:

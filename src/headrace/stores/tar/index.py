@@ -126,9 +126,8 @@ def _below(folder: str, path: AnyPath) -> list[str]:
 
 
 def _names_below(path: AnyPath) -> Iterator[str]:
-    for root, folders, files in walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (str((root / name).relative_to(path)) for name in files if not name.startswith("."))
+    for root, files in walk(path):
+        yield from (str((root / name).relative_to(path)) for name in files)
 
 
 def index_path(tar: str | AnyPath) -> AnyPath:
