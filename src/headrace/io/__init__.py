@@ -2,6 +2,7 @@
 
     names      natural_key, expand_braces        the same order of files on every machine
     places     place, is_url, walk, reader_at    a path, or a URL, with methods; the reader for it
+    finding    finding.expand, names_below       the names that a user gives -> the files that are meant
     schemes    check_local, check_readable       refuse s3://... where only local paths can be used, and other schemes
                check_storage                     ... and a storage where all paths are local
     objects    ObjectReader, Storage             reads s3://, gs://, az:// and http:// in place; loaded when used

@@ -116,7 +116,7 @@ def path_at(path: str | os.PathLike[str], using: str | Reader = "mmap") -> AnyPa
 
 def path_in(folder: str | os.PathLike[str], name: str, using: str | Reader = "mmap") -> AnyPath:
     """Return a path that was given in a folder: in it, unless it is absolute or a URL; ``using`` as for `path_at`."""
-    return path_at(name if is_url(name) else Path(folder, name), using)
+    return path_at(name, using) if is_url(name) or Path(name).is_absolute() else path_at(folder, using) / name
 
 
 def folder_of(*paths: str) -> str:
@@ -162,13 +162,22 @@ def read_whole(path: AnyPath) -> bytes:
         return file.read()
 
 
-def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPath, list[str], list[str]]]:
-    """Yield every folder in and below a folder, with the names of its folders and files, as `os.walk` does."""
-    if isinstance(folder, Path):
-        for root, folders, files in os.walk(folder, followlinks=followlinks):
-            yield Path(root), folders, files
-    else:
-        yield from folder.walk()
+def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPath, list[str]]]:
+    """Yield every folder in and below a folder, with the names of its files. Names that begin with a dot are left out.
+
+    With ``followlinks``, no folder comes twice, since a link may lead back to a folder above it.
+    """
+    seen = set()
+    walked = os.walk(folder, followlinks=followlinks) if isinstance(folder, Path) else folder.walk()
+    for found, folders, files in walked:
+        if isinstance(found, str) and followlinks:
+            status = os.stat(found)  # noqa: PTH116 - it is a string
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield path_at(found), [name for name in files if not name.startswith(".")]
 
 
 @runtime_checkable

@@ -26,8 +26,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final
@@ -38,7 +37,8 @@ from numpy.typing import NDArray
 
 from headrace.engine.serving import Done
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import Reader, output_errors, write_all
+from headrace.io import Reader, output_errors, path_at, write_all
+from headrace.io.finding import each
 from headrace.preparing.columns import Column, IntArray, Rows
 from headrace.preparing.messages import FindTask
 
@@ -276,7 +276,6 @@ def _lower_bounds(run: HashArray, hashes: HashArray, begins: IntArray, ends: Int
     return begins
 
 
-READS_AT_ONCE: Final = 32
 BLOCK_PIECES = 256
 """Pieces whose duplicates are loaded at a time."""
 
@@ -331,10 +330,11 @@ def read_part(place: Path | str, part: int, num_columns: int) -> Columns:
 
 
 def _part_at(place: Path | str, part: int) -> NDArray[np.uint8]:
-    if isinstance(place, str):
-        begin, end = _bytes_at(place, 8 * part, 16).view(np.uint64).tolist()
-        return _bytes_at(place, begin, end - begin)
-    with output_errors(place, "read"), place.open("rb", buffering=0) as file:
+    path = path_at(place)
+    if not isinstance(path, Path):
+        begin, end = _bytes_at(str(path), 8 * part, 16).view(np.uint64).tolist()
+        return _bytes_at(str(path), begin, end - begin)
+    with output_errors(path, "read"), path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(8 * part)
         bounds = np.fromfile(file, np.uint64, 2).tolist()
@@ -356,15 +356,6 @@ def _objects() -> Reader:
     """Return what reads objects in this process, as its environment says; it is loaded when the first URL comes."""
     made: Reader = resolve_name("headrace.io.objects:ObjectReader")()
     return made
-
-
-def _read_parts(places: Sequence[Path | str], part: int, num_columns: int) -> Iterator[Columns]:
-    """Yield the same part of each file, in their order; of objects, many are read at the same time."""
-    if all(isinstance(place, Path) for place in places):
-        yield from (read_part(place, part, num_columns) for place in places)
-        return
-    with ThreadPoolExecutor(READS_AT_ONCE) as threads:
-        yield from threads.map(lambda place: read_part(place, part, num_columns), places)
 
 
 def write_hashes(path: Path, num_ranges: int, hashes: HashArray) -> None:
@@ -399,7 +390,7 @@ class DuplicateFinder:
         Raises:
             OutputError: a file of hashes is damaged or cannot be read, or the result cannot be written.
         """
-        found = list(_read_parts(self._hashes, order.range, 3))
+        found = list(each(lambda place: read_part(place, order.range, 3), self._hashes, self._hashes))
         high, documents, low = np.concatenate([np.zeros((3, 0), np.uint64), *found], axis=1)
         pieces = np.repeat(np.arange(len(found)), [columns.shape[1] for columns in found])
         is_later = np.ones(len(high), np.bool_)
@@ -427,7 +418,7 @@ class FoundDuplicates:
         hashes: the names of the files of hashes, in the order that the finders had.
     """
 
-    def __init__(self, ranges: Sequence[Path | str], hashes: Sequence[str]) -> None:
+    def __init__(self, ranges: Sequence[Path | str], hashes: Sequence[Path | str]) -> None:
         self._ranges = ranges
         self._numbers = {Path(name).name: number for number, name in enumerate(hashes)}
         self._block = -1
@@ -450,6 +441,7 @@ class FoundDuplicates:
         return found
 
     def _load(self, block: int) -> None:
-        pieces, documents = np.concatenate(list(_read_parts(self._ranges, block, 2)), axis=1).astype(np.int64)
+        found = each(lambda place: read_part(place, block, 2), self._ranges, self._ranges)
+        pieces, documents = np.concatenate(list(found), axis=1).astype(np.int64)
         order = np.argsort(pieces, kind="stable")
         self._pieces, self._documents, self._block = pieces[order], documents[order], block

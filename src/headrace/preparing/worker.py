@@ -29,7 +29,6 @@ from headrace.engine.serving import (
     serve,
 )
 from headrace.errors import InputError, RenderLimitError
-from headrace.io import is_url
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.preparing.documents import BlockEncoder, Documents, Encoder
 from headrace.preparing.duplicates import DuplicateFinder
@@ -234,7 +233,7 @@ class TextWorker:
     @functools.cached_property
     def _finder(self) -> DuplicateFinder:
         setup = self._setup
-        return DuplicateFinder(setup.parts, [place if is_url(place) else Path(place) for place in setup.hashes])
+        return DuplicateFinder(setup.parts, setup.hashes)
 
     def _load(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved

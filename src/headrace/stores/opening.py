@@ -68,22 +68,19 @@ class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _holds_tars(name: str, using: str | Reader) -> bool:
-    if is_url(name) and name.endswith(_TARS):
-        return True
     folder = path_at(name, using)
-    if not folder.is_dir():
-        return name.endswith(_TARS)
-    if is_url(name) and (folder / MANIFEST_NAME).is_file():
+    if name.endswith(_TARS) and (folder.is_file() or not folder.is_dir()):
+        return True
+    if not folder.is_dir() or (folder / MANIFEST_NAME).is_file():
         return False  # an HTTP server could not list the folder
     if not can_list(folder) and is_saved_dataset(folder, using):
         return False
-    for at, (_, folders, files) in enumerate(walk(folder)):
-        folders[:] = [sub for sub in folders if not sub.startswith(".")]
+    for at, (_, files) in enumerate(walk(folder)):
         if any(file in (MANIFEST_NAME, META_NAME) or file.endswith(HDF5_SUFFIXES) for file in files):
             return False
         if at == 0 and any(file.endswith((".idx", ".bin")) and not file.endswith(".tar.idx") for file in files):
             return False
-        if any(file.endswith(_TARS) and not file.startswith(".") for file in files):
+        if any(file.endswith(_TARS) for file in files):
             return True
     return False
 

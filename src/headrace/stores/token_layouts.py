@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -120,7 +120,7 @@ class _Keyed(TokenLayout):
         return name if Path(name).name == META_NAME and path_at(name, using).is_file() else None
 
     def find(self, folder: AnyPath) -> list[AnyPath]:
-        return _in_order(found for found, files in _walk(folder) if META_NAME in files)
+        return _in_order(found for found, files in walk(folder, followlinks=True) if META_NAME in files)
 
     def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
         folder = path_at(where, how.reader)
@@ -146,9 +146,9 @@ class _Hdf5(TokenLayout):
 
     def find(self, folder: AnyPath) -> list[AnyPath]:
         places = []
-        for found, files in _walk(folder):
+        for found, files in walk(folder, followlinks=True):
             check_case(found, files, HDF5_SUFFIXES)
-            places += [found / file for file in files if file.endswith(HDF5_SUFFIXES) and not file.startswith(".")]
+            places += [found / file for file in files if file.endswith(HDF5_SUFFIXES)]
         return _in_order(places)
 
     def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
@@ -373,20 +373,6 @@ def _agreed(shards: list[Store]) -> list[Store]:
             if all(shard.can_be(key, dtype) for shard in segmented):
                 dtypes[key] = dtype
     return [shard if dict(shard.dtypes) == dtypes else shard.with_dtypes(dtypes) for shard in segmented]
-
-
-def _walk(folder: AnyPath) -> Iterator[tuple[AnyPath, list[str]]]:
-    """Yield every folder in and below a folder, with the names of its files. Symbolic links are followed."""
-    seen = set()
-    for found, folders, files in walk(folder, followlinks=True):
-        if isinstance(found, Path):
-            status = found.stat()
-            if (status.st_dev, status.st_ino) in seen:  # a link leads back to this folder
-                folders.clear()
-                continue
-            seen.add((status.st_dev, status.st_ino))
-        folders[:] = [sub for sub in folders if not sub.startswith(".")]
-        yield found, files
 
 
 def _files_in(folder: AnyPath, suffixes: tuple[str, ...]) -> list[AnyPath]:

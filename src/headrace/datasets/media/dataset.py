@@ -10,7 +10,6 @@ import importlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.datasets.dataset import SampleWatch, Traits
@@ -27,7 +26,7 @@ from headrace.datasets.media.file_stores import (
 from headrace.datasets.media.policed import PolicedSamples
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
-from headrace.io import AnyPath, is_url, read_small, reader_at
+from headrace.io import AnyPath, path_at, read_small, reader_at
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
 from headrace.samples.media import (
@@ -157,7 +156,7 @@ def placed(error: SampleError, raw: RawSample, path: str, places: Places) -> Sam
         found = {}
     place = None if error.part is None else found.get(error.part)
     file = place or next(iter(found.values()), None)
-    shard = file.file if file is not None else f"{path}/{raw.shard}" if is_url(path) else str(Path(path, raw.shard))
+    shard = file.file if file is not None else str(path_at(path) / raw.shard)
     return error.at(shard=shard, key=raw.key, offset=None if place is None else place.offset)
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -138,28 +138,6 @@ class MediaTask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
         return f"{len(self.names):,} files from {self.names[0]} on"
 
 
-def walk_files(root: Path, enters: Callable[[str], bool], *, follow_links: bool) -> Iterator[str]:
-    """The names of all files at any depth, relative to the root and with slashes.
-
-    Args:
-        root: the folder.
-        enters: whether to enter the folder of this path.
-        follow_links: whether links to folders are followed.
-
-    Raises:
-        InputError: a folder cannot be read.
-    """
-
-    def fail(error: OSError) -> None:
-        raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
-
-    for folder, folders, files in os.walk(root, onerror=fail, followlinks=follow_links):
-        folders[:] = [name for name in folders if enters(os.path.join(folder, name))]  # noqa: PTH118 - by the million
-        below = os.path.relpath(folder, root)
-        prefix = "" if below == "." else f"{below}/"
-        yield from (prefix + name for name in files)
-
-
 def find_files(root: AnyPath, wanted: MediaFilter) -> list[str]:
     """Find the files that may be media, sorted by the components of their paths; ``.nv-meta`` is left out.
 
@@ -167,12 +145,19 @@ def find_files(root: AnyPath, wanted: MediaFilter) -> list[str]:
         InputError: a folder cannot be read.
         StoreError: the store of a URL cannot be reached.
     """
-    names: Iterable[str]
-    if isinstance(root, Path):
-        names = walk_files(root, lambda path: os.path.basename(path) != META_FOLDER, follow_links=False)  # noqa: PTH119
-    else:
-        names = (name for name in root.names_below() if META_FOLDER not in name.split("/")[:-1])
-    return sorted(filter(MediaFinder(wanted).may_be, names), key=lambda name: PurePosixPath(name).parts)
+    names = _local_names(root) if isinstance(root, Path) else root.names_below()
+    found = (name for name in names if META_FOLDER not in name.split("/")[:-1])
+    return sorted(filter(MediaFinder(wanted).may_be, found), key=lambda name: PurePosixPath(name).parts)
+
+
+def _local_names(root: Path) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
+
+    for folder, _, files in os.walk(root, onerror=fail):
+        below = os.path.relpath(folder, root)
+        prefix = "" if below == "." else f"{below}/"
+        yield from (prefix + name for name in files)
 
 
 def media_tasks(names: Sequence[str], objects: Sequence[Status] = ()) -> list[MediaTask]:

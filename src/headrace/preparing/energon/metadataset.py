@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.config import describe
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, Reader, Storage, check_readable, is_url, path_at, reader_at, reader_of, remove_file
+from headrace.io import AnyPath, Reader, Storage, check_readable, path_at, path_in, reader_at, reader_of, remove_file
 from headrace.stores.energon.config_file import as_map, read_config
 from headrace.stores.energon.join_writer import Join, write_join
 from headrace.stores.energon.joined import JoinColumn, cache_folder
@@ -96,7 +96,7 @@ def _place(path: AnyPath, named: str, using: str | Reader) -> AnyPath:
     if separator and protocol.lower() == "file":
         return Path(rest.removeprefix("localhost"))
     check_readable(named)
-    return path_at(named, using) if is_url(named) or named.startswith("/") else path.parent / named
+    return path_in(path.parent, named, using)
 
 
 def _columns(value: Any, path: AnyPath, split: str, where: str, using: str | Reader) -> list[JoinColumn]:

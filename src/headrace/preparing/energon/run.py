@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
@@ -18,6 +17,7 @@ from headrace.config import nearest_path
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Storage, check_readable, check_storage, is_url, local_path
+from headrace.io.finding import each
 from headrace.preparing.energon.committer import Indexed, ShardCommitter
 from headrace.preparing.energon.finishing import Finisher
 from headrace.preparing.energon.media import MediaTask, find_files, load_media, media_tasks
@@ -181,12 +181,10 @@ class ShardsRun:
     def _unchanged(self, found: Sequence[FoundTar], before: DatasetState) -> Iterable[bool]:
         """Whether each shard is as it was; of objects, many are looked at at the same time."""
         known = [before.shards.get(tar.name) for tar in found]
-        if self._remote is None:
-            return list(map(self._is_unchanged, found, known))
-        with ThreadPoolExecutor(self._remote.at_once) as threads:
-            return list(threads.map(self._is_unchanged, found, known))
+        return each(self._is_unchanged, list(zip(found, known, strict=True)), [self._root])
 
-    def _is_unchanged(self, tar: FoundTar, known: ShardState | None) -> bool:
+    def _is_unchanged(self, shard: tuple[FoundTar, ShardState | None]) -> bool:
+        tar, known = shard
         return (
             known is not None
             and (known.size, known.mtime_ns, known.etag or "") == (tar.size, tar.mtime_ns, tar.etag)

@@ -7,7 +7,6 @@ samples before a dataset is prepared.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -18,8 +17,9 @@ import xxhash
 
 from headrace.engine.serving import load, save
 from headrace.errors import InputError, OutputError
-from headrace.io import AnyPath, AtomicFile, PreadReader, Reader, etag_of, local_path
-from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder, walk_files
+from headrace.io import AnyPath, AtomicFile, PreadReader, Reader, local_path
+from headrace.io.finding import names_below, status_of
+from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
 from headrace.stores.arguments import check_case
@@ -57,7 +57,7 @@ def find_shards(
     """
     pattern = exclude_pattern(exclude) if exclude is not None else None
     names, compressed = [], []
-    for name in _walk(root) if isinstance(root, Path) else _objects(root):
+    for name in _names(root):
         if pattern is not None and pattern.search(name):
             continue
         if name.endswith(".tar"):
@@ -82,41 +82,19 @@ def _key(name: str) -> tuple[str, ...]:
     return PurePosixPath(name).parts
 
 
-def _walk(root: Path) -> list[str]:
-    """The names of all files that are not hidden. Links are followed, but not for ever."""
-    seen = {os.path.realpath(root)}
-
-    def enters(path: str) -> bool:
-        is_hidden = os.path.basename(path).startswith(".")  # noqa: PTH119 - names by the million
-        return not is_hidden and not (os.path.islink(path) and _leads_up(path, seen))  # noqa: PTH114
-
-    return [name for name in walk_files(root, enters, follow_links=True) if not name.rpartition("/")[2].startswith(".")]
-
-
-def _objects(root: AnyPath) -> Iterator[str]:
-    """The names of all objects that are not hidden."""
-    for path in root.rglob("*"):
-        name = str(path).removeprefix(f"{root}/")
-        if not any(part.startswith(".") for part in name.split("/")):
-            yield name
-
-
-def _leads_up(path: str, seen: set[str]) -> bool:
-    """Whether a link leads to a folder that contains it, or that was visited: following it would never end."""
-    target = os.path.realpath(path)
-    if target in seen or f"{os.path.realpath(os.path.dirname(path))}/".startswith(f"{target}/"):  # noqa: PTH120
-        return True
-    seen.add(target)
-    return False
+def _names(root: AnyPath) -> list[str]:
+    try:
+        return list(names_below(root))
+    except OSError as error:
+        raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
 
 
 def _status(root: AnyPath, name: str) -> FoundTar:
     try:
-        status, etag = (root / name).stat(), etag_of(root / name)
+        size, etag, modified_ns = status_of(root / name)
     except OSError as error:
         raise InputError(f"{root / name}: cannot be read: {error.strerror or error}") from error
-    # A listing and a look-up may round the time of an object differently.
-    return FoundTar(name, status.st_size, 0 if etag else status.st_mtime_ns, etag)
+    return FoundTar(name, size, modified_ns, etag)
 
 
 MAX_PARTS: Final = 50

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from headrace.errors import ConfigError, InputError, sentence
-from headrace.io import Storage, check_readable, is_url, path_at, reader_of
+from headrace.io import Storage, check_readable, path_at, reader_of
+from headrace.io.finding import real_name
 from headrace.preparing.backends.first_documents import MAX_TEXT_BYTES
 from headrace.preparing.sources import (
     RecordSpec,
@@ -23,7 +24,7 @@ from headrace.preparing.sources import (
 )
 from headrace.preparing.sources.find import Wanted, check_fields
 from headrace.samples.layouts import LAYOUTS
-from headrace.samples.recipe import Recipe, load_recipe, parse_recipe, resolve_layout
+from headrace.samples.recipe import Recipe, load_recipe, resolve_layout
 from headrace.samples.recipe.recipe import EACH, InputSpec
 from headrace.samples.templates import suite_names
 
@@ -48,16 +49,10 @@ def read_recipe(path: str | os.PathLike[str], storage: Storage | None = None) ->
         'chats.jsonl'
     """
     check_readable(path)
-    if not is_url(path):
-        return load_recipe(path)
     place = path_at(path, reader_of(storage))
-    name = os.fspath(path)
-    try:
-        recipe = parse_recipe(place.read_text("utf-8"), name=name)
-    except FileNotFoundError:
-        raise ConfigError(f"recipe {name!r} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {name!r} cannot be read: {error}") from error
+    recipe = load_recipe(place)
+    if isinstance(place, Path):
+        return recipe
     folder = str(place.parent)
     inputs = []
     for spec in recipe.inputs:
@@ -67,7 +62,7 @@ def read_recipe(path: str | os.PathLike[str], storage: Storage | None = None) ->
     template = recipe.template
     if template is not None and template.path is not None:
         found = _placed(template.path, folder)
-        if template.path not in suite_names() or (is_url(found) and path_at(found, reader_of(storage)).exists()):
+        if template.path not in suite_names() or path_at(found, reader_of(storage)).exists():
             template = msgspec.structs.replace(template, path=found)
     return msgspec.structs.replace(recipe, inputs=tuple(inputs), tokenizer=tokenizer, template=template)
 
@@ -143,7 +138,7 @@ def find_recipe_inputs(
     for number, entry in enumerate(recipe.inputs):
         found = find_inputs(_paths(entry), spec=spec, stdin=stdin, keep_faulty=keep_faulty, storage=storage)
         for file in found:
-            real = file.path if is_url(file.path) else os.path.realpath(file.path)
+            real = real_name(file.path)
             if real in seen:
                 raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
             seen[real] = file.name

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.io import AnyPath, Storage, is_url, path_at, reader_of
+from headrace.io import AnyPath, Storage, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, ProvedEncoder
 from headrace.preparing.backends.first_documents import NUM_DOCUMENTS
 from headrace.preparing.columns import DOMAIN, Column, Kind
@@ -152,9 +152,9 @@ def find_template(
         if spec.path is None:
             template = ChatTemplate.load(folder, name=spec.name)
         else:
-            place = path_at(spec.path, reader_of(storage)) if is_url(spec.path) else Path(spec.path)
+            place = path_at(spec.path, reader_of(storage))
             template = ChatTemplate.load(
-                place if is_url(spec.path) else spec.path,
+                spec.path if isinstance(place, Path) else place,
                 name=spec.name,
                 tokenizer=None if place.is_dir() else folder,
             )

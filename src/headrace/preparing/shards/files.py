@@ -6,20 +6,23 @@ its shard is written, see `filling`.
 
 from __future__ import annotations
 
+import contextlib
 import io
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import xxhash
 
-from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import AnyPath, Storage, etag_of, file_sum, is_url, path_at, read_whole, reader_of, safe_relative
+from headrace.errors import InputError, OutputError, StoreAwayError, StoreError
+from headrace.io import AnyPath, Storage, holds, is_url, path_at, read_whole, reader_of, safe_relative
+from headrace.io.finding import open_found, status_of
 from headrace.io.remote import Status
 from headrace.preparing.shards.listing import ListedFile
 
+CHUNK_BYTES: Final = 4 << 20
 _MAX_KEY_BYTES: Final = 1024
 """The longest name of an object."""
 
@@ -38,42 +41,55 @@ class NamedFile(NamedTuple):
         return self.files.open(self, num_bytes=num_bytes)
 
 
-class FilesBelow(ABC):
-    """The files below a root.
+class FilesBelow:
+    """The files below a root. Nothing is remembered of them, since there may be any number.
 
     Args:
         root: absolute path of the folder, or its URL.
+        storage: how the store of a URL is reached; None goes by the environment.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, storage: Storage | None) -> None:
         self.root = root
+        self._storage = storage
 
-    @abstractmethod
     def find(self, name: str) -> NamedFile | None:
-        """Return the file of a relative name; None if what has this name is not a file.
+        """Return the file of a relative name; None if what has this name is not a file. Of an object: one HEAD.
 
         Raises:
             OSError, ValueError: there is none.
             StoreError: the store cannot be reached.
         """
+        path = self._at(name)
+        size, etag, modified_ns = status_of(path)
+        return NamedFile(name, size, modified_ns, etag, self) if path.is_file() else None
 
-    @abstractmethod
     def holds(self, value: str) -> bool:
         """Return whether any text is the relative name of a file.
 
         Raises:
             StoreError: the store cannot be reached.
         """
+        may_be = not is_url(self.root) or (len(value.encode(errors="replace")) <= _MAX_KEY_BYTES and _is_plain(value))
+        return may_be and holds(self._at(value).is_file)
 
-    @abstractmethod
     def as_listed(self, file: ListedFile) -> NamedFile:
         """Return a file that was listed when the run began.
 
         Raises:
-            InputError: it has changed since. Of an object, the reads say so.
+            InputError: it has changed since. Of an object with an ETag, the reads say so.
         """
+        named = NamedFile(file.name, file.size, file.mtime_ns, file.etag, self)
+        if file.etag:
+            return named
+        try:
+            found = self.find(file.name)
+        except OSError as error:
+            raise InputError(f"{self.root}/{file.name}: cannot be read: {error.strerror or error}") from error
+        if found != named:
+            raise InputError(f"{self.root}/{file.name}: the file changed during the run; run again when it is complete")
+        return named
 
-    @abstractmethod
     def open(self, file: NamedFile, *, num_bytes: int | None) -> BinaryIO:
         """Open a file.
 
@@ -84,115 +100,79 @@ class FilesBelow(ABC):
         Raises:
             OSError: it cannot be opened.
         """
-
-
-class LocalFiles(FilesBelow):
-    """The files below a local folder."""
-
-    def find(self, name: str) -> NamedFile | None:
-        """See `FilesBelow.find`."""
-        path = Path(self.root, name)
-        status = path.stat()
-        return NamedFile(name, status.st_size, status.st_mtime_ns, "", self) if path.is_file() else None
-
-    def holds(self, value: str) -> bool:
-        """See `FilesBelow.holds`."""
-        return Path(self.root, value).is_file()
-
-    def as_listed(self, file: ListedFile) -> NamedFile:
-        """See `FilesBelow.as_listed`."""
-        try:
-            status = Path(self.root, file.name).stat()
-        except OSError as error:
-            raise InputError(f"{self.root}/{file.name}: cannot be read: {error.strerror or error}") from error
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-            raise InputError(f"{self.root}/{file.name}: the file changed during the run; run again when it is complete")
-        return NamedFile(file.name, file.size, file.mtime_ns, "", self)
-
-    def open(self, file: NamedFile, *, num_bytes: int | None) -> BinaryIO:
-        """See `FilesBelow.open`."""
-        return Path(self.root, file.name).open("rb")
-
-
-class ObjectFiles(FilesBelow):
-    """The objects below a URL. Nothing is remembered of them, since there may be any number.
-
-    Args:
-        root: the URL.
-        storage: how the store is reached; None goes by the environment.
-    """
-
-    def __init__(self, root: str, storage: Storage | None) -> None:
-        super().__init__(root)
-        self._storage = storage
-
-    def find(self, name: str) -> NamedFile:
-        """See `FilesBelow.find`: one HEAD."""
-        path = self._at(name)
-        status, etag = path.stat(), etag_of(path)
-        return NamedFile(name, status.st_size, 0 if etag else status.st_mtime_ns, etag, self)
-
-    def holds(self, value: str) -> bool:
-        """See `FilesBelow.holds`."""
-        if len(value.encode(errors="replace")) > _MAX_KEY_BYTES or not _is_plain(value):
-            return False
-        try:
-            self.find(value)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def as_listed(self, file: ListedFile) -> NamedFile:
-        """See `FilesBelow.as_listed`."""
-        return NamedFile(file.name, file.size, file.mtime_ns, file.etag, self)
-
-    def open(self, file: NamedFile, *, num_bytes: int | None) -> BinaryIO:
-        """See `FilesBelow.open`."""
         expected = Status(file.size, file.etag, file.mtime_ns)
-        files = import_module("headrace.io.objects.files")
-        return io.BufferedReader(files.ObjectFile(url_of(self.root, file.name), expected, self._storage, end=num_bytes))
+        return io.BufferedReader(open_found(str(self._at(file.name)), expected, self._storage, end=num_bytes))
 
     def _at(self, name: str) -> AnyPath:
         # Each path has look-ups of its own.
-        return path_at(url_of(self.root, name), reader_of(self._storage))
-
-
-def files_below(root: str, storage: Storage | None) -> FilesBelow:
-    """Return the files below the root of an input."""
-    return ObjectFiles(root, storage) if is_url(root) else LocalFiles(root)
-
-
-def url_of(root: str, name: str) -> str:
-    """Return the URL of an object below a root."""
-    return str(path_at(root) / name)
-
-
-def digests(root: str, listed: Sequence[ListedFile], storage: Storage | None) -> Iterator[bytes]:
-    """Yield the xxh3_128 of each file of a folder; objects are fetched several at a time.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
-    if not is_url(root):
-        for file in listed:
-            yield bytes.fromhex(file_sum(Path(root, file.name)).xxh3_128)
-        return
-    files = import_module("headrace.io.objects.files")
-    urls = ((url_of(root, file.name), Status(file.size, file.etag, file.mtime_ns)) for file in listed)
-    data = files.fetched((part for url, expected in urls for part in files.parts_of(url, expected)), storage)
-    for file in listed:
-        hasher = xxhash.xxh3_128()
-        left = file.size
-        while left:
-            piece = next(data)
-            hasher.update(piece)
-            left -= len(piece)
-        yield hasher.digest()
+        return path_at(self.root, reader_of(self._storage)) / name
 
 
 def at(base: str, name: str) -> str:
     """Return the place of a file in a folder, or below a URL."""
-    return url_of(base, name) if is_url(base) else str(Path(base, name))
+    return str(path_at(base) / name)
+
+
+def contents_of(files: Iterable[tuple[str, Status]], storage: Storage | None) -> Generator[Iterator[Any]]:
+    """Yield the bytes of each file, in pieces that are used up before the next file; some objects are fetched ahead.
+
+    Args:
+        files: the place of each file, and what it was when it was found.
+        storage: how the store of a URL is reached.
+
+    Raises:
+        InputError: a file cannot be read, or has changed.
+        StoreError: the same of an object.
+    """
+    files, wanted = itertools.tee(files)
+    with contextlib.closing(_fetched(wanted, storage)) as objects:
+        for place, found in files:
+            yield _next_bytes(objects, found.size) if is_url(place) else _local_bytes(Path(place), found)
+
+
+def _fetched(files: Iterable[tuple[str, Status]], storage: Storage | None) -> Generator[Any]:
+    objects = import_module("headrace.io.objects.files")
+    parts = (part for place, found in files if is_url(place) for part in objects.parts_of(place, found))
+    yield from objects.fetched(parts, storage)
+
+
+def _next_bytes(objects: Iterator[Any], size: int) -> Iterator[Any]:
+    while size:
+        try:
+            data = next(objects)
+        except StoreAwayError:
+            raise
+        except StoreError as error:
+            raise StoreError(f"{error}. If objects were replaced, run again with --restart.") from None
+        size -= len(data)
+        yield data
+
+
+def _local_bytes(path: Path, found: Status) -> Iterator[bytes]:
+    left = found.size
+    try:
+        with path.open("rb", buffering=0) as file:
+            while left and (data := file.read(min(left, CHUNK_BYTES))):
+                left -= len(data)
+                yield data
+            changed = bool(left or file.read(1)) or path.stat().st_mtime_ns != found.modified_ns
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}. Nothing was written.") from error
+    if changed:
+        raise InputError(
+            f"{path}: the file changed during the run: it had {found.size:,} bytes. Wait until it is complete, then run"
+            " again with --restart."
+        )
+
+
+def digests(root: str, listed: Iterable[ListedFile], storage: Storage | None) -> Iterator[bytes]:
+    """Yield the xxh3_128 of each file of a folder; raises as `contents_of` does."""
+    files = ((at(root, file.name), Status(file.size, file.etag, file.mtime_ns)) for file in listed)
+    for pieces in contents_of(files, storage):
+        hasher = xxhash.xxh3_128()
+        for data in pieces:
+            hasher.update(data)
+        yield hasher.digest()
 
 
 def read_at(place: str) -> bytes:

@@ -13,14 +13,12 @@ import xxhash
 
 from headrace.engine.job import TaskResult
 from headrace.engine.serving import save
-from headrace.errors import HeadraceError, InputError, OutputError, StoreAwayError, StoreError
-from headrace.io import is_url
+from headrace.errors import HeadraceError, OutputError
 from headrace.io.remote import Status
-from headrace.preparing.shards.files import at, read_at, url_of
+from headrace.preparing.shards.files import CHUNK_BYTES, at, contents_of, read_at
 from headrace.preparing.shards.messages import FilledShard, FillTask, FoundPart, ListedSample, ShardSetup, spool_path
 from headrace.stores.tar.writer import TarWriter
 
-CHUNK_BYTES: Final = 4 << 20
 _LENGTH = struct.Struct("<I")
 _MODULUS: Final = 1 << 128
 
@@ -43,6 +41,15 @@ class FileHashes:
     def xxh3_128(self) -> str:
         """The sum, in hex."""
         return f"{self.total:032x}"
+
+
+def _hashed(name: str, sums: FileHashes, pieces: Iterator[Any]) -> Iterator[Any]:
+    """Yield the pieces of a file, and add it to a sum at its end."""
+    hasher = xxhash.xxh3_128()
+    for data in pieces:
+        hasher.update(data)
+        yield data
+    sums.add(name, hasher.digest())
 
 
 def list_name(shard: int) -> str:
@@ -102,7 +109,9 @@ class Filler:
             OutputError: a file cannot be written.
         """
         samples = read_list(at(self._setup.lists, list_name(order.shard)))
-        objects = self._objects(samples)
+        roots = self._setup.survey.roots
+        wanted = ((at(roots[one.input], part.path), part) for one in samples for part in one.parts if part.path)
+        files = contents_of(((place, _status(part)) for place, part in wanted), self._setup.survey.storage)
         spooled = SpooledBytes(self._spool_objects(samples))
         parts: list[tuple[int, str, int, int]] = []
         hashes: dict[int, FileHashes] = {}
@@ -115,7 +124,7 @@ class Filler:
                     for part in sample.parts:
                         if part.path:
                             sums = hashes.setdefault(sample.input, FileHashes())
-                            data = self._file(sample.input, part, sums, objects)
+                            data = _hashed(part.path, sums, next(files))
                             offset = writer.add_part(part.name, part.size, data)
                             file_bytes[sample.input] = file_bytes.get(sample.input, 0) + part.size
                         else:
@@ -127,7 +136,7 @@ class Filler:
                     self._report(copied, number + 1)
                 written = writer.finish()
         finally:
-            objects.close()
+            files.close()
             spooled.close()
             for file in self._spools.values():
                 file.close()
@@ -147,16 +156,6 @@ class Filler:
             files=(*(file.name for file in filled.files), path.name), counts={"bytes": copied, "samples": len(samples)}
         )
 
-    def _objects(self, samples: Sequence[ListedSample]) -> Generator[Any]:
-        """Yield the bytes of all parts that are objects, some of which are fetched ahead."""
-        roots = self._setup.survey.roots
-        wanted = [(sample.input, part) for sample in samples for part in sample.parts if part.path]
-        urls = ((url_of(roots[given], part.path), part) for given, part in wanted if is_url(roots[given]))
-        if any(is_url(roots[given]) for given, _ in wanted):
-            files = import_module("headrace.io.objects.files")
-            parts = (one for url, part in urls for one in files.parts_of(url, _status(part)))
-            yield from files.fetched(parts, self._setup.survey.storage)
-
     def _spool_objects(self, samples: Sequence[ListedSample]) -> Generator[Any]:
         """Yield the bytes of all parts that lie in spools at URLs, in any pieces, some of which are fetched ahead."""
         spools = self._setup.spools
@@ -175,47 +174,6 @@ class Filler:
                 for one in files.parts_of(spools[number].url, Status(spools[number].size, "", 0), begin, end)
             )
             yield from files.fetched(parts, None)
-
-    def _file(self, given: int, part: FoundPart, sums: FileHashes, objects: Iterator[Any]) -> Iterator[Any]:
-        root = self._setup.survey.roots[given]
-        if not is_url(root):
-            yield from self._local_file(Path(root, part.path), part, sums)
-            return
-        hasher = xxhash.xxh3_128()
-        left = part.size
-        while left:
-            try:
-                data = next(objects)
-            except StoreAwayError:
-                raise
-            except StoreError as error:
-                raise StoreError(f"{error}. If objects were replaced, run again with --restart.") from None
-            left -= len(data)
-            hasher.update(data)
-            yield data
-        sums.add(part.path, hasher.digest())
-
-    def _local_file(self, path: Path, part: FoundPart, sums: FileHashes) -> Iterator[bytes]:
-        hasher = xxhash.xxh3_128()
-        left = part.size
-        try:
-            with path.open("rb", buffering=0) as file:
-                while left:
-                    data = file.read(min(left, CHUNK_BYTES))
-                    if not data:
-                        break
-                    left -= len(data)
-                    hasher.update(data)
-                    yield data
-                changed = bool(left or file.read(1)) or path.stat().st_mtime_ns != part.mtime_ns
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}. Nothing was written.") from error
-        if changed:
-            raise InputError(
-                f"{path}: the file changed during the run: it had {part.size:,} bytes. Wait until it is complete, then "
-                "run again with --restart."
-            )
-        sums.add(part.path, hasher.digest())
 
     def _spooled(self, spool: int, part: FoundPart) -> Iterator[bytes]:
         path = spool_path(self._setup.survey.folder, spool)

@@ -18,18 +18,9 @@ import msgspec
 from headrace.engine.job import Phase
 from headrace.engine.serving import save
 from headrace.errors import ConfigError, InputError, some
-from headrace.io import (
-    Reader,
-    Storage,
-    check_readable,
-    expand_braces,
-    is_url,
-    natural_key,
-    output_errors,
-    path_at,
-    reader_at,
-)
-from headrace.preparing.shards.files import FilesBelow, files_below
+from headrace.io import Reader, Storage, check_readable, output_errors, path_at
+from headrace.io.finding import expand, reader_among, real_name
+from headrace.preparing.shards.files import FilesBelow
 from headrace.preparing.shards.listing import (
     GROUPS_A_TASK,
     Listing,
@@ -54,7 +45,7 @@ from headrace.preparing.sources import (
     open_span,
     plan_tasks,
 )
-from headrace.preparing.sources.find import check_fields, file_at, matching_objects
+from headrace.preparing.sources.find import check_fields, file_at
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
 from headrace.stores.foreign import foreign_format
@@ -69,6 +60,7 @@ _PATH_COLUMNS = ("image_path", "img_path", "file_name", "filename", "filepath", 
 _NUM_FIRST = 100
 _TEXT_COLUMNS = ("caption", "text", "txt")
 _URL_COLUMNS = ("url", "image_url", "img_url", "URL")
+_OF_PATTERN = " and matches nothing (in an object store a pattern finds no folders: name them)"
 _ENDINGS_IN_WORDS = ".csv, .tsv, .jsonl (plain, .gz or .zst), .parquet, .arrow"
 
 
@@ -123,7 +115,7 @@ def find_media(
     seen: set[str] = set()
     for argument in [os.fspath(given) for given in inputs]:
         for name in finder.expand(argument):
-            real = _real(name)
+            real = real_name(name)
             if real in seen:
                 raise ConfigError(f"input {name!r} is named twice: name it once")
             seen.add(real)
@@ -155,7 +147,7 @@ def open_table(name: str, using: str | Reader = "mmap", storage: Storage | None 
         return msgspec.structs.replace(file_at(name, None, using, storage), format=kind)
     if (format_of(name) or "txt").startswith("txt"):
         raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
-    return find_inputs([name], spec=SPEC, storage=storage if is_url(name) else None)[0]
+    return find_inputs([name], spec=SPEC, storage=storage)[0]
 
 
 def first_row(file: SourceFile) -> dict[str, Any]:
@@ -193,7 +185,7 @@ def choose_parts(given: MediaInput, source: ShardSource, storage: Storage | None
     if source.parts:
         return source.parts
     named = None if given.captions is None else captions_column(row, table.name)
-    files = files_below(given.root, storage)
+    files = FilesBelow(given.root, storage)
     media = [] if named is not None else _media_parts(row, table.name, files)
     text = _first_of(_TEXT_COLUMNS, row)
     taken = {source.key_field, named, text, *(spec.column for spec in media)}
@@ -286,33 +278,21 @@ class _Finder:
         self._on_notice = on_notice
         self._storage = storage
         places = [*inputs, *(path for path in (source.root, source.captions) if path is not None)]
-        self._using = reader_at(places, "mmap", storage if any(map(is_url, places)) else None)
+        self._using = reader_among(places, storage)
 
     def expand(self, argument: str) -> list[str]:
         """Return the names of the files and folders behind one argument, in order."""
-        if path_at(argument, self._using).exists():
-            return [argument]
         names: list[str] = []
-        for name in expand_braces(argument):
-            if path_at(name, self._using).exists():
-                names.append(name)
-                continue
-            matches = sorted(self._matches(name), key=natural_key)
-            if not matches:
-                more = ", nor does a table that it matches: folders in object stores are named" if is_url(name) else ""
-                raise ConfigError(f"input {name!r} does not exist{more if glob.has_magic(name) else ''}")
-            names += matches
+        for name, found in expand(argument, self._using):
+            if not found:
+                raise ConfigError(f"input {name!r} does not exist{_OF_PATTERN if glob.has_magic(name) else ''}")
+            names += found
         return names
-
-    def _matches(self, pattern: str) -> list[str]:
-        if is_url(pattern):
-            return matching_objects(pattern, self._using) if glob.has_magic(pattern) else []
-        return glob.glob(pattern, recursive=True)  # noqa: PTH207 - keeps names as given
 
     def find(self, name: str) -> list[MediaInput]:
         """Return the input of a name; several if it is a folder of tables."""
         place = path_at(name, self._using)
-        is_folder = not place.is_file() if is_url(name) else place.is_dir()
+        is_folder = not place.is_file() and place.is_dir()
         return self._folder(name) if is_folder else [self._table(name)]
 
     def _opened(self, name: str) -> SourceFile:
@@ -356,18 +336,13 @@ class _Finder:
         """The table that describes the files of a folder, if there is one, and the tables in it that do not."""
         named = self._source.captions
         if named is not None:
-            real = _real(named)
-            return named, [table for table in tables if _real(os.path.join(folder, table)) != real]  # noqa: PTH118
+            real = real_name(named)
+            return named, [table for table in tables if real_name(os.path.join(folder, table)) != real]  # noqa: PTH118
         if len(tables) == 1 and tables[0].partition(".")[0] == METADATA_STEM:
             captions = os.path.join(folder, tables[0])  # noqa: PTH118 - keeps "./" as given
             self._on_notice(f"{captions} describes the files of {folder}")
             return captions, []
         return None, tables
-
-
-def _real(name: str) -> str:
-    """Return what stands for a file or folder, whatever name it was given."""
-    return str(path_at(name)) if is_url(name) else os.path.realpath(name)
 
 
 def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | None:

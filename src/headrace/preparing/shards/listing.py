@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 import xxhash
 
 from headrace.errors import InputError, StoreError
-from headrace.io import Reader, etag_of, is_url, natural_key, path_at, safe_relative
+from headrace.io import AnyPath, Reader, natural_key, path_at, safe_relative
+from headrace.io.finding import names_below, status_of
 from headrace.preparing.shards.messages import SPEC
 from headrace.preparing.sources import SourceFile, Span, counted_from, open_span, record_noun
-from headrace.preparing.sources.find import walk
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.tar.members import sample_part
@@ -144,6 +143,12 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         return hasher.hexdigest()
 
 
+def listed(name: str, path: AnyPath) -> ListedFile:
+    """Return an existing file by the name that it has below its folder; raises OSError if it is not there."""
+    size, etag, modified_ns = status_of(path)
+    return ListedFile(name, size, modified_ns, etag)
+
+
 def list_folder(folder: str, using: str | Reader = "mmap") -> Listing:
     """List all files below a folder. Links are followed and names that begin with a dot are skipped.
 
@@ -158,8 +163,8 @@ def list_folder(folder: str, using: str | Reader = "mmap") -> Listing:
         StoreError: the store of the URL cannot be reached, or does not list.
     """
     try:
-        found = _objects(folder, using) if is_url(folder) else map(_listed, walk(folder))
-        files = sorted(found, key=lambda file: natural_key(file.name))
+        place = path_at(folder, using)
+        files = [listed(name, place / name) for name in sorted(names_below(place), key=natural_key)]
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
     return Listing(files=tuple(files))
@@ -222,18 +227,3 @@ def load_captions(
                 raise InputError(f"{place}: file {name!r} is already described by {noun} {found[name][0]:,}")
             found[name] = line + counted_from(noun), row
     return found
-
-
-def _listed(found: tuple[str, os.DirEntry[str]]) -> ListedFile:
-    status = found[1].stat()
-    return ListedFile(found[0], status.st_size, status.st_mtime_ns)
-
-
-def _objects(folder: str, using: str | Reader) -> Iterator[ListedFile]:
-    place = path_at(folder, using)
-    for path in place.rglob("*"):
-        name = str(path).removeprefix(f"{place}/")
-        if not any(part.startswith(".") for part in name.split("/")):
-            status, etag = path.stat(), etag_of(path)
-            # A listing and a look-up may round the time differently.
-            yield ListedFile(name, status.st_size, 0 if etag else status.st_mtime_ns, etag)

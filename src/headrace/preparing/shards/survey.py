@@ -15,24 +15,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import functools
 import importlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from headrace.engine.job import TaskResult
 from headrace.engine.serving import decoded, save
 from headrace.errors import HeadraceError, MissingExtraError, StoreError
-from headrace.io import is_url, output_errors, safe_relative, write_all
-from headrace.preparing.shards.files import FilesBelow, NamedFile, ObjectFiles, at, files_below, read_at
+from headrace.io import output_errors, safe_relative, write_all
+from headrace.io.finding import each
+from headrace.preparing.shards.files import FilesBelow, NamedFile, at, read_at
 from headrace.preparing.shards.listing import HEAD_BYTES, BadNameError, SampleFiles, av_part, checked_key, image_part
 from headrace.preparing.shards.messages import (
     SPEC,
@@ -51,8 +50,6 @@ from headrace.preparing.sources import Block, SourceFile, Span, open_span
 from headrace.preparing.sources.json import kind as kind_in_words
 
 _BUFFER_BYTES = 1 << 20
-_AT_ONCE: Final = 32
-"""Samples whose objects are looked at at the same time."""
 
 
 class _Made(NamedTuple):
@@ -76,7 +73,7 @@ class Surveyor:
         self._report = report
         key = {setup.key_field} if setup.key_field is not None else set[str]()
         self._taken = [{spec.column for spec in parts} | key for parts in setup.parts]
-        self._files = [files_below(root, setup.storage) for root in setup.roots]
+        self._files = [FilesBelow(root, setup.storage) for root in setup.roots]
         self._spool = bytearray()
         self._spooled = 0
         self._spool_file: BinaryIO | None = None
@@ -134,13 +131,14 @@ class Surveyor:
         found = [FoundSample(bad.line, "", (), bad.message) for bad in block.bad]
         records: list[Any] = list(block.records or [])  # A line of JSON may hold any value.
 
-        def make(line: int, row: Any) -> _Made:
+        def make(found: tuple[int, Any]) -> _Made:
+            line, row = found
             if isinstance(row, Mapping):
                 return self._made(line, functools.partial(self._row_key, row), self._row_parts(row, given))
             return _Made(FoundSample(line, "", (), f"not a JSON object but {kind_in_words(row)}"), bytearray())
 
-        with self._each(given) as each:
-            found += map(self._placed, each(make, block.lines.tolist(), records))
+        rows = list(zip(block.lines.tolist(), records, strict=False))
+        found += map(self._placed, each(make, rows, [self._files[given].root]))
         return sorted(found, key=lambda sample: sample.line) if block.bad else found
 
     def _group_span(self, order: FolderTask) -> FoundSpan:
@@ -152,26 +150,18 @@ class Surveyor:
         samples = []
         total = 0
 
-        def make(number: int, group: SampleFiles) -> _Made:
+        def make(number: int) -> _Made:
+            group = listed[number]
             return self._made(number, functools.partial(str, group.name), self._group_parts(group, order.input))
 
-        with self._each(order.input) as each:
-            for group, made in zip(listed, each(make, range(len(listed)), listed), strict=True):
-                sample = self._placed(made)
-                samples.append(sample)
-                size = sum(file.size for _, file in group.files)
-                total += size
-                self._advance(size, [sample])
+        made = each(make, range(len(listed)), [self._files[order.input].root])
+        for group, one in zip(listed, made, strict=True):
+            sample = self._placed(one)
+            samples.append(sample)
+            size = sum(file.size for _, file in group.files)
+            total += size
+            self._advance(size, [sample])
         return FoundSpan(order.input, len(listed), tuple(samples), (), total, begin, begin + len(listed))
-
-    @contextlib.contextmanager
-    def _each(self, given: int) -> Iterator[Callable[..., Iterable[_Made]]]:
-        """Return what is called as `map` for the samples of an input; objects are looked at in threads."""
-        if not isinstance(self._files[given], ObjectFiles):
-            yield map
-            return
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-survey") as threads:
-            yield threads.map
 
     def _row_key(self, row: Mapping[str, Any]) -> str:
         field = self._setup.key_field
@@ -304,11 +294,9 @@ def named_file(value: str, files: FilesBelow) -> NamedFile:
         StoreError: the store of the root cannot be reached.
     """
     name, root = value, files.root
-    if is_url(root):
-        name = name.removeprefix(f"{root}/")
-    elif name.startswith("/"):
+    if name.startswith("/"):
         name = os.path.relpath(name, root)
-    name = name.removeprefix("./")
+    name = name.removeprefix(f"{root}/").removeprefix("./")
     try:
         safe_relative(name)
     except StoreError:

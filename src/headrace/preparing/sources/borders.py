@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from io import FileIO
 from typing import Final
 
 import msgspec
 
 from headrace.errors import InputError
-from headrace.io import is_url
 from headrace.preparing.sources.source_file import (
     COMPRESSION_RATIO,
     GZIP_MAGIC,
@@ -65,14 +64,7 @@ def with_borders(files: Sequence[SourceFile], *, task_bytes: int, sample_by: Sam
     found = []
     for file in files:
         is_lines = file.format.startswith("jsonl") or sample_by == "line"
-        # To find the borders of an object, all of it would have to be fetched.
-        if (
-            is_lines
-            and not is_url(file.path)
-            and file.format.endswith((".gz", ".zst"))
-            and not file.fault
-            and file.text_bytes > least
-        ):
+        if is_lines and file.format.endswith((".gz", ".zst")) and not file.fault and file.text_bytes > least:
             borders = _chosen(file, -(-file.size_bytes * COMPRESSION_RATIO // least))
             file = msgspec.structs.replace(file, borders=borders)
         found.append(file)
@@ -84,8 +76,9 @@ def _chosen(file: SourceFile, num_parts: int) -> tuple[Border, ...]:
     chosen: list[Border] = []
     part = 1
     try:
-        with Path(file.path).open("rb", buffering=0) as raw:
-            file.check_unchanged(os.fstat(raw.fileno()))
+        with file.open() as raw:
+            if not isinstance(raw, FileIO):  # all of an object would have to be fetched
+                return ()
             frames = _bgzip_blocks if file.format.endswith(".gz") else _zstd_frames
             is_exact = True
             for begin, place in frames(file, raw.fileno()):

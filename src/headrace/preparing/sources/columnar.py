@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Iterator
+from io import FileIO
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError, MissingExtraError
-from headrace.io import is_url
 from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
 from headrace.preparing.sources.source_file import SourceFile
 
@@ -334,11 +334,11 @@ def _open(source: SourceFile) -> Any:
     pq = load_pyarrow("pyarrow.parquet", name)
     try:
         opened = source.open(in_order=False)  # raises the system's own message if it refuses access
-        if is_url(source.path):
-            file = pa.PythonFile(opened, mode="r")
-        else:
+        if isinstance(opened, FileIO):
             opened.close()
             file = pa.OSFile(source.path)
+        else:
+            file = pa.PythonFile(opened, mode="r")
         return pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True)
     except OSError as error:
         if error.errno is not None:

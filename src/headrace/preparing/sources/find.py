@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,20 +15,9 @@ import msgspec
 
 from headrace.config import nearest, nearest_path
 from headrace.errors import ConfigError, InputError, StoreError, some
-from headrace.io import (
-    AtomicFile,
-    Reader,
-    Storage,
-    check_readable,
-    etag_of,
-    expand_braces,
-    is_url,
-    natural_key,
-    path_at,
-    reader_at,
-    reader_of,
-)
-from headrace.io.remote import Stat
+from headrace.io import AtomicFile, Reader, Storage, check_readable, natural_key, path_at
+from headrace.io.finding import each, expand, names_below, reader_among, real_name, status_of, storage_for
+from headrace.io.remote import Status
 from headrace.preparing.sources.arrow import describe_arrow
 from headrace.preparing.sources.block import RecordSpec
 from headrace.preparing.sources.columnar import describe_parquet
@@ -51,8 +39,6 @@ from headrace.stores.foreign import foreign_format
 from headrace.stores.saved_dataset import STATE_NAME, data_files, is_saved_dataset, splits_of
 
 STDIN = "-"
-_AT_ONCE = 32
-"""Objects of which the first bytes are fetched at the same time."""
 
 
 def find_inputs(
@@ -94,8 +80,7 @@ def find_inputs(
         raise ConfigError(f"no input: name at least one file, folder or glob ({FORMATS_IN_WORDS})")
     found: list[str] = []
     seen: dict[str, str] = {}
-    has_urls = any(map(is_url, inputs))
-    using = reader_at(list(inputs), "mmap", storage if has_urls else None)
+    using = reader_among(inputs, storage)
     for argument in [os.fspath(path) for path in inputs]:
         try:
             names = [STDIN] if argument == STDIN else _expand(argument, using)
@@ -104,74 +89,44 @@ def find_inputs(
         for name in names:
             if not _is_text(name):
                 raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename the file")
-            real = name if name == STDIN or is_url(name) else os.path.realpath(name)
+            real = name if name == STDIN else real_name(name)
             if real in seen:
                 raise ConfigError(_twice(name, seen[real], argument))
             seen[real] = argument
             found.append(name)
 
     def described(name: str) -> SourceFile:
+        file = _source_file(name, _place(name, stdin), Status(0, "", 0), storage)
         try:
-            return _describe(file_at(name, stdin, using, storage), spec)
+            file = file_at(name, stdin, using, storage)
+            return _describe(file, spec)
         except InputError as error:
             if not keep_faulty:
                 raise
-            return _faulty(name, _place(name, stdin), str(error).removeprefix(f"{name}: "), storage)
+            kind, fault = _format(name) or "jsonl", str(error).removeprefix(f"{name}: ")
+            return msgspec.structs.replace(file, format=kind, extent=0, fault=fault)
 
-    if not has_urls:
-        return list(map(described, found))
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return list(threads.map(described, found))
+    return list(each(described, found, found))
 
 
 def _expand(argument: str, using: str | Reader) -> list[str]:
     """The names of the files behind one argument, in order."""
-    if path_at(argument, using).exists():
-        return _take(argument, using)
     names: list[str] = []
-    for name in expand_braces(argument):
-        origin = f" (one of {argument!r})" if name != argument else ""
-        if path_at(name, using).exists():
-            names += _take(name, using)
-        elif glob.has_magic(name):
-            names += _glob(name, origin, using)
-        else:
-            raise ConfigError(f"input {name!r}{origin} does not exist{nearest_path(name)}")
+    for name, found in expand(argument, using):
+        if not found:
+            origin = f" (one of {argument!r})" if name != argument else ""
+            what = "matches no file" if glob.has_magic(name) else f"does not exist{nearest_path(name)}"
+            raise ConfigError(f"input {name!r}{origin} {what}")
+        for one in found:
+            names += _take(one, using)
     return names
-
-
-def _glob(pattern: str, origin: str, using: str | Reader) -> list[str]:
-    matches = sorted(matching_objects(pattern, using) if is_url(pattern) else _paths(pattern), key=natural_key)
-    if not matches:
-        raise ConfigError(f"input {pattern!r}{origin} matches no file")
-    if "**" in pattern:  # it also matches the folders above the files
-        matches = [match for match in matches if not path_at(match, using).is_dir()] or matches
-    return [name for match in matches for name in _take(match, using)]
-
-
-def _paths(pattern: str) -> list[str]:
-    # A glob ignores hidden names by default.
-    return glob.glob(pattern, recursive=True)  # noqa: PTH207 - keeps names as given
-
-
-def matching_objects(pattern: str, using: str | Reader) -> list[str]:
-    """The URLs of the objects that a pattern matches, without those below a name that begins with a dot."""
-    parts = pattern.split("/")
-    first = next(at for at, part in enumerate(parts) if glob.has_magic(part))
-    folder = "/".join(parts[:first])
-    found = map(str, path_at(folder, using).glob("/".join(parts[first:])))
-    return [name for name in found if not _is_hidden(name.removeprefix(f"{folder}/"))]
-
-
-def _is_hidden(relative: str) -> bool:
-    return any(part.startswith(".") for part in relative.split("/"))
 
 
 def _take(name: str, using: str | Reader) -> list[str]:
     place = path_at(name, using)
-    if not place.is_file() if is_url(name) else place.is_dir():
-        return _search(name, using)
     if not place.is_file():
+        if place.is_dir():
+            return _search(name, using)
         raise ConfigError(f"input {name!r} is neither a regular file nor a folder")
     if _format(name) is None:
         raise ConfigError(f"input {name!r}: its name has no ending that can be read: {FORMATS_IN_WORDS}")
@@ -187,7 +142,7 @@ def _search(folder: str, using: str | Reader) -> list[str]:
     texts: list[str] = []
     data: list[str] = []
     others: list[str] = []
-    names = _without_caches(folder, _names(folder, using), using)
+    names = _without_caches(folder, list(names_below(path_at(folder, using))), using)
     for relative in sorted(names, key=natural_key):
         kind = format_of(relative)
         if kind is not None:
@@ -208,15 +163,6 @@ def _search(folder: str, using: str | Reader) -> list[str]:
     if not found:
         raise ConfigError(f"input {folder!r}: this folder holds nothing to read: {FORMATS_IN_WORDS}")
     return [os.path.join(folder, relative) for relative in found]  # noqa: PTH118 - keeps "./" as given
-
-
-def _names(folder: str, using: str | Reader) -> list[str]:
-    """The relative paths of all files of a folder, without those below a name that begins with a dot."""
-    if not is_url(folder):
-        return [name for name, entry in walk(folder) if _is_file(entry)]
-    place = path_at(folder, using)
-    found = [str(one).removeprefix(f"{place}/") for one in place.rglob("*")]
-    return [name for name in found if not _is_hidden(name)]
 
 
 def _without_caches(folder: str, names: list[str], using: str | Reader) -> list[str]:
@@ -251,31 +197,6 @@ def _all_of(folder: str, relative: str) -> str:
     return os.path.join(folder, "**", f"*.{ending}")  # noqa: PTH118 - keeps "./" as given
 
 
-def walk(
-    folder: str, relative: str = "", above: frozenset[str] = frozenset()
-) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield all files of a folder, each with its relative path, at any depth; names with a leading dot are left out.
-
-    Links are followed; ``above`` are the real folders above, which detects loops.
-    """
-    real = os.path.realpath(folder)
-    if real in above:
-        return
-    with os.scandir(folder) as scan:
-        entries = list(scan)
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from walk(entry.path, f"{relative}{entry.name}/", above | {real})
-        else:
-            yield f"{relative}{entry.name}", entry
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file() or entry.is_symlink()
-
-
 def file_at(name: str, stdin: Path | None, using: str | Reader, storage: Storage | None) -> SourceFile:
     """Return a file as it is now, of which nothing was read yet.
 
@@ -284,23 +205,23 @@ def file_at(name: str, stdin: Path | None, using: str | Reader, storage: Storage
         StoreError: the store of a URL cannot be reached.
     """
     path = _place(name, stdin)
-    place = path_at(path, using)
-    status: os.stat_result | Stat
     try:
-        status = place.stat()
-        if etag := etag_of(place):
-            status = Stat(status.st_size, 0)  # a listing and a look-up may round the time differently
+        status = status_of(path_at(path, using))
     except OSError as error:
         raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
+    return _source_file(name, path, status, storage)
+
+
+def _source_file(name: str, path: str, status: Status, storage: Storage | None) -> SourceFile:
     return SourceFile(
         name=name,
         path=path,
         format="jsonl",
-        size_bytes=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        extent=status.st_size,
-        etag=etag,
-        storage=storage if is_url(path) else None,
+        size_bytes=status.size,
+        mtime_ns=status.modified_ns,
+        extent=status.size,
+        etag=status.etag,
+        storage=storage_for(path, storage),
     )
 
 
@@ -380,8 +301,7 @@ def check_fields(files: Sequence[SourceFile], spec: RecordSpec, more: Sequence[W
                 f"their fields are: {found} ({advice})"
             )
 
-    with ThreadPoolExecutor(_AT_ONCE if any(is_url(file.path) for file in files) else 1) as threads:
-        list(threads.map(check, files))
+    list(each(check, files, [file.path for file in files]))
 
 
 def _first_line(file: SourceFile) -> object:
@@ -402,34 +322,13 @@ def _has(record: object, field: str) -> bool:
     return isinstance(record, Mapping) and (field in record or (bool(dot) and _has(record.get(first), rest)))
 
 
-def _faulty(name: str, path: str, fault: str, storage: Storage | None) -> SourceFile:
-    status: os.stat_result | Stat
-    try:
-        status = path_at(path, reader_of(storage) if is_url(path) else "mmap").stat()
-        size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
-    except OSError:
-        size_bytes = mtime_ns = 0
-    return SourceFile(
-        name=name,
-        path=path,
-        format=_format(name) or "jsonl",
-        size_bytes=size_bytes,
-        mtime_ns=mtime_ns,
-        extent=0,
-        fault=fault,
-        storage=storage if is_url(path) else None,
-    )
-
-
 def _format(name: str) -> Format | None:
     return format_of(name) or ("jsonl" if name.lower().endswith(".json") else None)
 
 
 def _place(name: str, stdin: Path | None) -> str:
-    if is_url(name):
-        return str(path_at(name))
     if name != STDIN:
-        return str(Path(name).absolute())
+        return str(path_at(name).absolute())
     if stdin is None:
         raise ConfigError("input '-': standard input cannot be read here: name a file")
     return str(stdin.absolute())

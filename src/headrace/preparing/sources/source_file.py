@@ -21,17 +21,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from io import RawIOBase
-from pathlib import Path
-from pkgutil import resolve_name
+from io import FileIO, RawIOBase
 from typing import Literal
 
 import msgspec
 import xxhash
 
 from headrace.errors import InputError
-from headrace.io import Reader, Storage, etag_of, is_url, local_file, path_at, reader_at, reader_of
-from headrace.io.remote import Stat, Status
+from headrace.io import Reader, Storage, local_file, path_at, reader_of
+from headrace.io.finding import open_found, reader_among, status_of
+from headrace.io.remote import Status
 
 _READ_BYTES = 1 << 20
 
@@ -222,24 +221,20 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             InputError: it has changed since the run began; of an object, the reads say so.
             OSError: it cannot be opened.
         """
-        if not is_url(self.path):
-            file = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 - the caller closes it
-            try:
-                self.check_opened(file)
-            except BaseException:
-                file.close()
-                raise
-            return file
         expected = Status(self.size_bytes, self.etag, self.mtime_ns)
-        made: RawIOBase = resolve_name("headrace.io.objects.files:ObjectFile")(
-            self.path, expected, self.storage, end=end, in_order=in_order
-        )
-        return made
+        file = open_found(self.path, expected, self.storage, end=end, in_order=in_order)
+        try:
+            self.check_opened(file)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def check_opened(self, file: RawIOBase) -> None:
         """Raise InputError if the open file has changed since the run began. Reads from an object check that itself."""
-        if not is_url(self.path):
-            self.check_unchanged(os.fstat(file.fileno()))
+        if isinstance(file, FileIO):
+            status = os.fstat(file.fileno())
+            self._check_same(Status(status.st_size, "", status.st_mtime_ns))
 
     def check(self, using: str | Reader = "mmap") -> None:
         """Raise InputError if the file has changed since the run began; OSError if it is not there any more.
@@ -247,11 +242,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             using: what looks it up, if this is an object.
         """
-        place = path_at(self.path, using)
-        status = place.stat()
-        if self.etag and etag_of(place) == self.etag:
-            status = Stat(status.st_size, self.mtime_ns)
-        self.check_unchanged(status)
+        self._check_same(status_of(path_at(self.path, using)))
 
     def local_path(self) -> str:
         """Return the path of a local file with the same content: a copy, which is kept, if this is an object.
@@ -259,7 +250,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StoreError: the object cannot be read.
         """
-        return str(local_file(path_at(self.path, reader_of(self.storage)))) if is_url(self.path) else self.path
+        return str(local_file(path_at(self.path, reader_of(self.storage))))
 
     def digest(self) -> str:
         """Return the xxh3_128 of the file, in hex. It is read once.
@@ -286,12 +277,11 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             return sum(self.unit_bytes)
         return self.size_bytes * (COMPRESSION_RATIO if self.format.endswith((".gz", ".zst")) else 1)
 
-    def check_unchanged(self, status: os.stat_result | Stat) -> None:
-        """Raise InputError if size or modification time have changed since the run began."""
-        if status.st_size != self.size_bytes or status.st_mtime_ns != self.mtime_ns:
+    def _check_same(self, found: Status) -> None:
+        if found != (self.size_bytes, self.etag, self.mtime_ns):
             what = (
-                f"its size went from {self.size_bytes:,} to {status.st_size:,} bytes"
-                if status.st_size != self.size_bytes
+                f"its size went from {self.size_bytes:,} to {found.size:,} bytes"
+                if found.size != self.size_bytes
                 else f"its {'ETag' if self.etag else 'modification time'} has changed"
             )
             raise InputError(
@@ -301,9 +291,8 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_all(files: Sequence[SourceFile]) -> None:
     """Raise InputError if one of the files has changed since the run began, or is not there any more."""
-    using = reader_of(next((file.storage for file in files if file.storage is not None), None))
-    if isinstance(using, str) and any(is_url(file.path) for file in files):
-        using = reader_at([file.path for file in files], using)
+    storage = next((file.storage for file in files if file.storage is not None), None)
+    using = reader_among([file.path for file in files], storage)
     for file in files:
         try:
             file.check(using)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +18,7 @@ import yaml
 
 from headrace.config import below, check_choice, convert, nearest, nearest_path
 from headrace.errors import ConfigError, InputError
-from headrace.io import read_small
+from headrace.io import path_at, read_small
 from headrace.plan.packing.options import Packing
 from headrace.samples.layouts import LAYOUTS, NUM_RECORDS, Recognised, make_layout, recognise, without_nulls
 from headrace.samples.layouts.known import SAID
@@ -56,7 +55,7 @@ def load_recipe(path: str | PathLike[str]) -> Recipe:
     """
     name = fspath(path)
     try:
-        text = read_small(Path(path)).decode("utf-8")
+        text = read_small(path_at(path)).decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"recipe {name!r} does not exist{nearest_path(name)}") from None
     except (OSError, UnicodeDecodeError) as error:

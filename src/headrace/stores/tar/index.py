@@ -37,6 +37,7 @@ from headrace.io import (
     reader,
     walk,
 )
+from headrace.io.finding import matching
 from headrace.io.kept import is_as_kept, keep_digest
 from headrace.stores.arguments import IntArray, check_case
 from headrace.stores.kept_arrays import (
@@ -101,33 +102,20 @@ def relative_names(tars: Sequence[str], root: str) -> list[str]:
 
 def _expanded(name: str, using: str | Reader) -> list[str]:
     path = path_at(name, using)
-    # A file may have braces or brackets in its name.
-    if isinstance(path, Path) and path.is_dir():
-        return _below(name)
-    if path.exists():
+    if path.exists():  # a file may have braces or brackets in its name
         return [name] if path.is_file() else _below(name, path)
     tars: list[str] = []
     for pattern in expand_braces(name):
-        if glob.has_magic(pattern):
-            found = sorted(_matching(pattern, using), key=natural_key)
-            if not found:
-                raise StoreError(f"{pattern}: no tar matches this pattern")
-            tars += found
-        else:
-            tars.append(pattern)
+        found = matching(pattern, using) if glob.has_magic(pattern) else [pattern]
+        if not found:
+            raise StoreError(f"{pattern}: no tar matches this pattern")
+        tars += found
     return tars
 
 
-def _matching(pattern: str, using: str | Reader) -> list[str]:
-    if not is_url(pattern):
-        return glob.glob(pattern, recursive=True)  # noqa: PTH207 - may be absolute
-    fixed = "/".join(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1]))
-    return [str(path) for path in path_at(fixed, using).glob(pattern[len(fixed) + 1 :])]
-
-
-def _below(folder: str, path: AnyPath | None = None) -> list[str]:
+def _below(folder: str, path: AnyPath) -> list[str]:
     """Find all tars below a folder, without hidden files and folders."""
-    names = list(_names_below(folder, path))
+    names = list(_names_below(path))
     found = [name for name in names if name.endswith(".tar")]
     check_case(folder, names, (".tar", *SUFFIXES))
     if compressed := [name for name in names if name.endswith(SUFFIXES)]:
@@ -137,13 +125,9 @@ def _below(folder: str, path: AnyPath | None = None) -> list[str]:
     return [f"{folder.rstrip('/')}/{name}" for name in sorted(found, key=natural_key)]
 
 
-def _names_below(folder: str, path: AnyPath | None) -> Iterator[str]:
-    for root, folders, files in walk(path_at(folder) if path is None else path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith("."):
-                file = root / name
-                yield os.path.relpath(file, folder) if isinstance(file, Path) else str(file.relative_to(path or folder))
+def _names_below(path: AnyPath) -> Iterator[str]:
+    for root, files in walk(path):
+        yield from (str((root / name).relative_to(path)) for name in files)
 
 
 def index_path(tar: str | AnyPath) -> AnyPath:
@@ -338,7 +322,7 @@ def _check_together(tar: str, found: ScannedShard) -> None:
 
 def _make(tar: str, where: IndexWhere, using: Reader, *, hidden: bool, skip: bool) -> ShardIndex:
     status = _status(tar, using)
-    found = scan_shard(tar, hidden=hidden, on_fault="keep", using=using if is_url(tar) else None)
+    found = scan_shard(tar, hidden=hidden, on_fault="keep", using=using if using.reads_urls else None)
     if found.faults and not skip:
         fault = found.faults[0]
         raise InputError(
@@ -351,8 +335,9 @@ def _make(tar: str, where: IndexWhere, using: Reader, *, hidden: bool, skip: boo
     if found.faults:
         # Never kept, so that opening the tar without faulty="skip" still raises the error.
         return ShardIndex(found.offsets, count, size, found.faults)
-    is_local = where == "beside" and hidden and not is_url(tar)
-    places = [Path(beside(tar))] if is_local and not Path(beside(tar)).exists() else []
+    index = path_at(beside(tar))
+    is_new = where == "beside" and hidden and isinstance(index, Path) and not index.exists()
+    places = [Path(index)] if is_new else []
     cache = None if where == "memory" else cache_folder("tar")
     if cache is not None:
         places.append(cache / _name(tar, status, hidden))
@@ -377,7 +362,7 @@ def _status(tar: str, using: Reader) -> Any:
 
 
 def _name(tar: str, status: Any, hidden: bool) -> str:
-    facts: tuple[Any, ...] = (tar if is_url(tar) else os.path.abspath(tar), status.st_size, status.st_mtime_ns, hidden)  # noqa: PTH100
+    facts: tuple[Any, ...] = (str(path_at(tar).absolute()), status.st_size, status.st_mtime_ns, hidden)
     return kept_name("tar", _VERSION, *facts) + ".tar.idx"
 
 
