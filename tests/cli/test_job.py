@@ -69,6 +69,8 @@ def test_a_copy_from_its_plan_to_its_output(
     local = of_json(*arguments)
     arguments = tuple("out" if argument == "local" else argument for argument in arguments)
     assert "nothing was written" in run("job", "plan", *arguments, "--dry-run").stdout
+    refused = run("job", "plan", *arguments, "--workers", "2")
+    assert (refused.exit_code, "--workers" in refused.stderr) == (2, True)
     planned = of_json("job", "plan", *arguments)
     assert any("headrace job task out" in note for note in planned["notes"])
     assert not Path("out").exists()

@@ -164,6 +164,9 @@ def test_a_shard_that_is_cut_before_the_end_is_noticed() -> None:
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(OutputError, match=r"_00003\.bin"):
         finished(Path("out"))
+    with pytest.raises(OutputError, match=r"_00003\.bin.*headrace-copying") as told:
+        merged(Path("out"))
+    assert "is kept" not in str(told.value), "the same copy would meet the same"
     assert not Path("out").exists()
 
 

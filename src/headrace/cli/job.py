@@ -109,6 +109,8 @@ class JobCommand(Command):
         if given and ctx.obj == _PLAN:
             flag = next(iter(given)).opts[0]
             raise click.UsageError(f"{flag} says who does the work, and headrace job plan only plans it: choose one")
+        if ctx.obj == _PLAN and ctx.params.get("workers") is not None:
+            raise click.UsageError("--workers is for doing the work, and headrace job plan only plans it: leave it out")
         executor = given.pop(_EXECUTOR, ctx.obj or "local")
         for option in given:
             owner = "ray" if option is _ADDRESS else "slurm"

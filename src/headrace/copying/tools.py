@@ -20,6 +20,8 @@ from headrace.copying.plan import DocumentRange, cut, named_split, part_borders,
 from headrace.copying.sources import StoreSource, expand, open_sources
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Show, TaskProgress
+from headrace.engine.shared import LostError
+from headrace.engine.work_folder import BusyError
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreAwayError, StoreError
 from headrace.io import Storage, check_readable, check_storage, is_url, safe_relative
 from headrace.stores import InputFile
@@ -80,7 +82,7 @@ def run(
     show = Show() if on_progress is None else Show(tasks=on_progress)
     try:
         report: CopyReport = drive(job, LocalExecutor(workers=0 if workers == 1 else workers), show)
-    except StoreAwayError:
+    except (StoreAwayError, BusyError, LostError):
         raise
     except (InputError, StoreError, ConfigError):
         # The same copy would fail again because of its sources, so nothing of it stays.

@@ -45,6 +45,10 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
     """What `Shared.deliver` returned."""
 
 
+class LostError(OutputError):
+    """A file that a task has made for the output is gone, or is another one: going on would meet the same."""
+
+
 class Shared(ABC):
     """What the processes of a job share."""
 
@@ -310,16 +314,16 @@ class SharedFolder(Shared):
                         (self.here / file.folder / file.name).rename(path)
                 size = path.stat().st_size if path.exists() else None
             if size != file.size:
-                raise lost(path, file, size)
+                raise lost(path, file, size, f"remove {self.here}")
 
     def sweep(self) -> None:
         """See `Shared`: whoever completes the job removes the folder."""
 
 
-def lost(path: Path | str, file: Delivered, size: int | None = None) -> OutputError:
-    """Return the error for a file that is not what its task has made."""
+def lost(path: Path | str, file: Delivered, size: int | None, advice: str) -> LostError:
+    """Return the error for a file that has not the size that its task has made."""
     found = "is not there any more" if size is None else f"has {size:,} bytes, and had {file.size:,}"
-    return OutputError(f"{path}: was written by a task, and {found}; remove what is unfinished there, and run again")
+    return LostError(f"{path}: was written by a task, and {found}; {advice}, and run again")
 
 
 class FetchedAhead:

@@ -28,7 +28,7 @@ from typing import Final
 
 from headrace.engine.heartbeat import host_and_process, process_exists
 from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
-from headrace.engine.shared import Delivered, Shared, lost, remove_files
+from headrace.engine.shared import Delivered, LostError, Shared, lost, remove_files
 from headrace.engine.uploading import PLAN, RUN, WORK_NAME
 from headrace.engine.work_folder import JOB_NAME, PLAN_NAME, upload_scratch
 from headrace.errors import HeadraceError, OutputError
@@ -190,11 +190,11 @@ class SharedObjects(Shared):
             status = found.get(file.name)
             url = f"{self._url}/{file.name}"
             if status is None or status.size != file.size:
-                raise lost(url, file, None if status is None else status.size)
+                raise lost(url, file, None if status is None else status.size, "remove what is below the URL")
             if file.etag != status.etag and file_sum(path_at(url, reader_of(self._writer.storage))).xxh3_128 != (
                 file.xxh3_128
             ):
-                raise OutputError(
+                raise LostError(
                     f"{url}: was written by a task, and another run has written other content to the same place; remove"
                     " what is below the URL, and run again"
                 )

@@ -169,7 +169,10 @@ class PlannedJob(OnePhaseJob):
         Raises:
             ConfigError: what is given cannot be pickled.
         """
-        script = {name: value for name, value in spawn.get_preparation_data("headrace").items() if name in _OF_SCRIPT}
+        script = b""
+        if self.given is not None:
+            found = spawn.get_preparation_data("headrace").items()
+            script = pickle.dumps({name: value for name, value in found if name in _OF_SCRIPT})
         try:
             given = pickle.dumps(self.given)
         except Exception as error:  # the user's classes may raise anything
@@ -179,7 +182,7 @@ class PlannedJob(OnePhaseJob):
             ) from error
         return _Setup(
             parent=os.getpid(),
-            script=pickle.dumps(script) if self.given is not None else b"",
+            script=script,
             plan_type=f"{self.plan_type.__module__}:{self.plan_type.__qualname__}",
             plan=msgspec.json.encode(self.plan),
             results=str(results),
