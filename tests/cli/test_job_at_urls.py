@@ -60,9 +60,9 @@ def test_measure(run: Any, of_json: Any, bucket: MemoryBucket) -> None:
     """The facts are those of the local dataset, but for the place that the faults name."""
     numbers(Path("ds"), 150, (3, 77))
     url = upload(bucket, Path("ds"))
-    command = ("--encoder", "measured_made:Grouped", "--set", "draw=3", "--workers", "1", "--output")
-    local = of_json("measure", "ds", *command, "local")
-    here = of_json("measure", url, *command, "here")
+    command = ("--encoder", "measured_made:Grouped", "--set", "draw=3", "--output")
+    local = of_json("measure", "ds", *command, "local", "--workers", "1")
+    here = of_json("measure", url, *command, "here", "--workers", "1")
     planned = of_json("job", "plan", "measure", url, *command, "shared")
     of_json("job", "task", planned["output"], "--most", "2")
     found = of_json("job", "finish", planned["output"])
