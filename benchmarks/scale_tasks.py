@@ -32,7 +32,8 @@ from headrace.engine.receipts import Receipt, sync_files
 from headrace.engine.serving import Done, Parent, Reply, serve
 from headrace.engine.status import StatusReader
 from headrace.io import unique_name
-from headrace.preparing import OutputOptions, RecordOptions, TextOptions, TokenOptions, finish_job, open_job, plan_text
+from headrace.kinds import finish_job, open_job
+from headrace.preparing import OutputOptions, RecordOptions, TextOptions, TokenOptions, plan_text
 
 LATER = 1000
 """Tasks that are done between two readings of the status."""

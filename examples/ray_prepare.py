@@ -12,7 +12,7 @@ from pathlib import Path
 import corpus
 
 import headrace
-from headrace import preparing
+from headrace import kinds, preparing
 from headrace.engine.executors import Handed
 from headrace.engine.job import Show, TaskProgress
 from headrace.engine.ray import RayExecutor
@@ -36,7 +36,7 @@ def main() -> None:
     )
     if preparing.plan_text(inputs, output, tokenizer=tokenizer, options=options) is None:
         executor = RayExecutor(address=sys.argv[1] if len(sys.argv) > 1 else None)
-        manifest = preparing.finish_job(output, executor, Show(tasks=show))
+        manifest = kinds.finish_job(output, executor, Show(tasks=show))
         assert not isinstance(manifest, Handed)
         documents = manifest.ledger.documents
         print(f"{documents.read} documents read, {documents.kept} kept")

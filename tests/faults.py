@@ -23,12 +23,15 @@ import pytest
 
 import killing
 import stored
+from headrace.engine import doing, heartbeat
+from headrace.engine.processes import WorkerProcesses
 from headrace.engine.serving import Parent, Reply
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing import TextOptions, documents, prepare_text, run, run_plan
+from headrace.preparing import TextOptions, documents, joining, parts, prepare_text
 from headrace.preparing import worker as text_task
 from headrace.preparing.messages import Order, Setup
 from headrace.preparing.output_folder import WORK_NAME
+from headrace.preparing.parts import BLOCK_BYTES
 from headrace.preparing.sources import open_span
 from headrace.preparing.worker import TextWorker
 from headrace.stores import Manifest
@@ -41,7 +44,7 @@ ANOTHER_NUMBER = {1: 3, 2: 1, 3: 2}
 class InlineWorkers:
     """Stands for `WorkerProcesses`. The last task is done first, so that much is done ahead.
 
-    A task waits, in a thread, until each of its pieces was taken note of: a kill finds it half-way.
+    A task waits, in a thread, whenever it says how far it is: a kill finds it half-way.
     """
 
     def __init__(self, num_workers: int, setup: Setup, main: str, serve: object = None) -> None:
@@ -100,15 +103,26 @@ class InlineWorkers:
 
 @contextlib.contextmanager
 def small_run() -> Iterator[None]:
-    """Pieces and checkpoints of some kB, workers in this process, one document in three proved."""
+    """Blocks of parts of some kB, workers in this process, one document in three proved."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "WorkerProcesses", InlineWorkers)
+        patch.setattr(doing, "WorkerProcesses", InlineWorkers)
+        patch.setattr(heartbeat, "STALE_S", 0.0)  # a process that was killed is not waited for
+        patch.setattr(doing, "REFRESH_S", 0.0)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
-        patch.setattr(text_task, "PIECE_BYTES", 3000)
+        patch.setattr(parts, "BLOCK_BYTES", 3000)
+        patch.setattr(joining, "STEP_BYTES", 4000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
-        patch.setattr(run_plan, "MIN_PENDING_BYTES", 4000)
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
         patch.setattr("headrace.preparing.backends.first_documents.NUM_DOCUMENTS", 5)
+        yield
+
+
+@contextlib.contextmanager
+def real_workers() -> Iterator[None]:
+    """Within `small_run`: workers in processes of their own, which know of none of its changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doing, "WorkerProcesses", WorkerProcesses)
+        patch.setattr(parts, "BLOCK_BYTES", BLOCK_BYTES)
         yield
 
 

@@ -14,14 +14,14 @@ import pytest
 import faults
 import killing
 import memory_stores
-from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, drive, take_part
-from headrace.engine.job import Job, Phase, Show
+from headrace.engine.job import Job, Phase, Show, TaskResult
 from headrace.engine.receipts import Receipt
 from headrace.engine.serving import Done
 from headrace.engine.shared import remove_files, sync_files
-from headrace.preparing import finish_job, open_job
+from headrace.errors import OutputError
+from headrace.kinds import finish_job, open_job
 from headrace.preparing.output_folder import WORK_NAME
 from headrace.testing.work import InlineWorkers
 from headrace.testing.work import inline as inline
@@ -35,7 +35,7 @@ def attempt(job: Job, phase: Phase, task_index: int, name: str) -> Receipt:
     workers.send(0, job.tasks(phase)[task_index])
     ((_, reply),) = workers.receive(0.0)
     assert isinstance(reply, Done), reply
-    found = job.result(phase, [reply], results)
+    found = reply.read(TaskResult)
     sync_files(results, found.files)
     return Receipt(
         task_index=task_index, attempt=name, host="a", finished_s=0.0, seconds=0.0, files=found.files,
@@ -70,28 +70,26 @@ def do_all(open_job: Callable[[], Job], chooser: random.Random) -> Any:
         some = chooser.sample(range(phase.num_tasks), phase.num_tasks // 2)
         for wanted in (some, None):
             do(open_job(), phase, wanted)
-        killing.run(lambda phase=phase: open_job().advance(phase, quiet), moment=chooser.randrange(60))  # type: ignore[misc]
         if chooser.random() < 0.5:
-            open_job().advance(phase, quiet)
-        else:
             take_part(open_job(), Limits(), quiet, workers=1)
     if not killing.run(lambda: open_job().finish(quiet), moment=chooser.randrange(60)):
-        return drive(open_job(), LocalExecutor(workers=1), quiet)
+        try:
+            job = open_job()
+        except OutputError:
+            return None  # it was killed at its very end, where the plan was gone
+        return drive(job, LocalExecutor(workers=1), quiet)
     return None
 
 
 @contextlib.contextmanager
 def small_jobs() -> Iterator[None]:
-    """Small pieces, workers inside this process, and no patience with processes that are gone."""
-    with faults.small_run(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doing, "WorkerProcesses", faults.InlineWorkers)
-        patch.setattr(heartbeat, "STALE_S", 0.0)
-        patch.setattr(doing, "REFRESH_S", 0.0)
+    """Small parts, workers inside this process, and no patience with processes that are gone."""
+    with faults.small_run():
         yield
 
 
-def do_some(output: Path, *, seed: int = 0, most: int | None = None) -> None:
-    """One process does tasks, in the order that it finds; it ends when none is open."""
+def do_some(output: Path, *, seed: int = 0, most: int | None = None, wanted: list[int] | None = None) -> None:
+    """One process does tasks, in any order if none are ``wanted``; it ends when none is open."""
     if not (output / WORK_NAME / "plan.json").exists():
         return  # it is complete
     job = open_job(output)
@@ -101,7 +99,9 @@ def do_some(output: Path, *, seed: int = 0, most: int | None = None) -> None:
     receipts = job.receipts(phase)
     receipts.refresh()
     order = random.Random(seed).sample(receipts.open_tasks, len(receipts.open_tasks))
-    doer = Doer(job, phase, wanted=order, workers=2, waits=False, limits=Limits(most), on_progress=lambda _: None)
+    doer = Doer(
+        job, phase, wanted=wanted or order, workers=2, waits=False, limits=Limits(most), on_progress=lambda _: None
+    )
     doer.run()
 
 

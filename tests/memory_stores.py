@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -48,10 +49,14 @@ class MemoryBucket:
         return f"{self.url}/{key}"
 
     def content(self, key: str = "") -> dict[str, bytes]:
-        """All objects below a folder, by their names there."""
-        found = [str(one["path"]) for batch in obstore.list(self.store, key or None) for one in batch]
+        """All objects below a folder, by their names there, but those that are removed meanwhile."""
+        names = [str(one["path"]) for batch in obstore.list(self.store, key or None) for one in batch]
         below = f"{key}/" if key else ""
-        return {name.removeprefix(below): bytes(obstore.get(self.store, name).bytes()) for name in found}
+        found = {}
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found[name.removeprefix(below)] = bytes(obstore.get(self.store, name).bytes())
+        return found
 
 
 @contextlib.contextmanager
@@ -70,7 +75,8 @@ def memory_bucket() -> Iterator[MemoryBucket]:
 
 
 def scratch() -> list[Path]:
-    """What is left on this host of the folders in which files are made before they are uploaded."""
+    """What is left on this host of the folders in which files are made before they are uploaded, and no job holds."""
+    gc.collect()
     folder = cache_folder("outputs")
     assert folder is not None
     return list(folder.iterdir()) if folder.exists() else []

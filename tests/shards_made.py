@@ -6,7 +6,6 @@ import base64
 import contextlib
 import csv
 import json
-import os
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-import jobs_by_hand
 import tars_made
 from headrace.preparing.shards import ShardOptions, prepare_shards
-from headrace.preparing.shards import run as shard_run
 from headrace.stores import Manifest
+from headrace.testing.work import inline as workers_inside
 
 PNG = b"\x89PNG\r\n\x1a\n"
 JPG = b"\xff\xd8\xff"
@@ -28,13 +26,10 @@ Samples = Mapping[str, Mapping[str, bytes]]
 
 @contextlib.contextmanager
 def inline() -> Iterator[None]:
-    """Small tasks, and workers in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_run, "WorkerProcesses", jobs_by_hand.InlineWorkers)
-        patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
-        patch.setattr("headrace.preparing.shards.inputs.GROUPS_A_TASK", 7)
-        patch.setattr("headrace.preparing.shards.inputs.choose_task_bytes", lambda size: 700)
-        patch.setattr("headrace.preparing.shards.planning.FLUSH_BYTES", 900)
+    """Small spans of tables, and workers in this process."""
+    with workers_inside(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.preparing.shards.plan.choose_task_bytes", lambda size: 700)
+        patch.setattr("headrace.preparing.shards.packing._AT_ONCE", 7)
         yield
 
 

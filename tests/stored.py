@@ -18,7 +18,7 @@ QUICK = FetchPolicy(first_delay_s=0.005, most_delay_s=0.05, deadline_s=PATIENCE_
 def objects(bucket: servers.Bucket, url: str) -> dict[str, bytes]:
     """All objects below a URL, by their names there."""
     reader = ObjectWriter(bucket.storage)
-    return {name: reader.read(f"{url}/{name}") or b"" for name in reader.sizes(url)}
+    return {name: reader.read(f"{url}/{name}") or b"" for name in reader.statuses(url)}
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ from headrace.engine.shared_objects import save_plan as save_plan_at
 from headrace.engine.uploading import upload_at
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import InputError, OutputError
-from headrace.io import atomic_write, is_url, read_whole
+from headrace.io import atomic_write, is_url, path_at, read_whole
 from headrace.kinds import KINDS
 
 WORK = beside("adding")
@@ -98,14 +98,8 @@ class ToyJob(Job):
     def setup(self, phase: Phase, results: Path) -> ToySetup:
         return ToySetup(os.getpid(), str(results), self.plan.wrong)
 
-    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
-        return done[0].read(TaskResult)
-
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
         return TaskResult(error=str(failed.error()))
-
-    def advance(self, phase: Phase, show: Show) -> None:
-        pass
 
     def finish(self, show: Show) -> bytes:
         if not self.is_planned:
@@ -116,15 +110,12 @@ class ToyJob(Job):
             if receipts.failed:
                 raise OutputError(next(iter(receipts.failed.values())).error)
         sums = self.receipts(self.plan.phases[1])
-        if self.shared.is_folder:
-            folder = self.work / "sums"
-            sums.adopt(folder)
-        else:
-            sums.fetch(folder := self.work / "fetched")
-        names = [f"sum-{index}" for index in sums.tasks]
-        if lost := [name for name in names if not (folder / name).exists()]:
-            raise OutputError(f"{self.output}: {lost[0]} is lost")
-        data = b"".join((folder / name).read_bytes() for name in names)
+        data = b""
+        for index in sums.tasks:
+            try:
+                data += read_whole(path_at(self.shared.place(sums.away(sums.done[index], f"sum-{index}"))))
+            except FileNotFoundError:
+                raise OutputError(f"{self.output}: sum-{index} is lost") from None
         if self.shared.is_folder:
             Path(self.output).mkdir(exist_ok=True)
             atomic_write(Path(self.output) / RESULT, data)

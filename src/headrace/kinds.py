@@ -15,17 +15,18 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from headrace import preparing
 from headrace.copying.destination import WORK as COPY_WORK
 from headrace.datasets.measuring.running import WORK as MEASURE_WORK
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
 from headrace.engine.job import Job, KindOfWork, Show
+from headrace.errors import HeadraceError
 from headrace.inspect.decode_job import PLACE as DECODE_PLACE
 from headrace.inspect.decode_job import WORK as DECODE_WORK
 from headrace.inspect.decode_job import clear_left, last_report
 from headrace.io import check_readable, path_at
 from headrace.preparing import jobs as preparing_jobs
+from headrace.preparing.output_folder import output_at, tell_kept
 from headrace.stores import MANIFEST_NAME, load_manifest
 
 KINDS: Final = {
@@ -82,9 +83,19 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         OutputError: nothing was planned there.
         Exception: see `headrace.engine.executors.drive`.
     """
-    if engine_job.is_planned(output, KINDS):
-        return drive(open_job(output), executor, show)
-    if (report := last_report(output)) is not None:
-        clear_left(output)
-        return report
-    return preparing.finish_job(output, executor, show)
+    check_readable(output)
+    if not engine_job.is_planned(output, KINDS):
+        if (report := last_report(output)) is not None:
+            clear_left(output)
+            return report
+        if (path_at(output) / MANIFEST_NAME).exists():
+            with output_at(output, overwrite=False, restart=False) as place:
+                place.clear_left()
+            show.notice(f"{output}: the output is complete already")
+            return load_manifest(path_at(output))
+    job = open_job(output)
+    try:
+        return drive(job, executor, show)
+    except HeadraceError as error:
+        tell_kept(error, job.shared)
+        raise

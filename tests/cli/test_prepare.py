@@ -136,7 +136,7 @@ def test_options_do_what_they_say(run: Any, tokenizer: Path, tmp_path: Path, mon
         made = run(*common, "two", *both, "--append-eod", "--eod", "w97", "--bos", 0)
     assert made.exit_code == 0
     phases = dict.fromkeys(line.partition("  ")[0].rstrip(" 0123456789.%") for line in made.stderr.splitlines())
-    assert list(phases) == ["loading the tokeniser", "encoding", "finishing"]
+    assert list(phases) == ["loading the tokeniser", "encoding", "cutting shards", "joining shards"]
     assert content(tmp_path / "two")["title"] == [[0, 3, 99], [0, 6, 99]]
     assert content(tmp_path / "two")["body"] == [[0, 4, 5, 99], [0, 7, 99]]
     assert run(*common, "joined", *both, "--join", " w9 ", "--format", "keyed").exit_code == 0
@@ -385,7 +385,7 @@ def test_ended_and_continued(
     command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments, "out", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until_s = time.monotonic() + PATIENCE_S
-        while not Path("out", WORK_NAME, "state").exists() and time.monotonic() < until_s:
+        while not any(Path("out").glob(f"{WORK_NAME}/phase-*/receipts/*/*.json")) and time.monotonic() < until_s:
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
         process.send_signal(number)

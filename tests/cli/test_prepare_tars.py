@@ -192,7 +192,7 @@ def test_a_dry_run(run: Any, table: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_says_that_its_sample_is_scaled_up(run: Any, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.preparing.shards.estimate.MAX_TASKS", 2)
+    monkeypatch.setattr("headrace.preparing.shards.estimate._A_TASK", 40)
     tables = [table, *(table.with_name(f"{number}.csv") for number in range(3))]
     for path in tables[1:]:
         write_table(path, rows(20))

@@ -21,7 +21,7 @@ from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
-from headrace.engine.work_folder import upload_scratch
+from headrace.engine.work_folder import outputs_folder
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io.objects.writer import ObjectWriter
 from headrace.kinds import finish_job, open_job
@@ -251,7 +251,7 @@ def test_a_value_that_does_not_fit_leaves_nothing(bucket: MemoryBucket, tmp_path
 def test_a_copy_that_is_complete_removes_what_a_kill_has_left(bucket: MemoryBucket, sources: list[str]) -> None:
     """It was killed between the last request and the removal of its scratch folder."""
     TOOLS["merge"](sources, f"{bucket.url}/out")
-    left = upload_scratch(f"{bucket.url}/out").with_name(f"task.{platform.node()}.{2**22 + 1}.0")
+    left = outputs_folder(f"{bucket.url}/out") / f"task.{platform.node()}.{2**22 + 1}.0"
     left.mkdir(parents=True)
     TOOLS["merge"](sources, f"{bucket.url}/out")
     assert not left.exists()

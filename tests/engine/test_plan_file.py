@@ -12,7 +12,8 @@ import pytest
 
 from headrace.engine.job import PLAN_NAME, load_plan, save_plan
 from headrace.errors import OutputError
-from headrace.preparing import open_job, plan_shards
+from headrace.kinds import open_job
+from headrace.preparing import plan_shards
 
 FORGED = (None, -1, "x", 2**70, [], {}, 1.5, "\ud800")
 

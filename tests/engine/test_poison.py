@@ -22,7 +22,6 @@ class Order(msgspec.Struct, frozen=True):
     is_cut: bool = False
     task_index: int = 0
     label: str = "a task"
-    begin: RecordPlace = (0, 0)
 
     def probe(self, first: RecordPlace, *, is_alone: bool) -> Order:
         return msgspec.structs.replace(self, first=first, is_alone=is_alone)
@@ -48,7 +47,7 @@ def searched(
         unlucky: workers that end by chance, at the third record that they come to.
         most_records: records after which a worker ends.
     """
-    search = Search(task, task.begin)
+    search = Search(task)
     worker = 0
     while True:
         order = search.order
@@ -99,7 +98,7 @@ def test_records_that_are_harmless_alone_are_not_to_blame() -> None:
 
 
 def test_a_worker_that_ends_before_any_record() -> None:
-    search = Search(Order((3,)), (0, 0))
+    search = Search(Order((3,)))
     assert search.blame(ENDED) == "it ended before it came to a record"
     search.at = At(0, 0, 0, is_reading=True)
     assert search.blame(ENDED) == "it was reading the file"

@@ -1,7 +1,8 @@
-"""Dealing of tasks, with workers that exist only in the test: order, bounds, deaths, failures."""
+"""Dealing of tasks, with workers that exist only in the test: deaths and failures."""
 
 from __future__ import annotations
 
+import collections
 import random
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.processes import MAX_DEATHS, run_tasks
+from headrace.engine.processes import MAX_DEATHS, WorkerTasks
 from headrace.engine.serving import Done, Failed, Progress, Reply
-from headrace.errors import HeadraceError, InputError, WorkerError
+from headrace.errors import InputError, WorkerError
 from headrace.preparing.messages import FindTask, HashTask, Order
 from headrace.preparing.sources import SourceFile
 
@@ -28,13 +29,10 @@ class FakeWorkers:
         self._chance = random.Random(seed)
         self._is_uneven = seed % 2 == 1
         self._deadly = deadly
-        self._done: dict[int, int] = {}
         self._dead: set[int] = set()
         self._deaths: dict[Order, int] = {}
         self.num_replaced = 0
         self.running: dict[int, Order] = {}
-        self.most_ahead = 0
-        self.task_index = 0
 
     def __len__(self) -> int:
         return self._number
@@ -43,8 +41,6 @@ class FakeWorkers:
         assert worker not in self.running, "a worker has one order at a time"
         assert worker not in self._dead
         self.running[worker] = order
-        self._done[worker] = 0
-        self.most_ahead = max(self.most_ahead, order.task_index - self.task_index)
 
     def replace(self, worker: int) -> str:
         self._dead.remove(worker)
@@ -61,90 +57,49 @@ class FakeWorkers:
     def _reply(self, worker: int) -> Reply | None:
         order = self.running[worker]
         if self._chance.random() < 0.2:
-            return Progress(order.task_index, 1, 1, 1)
+            return Progress(order.task_index, {"bytes": 1})
         if self._chance.random() < self._deadly and self._deaths.get(order, 0) < MAX_DEATHS - 1:
             self._deaths[order] = self._deaths.get(order, 0) + 1
             del self.running[worker]
             self._dead.add(worker)
             return None
-        reply = answer(order, self._done[worker])
-        self._done[worker] += 1
-        if not isinstance(reply, Done) or reply.is_last:
-            del self.running[worker]
-        return reply
+        del self.running[worker]
+        return answer(order)
 
 
-def answer(order: Order, piece: int) -> Done | Failed:
-    """A task has one to four pieces; some fail, at the begin or after two pieces."""
-    if isinstance(order, HashTask):
-        return Done.of(-1, order.number)
-    if order.task_index % 5 == 3 and piece == order.task_index % 3:
+def answer(order: Order) -> Done | Failed:
+    """Some tasks fail."""
+    if order.task_index % 5 == 3:
         return Failed.of(order.task_index, InputError("bad"))
-    return Done(order.task_index, piece, piece == num_pieces(order.task_index) - 1)
+    return Done.of(order.task_index, order.task_index)
 
 
-def num_pieces(task_index: int) -> int:
-    return 1 + task_index % 4
-
-
-def wanted(task_index: int) -> list[tuple[int, int]]:
-    """Turn and piece of what a task yields; -1 is a failure."""
-    if task_index % 5 == 3 and task_index % 3 < num_pieces(task_index):
-        return [*((task_index, piece) for piece in range(task_index % 3)), (task_index, -1)]
-    return [(task_index, piece) for piece in range(num_pieces(task_index))]
+def run(workers: Any, orders: list[Order]) -> list[Done | Failed]:
+    """Do all orders; return the replies, in the order in which they come."""
+    waiting = collections.deque(orders)
+    tasks = WorkerTasks(workers, lambda: waiting.popleft() if waiting else None)
+    tasks.assign()
+    found: list[Done | Failed] = []
+    while tasks.is_running:
+        found += [reply for reply in tasks.receive(1.0) if not isinstance(reply, Progress)]
+        tasks.assign()
+    return found
 
 
 @given(
     seed=st.integers(0, 1 << 32),
     num_workers=st.integers(1, 5),
-    kinds=st.lists(st.booleans(), max_size=40),
-    first=st.integers(0, 9),
-    run_ahead=st.integers(0, 3),
+    num_orders=st.integers(0, 40),
     deadly=st.sampled_from([0.0, 0.3]),
-    whole=st.sets(st.integers(0, 20)),
 )
-def test_results_in_order_and_workers_not_far_ahead(
-    seed: int, num_workers: int, kinds: list[bool], first: int, run_ahead: int, deadly: float, whole: set[int]
-) -> None:
-    orders: list[Order] = []
-    for number, is_task in enumerate(kinds):
-        orders.append(FindTask(first + sum(kinds[:number])) if is_task else HashTask(number, FILES[number]))
-    last = first + sum(kinds)
-    ready = [
-        Done(*at, at == wanted(task_index)[-1])
-        for task_index in whole & set(range(first, last))
-        for at in wanted(task_index)
-    ]
-    ready = [piece for piece in ready if all(at[1] >= 0 for at in wanted(piece.task_index))]
+def test_each_task_has_one_reply(seed: int, num_workers: int, num_orders: int, deadly: float) -> None:
+    orders: list[Order] = [FindTask(number) for number in range(num_orders)]
     workers: Any = FakeWorkers(num_workers, seed, deadly=deadly)
-    workers.task_index = first
-    reports: list[Progress | None] = []
-    tasks, hashes = [], []
-    for result in run_tasks(
-        workers,
-        orders,
-        first_task=first,
-        ready=random.Random(seed).sample(ready, len(ready)),
-        run_ahead=run_ahead,
-        on_progress=reports.append,
-        interval_s=1.0,
-    ):
-        if result.task_index < 0:
-            assert isinstance(result, Done)
-            hashes.append(result.read(int))
-            continue
-        tasks.append((result.task_index, result.piece if isinstance(result, Done) else -1))
-        if isinstance(result, Failed) or result.is_last:
-            workers.task_index = result.task_index + 1
-    assert tasks == [at for task_index in range(first, last) for at in wanted(task_index)]
-    assert sorted(hashes) == [number for number, is_task in enumerate(kinds) if not is_task]
-    assert workers.most_ahead <= run_ahead * num_workers
+    found = run(workers, orders)
+    assert sorted(reply.task_index for reply in found) == list(range(num_orders))
+    assert {reply.task_index for reply in found if isinstance(reply, Failed)} == set(range(3, num_orders, 5))
+    assert all(reply.read(int) == reply.task_index for reply in found if isinstance(reply, Done))
     assert workers.running == {}
-    assert (None in reports) == bool(orders)
-    if ready:  # they are not made again
-        assert not {piece.task_index for piece in ready} & {
-            report.task_index for report in reports if report is not None
-        }
 
 
 class Mortal:
@@ -169,13 +124,7 @@ class Mortal:
         return [(0, None)] if self._orders or self._is_idle else []
 
 
-def run(workers: Any, orders: list[Order]) -> list[object]:
-    return list(
-        run_tasks(workers, orders, first_task=0, ready=(), run_ahead=2, on_progress=lambda report: None, interval_s=1.0)
-    )
-
-
-@pytest.mark.parametrize("order", [FindTask(0), HashTask(0, FILES[0])])
+@pytest.mark.parametrize("order", [FindTask(0), HashTask(0, FILES[0], 0)])
 def test_a_task_that_kills_each_worker_ends_the_run(order: Order) -> None:
     workers = Mortal(idle=False)
     with pytest.raises(WorkerError, match=r"1.*3rd") as caught:
@@ -185,8 +134,6 @@ def test_a_task_that_kills_each_worker_ends_the_run(order: Order) -> None:
 
 
 def test_deaths_are_counted_for_each_task_alone() -> None:
-    """Also for files that are hashed, which have no index."""
-
     class Unlucky(FakeWorkers):
         def _reply(self, worker: int) -> Reply | None:
             order = self.running[worker]
@@ -198,8 +145,8 @@ def test_deaths_are_counted_for_each_task_alone() -> None:
             return super()._reply(worker)
 
     workers = Unlucky(2, 0)
-    orders: list[Order] = [HashTask(number, FILES[number]) for number in range(5)]
-    assert len(run(workers, [*orders, FindTask(0), FindTask(1)])) == 5 + 1 + 2
+    orders: list[Order] = [HashTask(number, FILES[number], number) for number in range(5)]
+    assert len(run(workers, [*orders, FindTask(5), FindTask(6)])) == 7
     assert workers.num_replaced == 7 * (MAX_DEATHS - 1)
 
 
@@ -215,20 +162,3 @@ def test_workers_that_die_before_they_have_anything_to_do() -> None:
     with pytest.raises(WorkerError, match="written"):
         run(workers, [FindTask(0)])
     assert workers.num_deaths == 2 * MAX_DEATHS
-
-
-def test_a_result_that_no_task_gives_is_a_defect_and_no_endless_wait() -> None:
-    workers: Any = FakeWorkers(2, 0)
-    orders = [FindTask(task_index) for task_index in (0, 1, 9)]
-    with pytest.raises(HeadraceError, match=r"returns.*2"):
-        list(
-            run_tasks(
-                workers,
-                orders,
-                first_task=0,
-                ready=[],
-                run_ahead=1,
-                on_progress=lambda progress: None,
-                interval_s=0.0,
-            )
-        )

@@ -16,17 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import OutputError
-from headrace.io import (
-    AtomicFile,
-    FileHasher,
-    atomic_write,
-    commit,
-    create_once,
-    file_sum,
-    hash_file,
-    partial_path,
-    read_once,
-)
+from headrace.io import AtomicFile, atomic_write, commit, create_once, file_sum, read_once
 
 
 def names(folder: Path) -> list[str]:
@@ -103,72 +93,23 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "f").read_bytes() == b"0123456789"
 
 
-class TestResumable:
-    def test_it_goes_on_where_its_hasher_is(self, tmp_path: Path) -> None:
-        file = AtomicFile(tmp_path / "f", resumable=True)
-        file.write(b"0123456789")
-        file.flush()
-        file.close()
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    with AtomicFile(tmp_path / "f") as file:
+        assert list(file.pieces(10)) == []
+        file.write(b"0123abc")
+        assert list(file.pieces(2)) == [b"01", b"23", b"ab", b"c"]
+        os.truncate(file.temporary, 2)
+        with pytest.raises(OutputError, match=rf"{file.temporary}.*cut short"):
+            list(file.pieces(3))
+
+
+def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / ".f.partial").write_bytes(b"left by a process that was killed")
+    with AtomicFile(tmp_path / "f", resumable=True) as file:
+        file.write(b"new")
         assert names(tmp_path) == [".f.partial"]
-        assert file.temporary == partial_path(tmp_path / "f")
-        again = AtomicFile(tmp_path / "f", written=hash_file(file.temporary, size=4))
-        assert (again.size, names(tmp_path)) == (4, [".f.partial"])
-        again.write(b"abc")
-        assert list(again.pieces(2)) == [b"01", b"23", b"ab", b"c"]
-        again.commit()
-        assert (tmp_path / "f").read_bytes() == b"0123abc"
-        assert again.sum == file_sum(tmp_path / "f")
-        assert names(tmp_path) == ["f"]
-
-    def test_a_new_one_begins_anew(self, tmp_path: Path) -> None:
-        partial_path(tmp_path / "f").write_bytes(b"left by a process that was killed")
-        atomic = AtomicFile(tmp_path / "f", resumable=True)
-        assert list(atomic.pieces(10)) == []
-        atomic.write(b"new")
-        atomic.commit()
-        assert (tmp_path / "f").read_bytes() == b"new"
-
-    def test_nothing_to_go_on_from(self, tmp_path: Path) -> None:
-        with pytest.raises(OutputError, match="continue"):
-            AtomicFile(tmp_path / "f", written=FileHasher())
-        assert names(tmp_path) == []
-
-    def test_a_temporary_file_that_is_cut_while_in_use(self, tmp_path: Path) -> None:
-        with AtomicFile(tmp_path / "f", resumable=True) as file:
-            file.write(b"0123")
-            os.truncate(file.temporary, 2)
-            with pytest.raises(OutputError, match=r"\.f\.partial"):
-                list(file.pieces(3))
-
-    @pytest.mark.parametrize("call", ["ftruncate", "lseek"])
-    def test_a_refusal_leaves_no_open_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        path = partial_path(tmp_path / "f")
-        path.touch()
-        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        monkeypatch.setattr(os, call, refuse)
-        with pytest.raises(OutputError, match="Input/output"):
-            AtomicFile(tmp_path / "f", written=FileHasher())
-        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
-        assert path.exists()
-
-    def test_a_group_that_is_refused_keeps_all_but_the_last_name(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        refused = ""
-
-        def refuse_one(path: Path) -> None:
-            if path.name == refused:
-                raise OutputError("refused")
-
-        for refused, left in (("a", ["a", ".b.partial"]), ("b", ["a"])):  # noqa: B007
-            files = [AtomicFile(tmp_path / name, resumable=True) for name in ("a", "b")]
-            with monkeypatch.context() as patch:
-                patch.setattr("headrace.io.atomic.sync_folder", refuse_one)
-                with pytest.raises(OutputError, match="refused"):
-                    commit(files, resumable=True)
-            assert names(tmp_path) == sorted(left)
-            for name in names(tmp_path):
-                (tmp_path / name).unlink()
+    assert names(tmp_path) == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"new"
 
 
 class TestGroup:

@@ -113,7 +113,7 @@ def test_objects_that_are_not_there_do_not_keep_others(
     ours, there = ObjectWriter(), {f"{url}/{number}": b"content" for number in range(30)}
     ours.put(there)
     ours.delete([f"{url}/missing", *there, f"{url}/missing too"])
-    assert ours.sizes(url) == {}
+    assert ours.statuses(url) == {}
     assert (ours.stats.deletes, ours.stats.retries) == (32, 0)
 
 
@@ -163,7 +163,8 @@ def test_files_are_uploaded_whole_and_in_parts(
     ours = ObjectWriter()
     folder = f"{bucket.url}/uploaded"
     ours.put_files({f"{folder}/a/large": tmp_path / "large", f"{folder}/small": tmp_path / "small"})
-    assert ours.sizes(folder) == {"a/large": len(CONTENT), "small": 1000}
+    found = {name: status.size for name, status in ours.statuses(folder).items()}
+    assert found == {"a/large": len(CONTENT), "small": 1000}
     assert ours.read(f"{folder}/a/large") == CONTENT
     assert (ours.stats.puts, ours.stats.uploads, ours.stats.sent_bytes) == (1, 1, len(CONTENT) + 1000)
     ours.put_files({f"{folder}/small": tmp_path / "large"})

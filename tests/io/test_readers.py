@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from headrace.io import (
     Reader,
     file_sum,
     hash_bytes,
-    hash_file,
     reader,
 )
 from headrace.testing.readers import ReaderContract
@@ -129,18 +127,3 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_hash_bytes_is_xxh3_128() -> None:
     # The published test vector of the empty input.
     assert hash_bytes(b"") == "99aa06d3014798d86001c324468d497f"
-
-
-@given(st.binary(max_size=60), st.integers(0, 60), st.integers(1, 16))
-def test_a_hasher_goes_on_behind_the_first_bytes_of_a_file(data: bytes, size: int, block_bytes: int) -> None:
-    size = min(size, len(data))
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.io.checksum._READ_BYTES", 7)
-        path = Path(folder) / "f"
-        path.write_bytes(data)
-        hasher = hash_file(path, size=size, block_bytes=block_bytes)
-        assert hasher.size == size
-        hasher.update(data[size:])
-        assert hasher.sum("x") == plain_sum(data, block_bytes)
-        with pytest.raises(StoreError, match=rf"{len(data) + 1}"):
-            hash_file(path, size=len(data) + 1)

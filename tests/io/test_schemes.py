@@ -21,8 +21,8 @@ from headrace.datasets.metadataset import load_dataset, prepare_metadataset
 from headrace.errors import ConfigError
 from headrace.io import check_local, check_readable
 from headrace.loader import load_recipe
+from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.energon import prepare_energon
-from headrace.preparing.tokenizer import load_tokenizer
 from headrace.tracing import read_run_file, save_run
 
 REMOTE = "s3://bucket/data"

@@ -22,7 +22,7 @@ from headrace.io import map_npy, read_small, reader
 from headrace.io.paths import MAX_SMALL_BYTES
 from headrace.loader import load_recipe
 from headrace.preparing import read_recipe
-from headrace.preparing.tokenizer import load_tokenizer
+from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.stores import load_manifest
 from headrace.stores.energon.config_file import read_config
 from headrace.tracing import read_run_file, read_state

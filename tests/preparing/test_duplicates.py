@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace.errors import InputError, OutputError, StoreError
+from headrace.errors import OutputError, StoreError
+from headrace.io import reader
 from headrace.preparing import duplicates
 from headrace.preparing.duplicates import (
     Columns,
     DuplicateFinder,
     FoundDuplicates,
     HashArray,
-    SeenHashes,
     duplicates_path,
     hash_texts,
-    parts_of,
-    read_part,
+    ranges_of,
+    read_range,
     write_hashes,
-    write_parts,
+    write_ranges,
 )
 from headrace.preparing.messages import FindTask
 
@@ -37,81 +37,6 @@ FEW = st.tuples(st.sampled_from([0, 5, MAX]), st.integers(0, 40) | EXTREMES)
 
 def array(pairs: list[tuple[int, int]]) -> HashArray:
     return np.array(pairs, np.uint64).reshape(-1, 2)
-
-
-def check(batches: list[HashArray]) -> SeenHashes:
-    """Compare with a set, batch by batch."""
-    seen = SeenHashes()
-    known: set[tuple[int, ...]] = set()
-    for batch in batches:
-        before = batch.copy()
-        wanted = []
-        for pair in map(tuple, batch.tolist()):
-            wanted.append(pair not in known)
-            known.add(pair)
-        assert seen.add(batch).tolist() == wanted
-        assert np.array_equal(batch, before)
-        assert len(seen) == len(known)
-        lengths = [len(run) for run in seen._runs]
-        assert all(longer >= 8 * shorter for longer, shorter in itertools.pairwise(lengths))
-    return seen
-
-
-@given(batches=st.lists(st.lists(st.tuples(HALVES, HALVES) | FEW, max_size=40), max_size=12))
-@settings(max_examples=cases(20, 5000), deadline=None)
-def test_as_a_set(batches: list[list[tuple[int, int]]]) -> None:
-    check([array(batch) for batch in batches])
-
-
-@given(
-    seed=st.integers(0, 1 << 32),
-    sizes=st.lists(st.integers(0, 700), max_size=12),
-    high=st.sampled_from([1, 3, 300, MAX]),
-    low=st.sampled_from([0, 1, 50, MAX]),
-    chunk=st.sampled_from([1, 7, 64, 1 << 16]),
-)
-@settings(max_examples=cases(24, 2000), deadline=None)
-def test_merges_in_any_pieces(seed: int, sizes: list[int], high: int, low: int, chunk: int) -> None:
-    rng = np.random.default_rng(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "_CHUNK", chunk)
-        draw = [
-            np.stack([rng.integers(0, top, size, np.uint64, endpoint=True) for top in (high, low)], axis=1)
-            for size in sizes
-        ]
-        check(draw)
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        ([7], [7]),
-        ([7], range(6000)),
-        ([7], range(6000, 0, -1)),
-        (range(6000), [7]),
-        (range(6000, 0, -1), [0]),
-        ([MAX], range(MAX - 6000, MAX)),
-    ],
-    ids=["all equal", "equal high", "equal high, falling", "equal low, small high", "falling", "at the end"],
-)
-def test_hashes_that_are_not_random(columns: tuple[list[int], list[int]]) -> None:
-    high, low = columns
-    pairs = array(list(itertools.islice(zip(itertools.cycle(high), itertools.cycle(low), strict=False), 6000)))
-    check([pairs[at : at + 500] for at in (*range(0, 6000, 500), 0, 3000)])
-
-
-def test_the_place_behind_the_last_is_not_looked_at() -> None:
-    """The hash (5, 5) belongs behind (0, 5), whose last half is 5 as well."""
-    check([array([(0, 5)]), array([(5, 5)]), array([(5, 5)])])
-
-
-def test_memory() -> None:
-    rng = np.random.default_rng(0)
-    seen = SeenHashes()
-    total = 300_000
-    for _ in range(30):
-        seen.add(rng.integers(0, MAX, (total // 30, 2), np.uint64, endpoint=True))
-    assert 16 * total <= seen.num_bytes < 17 * total
 
 
 @given(texts=st.lists(st.text(max_size=8), max_size=20))
@@ -139,80 +64,83 @@ def test_fields_of_different_length_are_refused() -> None:
         hash_texts([["a", "b"], ["c"]])
 
 
-@pytest.mark.parametrize("size", [0, 1, 10, 25])
-def test_load(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "_LOAD", 10)
-    hashes = np.random.default_rng(1).integers(0, MAX, (size + 3, 2), np.uint64, endpoint=True)
-    path = tmp_path / "hashes"
-    path.write_bytes(hashes.tobytes() + b"torn")
-    seen = SeenHashes.load(path, size)
-    assert len(seen) == size
-    assert seen.add(hashes).tolist() == [False] * size + [True] * 3
-    path.write_bytes(hashes.tobytes())
-    assert len(SeenHashes.load(path)) == size + 3
+def plainly(parts: list[HashArray]) -> list[list[bool]]:
+    """Whether each document is new, by a set."""
+    known: set[tuple[int, ...]] = set()
+    found = []
+    for hashes in parts:
+        is_new = []
+        for pair in map(tuple, hashes.tolist()):
+            is_new.append(pair not in known)
+            known.add(pair)
+        found.append(is_new)
+    return found
 
 
-def test_load_what_is_not_whole(tmp_path: Path) -> None:
-    path = tmp_path / "hashes"
-    with pytest.raises(InputError, match="cannot"):
-        SeenHashes.load(path, 1)
-    path.write_bytes(array([(1, 2), (3, 4)]).tobytes()[:-1])
-    with pytest.raises(StoreError, match=r"2.*16.*should"):
-        SeenHashes.load(path, 2)
-    with pytest.raises(StoreError, match=r"2.*16.*should"):
-        SeenHashes.load(path)
-    assert len(SeenHashes.load(path, 1)) == 1
-    path.write_bytes(array([(1, 2), (3, 4), (1, 2)]).tobytes())
-    with pytest.raises(StoreError, match="twice"):
-        SeenHashes.load(path, 3)
-
-
-# What tasks find in ranges of hashes, and the files in which they are.
-
-
-def find(folder: Path, pieces: list[HashArray], num_ranges: int) -> tuple[FoundDuplicates, list[str], list[int]]:
-    """What is found; the names of the files of hashes; and the bytes that each task has loaded."""
+def find(folder: Path, parts: list[HashArray], num_ranges: int) -> tuple[FoundDuplicates, list[int]]:
+    """What is found, and the bytes that each task has loaded."""
     names = []
-    for number, hashes in enumerate(pieces):
-        names.append(f"{number}.0.hashes")
-        write_hashes(folder / names[-1], num_ranges, hashes)
-    finder = DuplicateFinder(str(folder), [folder / name for name in names])
-    loaded = [finder.run(FindTask(number)).read(tuple[int, int, int])[0] for number in range(num_ranges)]
-    ranges = [duplicates_path(folder, number) for number in range(num_ranges)]
-    return FoundDuplicates(ranges, names), names, loaded
+    for number, hashes in enumerate(parts):
+        names.append(str(folder / f"{number}.hashes"))
+        write_hashes(Path(names[-1]), num_ranges, hashes)
+    using = reader("pread")
+    finder = DuplicateFinder(str(folder), names, using)
+    loaded = [finder.run(FindTask(number)).counts["bytes"] for number in range(num_ranges)]
+    return FoundDuplicates([str(duplicates_path(folder, number)) for number in range(num_ranges)], using), loaded
 
 
-@settings(deadline=None, max_examples=cases(20, 200))
-@given(data=st.data(), seed=st.integers(0, 1 << 30), bits=st.integers(0, 3), block=st.integers(1, 4))
-def test_as_one_process_that_remembers_all(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, seed: int, bits: int, block: int
+PARTS = st.lists(st.lists(st.tuples(HALVES, HALVES) | FEW, min_size=1, max_size=40), max_size=12)
+
+
+@settings(deadline=None, max_examples=cases(20, 2000))
+@given(data=st.data(), drawn=PARTS, bits=st.integers(0, 3), block=st.integers(1, 4))
+def test_as_a_set(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    drawn: list[list[tuple[int, int]]],
+    bits: int,
+    block: int,
 ) -> None:
-    folder = tmp_path_factory.mktemp("hashes")
-    rng = np.random.default_rng(seed)
-    high = rng.integers(0, 1 << 64, 6, np.uint64)  # texts that differ in one half of the hash alone, too
-    low = rng.integers(0, 1 << 64, 3, np.uint64)
-    sizes = data.draw(st.lists(st.integers(1, 12), max_size=12))
-    pieces = [np.stack((rng.choice(high, size), rng.choice(low, size)), axis=1) for size in sizes]
-    seen = SeenHashes()
-    wanted = [seen.add(hashes).tolist() for hashes in pieces]
+    """Also of hashes that differ in one half alone, and in whatever order the parts are asked for."""
+    parts = [array(pairs) for pairs in drawn]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "BLOCK_PIECES", block)
-        found, names, _ = find(folder, pieces, 1 << bits)
-        order = data.draw(st.permutations(range(len(pieces))))  # a run that goes on begins in the middle
-        got = {number: found.is_new(names[number], pieces[number]).tolist() for number in order}
-    assert [got[number] for number in range(len(pieces))] == wanted
+        patch.setattr(duplicates, "BLOCK_PARTS", block)
+        found, _ = find(tmp_path_factory.mktemp("hashes"), parts, 1 << bits)
+        order = data.draw(st.permutations(range(len(parts))))
+        got = {number: found.is_new(number, parts[number]).tolist() for number in order}
+    assert [got[number] for number in range(len(parts))] == plainly(parts)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ([7], [7]),
+        ([7], range(6000)),
+        ([7], range(6000, 0, -1)),
+        (range(6000), [7]),
+        (range(6000, 0, -1), [0]),
+        ([MAX], range(MAX - 6000, MAX)),
+    ],
+    ids=["all equal", "equal high", "equal high, falling", "equal low, small high", "falling", "at the end"],
+)
+def test_hashes_that_are_not_random(tmp_path: Path, columns: tuple[list[int], list[int]]) -> None:
+    high, low = columns
+    pairs = array(list(itertools.islice(zip(itertools.cycle(high), itertools.cycle(low), strict=False), 6000)))
+    parts = [pairs[at : at + 500] for at in (*range(0, 6000, 500), 0, 3000)]
+    found, _ = find(tmp_path, parts, 4)
+    assert [found.is_new(number, hashes).tolist() for number, hashes in enumerate(parts)] == plainly(parts)
 
 
 def test_a_task_loads_the_hashes_of_its_range(tmp_path: Path) -> None:
-    """However often a text comes again within a piece."""
+    """However often a text comes again within a part."""
     rng = np.random.default_rng(1)
-    pieces = [rng.integers(0, 1 << 64, (500, 2), np.uint64) for _ in range(8)]
-    pieces = [np.concatenate((hashes, np.repeat(hashes[:1], 5000, axis=0))) for hashes in pieces]
-    found, names, loaded = find(tmp_path, pieces, 16)
+    parts = [rng.integers(0, 1 << 64, (500, 2), np.uint64) for _ in range(8)]
+    parts = [np.concatenate((hashes, np.repeat(hashes[:1], 5000, axis=0))) for hashes in parts]
+    found, loaded = find(tmp_path, parts, 16)
     total = 8 * 500
     assert max(loaded) < 2 * total / 16 * 24, "24 bytes for each"
     assert sum(loaded) == total * 24
-    assert np.count_nonzero(found.is_new(names[7], pieces[7])) == 500
+    assert np.count_nonzero(found.is_new(7, parts[7])) == 500
 
 
 def drawn(seed: int, count: int) -> Columns:
@@ -226,39 +154,39 @@ def drawn(seed: int, count: int) -> Columns:
 def test_what_is_read_is_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, bits: int
 ) -> None:
-    path = tmp_path_factory.mktemp("parts") / "1.0.parts"
-    wanted, num_parts = drawn(seed, count), 1 << bits
-    parts = parts_of(wanted[0], num_parts)
-    write_parts(path, num_parts, parts, wanted)
-    found = [read_part(path, part, 3) for part in range(num_parts)]
-    assert [columns.shape[1] for columns in found] == np.bincount(parts, minlength=num_parts).tolist()
+    path = tmp_path_factory.mktemp("parts") / "1.ranges"
+    wanted, num_ranges = drawn(seed, count), 1 << bits
+    parts = ranges_of(wanted[0], num_ranges)
+    write_ranges(path, num_ranges, parts, wanted)
+    found = [read_range(reader("pread"), str(path), number, 3) for number in range(num_ranges)]
+    assert [columns.shape[1] for columns in found] == np.bincount(parts, minlength=num_ranges).tolist()
     assert np.array_equal(np.concatenate(found, axis=1), wanted)
-    assert path.stat().st_size == 8 * (num_parts + 1) + sum(8 + columns.nbytes for columns in found)
-    assert [name.name for name in path.parent.iterdir()] == [path.name]
+    assert path.stat().st_size == 8 * (num_ranges + 1) + sum(8 + columns.nbytes for columns in found)
 
 
-def read_all(path: Path, num_parts: int) -> int:
-    return sum(read_part(path, part, 3).shape[1] for part in range(num_parts))
+def read_all(path: Path, num_ranges: int) -> int:
+    using = reader("pread")
+    return sum(read_range(using, str(path), number, 3).shape[1] for number in range(num_ranges))
 
 
 def test_any_damage_is_noticed(tmp_path: Path) -> None:
-    path, written = tmp_path / "1.0.parts", drawn(3, 12)
-    write_parts(path, 4, parts_of(written[0], 4), written)
+    path, written = tmp_path / "1.ranges", drawn(3, 12)
+    write_ranges(path, 4, ranges_of(written[0], 4), written)
     data = path.read_bytes()
     assert read_all(path, 4) == 12
     flipped = [data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :] for at in range(len(data))]
     for damaged in [*flipped, *(data[:end] for end in range(len(data)))]:
         path.write_bytes(damaged)
-        with pytest.raises(OutputError, match=r"1\.0\.parts.*--restart"):
+        with pytest.raises(OutputError, match=r"1\.ranges.*--restart"):
             read_all(path, 4)
     path.write_bytes(bytes(len(data)))  # as after a loss of power
-    with pytest.raises(OutputError, match=r"1\.0\.parts"):
-        read_part(path, 2, 3)
+    with pytest.raises(OutputError, match=r"1\.ranges"):
+        read_range(reader("pread"), str(path), 2, 3)
     path.unlink()
-    with pytest.raises(OutputError, match=r"1\.0\.parts"):
-        read_part(path, 2, 3)
+    with pytest.raises(StoreError, match=r"1\.ranges"):
+        read_range(reader("pread"), str(path), 2, 3)
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"1\.0\.parts"):
-        write_parts(tmp_path / "none" / "1.0.parts", 1, np.zeros(3, np.int64), drawn(1, 3))
+    with pytest.raises(OutputError, match=r"1\.ranges"):
+        write_ranges(tmp_path / "none" / "1.ranges", 1, np.zeros(3, np.int64), drawn(1, 3))

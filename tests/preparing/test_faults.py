@@ -23,7 +23,9 @@ import pytest
 import faults
 import headrace
 from counts import PATIENCE_S, cases
+from headrace.engine.doing import Doer
 from headrace.engine.forking import ONE_THREAD
+from headrace.engine.job import TaskProgress
 from headrace.engine.serving import Failed, Parent
 from headrace.errors import InputError, OutputError, StoreError, WorkerError
 from headrace.preparing import (
@@ -31,17 +33,14 @@ from headrace.preparing import (
     OutputOptions,
     RecordOptions,
     TextOptions,
-    TextProgress,
     TokenOptions,
-    run,
 )
 from headrace.preparing.backends import Choice
+from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.messages import HashTask, TextTask
 from headrace.preparing.output_folder import WORK_NAME
-from headrace.preparing.piece import read_piece
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
-from headrace.preparing.tokenizer import load_tokenizer
 from headrace.preparing.worker import TextWorker
 
 Wanted = dict[str, dict[str, bytes]]
@@ -90,13 +89,13 @@ def are_forks(workers: list[psutil.Process]) -> bool:
     return not any("headrace.preparing.worker" in " ".join(worker.cmdline()) for worker in workers)
 
 
-def at_progress(action: Callable[[], None], *, times: int = 1) -> Callable[[TextProgress], None]:
+def at_progress(action: Callable[[], None], *, times: int = 1) -> Callable[[TaskProgress], None]:
     """Acts when the run is under way."""
     left = times
 
-    def on_progress(progress: TextProgress) -> None:
+    def on_progress(progress: TaskProgress) -> None:
         nonlocal left
-        if left and progress.documents > 0:
+        if left and progress.counts.get("documents", 0) > 0:
             left -= 1
             action()
 
@@ -153,7 +152,7 @@ def test_workers_that_cannot_start(
 ) -> None:
     (tmp_path / "broken_worker.py").write_text("print('a word'); import nonsense_module")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("headrace.preparing.worker.MAIN", "broken_worker:main")
+    monkeypatch.setattr("headrace.preparing.text_job.TextJob.main", "broken_worker:main")
     with pytest.raises(WorkerError, match=r"1.*output"):
         kit.prepare([file], tmp_path / "out", options=PLAIN)
     captured = capfd.readouterr()
@@ -172,8 +171,7 @@ def test_ctrl_c_is_not_for_workers(kit: Any, file: Path, tmp_path: Path, wanted:
 PROGRAM = """
 import sys
 import msgspec
-from headrace.preparing import TextOptions, prepare_text, run_plan
-run_plan.MIN_PENDING_BYTES = 50_000
+from headrace.preparing import TextOptions, prepare_text
 options = msgspec.json.decode(sys.argv[4], type=TextOptions)
 prepare_text([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
 """
@@ -182,7 +180,7 @@ prepare_text([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
 def start(
     file: Path, output: Path, kit: Any, options: TextOptions, *, forks: bool = False, before: str = ""
 ) -> subprocess.Popen[bytes]:
-    """`prepare_text` with many checkpoints, in a process of its own, of which workers are forks or not."""
+    """`prepare_text` in a process of its own, of which workers are forks or not."""
     encoded = msgspec.json.encode(options).decode()
     command = [sys.executable, "-c", before + PROGRAM, str(file), str(output), str(kit.tokenizer), encoded]
     environment = {**os.environ, **(ONE_THREAD if forks else {})}
@@ -239,20 +237,20 @@ def test_the_whole_tree_is_killed_at_random_moments(
         shutil.rmtree(output)
 
 
-def wait_for_pieces(output: Path, process: subprocess.Popen[bytes]) -> None:
+def wait_for_parts(output: Path, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < until:
-        if (output / WORK_NAME / "state").exists() and any(output.glob(f"{WORK_NAME}/parts.*/*.piece")):
+        if any(output.glob(f"{WORK_NAME}/phase-encode-*/receipts/*/*.json")):
             return
         time.sleep(0.002)
     process.kill()
-    raise AssertionError(f"the run made no pieces: {process.communicate()[1].decode()}")
+    raise AssertionError(f"the run made no parts: {process.communicate()[1].decode()}")
 
 
 @pytest.mark.parametrize("forks", [False, True])
 def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_path: Path, forks: bool) -> None:
     process = start(corpus, tmp_path / "out", kit, PLAIN, forks=forks)
-    wait_for_pieces(tmp_path / "out", process)
+    wait_for_parts(tmp_path / "out", process)
     workers = own_workers(process.pid)
     assert len(workers) == 2
     assert are_forks(workers) == (forks and sys.platform == "linux")
@@ -264,18 +262,33 @@ def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("small_run")
-@pytest.mark.parametrize("cut", [1, 16, 100])
-def test_a_piece_that_was_cut_short(
-    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+@pytest.mark.parametrize("kind", ["part", "values", "hashes", "duplicates", "order"])
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_file_of_a_run_that_is_damaged(
+    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flip: bool
 ) -> None:
-    def cut_short(path: Path) -> Any:
-        os.truncate(path, path.stat().st_size - cut)
-        return read_piece(path)
+    """Between the task that writes it and the one that reads it: it is named, and nothing opens."""
 
-    monkeypatch.setattr(run, "read_piece", cut_short)
-    with pytest.raises(OutputError, match=r"0\.0\.piece"):
-        kit.prepare([file], tmp_path / "out", options=PLAIN)
-    assert not (tmp_path / "out").exists()
+    def damage() -> None:
+        for path in sorted((tmp_path / "out").rglob(f"*.{kind}")):
+            data = path.read_bytes()
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if flip else data[:-1])
+
+    def damaged(phase: str) -> Any:
+        def begin(doer: Doer) -> int:
+            if doer._phase.name.startswith(phase):
+                damage()
+            return run(doer)
+
+        return begin
+
+    run = Doer.run
+    phases = {"part": "cut", "hashes": "duplicates", "duplicates": "cut"}
+    monkeypatch.setattr(Doer, "run", damaged(phases.get(kind, "join")))
+    options = msgspec.structs.replace(PLAIN, deduplicate=True)
+    with pytest.raises((OutputError, StoreError), match=rf"\d+\.(\d+\.)?{kind}"):
+        kit.prepare([file], tmp_path / "out", options=options)
+    assert not opens(tmp_path / "out")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux alone")
@@ -283,7 +296,7 @@ def test_forks_that_are_killed_are_replaced(kit: Any, corpus: Path, tmp_path: Pa
     """And what they have of the run, such as its lock, is gone with it: the same command goes on at once."""
     output = tmp_path / "out"
     process = start(corpus, output, kit, PLAIN, forks=True)
-    wait_for_pieces(output, process)
+    wait_for_parts(output, process)
     before = own_workers(process.pid)
     before[0].send_signal(signal.SIGSTOP)  # this one outlives the run
     before[1].kill()
@@ -309,11 +322,11 @@ def test_forks_that_are_killed_are_replaced(kit: Any, corpus: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("limit_bytes", "refused"), [(1_000, "tokenizer.json"), (60_000, ".piece"), (300_000, "text_document")]
+    ("limit_bytes", "refused"), [(1_000, "tokenizer.json"), (60_000, ".values"), (300_000, "text_document")]
 )
 @pytest.mark.sampled(1)
 def test_files_that_may_not_grow(kit: Any, file: Path, tmp_path: Path, limit_bytes: int, refused: str) -> None:
-    """A limit of the system for real processes: the tokeniser's copy is over it, the pieces, or the store alone."""
+    """A limit of the system for real processes: the tokeniser's copy is over it, the parts, or the store alone."""
     limits = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
     options = msgspec.structs.replace(PLAIN, task_bytes=100_000)
     with start(file, tmp_path / "out", kit, options, before=limits) as process:
@@ -341,7 +354,7 @@ def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any)
         choice=Choice(name="tokenizers", version="", reasons={}),
         task_bytes=1 << 20,
     )
-    setup = plan.setup(parts=str(folder), tokenizer=str(kit.tokenizer), backend="tokenizers")
+    setup = plan.setup(results=str(folder), tokenizer=str(kit.tokenizer), backend="tokenizers")
     setup = msgspec.structs.replace(setup, **{"parent": os.getppid(), **changes})
     ours, theirs = Pipe()
     theirs.close()
@@ -361,7 +374,7 @@ def test_a_worker_whose_parent_is_gone_gives_up_within_a_block(
     kit: Any, files: list[SourceFile], tmp_path: Path
 ) -> None:
     worker = make_worker(kit, tmp_path, files, parent=-1)
-    for each in (text_task(files), HashTask(0, files[0])):
+    for each in (text_task(files), HashTask(0, files[0], 1)):
         with pytest.raises(SystemExit):
             worker.handle(each)
 

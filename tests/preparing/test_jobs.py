@@ -12,7 +12,8 @@ from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Job, Show
 from headrace.errors import OutputError
-from headrace.preparing import FilterSpec, OutputOptions, TextOptions, open_job, plan_text, prepare_text
+from headrace.kinds import open_job
+from headrace.preparing import FilterSpec, OutputOptions, TextOptions, plan_text, prepare_text
 
 VARIANTS = {
     "plain": TextOptions(task_bytes=200_000),

@@ -26,9 +26,11 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+import energon_objects
 import ray_cluster
 import slurm_cluster
 from counts import PATIENCE_S
+from energon_made import write_shards
 from headrace.stores import load_manifest
 
 C = TypeVar("C")
@@ -258,6 +260,21 @@ def checked(data: Path, folder: Path) -> tuple[list[str], str]:
     return command, without_seconds(found.stdout)
 
 
+def in_place(folder: Path, *more: str) -> list[str]:
+    """The command that prepares a dataset in place."""
+    return [*HEADRACE, "prepare", "energon", str(folder), "--split-ratio", "1,1", *more]
+
+
+def begun_in_place(folder: Path) -> tuple[Path, dict[str, bytes]]:
+    """A dataset to prepare in place, and the files of a run on this host."""
+    write_shards(
+        folder / "local", {f"{at}.tar": [(f"{at}_{n}.txt", b"x" * 900) for n in range(300)] for at in range(9)}
+    )
+    shutil.copytree(folder / "local", folder / "ds", copy_function=shutil.copy2)
+    subprocess.run(in_place(folder / "local", "-q"), check=True)
+    return folder / "ds", energon_objects.local(folder / "local")
+
+
 def without_seconds(report: str) -> str:
     return "\n".join(report.splitlines()[:-1])
 
@@ -269,7 +286,10 @@ def test_slurm_copies_and_checks(
     run(slurm, arguments(data, tmp_path / "out", MERGE, "--executor", "slurm", "-q"), data)
     command, told = checked(data, tmp_path)
     run(slurm, [*command, "--executor", "slurm"], data)
+    dataset, made = begun_in_place(tmp_path)
+    run(slurm, in_place(dataset, "--executor", "slurm"), data)
     slurm.wait_until_empty(PATIENCE_S)
+    assert energon_objects.local(dataset) == made
     assert content(tmp_path / "out") == wanted(MERGE)
     found = subprocess.run(
         [*HEADRACE, "job", "finish", command[-2]], cwd=data, capture_output=True, text=True, check=False
@@ -384,6 +404,9 @@ def test_ray_copies_and_checks(
     more = ["--executor", "ray", "--address", ray.address]
     found = subprocess.run([*command, *more], cwd=data, capture_output=True, text=True, check=False)
     assert (found.returncode, without_seconds(found.stdout)) == (1, told), found.stderr
+    dataset, made = begun_in_place(tmp_path)
+    subprocess.run(in_place(dataset, *more), check=True)
+    assert energon_objects.local(dataset) == made
 
 
 @pytest.mark.soak

@@ -18,6 +18,7 @@ import faults
 import headrace
 from counts import cases
 from damage import endured
+from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import OutputError, StoreError
 from headrace.io.checksum import hash_bytes
 from headrace.preparing import (
@@ -27,16 +28,11 @@ from headrace.preparing import (
     TextOptions,
     TokenOptions,
 )
-from headrace.preparing.ledger import LedgerState
 from headrace.preparing.output_folder import (
     COMMIT_NAME,
     RUN_NAME,
-    STATE_NAME,
     WORK_NAME,
     OutputFolder,
-    RunState,
-    load_state,
-    save_state,
 )
 
 pytestmark = pytest.mark.usefixtures("small_run")
@@ -253,10 +249,10 @@ def test_a_place_where_no_folder_can_be(tmp_path: Path) -> None:
 def leave_unfinished(path: Path) -> None:
     with claim(path) as folder:
         assert not folder.begin(RUN, is_made=NOT_MADE)
-        (folder.work / "parts").mkdir()
-        (folder.work / "parts/.0.0.piece.1.tmp").write_text("being written")
+        (folder.work / "output").mkdir()
+        (folder.work / "output/.a.bin.1.tmp").write_text("being written")
         (folder.work / "state").write_text("far")
-        folder.keep()
+        folder.save_plan("text", {}, {}, files={})
 
 
 def test_an_unfinished_run_stays_whatever_goes_wrong_before_it_is_known(tmp_path: Path) -> None:
@@ -266,7 +262,7 @@ def test_an_unfinished_run_stays_whatever_goes_wrong_before_it_is_known(tmp_path
     with claim(tmp_path / "out") as folder:
         assert not folder.begin(RUN, is_made=NOT_MADE)
         assert (folder.work / "state").read_text() == "far"
-        assert list((folder.work / "parts").iterdir()) == []
+        assert list((folder.work / "output").iterdir()) == []
 
 
 def test_another_run_is_refused_and_told_the_first_differences(tmp_path: Path) -> None:
@@ -318,7 +314,7 @@ def stopped(tmp_path: Path, run: Any, name: str) -> Path:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", [STATE_NAME, RUN_NAME, COMMIT_NAME])
+@pytest.mark.parametrize("name", [RUN_NAME, PLAN_NAME, COMMIT_NAME])
 def test_what_a_run_left_is_not_believed(tmp_path: Path, inputs: Path, kit: Any, name: str) -> None:
     """Of 261 damaged states 17 went on with other data."""
 
@@ -335,18 +331,3 @@ def test_what_a_run_left_is_not_believed(tmp_path: Path, inputs: Path, kit: Any,
         return faults.content(again)
 
     assert endured(output / WORK_NAME / name, use, count=cases(2, 500), vouched=True) == {}
-
-
-def test_a_state_says_when_it_is_damaged(tmp_path: Path) -> None:
-    state = RunState(ledger=LedgerState(reached=[7], lines=[], hashes=[]), task_index=7)
-    save_state(tmp_path, state)
-    assert load_state(tmp_path) == state
-    path = tmp_path / STATE_NAME
-    content = path.read_bytes()
-    for damage in (content.replace(b"\x07", b"\x08", 1), content[:-1], b"", b"\x91" * 200_000, content[:-8]):
-        path.write_bytes(damage)
-        with pytest.raises(OutputError, match="--restart"):
-            load_state(tmp_path)
-    path.write_bytes(msgspec.msgpack.encode(state))  # as before there was a hash
-    with pytest.raises(OutputError, match="version"):
-        load_state(tmp_path)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 import faults
 import recipe_runs as runs
 from counts import cases
-from headrace.engine.serving import Done
+from headrace.engine.job import TaskResult
+from headrace.errors import StoreError
+from headrace.kinds import open_job
 from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
@@ -26,7 +28,6 @@ from headrace.preparing import (
     TextOptions,
     TokenOptions,
     duplicates,
-    open_job,
     plan_recipe,
     plan_text,
     prepare_text,
@@ -42,10 +43,10 @@ from jobs_by_hand import do_some, finish, small_jobs
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[None]:
-    """Several ranges, and several blocks of pieces, of inputs of some kB."""
+    """Several ranges, and several blocks of parts, of inputs of some kB."""
     with small_jobs(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 5000)
-        patch.setattr(duplicates, "BLOCK_PIECES", 4)
+        patch.setattr(duplicates, "BLOCK_PARTS", 4)
         yield
 
 
@@ -187,9 +188,9 @@ def test_what_a_task_loads_does_not_grow_with_the_input(
     most: list[int] = []
     find = duplicates.DuplicateFinder.run
 
-    def counted(finder: duplicates.DuplicateFinder, order: FindTask) -> Done:
+    def counted(finder: duplicates.DuplicateFinder, order: FindTask) -> TaskResult:
         done = find(finder, order)
-        most[-1] = max(most[-1], done.read(tuple[int, int, int])[0])
+        most[-1] = max(most[-1], done.counts["bytes"])
         return done
 
     monkeypatch.setattr(duplicates.DuplicateFinder, "run", counted)
@@ -233,13 +234,13 @@ def test_a_local_run_that_was_killed_goes_on_as_a_planned_one(
     assert faults.content(output) == wanted
 
 
-def test_pieces_that_are_lost_are_made_again(kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_part_that_is_lost_is_named(kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path) -> None:
+    """Parts were on the disk before their receipts: nobody makes one again but on request."""
     output = planned(kit, inputs, tmp_path / "out", "duplicates")
-    do_some(output)
-    for path in sorted(output.glob(f"{WORK_NAME}/phase-*/*/*.0.piece"))[::3]:
-        path.unlink()
-    faults.run_killed(lambda: finish(output), 120)
-    finish(output)
+    sorted(output.glob(f"{WORK_NAME}/phase-*/*/*.part"))[2].unlink()
+    with pytest.raises(StoreError, match=r"\d\.part"):
+        finish(output)
+    prepare_text([inputs], output, tokenizer=kit.tokenizer, options=msgspec.structs.replace(UNIQUE, restart=True))
     assert faults.content(output) == wanted
 
 
@@ -249,7 +250,7 @@ def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: Path, tmp_path:
     options = msgspec.structs.replace(UNIQUE, tokens=tokens)
     run = TextWork.run
 
-    def wrong(work: TextWork, order: TextTask) -> Done:
+    def wrong(work: TextWork, order: TextTask) -> TaskResult:
         if order.task.number >= 5 and work._setup.encoding.backend == "fastokens":
             raise MismatchError(0, "other ids")
         return run(work, order)

@@ -18,12 +18,11 @@ import recipe_runs as runs
 import recipes_made
 import wrong_tokeniser
 from headrace.cli import main
-from headrace.engine.processes import WorkerProcesses
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
-from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe, run
+from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe
 from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, libraries
-from headrace.preparing.piece import PieceBuilder
+from headrace.preparing.parts import PartBuilder
 from headrace.preparing.recipes import resolving
 from headrace.preparing.tally import Tally
 from headrace.samples.recipe import parse_recipe
@@ -237,7 +236,7 @@ def test_a_wrong_count_does_not_go_unseen(folder: Path, field: str, monkeypatch:
 
 
 def test_a_mask_that_lost_a_value_does_not_go_unseen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = PieceBuilder.add
+    add = PartBuilder.add
 
     def losing(self: Any, block: Any, documents: Any) -> None:
         documents.tokens[1] = documents.tokens[1][:-1]
@@ -245,7 +244,7 @@ def test_a_mask_that_lost_a_value_does_not_go_unseen(folder: Path, monkeypatch: 
         add(self, block, documents)
 
     runs.write_lines(folder / "data" / "a.jsonl", runs.pairs(8))
-    monkeypatch.setattr(PieceBuilder, "add", losing)
+    monkeypatch.setattr(PartBuilder, "add", losing)
     with pytest.raises(HeadraceError, match="balance"):
         runs.prepare(runs.DPO, folder, folder / "out")
 
@@ -290,13 +289,13 @@ def test_max_records_keeps_the_first(folder: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_fast_library_gives_the_same_bytes(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_library_gives_the_same_bytes(folder: Path, workers: int) -> None:
     pytest.importorskip("fastokens")
-    monkeypatch.setattr(run, "WorkerProcesses", WorkerProcesses)
     runs.write_lines(folder / "data" / "a.jsonl", runs.conversations(120))
     recipe = runs.SFT + "mask: {unstable: last_turn}\n"
-    slow = runs.prepare(recipe, folder, folder / "slow", task_bytes=9000)
-    fast = runs.prepare(recipe, folder, folder / "fast", backend="fastokens", task_bytes=9000, workers=workers)
+    with faults.real_workers():
+        slow = runs.prepare(recipe, folder, folder / "slow", task_bytes=9000)
+        fast = runs.prepare(recipe, folder, folder / "fast", backend="fastokens", task_bytes=9000, workers=workers)
     assert (slow.backend.name, fast.backend.name) == ("tokenizers", "fastokens")  # type: ignore[union-attr]
     assert fast.backend.proved["first_documents"] >= 100  # type: ignore[union-attr]
     for shard in slow.outputs:

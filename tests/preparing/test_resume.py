@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import types
 from collections.abc import Callable, Iterator
@@ -232,7 +233,7 @@ def test_killed_again_and_again(runs: Runs, tmp_path: Path, case: str) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["plain", "keyed"])
-def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Path, case: str) -> None:
+def test_an_interrupt_at_any_change_loses_no_receipt(runs: Runs, tmp_path: Path, case: str) -> None:
     """Unlike a kill all that cleans up sees it; ``names`` are where a file has its name, and the folder is synced."""
     wanted, output = runs.wanted(case), tmp_path / "out"
     work = output / WORK_NAME
@@ -242,13 +243,11 @@ def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Pa
     ]
     chance = random.Random(case)
     for moment in sorted({*chance.sample(names, cases(2, 30)), *chance.sample(range(len(moments)), cases(2, 100))}):
-        had_state: list[bool] = []
-        note = functools.partial(lambda had: had.append((work / "state").exists()), had_state)
-        with faults.interrupted(moment, note):
+        had: list[Path] = []
+        with faults.interrupted(moment, functools.partial(lambda had: had.extend(receipts_in(work)), had)):
             runs.action(case, output, 2)()
-        if had_state == [True]:
-            is_committed = (work / "commit.json").exists() or (output / "headrace.json").exists()
-            assert is_committed or (work / "state").exists(), moment
+        is_committed = (work / "commit.json").exists() or (output / "headrace.json").exists()
+        assert is_committed or all(receipt.exists() for receipt in had), moment
         run_again(runs.action(case, output, 1), output)
         assert faults.content(output) == wanted, moment
         shutil.rmtree(output)
@@ -323,13 +322,17 @@ def _chosen(moments: int, chance: random.Random, count: int) -> list[int]:
 
 @pytest.fixture
 def unfinished(runs: Runs, tmp_path: Path, kit: Any) -> Path:
-    """A run of the case "plain" that was killed after its first checkpoints, in its own copy of the inputs."""
+    """A run of the case "plain" that was killed after its first receipts, in its own copy of the inputs."""
     shutil.copytree(runs.texts("plain"), tmp_path / "in")
     shutil.copy(kit.tokenizer, tmp_path / "tokenizer.json")
     output = tmp_path / "out"
     assert not faults.run_killed(lambda: continued(tmp_path), 150)
-    assert (output / WORK_NAME / "state").exists()
+    assert receipts_in(output / WORK_NAME)
     return tmp_path
+
+
+def receipts_in(work: Path) -> list[Path]:
+    return list(work.glob("phase-*/receipts/*/*.json"))
 
 
 def continued(folder: Path, **changes: Any) -> object:
@@ -419,7 +422,7 @@ def test_another_source_of_the_filter_is_refused(
 def test_what_happens_to_errors_may_be_changed(kit: Any, runs: Runs, tmp_path: Path) -> None:
     case = "filtered, bad records skipped"
     error = faults.error_of(runs.action(case, tmp_path / "out", 2, errors=ErrorOptions()))
-    assert "a.jsonl, line 8: " in str(error)
+    assert re.search(r"a\.jsonl, line (8|41|42|91): ", str(error))  # whichever is found first
     assert "Nothing was written; correct or remove this " in str(error)
     few = msgspec.structs.replace(SKIP, max_errors=2)
     error = faults.error_of(runs.action(case, tmp_path / "out", 2, errors=few))
@@ -436,7 +439,7 @@ def test_records_that_were_skipped_stop_a_run_that_is_continued_without(runs: Ru
     for moment in (moments // 3, moments // 2):
         assert not faults.run_killed(runs.action(case, output, 2), moment)
         error = faults.error_of(runs.action(case, output, 2, errors=ErrorOptions()))
-        assert "a.jsonl, line 8: " in str(error)
+        assert re.search(r"a\.jsonl, line (8|41|42|91): ", str(error))  # whichever is found first
         assert "--on-error skip" in str(error)
         shutil.rmtree(output)
 

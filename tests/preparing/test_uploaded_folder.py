@@ -15,6 +15,7 @@ import faults
 import headrace
 import recipe_runs
 from counts import cases, spread
+from headrace.engine.doing import MAX_SHOWN
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.preparing import (
     ErrorOptions,
@@ -67,19 +68,19 @@ def test_the_bytes_of_the_local_run(kit: Any, bucket: MemoryBucket, inputs: Path
     assert bucket.content(f"stores/{name}") == wanted
 
 
-def test_a_shard_does_not_stay_on_the_disk(kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
-    """At most the shard that was completed last, and the one that is open."""
+def test_shards_do_not_stay_on_the_disk(kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
+    """At most those that are being sent, and the one that is written."""
     most = 0
 
     def look(number: int, kind: str) -> None:
         nonlocal most
-        [folder] = scratch()
-        most = max(most, len(list((folder / ".headrace" / "shards").glob("*.bin"))))
+        most = max(most, sum(len(list(folder.rglob("*.bin"))) for folder in scratch()))
 
+    given = msgspec.structs.replace(PLAIN, output=OutputOptions(shard_tokens=700))
     with watched(look):
-        manifest = kit.prepare([inputs], f"{bucket.url}/web", options=options("shards"))
-    assert len(manifest.outputs) > 4
-    assert 0 < most <= 2
+        manifest = kit.prepare([inputs], f"{bucket.url}/web", options=given)
+    assert len(manifest.outputs) > 2 * (MAX_SHOWN + 1)
+    assert 0 < most <= MAX_SHOWN + 1
 
 
 def test_the_manifest_comes_last_and_nothing_opens_before(kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
@@ -96,7 +97,7 @@ def test_the_manifest_comes_last_and_nothing_opens_before(kit: Any, bucket: Memo
     with watched(look):
         kit.prepare([inputs], f"{bucket.url}/web", options=options("shards"))
     assert seen[False] > 10
-    assert seen[True] == 2  # receipts are removed, then the description of the run
+    assert seen[True] == 3  # the plan is removed, then the receipts, then the description of the run
 
 
 @pytest.mark.parametrize("name", ["shards", "keyed"])
@@ -108,11 +109,15 @@ def test_whatever_ends_a_run(
     kinds: list[str] = []
     with watched(lambda number, kind: kinds.append(kind)):
         kit.prepare([inputs], f"{bucket.url}/counted", options=options(name))
+    num_stopped = 0
     for moment in sorted(spread(len(kinds), cases(6, 10_000))):
         url = f"{bucket.url}/{moment}"
-        with watched(stop_at(moment)), pytest.raises(Stopped):
-            kit.prepare([inputs], url, options=options(name))
-        uploaded = set(bucket.content(f"{moment}/.headrace/receipts"))
+        try:
+            with watched(stop_at(moment)):
+                kit.prepare([inputs], url, options=options(name))
+        except Stopped:
+            num_stopped += 1
+        done = done_in(bucket.content(str(moment)))
         if is_lost:
             for folder in scratch():
                 shutil.rmtree(folder)
@@ -120,7 +125,20 @@ def test_whatever_ends_a_run(
             kit.prepare([inputs], url, options=options(name, workers=3))
         assert bucket.content(str(moment)) == wanted
         assert not scratch()
-        assert not uploaded & {one.removeprefix(f"{url}/") for one in sent}, "what has a receipt is not uploaded again"
+        again = {tuple(one.removeprefix(f"{url}/").split("/")) for one in sent}
+        assert not done & {(one[2], one[-1]) if one[0] == ".headrace" else one[-1:] for one in again}
+    assert num_stopped > 3
+
+
+def done_in(found: dict[str, bytes]) -> set[tuple[str, ...]]:
+    """The files of all tasks that have receipts: phase and name, or the name alone of files of the output."""
+    files: set[tuple[str, ...]] = set()
+    for name, data in found.items():
+        if "/receipts/" in name:
+            phase, receipt = name.split("/")[2], json.loads(data)
+            is_output = phase.startswith("phase-join")
+            files |= {(one,) if is_output else (phase, one) for one in receipt["files"] if "/" not in one}
+    return files
 
 
 def test_two_runs_of_the_same_output_at_the_same_time(
@@ -156,7 +174,7 @@ def test_no_secret_is_in_what_a_run_leaves(kit: Any, bucket: MemoryBucket, input
     with watched(stop_at(12)), pytest.raises(Stopped):
         prepare_text([f"{bucket.url}/in"], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=given, storage=storage)
     left = [path.read_bytes() for folder in scratch() for path in folder.rglob("*") if path.is_file()]
-    assert len(left) > 3
+    assert len([*left, *bucket.content()]) > 6
     assert not any(b"planted-secret" in data for data in [*left, *bucket.content().values()])
 
 

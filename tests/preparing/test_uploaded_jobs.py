@@ -18,7 +18,6 @@ from click.testing import CliRunner
 
 import faults
 import jobs_by_hand
-import memory_stores
 import recipe_runs
 from counts import cases
 from headrace.cli import main
@@ -27,24 +26,22 @@ from headrace.engine.doing import FailedTaskError, Limits
 from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
-from headrace.engine.uploading import WORK_NAME
 from headrace.errors import ConfigError, InputError, OutputError
-from headrace.io import cache_folder, claim_folder
+from headrace.io import cache_folder
+from headrace.kinds import finish_job, open_job
 from headrace.preparing import (
     OutputOptions,
     RecipeOptions,
     TextOptions,
     TokenOptions,
     duplicates,
-    finish_job,
-    open_job,
     plan_recipe,
     plan_text,
     prepare_text,
 )
 from headrace.samples.recipe import parse_recipe
 from headrace.testing.work import WorkContract, inline
-from memory_stores import MemoryBucket, Stopped, watched
+from memory_stores import MemoryBucket, watched
 
 PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
 CASES = {
@@ -64,7 +61,7 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
     monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 8000)
-    monkeypatch.setattr(duplicates, "BLOCK_PIECES", 4)
+    monkeypatch.setattr(duplicates, "BLOCK_PARTS", 4)
     with jobs_by_hand.small_jobs():
         yield
 
@@ -84,7 +81,7 @@ def local(kit: Any, inputs: Path, folder: Path, given: TextOptions) -> dict[str,
 
 
 class Text(WorkContract):
-    """Text, in a task of which several pieces come back."""
+    """Text, in several parts and shards."""
 
     case: ClassVar[str]
 
@@ -198,10 +195,7 @@ def test_an_unfinished_job_is_continued_discarded_or_refused(
     with hosts.on(0):
         plan(kit, inputs, f"{bucket.url}/taken", given)
         jobs_by_hand.do_here(open_job(f"{bucket.url}/taken"), [0])
-        with pytest.raises(OutputError, match="/taken"):
-            prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
-        restarted = msgspec.structs.replace(given, restart=True)
-        prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=restarted)
+        prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
         with pytest.raises(OutputError, match="/taken"):
             plan(kit, inputs, f"{bucket.url}/taken", other)
         manifest = plan_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
@@ -270,56 +264,6 @@ def test_folders_of_killed_processes_are_removed(
         assert {path.name for path in outputs.iterdir()} == {*names[1:], job.work.name}
         del job
     assert {path.name for path in hosts.left()} == set(names[1:])
-
-
-@pytest.mark.parametrize("is_over", ["completed", "replaced"])
-def test_what_a_killed_finish_has_left_is_removed_once_the_job_is_over(
-    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts, is_over: str
-) -> None:
-    url = f"{bucket.url}/web"
-    with hosts.on(0):
-        plan(kit, inputs, url, CASES["shards"])
-        take_part(open_job(url), Limits(), Show(), workers=2)
-    with hosts.on(1), watched(memory_stores.stop_at(2)), pytest.raises(Stopped):
-        finish_job(url, LOCAL, Show())
-    (left,) = hosts.left()
-    with hosts.on(1):
-        open_job(url)
-    assert hosts.left() == [left], "the same job could go on there"
-    with hosts.on(2):
-        if is_over == "completed":
-            finish_job(url, LOCAL, Show())
-        else:
-            plan(kit, inputs, url, msgspec.structs.replace(CASES["deduplicated, in shards"], restart=True))
-
-    def enter() -> None:
-        with hosts.on(1):
-            if is_over == "completed":
-                with pytest.raises(OutputError, match="URL"):
-                    open_job(url)
-            else:
-                open_job(url)
-
-    with claim_folder(left / WORK_NAME):
-        enter()
-        assert hosts.left() == [left], "somebody works there"
-    enter()
-    assert hosts.left() == []
-
-
-def test_what_a_killed_run_has_left_stays(
-    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts
-) -> None:
-    """Such a run goes on from there, since it is of no job."""
-    url = f"{bucket.url}/web"
-    with hosts.on(0):
-        with watched(memory_stores.stop_at(3)), pytest.raises(Stopped):
-            prepare_text([inputs], url, tokenizer=kit.tokenizer, options=CASES["shards"])
-        before = hosts.left()
-        with pytest.raises(OutputError, match="URL"):
-            open_job(url)
-    assert len(before) == 1
-    assert hosts.left() == before
 
 
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -15,20 +15,16 @@ from tokenizers import Tokenizer
 import faults
 import headrace
 from counts import cases
-from headrace.engine.processes import WorkerProcesses
 from headrace.preparing import (
     OutputOptions,
     RecordOptions,
     TextOptions,
     TokenOptions,
     documents,
-    run,
-    worker,
 )
 from headrace.preparing import api as text
 from headrace.preparing.backends import libraries, proof
 from headrace.preparing.sources import RecordSpec, find_inputs, plan_tasks
-from memory_stores import memory_bucket
 from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 
 PROOF = TextOptions(tokens=TokenOptions(backend=NAME, append_eod=True), task_bytes=6000)
@@ -69,12 +65,7 @@ def encoded(kit: Any, corpus: Path) -> list[list[int]]:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("piece_bytes", [1 << 20, 700])
-def test_nothing_from_the_task_on_is_of_the_wrong_tokeniser(
-    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
-) -> None:
-    """Also what was made of the task before, and is in the output already, where the task leaves several pieces."""
-    monkeypatch.setattr(worker, "PIECE_BYTES", piece_bytes)
+def test_nothing_from_the_task_on_is_of_the_wrong_tokeniser(kit: Any, corpus: Path, tmp_path: Path) -> None:
     notices: list[str] = []
     manifest = kit.prepare([corpus], tmp_path / "out", options=PROOF, on_notice=notices.append)
     (notice,) = notices
@@ -100,7 +91,6 @@ def test_the_same_bytes_after_any_kill_and_for_any_number_of_workers(
     kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     output = tmp_path / "out"
-    monkeypatch.setattr(worker, "PIECE_BYTES", 700)
     # The probe takes a second each time.
     choice = proof.choose_backend(kit.tokenizer.read_bytes(), wanted=NAME, special="literal")
     assert choice.name == NAME
@@ -124,30 +114,14 @@ def test_the_same_bytes_after_any_kill_and_for_any_number_of_workers(
 
 
 def test_in_processes_of_their_own(kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PIECE_BYTES", 1 << 20)
     faults.prepare(corpus, tmp_path / "wanted", kit.tokenizer, PROOF, workers=1)
     (tmp_path / "path").mkdir()
     (tmp_path / "path/sitecustomize.py").write_text(FOR_WORKERS)
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
-    monkeypatch.setattr(run, "WorkerProcesses", WorkerProcesses)
     for workers in (1, 4):
-        faults.prepare(corpus, tmp_path / str(workers), kit.tokenizer, PROOF, workers=workers)
+        with faults.real_workers():
+            faults.prepare(corpus, tmp_path / str(workers), kit.tokenizer, PROOF, workers=workers)
         assert faults.content(tmp_path / str(workers)) == faults.content(tmp_path / "wanted")
-
-
-def test_shards_of_a_task_that_is_undone_were_not_uploaded(
-    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shards are so small that several end within a task, and each piece makes a checkpoint."""
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(worker, "PIECE_BYTES", 700)
-    monkeypatch.setattr("headrace.preparing.run_plan.MIN_PENDING_BYTES", 1)
-    options = TextOptions(tokens=PROOF.tokens, task_bytes=6000, output=OutputOptions(shard_tokens=300))
-    manifest = kit.prepare([corpus], tmp_path / "local", options=options)
-    assert manifest.backend.from_task_by
-    with memory_bucket() as bucket:
-        kit.prepare([corpus], f"{bucket.url}/web", options=options)
-        assert bucket.content("web") == faults.content(tmp_path / "local")
 
 
 def test_found_among_the_first_documents(kit: Any, corpus: Path, tmp_path: Path) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import json
+import os
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import headrace.stores as stores
-from headrace.errors import ConfigError, InputError, OutputError
+import killing
+from counts import cases
+from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
 from headrace.stores import (
     Hdf5Writer,
@@ -23,6 +29,7 @@ from headrace.stores import (
     KeyedWriter,
     KeyInfo,
     OutputShard,
+    Writer,
     WrittenShard,
     optimal_dtype,
     save_manifest,
@@ -87,16 +94,19 @@ def test_documents_that_do_not_fit(tmp_path: Path, name: str, tokens: Any, lengt
         assert writer.finish().num_tokens == 2
 
 
-@pytest.mark.parametrize("name", ["s.h5", "s.jsonl"])
-def test_a_writer_that_is_done(tmp_path: Path, name: str) -> None:
+@EVERY
+@pytest.mark.parametrize("end", ["finish", "discard"])
+def test_a_writer_that_is_done(tmp_path: Path, name: str, end: str) -> None:
     writer = WRITERS[name](tmp_path / name, dtypes={"a": "int8"})
     writer.add_documents({"a": ONE}, {"a": ONE})
-    writer.finish()
+    getattr(writer, end)()
+    before = files(tmp_path)
     writer.discard()
     for use in (writer.finish, lambda: writer.add_documents({"a": ONE}, {"a": ONE})):
         with pytest.raises(ConfigError, match="discarded"):
             use()
-    assert list(files(tmp_path)) == [name]
+    assert files(tmp_path) == before
+    assert bool(before) == (end == "finish")
 
 
 @pytest.mark.parametrize("name", ["s.h5", "s.jsonl"])
@@ -174,8 +184,6 @@ def test_golden_bytes_with_offsets_of_some_keys(tmp_path: Path) -> None:
 def test_offsets_name_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'b'.*'a'"):
         KeyedWriter(tmp_path / "s", dtypes={"a": "int8"}, offsets=["b"])
-    with pytest.raises(ConfigError, match=r"offsets=.*resumable="):
-        KeyedWriter(tmp_path / "s", dtypes={"a": "int8"}, offsets=["a"], resumable=True)
     one = np.array([1])
     with KeyedWriter(tmp_path / "s", dtypes={"a": "int8", "b": "int8"}, offsets=["a"]) as writer:
         with pytest.raises(InputError, match=r"'a'.*'b'"):
@@ -399,3 +407,165 @@ def test_memory_does_not_grow_with_the_documents_of_a_pair(tmp_path: Path) -> No
     store = stores.open(tmp_path / "x")
     assert store.num_tokens == 2_000_000
     assert store.document(1_999_999).tolist() == [1]
+
+
+Make = Callable[[Path], Writer]
+LENGTHS = np.array([3, 0, 1, 4, 0, 0, 2, 5, 1, 0])
+
+
+def indexed(folder: Path) -> IndexedWriter:
+    return IndexedWriter(folder / "x", dtype="uint16")
+
+
+def keyed(folder: Path) -> KeyedWriter:
+    return KeyedWriter(folder / "x", dtypes={"ids": "int32", "mask": "bool"})
+
+
+FORMATS = pytest.mark.parametrize("make", [indexed, keyed])
+
+
+def add(writer: Writer, first: int, last: int) -> None:
+    """Add the documents from ``first`` to ``last`` of `LENGTHS`."""
+    lengths = LENGTHS[first:last]
+    tokens = np.arange(lengths.sum()) + 100 * first
+    if isinstance(writer, IndexedWriter):
+        writer.add_documents(tokens, lengths)
+    else:
+        # The second key has documents of other lengths.
+        mask = np.arange((lengths + 1).sum()) % 2
+        writer.add_documents({"ids": tokens, "mask": mask}, {"ids": lengths, "mask": lengths + 1})
+
+
+def write(make: Make, folder: Path, first: int = 0) -> None:
+    with make(folder) as writer:
+        for number in range(first, len(LENGTHS), 2):
+            add(writer, number, number + 2)
+            assert writer.num_documents == number + 2 - first
+        writer.finish()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files, also hidden ones."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def visible(found: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in found.items() if not Path(name).name.startswith(".")}
+
+
+def has_store(folder: Path) -> bool:
+    """Whether a store opens there; what opens must be whole."""
+    try:
+        with stores.open(folder / "x") as store:
+            assert list(store.check()) == []
+            return store.num_documents > 0
+    except StoreError:
+        return False
+
+
+@FORMATS
+@pytest.mark.parametrize("has_old", [False, True])
+def test_killed_at_any_moment_and_written_again(tmp_path: Path, make: Make, has_old: bool) -> None:
+    (tmp_path / "good").mkdir()
+    write(make, tmp_path / "good")
+    good = content(tmp_path / "good")
+    moment, is_done = 0, False
+    while not is_done:
+        folder = tmp_path / f"try{moment}"
+        folder.mkdir()
+        if has_old:
+            write(make, folder, 4)
+        is_done = killing.run(lambda: write(make, folder), moment=moment)  # noqa: B023
+        has_store(folder)
+        write(make, folder)
+        assert visible(content(folder)) == good, f"killed at change {moment}"
+        moment += 1
+    assert moment > 15, "the process was to be killed at each change that it makes"
+
+
+@FORMATS
+def test_no_store_opens_before_the_end(tmp_path: Path, make: Make) -> None:
+    with make(tmp_path) as writer:
+        for number in range(0, len(LENGTHS), 2):
+            add(writer, number, number + 2)
+            assert not has_store(tmp_path)
+        assert visible(content(tmp_path)) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(deadline=None, max_examples=cases(12, 30))
+@example(lengths=[1, 0, 0, 0, 0, 0, 0, 2], cuts=[], chunk=3)  # the second chunk has no sequence
+@given(
+    lengths=st.lists(st.integers(0, 4), max_size=12),
+    cuts=st.lists(st.integers(0, 12), max_size=3),
+    chunk=st.integers(1, 5),
+)
+def test_documents_are_added_in_any_pieces(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], cuts: list[int], chunk: int
+) -> None:
+    folder = tmp_path_factory.mktemp("w")
+    tokens, counts = np.arange(sum(lengths)), np.array(lengths, int)
+    ends = [*sorted(cut for cut in cuts if cut < len(lengths)), len(lengths)]
+    for name, parts in (("whole", [(0, len(lengths))]), ("parts", zip([0, *ends], ends, strict=False))):
+        with pytest.MonkeyPatch.context() as patch, IndexedWriter(folder / name, dtype="uint16") as writer:
+            if name == "parts":
+                patch.setattr(token_file, "CHUNK", chunk)
+            for begin, end in parts:
+                writer.add_documents(tokens[sum(lengths[:begin]) : sum(lengths[:end])], counts[begin:end])
+            writer.finish()
+    for suffix in (".bin", ".idx"):
+        assert (folder / f"parts{suffix}").read_bytes() == (folder / f"whole{suffix}").read_bytes()
+
+
+@contextlib.contextmanager
+def refusing(moment: int) -> Iterator[None]:
+    """The write, sync or rename of this number, counted from 0, finds the disk full."""
+    calls = itertools.count()
+
+    def counted(whole):
+        def call(*args):
+            if next(calls) == moment:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return whole(*args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((os, "write"), (os, "fsync"), (Path, "rename")):
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        yield
+
+
+@FORMATS
+@pytest.mark.parametrize("has_old", [False, True])
+def test_no_space_leaves_the_old_store_or_none(tmp_path: Path, make: Make, has_old: bool) -> None:
+    for moment in range(100):
+        folder = tmp_path / str(moment)
+        folder.mkdir()
+        if has_old:
+            write(make, folder)
+        old = content(folder)
+        try:
+            with refusing(moment):
+                write(make, folder, 4)
+        except OutputError as error:
+            assert str(folder) in str(error)  # noqa: PT017
+        else:
+            break
+        found = content(folder)
+        assert visible(found) == found
+        assert found == old or not has_store(folder)
+    assert 8 < moment < 99
+
+
+def test_two_writers_of_one_prefix_do_not_meet(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    write(indexed, tmp_path / "good")
+    with indexed(tmp_path) as one, indexed(tmp_path) as two:
+        for number in range(0, len(LENGTHS), 2):
+            add(one, number, number + 2)
+            add(two, 8 - number, 10 - number)
+        one.finish()
+        assert content(tmp_path).items() >= content(tmp_path / "good").items()
+        two.finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"good", "x.bin", "x.idx"}

@@ -134,17 +134,33 @@ WATCH_S = 5.0
 _SHOWN = 5
 
 
+_PHASES: Final = {
+    "tokenizer": "loading the tokeniser",
+    "probe": "probing the tokeniser",
+    "prove": "proving the first documents",
+    "encode": "encoding",
+    "duplicates": "finding duplicates",
+    "cut": "cutting shards",
+    "join": "joining shards",
+}
+"""How phases are called that have another name."""
+
+
 def show_tasks(bar: ProgressBar, progress: TaskProgress) -> None:
     """Show how far the tasks of a phase are."""
-    counts = progress.counts
+    counts, name = progress.counts, progress.phase.partition("-")[0]
+    if name in ("tokenizer", "probe", "prove"):
+        bar.update(_PHASES[name], counts["bytes"], progress.total_bytes)
+        return
     done, total = progress.done, progress.num_tasks
     text = f"{count(done)} of {plural(total, 'task')}"
     if progress.total_bytes and "bytes" in counts:
         done, total = counts["bytes"], progress.total_bytes
-    for name in ("documents", "samples"):
-        text = f"{count(counts[name])} {name}, {text}" if name in counts else text
+    for one in ("documents", "samples"):
+        text = f"{count(counts[one])} {one}, {text}" if one in counts else text
     speeds = {"B": counts["bytes"]} if "bytes" in counts else {"tasks": progress.done}
-    bar.update(progress.phase.partition("-")[0], done, total, text=text, speeds=speeds)
+    speeds |= {"tokens": counts["tokens"]} if "tokens" in counts else {}
+    bar.update(_PHASES.get(name, name), done, total, text=text, speeds=speeds)
 
 
 @click.command(cls=Command, urls=("output",), name="task", short_help="Do tasks of a planned job on this host.")

@@ -133,7 +133,7 @@ def show(bar: ProgressBar, progress: EnergonProgress) -> None:
     text = f"{count(done)} of {count(total)}  {count(progress.samples)} samples"
     if progress.total_bytes:
         done, total = progress.done_bytes, progress.total_bytes
-    bar.update("indexing", done, total, text=text, speeds={"samples": progress.samples})
+    bar.update(progress.step, done, total, text=text, speeds={"samples": progress.samples})
 
 
 def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:

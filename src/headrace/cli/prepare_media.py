@@ -1,4 +1,4 @@
-"""``headrace prepare media``: its options, progress and reports."""
+"""``headrace prepare media``: its options and reports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from click import Option
 
 from headrace.cli import prepare_options as common
 from headrace.cli.command import print_found
-from headrace.cli.job import ExecutorOptions, hand_over
+from headrace.cli.job import ExecutorOptions, hand_over, show_tasks
 from headrace.cli.prepare_text import show_estimate
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
 
 if TYPE_CHECKING:
-    from headrace.preparing.shards import ShardEstimate, ShardOptions, ShardProgress
+    from headrace.preparing.shards import ShardEstimate, ShardOptions
     from headrace.stores import Manifest
 
 _SAMPLES = (
@@ -52,7 +52,7 @@ _SAMPLES = (
 _SHARDS = (
     common.OUTPUT,
     Option(["--samples-per-shard"], metavar="N", type=int, help="Maximum samples per shard (default: 10,000)."),
-    Option(["--shard-size"], metavar="BYTES", help="Maximum size of a shard, as 500MB (default: 1 GiB)."),
+    Option(["--shard-size"], metavar="BYTES", help="Size of a shard, as 500MB (default: 1 GiB)."),
     common.SINGLE,
     Option(["--shuffle"], metavar="SEED", type=int, help="Shuffle all samples (default: keep their order)."),
 )
@@ -100,16 +100,9 @@ def command(
         hand_over(executor, folder, workers=options.workers, quiet=quiet, as_json=as_json)
         return
     with bar:
-        manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(show, bar), on_notice=note)
+        manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
     tell(manifest, folder, elapsed_s, quiet=quiet, as_json=as_json)
-
-
-def show(bar: ProgressBar, progress: ShardProgress) -> None:
-    """Show how far a run is."""
-    phase = "reading" if progress.phase == "survey" else "writing"
-    text = f"{count(progress.samples)} samples  {size(progress.done_bytes)}"
-    bar.update(phase, progress.done_bytes, progress.total_bytes, text=text, speeds={"B": progress.done_bytes})
 
 
 def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:

@@ -14,13 +14,13 @@ from click import Option
 from headrace import preparing
 from headrace.cli import prepare_options as common
 from headrace.cli.command import FAULTY, check_shards, print_found
-from headrace.cli.job import ExecutorOptions, hand_over
+from headrace.cli.job import ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, noted, plural, short, size
 
 if TYPE_CHECKING:
-    from headrace.preparing import Estimate, TextOptions, TextProgress
+    from headrace.preparing import Estimate, TextOptions
     from headrace.preparing.options import RunOptions
     from headrace.preparing.shards import ShardEstimate
     from headrace.stores import Manifest, SampleLedger
@@ -28,24 +28,6 @@ if TYPE_CHECKING:
 AnyEstimate = TypeVar("AnyEstimate", "Estimate", "ShardEstimate")
 
 _MAX_FILES = 4
-
-_PHASES = {
-    "tokenizer": "loading the tokeniser",
-    "probe": "probing the tokeniser",
-    "prove": "proving the first documents",
-    "encode": "encoding",
-    "finish": "finishing",
-}
-
-
-def show(bar: ProgressBar, progress: TextProgress) -> None:
-    """Show how far a run is."""
-    phase, done, total = _PHASES[progress.phase], progress.input_bytes, progress.total_bytes
-    if not total or progress.phase in ("probe", "prove"):
-        bar.update(phase, done, total)
-        return
-    speeds = {"B": done} | ({"tokens": progress.tokens} if progress.phase == "encode" else {})
-    bar.update(phase, done, total, text=f"{count(progress.documents)} documents", speeds=speeds)
 
 
 def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
@@ -247,7 +229,7 @@ def run(
             is_whole = is_whole and not message.startswith(CONTINUED)
             note(message)
 
-        manifest = prepare(folder, on_progress=partial(show, bar), on_notice=notice)
+        manifest = prepare(folder, on_progress=partial(show_tasks, bar), on_notice=notice)
         elapsed_s = bar.elapsed_s
     if manifest is None:
         hand_over(executor, folder, workers=options.workers, quiet=quiet, as_json=as_json)

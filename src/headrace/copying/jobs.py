@@ -26,8 +26,19 @@ from headrace.copying.sources import StoreSource, open_sources
 from headrace.engine.job import Do, Phase, Show, TaskResult, Tell
 from headrace.engine.serving import Failed
 from headrace.engine.tasks import PlannedJob
-from headrace.errors import ConfigError, InputError, OutputError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Storage, etag_of, hash_bytes, is_url, output_errors, path_at, path_in, reader_of
+from headrace.errors import InputError, OutputError, StoreAwayError, StoreError
+from headrace.io import (
+    AnyPath,
+    Storage,
+    check_new,
+    etag_of,
+    hash_bytes,
+    is_url,
+    output_errors,
+    path_at,
+    path_in,
+    reader_of,
+)
 from headrace.stores import InputFile, Manifest, load_manifest
 
 KIND: Final = "copy"
@@ -245,13 +256,7 @@ def place_of(order: CopyOrder, sources: Sequence[StoreSource], storage: Storage 
     if not is_url(output):
         files = [file for source in sources for file in source.files if isinstance(file, Path)]
         return Destination(output, overwrite=overwrite, sources=files)
-    if output.lower().startswith("http"):
-        raise ConfigError(f"{output}: objects are written to s3://, gs:// and az://, not to a web server")
-    if overwrite:
-        raise ConfigError(
-            f"{output}: overwrite is for local outputs: objects may be in use, and are not replaced; name another"
-            " place, or remove what is there"
-        )
+    check_new(output, overwrite=overwrite)
     made: CopyPlace = resolve_name("headrace.copying.uploaded:ObjectDestination")(output, storage)
     return made
 
@@ -311,7 +316,7 @@ class CopyJob(PlannedJob):
                 sums[Path(folder.name, name).as_posix()] = found.size, found.xxh3_128
             inner_borders += sum(shard.inner_borders for shard in some)
         try:
-            place.finish(partial(self.gather, sums), manifests)
+            place.finish(partial(self.gather, [receipts], sums), manifests)
         except OutputError:
             # Another process may have completed the copy meanwhile.
             if self.is_planned or (report := self._completed(order, place)) is None:

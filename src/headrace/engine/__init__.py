@@ -5,7 +5,6 @@
              -> results, in the order of the tasks
 
     job          a plan, whose tasks any process on any host may do; receipts, doing, executors, slurm, ray
-    ordered      what one process does between two phases of a job at a URL
     shared       what these processes share: a folder, or objects below a URL
     work_folder  the folder in which one process works at a time
     uploading    an output in an object store: receipts, and a manifest that comes last

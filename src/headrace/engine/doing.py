@@ -64,11 +64,6 @@ class Limits:
             return False
         return self._end_s is None or time.time() + _MARGIN * longest_s + _MARGIN_S < self._end_s
 
-    @property
-    def may_be_ended(self) -> bool:
-        """Whether somebody has said that this process will be ended."""
-        return self._is_told or self._end_s is not None
-
     def __enter__(self) -> Limits:
         self._before = signal.signal(signal.SIGTERM, self._note)
         return self
@@ -113,7 +108,7 @@ class Doer:
     ) -> None:
         self._job = job
         self._phase = phase
-        self._workers = workers
+        self._workers = 0 if phase.is_light else workers
         self._claims = claims
         self._waits = waits
         self._limits = limits
@@ -134,9 +129,8 @@ class Doer:
         self._counts: dict[int, Mapping[str, int]] = {}
         """What tasks that are under way have counted so far."""
         # Where showing results takes round trips, workers go on meanwhile.
-        self._threads = None if job.shared.is_folder or not workers else futures.ThreadPoolExecutor(MAX_SHOWN)
+        self._threads = None if job.shared.is_folder or not self._workers else futures.ThreadPoolExecutor(MAX_SHOWN)
         self._shown: set[futures.Future[tuple[Receipt, bool]]] = set()
-        self._pieces: dict[int, dict[int, Done]] = {}
         self._refreshed_s = self._told_s = 0.0
         self._wanted = list(self._receipts.tasks) if wanted is None else list(dict.fromkeys(wanted))
         if wanted is None and not in_order:
@@ -192,15 +186,15 @@ class Doer:
         begin: list[AnyTask] = [first]
         setup = self._job.setup(self._phase, self._results.absolute())
         num_workers = max(min(self._workers, len(self._queue) + 1), 1)
-        with WorkerProcesses(num_workers, setup, self._job.main) as workers:
+        with WorkerProcesses(num_workers, setup, self._job.main, self._job.serve) as workers:
             tasks = WorkerTasks(workers, lambda: begin.pop() if begin else self._next_task())
             tasks.assign()
             while tasks.is_running:
                 for reply in tasks.receive(REPORT_S):
                     if isinstance(reply, Failed):
-                        self._end(reply.task_index, self._job.failure(self._phase, reply))
+                        self._fail(reply)
                     elif isinstance(reply, Done):
-                        self._take(reply)
+                        self._end(reply.task_index, reply.read(TaskResult))
                     else:
                         self._counts[reply.task_index] = reply.counts
                 self._look_around()
@@ -223,8 +217,9 @@ class Doer:
                 try:
                     result = do(task, self._results.absolute(), tell)
                 except HeadraceError as error:
-                    result = self._job.failure(self._phase, Failed.of(task_index, error))
-                self._end(task_index, result)
+                    self._fail(Failed.of(task_index, error))
+                else:
+                    self._end(task_index, result)
                 self._look_around()
                 task = self._next_task()
 
@@ -287,15 +282,14 @@ class Doer:
             time.sleep(max(self._shared.pause_s, min(REFRESH_S, 0.1 * (1 + len(undone)))))
         return None
 
-    def _take(self, reply: Done) -> None:
-        """Note a result; with the last piece of a task, create its receipt."""
-        pieces = self._pieces.setdefault(reply.task_index, {})
-        pieces[reply.piece] = reply
-        if not reply.is_last:
+    def _fail(self, failed: Failed) -> None:
+        """End a task that has failed: final, or because another process has done it, and has used up what it needs."""
+        receipt = self._receipts.read(failed.task_index)
+        if receipt is None:
+            self._end(failed.task_index, self._job.failure(self._phase, failed))
             return
-        done = [pieces[number] for number in range(reply.piece + 1)]
-        del self._pieces[reply.task_index]
-        self._end(reply.task_index, self._job.result(self._phase, done, self._results))
+        self._receipts.add(receipt)
+        self._note(receipt, is_ours=False)
 
     def _end(self, task_index: int, result: TaskResult) -> None:
         """Begin to show the results of a task."""
@@ -342,6 +336,7 @@ class Doer:
         if is_ours:
             self._receipts.add(receipt)
             self.seconds.append(receipt.seconds)
+            self._job.committed(self._phase, receipt)
         self._check_failed()
 
     def _refresh(self) -> None:
@@ -350,7 +345,8 @@ class Doer:
         self._check_failed()
 
     def _check_failed(self) -> None:
-        """Raise FailedTaskError if a task failed, on whatever host: the work cannot be completed."""
+        """Raise FailedTaskError if a task failed, on whatever host: the work cannot be completed; or as `Job.check`."""
+        self._job.check(self._phase, self._receipts)
         for task_index, receipt in self._receipts.failed.items():
             raise FailedTaskError(f"task {task_index} failed on host {receipt.host}: {receipt.error}")
 

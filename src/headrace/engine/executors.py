@@ -86,7 +86,7 @@ def planned(job: Job) -> Handed | None:
 
 
 def drive(job: Job, executor: Executor, show: Show) -> Any:
-    """Take a job to its end: all phases that are left, what is done between them, and the output.
+    """Take a job to its end: all phases that are left, and the output.
 
     Returns:
         The report of the work; `Handed` if it goes on without this process.
@@ -94,7 +94,6 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
     Raises:
         Exception: the error of a task that failed, of the executor, or of the kind of work.
     """
-    turn = _Turn(job, show)
     while (phase := job.phase()) is not None:
         receipts = job.receipts(phase)
         receipts.refresh()
@@ -104,21 +103,24 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
         except FailedTaskError:
             receipts.refresh()
         if receipts.failed:
-            # What is done in order meets the fault where a run on one host does, and tells of it in the same words.
-            break
-        try:
-            job.advance(phase, show)
-        except BusyError as error:
-            turn.wait(error)
-            continue
+            break  # the end tells of the fault in the words of the kind of work
+        job.tell(phase, show)
         following = job.phase()
         if following is not None and following.name == phase.name and not receipts.open_tasks:
             raise HeadraceError(f"phase {phase.name!r} is over, and no other begins. Please report this defect.")
+    is_told = False
     while True:
         try:
             return job.finish(show)
         except BusyError as error:
-            turn.wait(error)
+            # At a URL, the next try takes the place of a process that has ended, or has said nothing for a minute. In a
+            # shared folder another process may hold the lock for any time, so that this is left to the user.
+            if job.shared.is_folder:
+                raise
+            if not is_told:
+                show.notice(f"{error}: waiting for it")
+                is_told = True
+            time.sleep(max(REFRESH_S, job.shared.pause_s))
         except (OutputError, StoreError):
             if job.is_planned:
                 raise
@@ -126,35 +128,10 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
             return job.finish(show)
 
 
-class _Turn:
-    """Waits for another process that does what only one does at a time, and says so once.
-
-    At a URL, the next try takes the place of a process that has ended, or has said nothing for a minute. In a shared
-    folder another process may hold the lock for any time, so that this is left to the user.
-    """
-
-    def __init__(self, job: Job, show: Show) -> None:
-        self._job = job
-        self._show = show
-        self._is_told = False
-
-    def wait(self, error: BusyError) -> None:
-        """Wait for a moment; raises the error in a shared folder."""
-        if self._job.shared.is_folder:
-            raise error
-        if not self._is_told:
-            self._show.notice(f"{error}: waiting for it")
-            self._is_told = True
-        time.sleep(max(REFRESH_S, self._job.shared.pause_s))
-
-
 def take_part(
     job: Job, limits: Limits, show: Show, *, workers: int, wanted: Sequence[int] | None = None, waits: bool = True
 ) -> int:
     """Do the open tasks of all phases, together with other processes; only the output is left to `drive`.
-
-    What is done in order between two phases is done by one of the processes, and the others wait for it; none of those
-    that a scheduler will end begins it.
 
     Args:
         job: the job.
@@ -168,7 +145,7 @@ def take_part(
         Of how many tasks this process has created the receipt.
 
     Raises:
-        Exception: see `Doer.run`, and `Job.advance`.
+        Exception: see `Doer.run`.
     """
     num_done = 0
     while (phase := job.phase()) is not None:
@@ -178,12 +155,4 @@ def take_part(
         receipts.refresh()
         if wanted is not None or not waits or receipts.open_tasks:
             break  # this process has to end, or was asked for no more
-        if (following := job.phase()) is None or following.name != phase.name:
-            continue
-        if limits.may_be_ended:
-            break
-        try:
-            job.advance(phase, show)
-        except BusyError:
-            time.sleep(REFRESH_S)
     return num_done

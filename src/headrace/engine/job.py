@@ -4,9 +4,10 @@
     phases of tasks          each task is a pure function of the plan and of the phases before it
     RESULTS of a phase       receipts, claims, and the files of the attempts; see `receipts`
 
-A phase is over when each of its tasks has a receipt. Between two phases, and at the end, one process does what has to
-be done in order. Which kinds of work there are is not known here: `open_job` imports the class that the plan names from
-a table of its caller, see `KindOfWork`.
+A phase is over when each of its tasks has a receipt. At the end, one process puts the output into place.
+
+Which kinds of work there are is not known here: `open_job` imports the class that the plan names from a table of its
+caller, see `KindOfWork`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import msgspec
 
 from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipt, Receipts
-from headrace.engine.serving import Done, Failed
-from headrace.engine.shared import Shared, SharedFolder
+from headrace.engine.serving import Failed
+from headrace.engine.shared import Delivered, Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import ConfigError, OutputError
 from headrace.io import AnyPath, atomic_write, hash_bytes, is_url, output_errors, path_at, read_small
@@ -75,6 +76,9 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     total_bytes: int = 0
     """What the counts ``bytes`` of all receipts will add up to; 0 if that is not known."""
+
+    is_light: bool = False
+    """Whether each process does its tasks itself, without worker processes, which would take longer to start."""
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,18 +152,17 @@ class Job(ABC):
     main: ClassVar[str]
     """The function that serves a worker process, as ``module:function``; see `WorkerProcesses`."""
 
+    serve: Callable[[int], None] | None = None
+    """What takes its place in a worker that is a fork of this process, and uses what is loaded here."""
+
     def __init__(self, output: AnyPath, shared: Shared) -> None:
         self.output: AnyPath = output
         self.shared = shared
         self.work = shared.here
         self._receipts: dict[str, Receipts] = {}
 
-    @abstractmethod
-    def advance(self, phase: Phase, show: Show) -> None:
-        """Do what has to be done in order once a phase is over, so that `phase` returns the next, or None.
-
-        If another process has completed the job meanwhile, `phase` returns None from then on.
-        """
+    def tell(self, phase: Phase, show: Show) -> None:  # noqa: B027 -- few kinds of work need it
+        """Tell what a user should know of a phase that is over; a process that drives the job calls this."""
 
     @abstractmethod
     def finish(self, show: Show) -> Any:
@@ -180,10 +183,6 @@ class Job(ABC):
     def setup(self, phase: Phase, results: Path) -> msgspec.Struct:
         """Return the first message to a worker that puts its files into the folder ``results``."""
 
-    @abstractmethod
-    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
-        """Return what the receipt of a task says, given the replies of its worker."""
-
     def doing(self, phase: Phase) -> AbstractContextManager[Do]:
         """Open what tasks of a phase need, and return the function that does one in this process.
 
@@ -199,6 +198,15 @@ class Job(ABC):
             Exception: the error, after which the task may be tried again.
         """
         raise failed.error()
+
+    def check(self, phase: Phase, receipts: Receipts) -> None:  # noqa: B027 -- few kinds of work need it
+        """Look at the receipts of a phase whenever there are new ones; what this raises ends the work."""
+
+    def committed(self, phase: Phase, receipt: Receipt) -> None:  # noqa: B027 -- few kinds of work need it
+        """Take note that this process has created a receipt, whose task may have used up what others have left."""
+
+    def check_inputs(self) -> None:  # noqa: B027 -- few kinds of work need it
+        """Raise InputError if an input has changed since the job was planned."""
 
     @property
     def is_planned(self) -> bool:
@@ -221,6 +229,28 @@ class Job(ABC):
         self.shared.publish(folder, receipt.files)
         return receipt
 
+    def gather(self, phases: Iterable[Receipts], sums: Mapping[str, tuple[int, str]], target: Path) -> None:
+        """See that all files of the output are in their place, see `Shared.gather`.
+
+        Args:
+            phases: the receipts of the tasks that have made them.
+            sums: size and xxh3_128 of each file, by its name.
+            target: the folder of the output on this host.
+
+        Raises:
+            OutputError, StoreError: a file is not there any more, or is another one; or no task has made it.
+        """
+        made = {name: (one, receipt) for one in phases for receipt in one.done.values() for name in receipt.files}
+        if missing := sums.keys() - made.keys():
+            raise OutputError(f"{self.output}: no task has made {min(missing)}. Please report this defect.")
+        delivered = []
+        for name, (size, xxh3_128) in sums.items():
+            receipts, receipt = made[name]
+            etag = receipt.etags.get(name, "")
+            folder = f"{receipts.name}/{receipt.attempt}"
+            delivered.append(Delivered(name=name, folder=folder, size=size, xxh3_128=xxh3_128, etag=etag))
+        self.shared.gather(delivered, target)
+
     def receipts(self, phase: Phase) -> Receipts:
         """Return the receipts of a phase, as far as this process knows them.
 
@@ -231,55 +261,22 @@ class Job(ABC):
         return self._receipts[phase.name]
 
 
-class OnePhaseJob(Job):
-    """A job of one phase, whose workers answer each task with a `TaskResult`.
-
-    Args:
-        output: the output.
-        shared: what the processes of the job share.
-        phase: the phase.
-        tasks: its tasks.
-    """
-
-    def __init__(self, output: AnyPath, shared: Shared, phase: Phase, tasks: Sequence[AnyTask]) -> None:
-        super().__init__(output, shared)
-        self._phase = phase
-        self._tasks = tasks
-
-    def phase(self) -> Phase | None:
-        """See `Job`."""
-        return self._phase if self.known_receipts().open_tasks and self.is_planned else None
-
-    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
-        """See `Job`."""
-        return self._tasks
-
-    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
-        """See `Job`."""
-        return done[0].read(TaskResult)
-
-    def advance(self, phase: Phase, show: Show) -> None:
-        """See `Job`: there is nothing to do."""
-
-    def known_receipts(self) -> Receipts:
-        """Return all receipts that are there now."""
-        receipts = self.receipts(self._phase)
-        receipts.refresh()
-        return receipts
-
-
 def receipts_of(work: Path | Shared, phase: Phase) -> Receipts:
     """Return the receipts of a phase in a work folder, or in what else is shared, not read yet."""
     shared = SharedFolder(work) if isinstance(work, Path) else work
     return Receipts(shared, f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)
 
 
-def save_plan(work: Path, kind: str, plan: object, software: Mapping[str, str]) -> None:
-    """Write ``plan.json``.
+def save_plan(work: Path, kind: str, plan: object, software: Mapping[str, str], phases: Iterable[Phase] = ()) -> None:
+    """Write ``plan.json``; tasks of these phases that failed before are to be tried again.
 
     Raises:
         OutputError: the system refuses the write.
     """
+    for phase in phases:
+        receipts = receipts_of(work, phase)
+        receipts.refresh()
+        receipts.forget_failed()
     atomic_write(work / PLAN_NAME, encoded_plan(kind, plan, software))
 
 

@@ -36,7 +36,7 @@ class AnyTask(Protocol):
 
     @property
     def task_index(self) -> int:
-        """The place of its result in the order of all results; -1 if the result is to be yielded when it arrives."""
+        """Its place among the tasks of its phase."""
 
     @property
     def label(self) -> str:
@@ -55,10 +55,6 @@ class Poison(msgspec.Struct, frozen=True, array_like=True):
 @runtime_checkable
 class RecordTask(AnyTask, Protocol):
     """A task whose records can be tried one at a time, and left out."""
-
-    @property
-    def begin(self) -> RecordPlace:
-        """Where its first record may be."""
 
     @property
     def most_poison(self) -> int:
@@ -96,12 +92,11 @@ class Search:
 
     Args:
         task: the task, which has ended several workers.
-        first: where it begins: what is before was done and delivered.
     """
 
-    def __init__(self, task: RecordTask, first: RecordPlace) -> None:
+    def __init__(self, task: RecordTask) -> None:
         self._task = task
-        self._first = first
+        self._first: RecordPlace = (0, 0)
         self._poison: list[Poison] = []
         self._is_alone = False
         self._num_deaths = 0

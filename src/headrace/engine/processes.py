@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -23,16 +23,12 @@ from types import TracebackType
 import msgspec
 
 from headrace.engine.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
-from headrace.engine.poison import MAX_DEATHS, AnyTask, At, Ended, RecordPlace, RecordTask, Search
+from headrace.engine.poison import MAX_DEATHS, AnyTask, At, Ended, RecordTask, Search
 from headrace.engine.serving import Done, Failed, Progress, Reply
-from headrace.errors import HeadraceError, WorkerError
+from headrace.errors import WorkerError
 
 REPORT_S = 0.2
 """Seconds between two calls with the progress of a run."""
-
-RUN_AHEAD = 2
-"""Finished or running tasks for each worker, ahead of the task whose pieces are committed. This bounds the number of
-pieces on disk."""
 
 _EXIT_WAIT_S = 10.0
 _FAREWELL_S = 2.0
@@ -211,7 +207,6 @@ class WorkerTasks:
         self._idle = set(range(len(workers)))
         self._deaths: collections.Counter[AnyTask] = collections.Counter()
         self._idle_deaths = 0
-        self._reached: dict[int, RecordPlace] = {}
         self._searches: dict[int, Search] = {}
 
     @property
@@ -239,7 +234,7 @@ class WorkerTasks:
             if isinstance(reply, At):
                 self._searches[reply.task_index].at = reply
                 continue
-            if isinstance(reply, Failed) or (isinstance(reply, Done) and reply.is_last):
+            if isinstance(reply, Failed | Done):
                 task = self._running.pop(worker)
                 self._idle.add(worker)
                 self._idle_deaths = 0
@@ -247,11 +242,7 @@ class WorkerTasks:
                 if isinstance(reply, Done) and search is not None and not search.is_over:
                     self._go_on(search, task, search.survive())
                     continue
-                self._reached.pop(reply.task_index, None)
                 self._searches.pop(reply.task_index, None)
-            elif isinstance(reply, Done):
-                reached = self._reached.get(reply.task_index, reply.following)
-                self._reached[reply.task_index] = max(reached, reply.following)
             yield reply
 
     def _replace(self, worker: int) -> None:
@@ -272,7 +263,7 @@ class WorkerTasks:
         if self._deaths[task] < MAX_DEATHS:
             self._again.append(task)
         elif search is None and isinstance(task, RecordTask):
-            search = Search(task, self._reached.get(task.task_index, task.begin))
+            search = Search(task)
             self._searches[task.task_index] = search
             self._again.append(search.order)
         else:
@@ -291,67 +282,3 @@ def _given_up(task: AnyTask, ended: Ended | None, why: str = "") -> WorkerError:
         f"{ended or 'a worker ended'}. It was the {MAX_DEATHS}rd worker that ended in the same task ({task.label})."
         f"{why} To go on, run the same command again, with fewer --workers or more memory."
     )
-
-
-def run_tasks(
-    workers: WorkerProcesses,
-    tasks: Sequence[AnyTask],
-    *,
-    first_task: int,
-    ready: Collection[Done],
-    run_ahead: int,
-    on_progress: Callable[[Progress | None], None],
-    interval_s: float,
-) -> Iterator[Done | Failed]:
-    """Run tasks in worker processes; yield their results in the order of the tasks.
-
-    A result with the index -1 is yielded when it arrives. A failed task is also yielded in its place, so that the error
-    a user sees does not depend on the workers. A worker that ends is replaced, and its task starts again.
-
-    Args:
-        workers: the processes, which must be idle.
-        tasks: the tasks in the order of their indices; those with the index -1 may stand anywhere.
-        first_task: the index of the first result.
-        ready: results that are there already, of tasks of which all pieces are there; these tasks are not assigned.
-        run_ahead: how many tasks for each worker may be ahead of the one whose pieces are yielded.
-        on_progress: called with each worker's report, and with None at least every ``interval_s`` seconds.
-        interval_s: see ``on_progress``.
-
-    Raises:
-        WorkerError: several workers have ended in the same task.
-    """
-    next_index, window = first_task, run_ahead * len(workers) + 1
-    results: dict[int, collections.deque[Done | Failed]] = {}
-    for piece in sorted(ready, key=lambda piece: (piece.task_index, piece.piece)):
-        results.setdefault(piece.task_index, collections.deque()).append(piece)
-    last_index = max([task.task_index for task in tasks] + list(results), default=-1)
-    waiting = collections.deque(task for task in tasks if task.task_index not in results)
-    delivered: dict[int, int] = {}
-
-    def next_task() -> AnyTask | None:
-        return waiting.popleft() if waiting and waiting[0].task_index < next_index + window else None
-
-    given = WorkerTasks(workers, next_task)
-    while waiting or given.is_running or next_index <= last_index:
-        # Idle workers get their tasks first, since committing the next piece takes a while.
-        given.assign()
-        if queue := results.get(next_index):
-            result = queue.popleft()
-            if isinstance(result, Failed) or result.is_last:
-                results.pop(next_index)
-                next_index += 1
-            yield result
-        elif not given.is_running:
-            raise HeadraceError(f"no task returns result {next_index}. This is a defect of Headrace: please report it.")
-        has_next = bool(results.get(next_index))
-        for reply in given.receive(0.0 if has_next or not given.is_running else interval_s):
-            if isinstance(reply, Progress):
-                on_progress(reply)
-            elif reply.task_index < 0:
-                yield reply
-            elif isinstance(reply, Failed) or reply.piece >= delivered.get(reply.task_index, 0):
-                # A task that was started again after a worker died writes its first pieces a second time.
-                results.setdefault(reply.task_index, collections.deque()).append(reply)
-                if isinstance(reply, Done):
-                    delivered[reply.task_index] = reply.piece + 1
-        on_progress(None)

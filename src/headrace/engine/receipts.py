@@ -12,18 +12,14 @@ they count the attempts. What all see is a folder, or objects, see `shared`.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from headrace.engine.shared import FetchedAhead, Shared
+from headrace.engine.shared import Shared
 from headrace.errors import OutputError, StoreError
-from headrace.io import output_errors
 
 RECEIPTS_NAME: Final = "receipts"
 CLAIMS_NAME: Final = "claims"
@@ -210,48 +206,9 @@ class Receipts:
         """Return the tasks that were begun, whether or not they have a receipt."""
         return {task_index for number in self._folders for task_index in self._listed(CLAIMS_NAME, number)}
 
-    def adopt(self, target: Path, suffix: str = "") -> None:
-        """Move the files of all tasks that are done into one folder, where they were not moved yet.
-
-        Args:
-            target: the folder.
-            suffix: how the names end of the files to move.
-
-        If this is interrupted, the next call goes on with it. A file that is at neither place was moved by an earlier
-        call and used up since, or it was lost; the caller knows which it still needs, and does such a task again.
-
-        Results that do not lie in a folder of this host stay where they are, see `away` and `fetch`.
-
-        Raises:
-            OutputError: the system refuses a move.
-        """
-        if not self.done or not self.shared.is_folder:
-            return
-        with output_errors(target, "collect results in"):
-            target.mkdir(parents=True, exist_ok=True)
-            there = set(os.listdir(target))  # noqa: PTH208 - names alone
-            for receipt in self.done.values():
-                for name in receipt.files:
-                    if name.endswith(suffix) and name not in there:
-                        with contextlib.suppress(FileNotFoundError):
-                            (self.folder / receipt.attempt / name).rename(target / name)
-
     def away(self, receipt: Receipt, name: str) -> str:
         """Return the name of a result of a task, by which `Shared` knows it."""
         return f"{self.name}/{receipt.attempt}/{name}"
-
-    def fetch(self, folder: Path) -> None:
-        """Bring the files of all tasks that are done, and lie at a URL, to one folder on this host.
-
-        Raises:
-            OutputError, StoreError: one is not there any more, or cannot be read or written.
-        """
-        wanted = {folder / name: self.away(receipt, name) for receipt in self.done.values() for name in receipt.files}
-        with output_errors(folder, "make the folder"):
-            folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(FetchedAhead(self.shared, wanted)) as fetched:
-            for path in wanted:
-                fetched.wait(path)
 
     def _place(self, kind: str, number: int) -> str:
         return f"{self.name}/{kind}/{number:05d}"

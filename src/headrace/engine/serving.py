@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from headrace.engine.poison import At, RecordPlace
+from headrace.engine.poison import At
 from headrace.errors import HeadraceError, OutputError, WorkerError
 from headrace.io import atomic_write, output_errors
 
@@ -26,20 +26,15 @@ PROGRESS_S = 0.4
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """A result of a task, or a piece of it, is complete."""
+    """A task is done."""
 
     task_index: int
-    piece: int = 0
-    is_last: bool = True
     value: bytes = b"\xc0"
-    """What the task found, as msgpack; nil if the result lies on disk."""
-
-    following: RecordPlace = (0, 0)
-    """Of a piece that is not the last: where the next one begins."""
+    """What the task found, as msgpack; nil of a probe."""
 
     @classmethod
     def of(cls, task_index: int, value: Any) -> Done:
-        """The whole result of a task."""
+        """The result of a task."""
         return cls(task_index, value=msgspec.msgpack.encode(value))
 
     def read(self, kind: type[T]) -> T:
@@ -48,22 +43,17 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far the running task is, including its finished pieces."""
+    """How far the running task is."""
 
     task_index: int
-    input_bytes: int
-    documents: int
-    tokens: int
-    counts: dict[str, int] = {}
-    """What the running task has counted so far, as its receipt will, of a `PlannedJob`."""
+    counts: dict[str, int]
+    """What it has counted so far, as its receipt will."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """A task failed; the worker continues."""
 
     task_index: int
-    """Index of the task; -1 if its result has no place."""
-
     message: str
     error_pickle: bytes = b""
     """The error, if it is one of Headrace or of the user's code; empty after a defect, whose traceback is
@@ -72,10 +62,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     kind: str = ""
     """A word by which the parent knows a failure that it does not raise as it is."""
 
-    file: int = -1
-    """Number of the input file of a bad line, else -1."""
+    span: int = -1
+    """Of a bad line, the number of its span in the task; else -1."""
     line: int = 0
-    """The bad line, counted from 1 at the beginning of its span, or of the piece if that begins later."""
+    """The bad line, counted from 0 at the beginning of its span."""
 
     @classmethod
     def of(cls, task_index: int, error: Exception) -> Failed:

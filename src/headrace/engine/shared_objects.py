@@ -30,9 +30,9 @@ from headrace.engine.heartbeat import host_and_process, process_exists
 from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
 from headrace.engine.shared import Delivered, LostError, Shared, lost, remove_files
 from headrace.engine.uploading import PLAN, RUN, WORK_NAME
-from headrace.engine.work_folder import JOB_NAME, PLAN_NAME, upload_scratch
+from headrace.engine.work_folder import PLAN_NAME, outputs_folder
 from headrace.errors import HeadraceError, OutputError
-from headrace.io import Storage, atomic_write, claim_folder, file_sum, output_errors, path_at, reader_of, unique_name
+from headrace.io import Storage, atomic_write, file_sum, output_errors, path_at, reader_of, unique_name
 from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 
@@ -154,7 +154,7 @@ class SharedObjects(Shared):
         """See `Shared`."""
         writer = self._anew()
         below = [
-            one for one in writer.sizes(self._at(folder)) if any(f"{one}/".startswith(f"{name}/") for name in names)
+            one for one in writer.statuses(self._at(folder)) if any(f"{one}/".startswith(f"{name}/") for name in names)
         ]
         writer.delete([self._at(f"{folder}/{one}") for one in below])
 
@@ -205,7 +205,7 @@ class SharedObjects(Shared):
             if self.is_planned():
                 return
             below = f"{self._url}/{WORK_NAME}"
-            left = [f"{below}/{name}" for name in self._writer.sizes(below)]
+            left = [f"{below}/{name}" for name in self._writer.statuses(below)]
             is_free = all(self._writer.read(f"{self._url}/{name}") is None for name in (RUN, PLAN))
             self._writer.delete([one for one in left if is_free or one.startswith(f"{self._base}/")])
 
@@ -296,8 +296,7 @@ def save_plan(
 def opened(url: str, storage: Storage | None = None) -> SharedObjects:
     """Return what the processes of the job share that is planned at a URL, with the files of its plan on this host.
 
-    The store is reached by what the environment of this process says, or by ``storage``. If a process was killed on
-    this host while it completed a job that is over by now, what it has left here is removed.
+    The store is reached by what the environment of this process says, or by ``storage``.
 
     Raises:
         OutputError: nothing is planned there, or the plan is damaged or of another version.
@@ -307,54 +306,41 @@ def opened(url: str, storage: Storage | None = None) -> SharedObjects:
     where = f"{url}/{PLAN}"
     data = writer.read(where)
     if data is None:
-        _remove_left(url, "")
         raise OutputError(f"{url}: nothing is planned at this URL, or it is complete: there is no {where}")
     plan = decoded_plan(data, where)
-    _remove_left(url, plan.name)
-    here = _own_folder(url)
+    here = own_folder(url)
     shared = SharedObjects(url, plan.name, writer, here)
     atomic_write(here / PLAN_NAME, data)
     shared.mirror()
-    # Not a method: the folder is to go when nobody has what is shared any more, or at the end of the process.
-    weakref.finalize(shared, _remove, here, os.getpid())
+    remove_with(shared, here)
     return shared
 
 
-def _own_folder(url: str) -> Path:
-    """Make a folder for this process, and remove those of processes that were killed.
+def own_folder(url: str) -> Path:
+    """Make a folder on this host for this process, and remove those of processes that were killed.
 
     Raises:
         ConfigError: there is no home folder.
         OutputError: the system refuses the folder.
     """
     remove_killed(url)
-    folder = upload_scratch(url).with_name(f"{_PREFIX}{unique_name()}")
+    folder = outputs_folder(url) / f"{_PREFIX}{unique_name()}"
     with output_errors(folder, "make the scratch folder"):
         folder.mkdir(parents=True)
     return folder
 
 
+def remove_with(owner: object, folder: Path) -> None:
+    """Remove a folder of this process when nobody has this object any more, or at the end of the process."""
+    weakref.finalize(owner, _remove, folder, os.getpid())
+
+
 def remove_killed(url: str) -> None:
     """Remove the scratch folders of processes that were killed on this host; ConfigError if there is no home folder."""
-    for left in upload_scratch(url).parent.glob(f"{_PREFIX}*"):
+    for left in outputs_folder(url).glob(f"{_PREFIX}*"):
         host, process = host_and_process(left.name.removeprefix(_PREFIX))
         if host == platform.node() and not process_exists(process):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _remove_left(url: str, job: str) -> None:
-    """Remove the scratch folder of an output if it belongs to another job than this one and nobody works in it.
-
-    Processes of this job may go on with its checkpoint, and a run of no job that was killed goes on with its own.
-    """
-    scratch = upload_scratch(url)
-    for claimed in (scratch / WORK_NAME, scratch):  # of `headrace prepare`, text or Energon, and of copies
-        marked = claimed / JOB_NAME
-        with contextlib.suppress(OSError):  # there is none; or another process has claimed it
-            if marked.exists():
-                with claim_folder(claimed):
-                    if marked.read_bytes() != job.encode():
-                        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _remove(folder: Path, process: int) -> None:

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
-from headrace.engine.job import Do, OnePhaseJob, Phase, TaskResult
+from headrace.engine.job import Do, Job, Phase, TaskResult
 from headrace.engine.poison import AnyTask
-from headrace.engine.receipts import Receipt
+from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Done, Failed, Parent, Progress, Reply, attempted, serve
-from headrace.engine.shared import Delivered, FetchedAhead, Shared
-from headrace.errors import ConfigError, HeadraceError, OutputError, WorkerError
+from headrace.engine.shared import FetchedAhead, Shared
+from headrace.errors import ConfigError, HeadraceError, WorkerError
 from headrace.io import AnyPath, output_errors
 
 MAIN: Final = "headrace.engine.tasks:main"
@@ -75,8 +75,8 @@ class TaskPlan(Protocol):
         """
 
 
-class PlannedJob(OnePhaseJob):
-    """A job whose tasks follow from its plan alone.
+class PlannedJob(Job):
+    """A job of one phase, whose tasks follow from its plan alone.
 
     Args:
         output: the output.
@@ -90,13 +90,32 @@ class PlannedJob(OnePhaseJob):
     delivers: ClassVar[bool] = False
     """Whether the files of a task are files of the output, by their names there."""
 
+    num_results: ClassVar[int] = 0
+    """How many files of a task, which come first, are none of the output, but results that the end needs."""
+
     given_name: ClassVar[str] = "what is given"
     """What errors call that which is given."""
 
     def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw, given: Any = None) -> None:
         self.plan: Any = msgspec.json.decode(plan, type=self.plan_type)
         self.given = given
-        super().__init__(output, shared, self.plan.phase, self.plan.tasks)
+        super().__init__(output, shared)
+        self._phase: Phase = self.plan.phase
+        self._tasks: Sequence[AnyTask] = self.plan.tasks
+
+    def phase(self) -> Phase | None:
+        """See `Job`."""
+        return self._phase if self.known_receipts().open_tasks and self.is_planned else None
+
+    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
+        """See `Job`."""
+        return self._tasks
+
+    def known_receipts(self) -> Receipts:
+        """Return all receipts that are there now."""
+        receipts = self.receipts(self._phase)
+        receipts.refresh()
+        return receipts
 
     def doing(self, phase: Phase) -> AbstractContextManager[Do]:
         """See `Job`."""
@@ -107,35 +126,8 @@ class PlannedJob(OnePhaseJob):
         """See `Job`."""
         if not self.delivers:
             return super().publish(folder, receipt)
-        return msgspec.structs.replace(receipt, etags=self.shared.deliver(folder, receipt.files))
-
-    def gather(self, sums: Mapping[str, tuple[int, str]], target: Path) -> None:
-        """See that all files of the output are in their place, see `Shared.gather`.
-
-        Args:
-            sums: size and xxh3_128 of each file, by its name.
-            target: the folder of the output on this host.
-
-        Raises:
-            OutputError, StoreError: a file is not there any more, or is another one; or no task has made it.
-        """
-        receipts = self.known_receipts()
-        made = {name: receipt for receipt in receipts.done.values() for name in receipt.files}
-        if missing := sums.keys() - made.keys():
-            raise OutputError(f"{self.output}: no task has made {min(missing)}. Please report this defect.")
-        self.shared.gather(
-            [
-                Delivered(
-                    name=name,
-                    folder=f"{receipts.name}/{made[name].attempt}",
-                    size=size,
-                    xxh3_128=xxh3_128,
-                    etag=made[name].etags.get(name, ""),
-                )
-                for name, (size, xxh3_128) in sums.items()
-            ],
-            target,
-        )
+        self.shared.publish(folder, receipt.files[: self.num_results])
+        return msgspec.structs.replace(receipt, etags=self.shared.deliver(folder, receipt.files[self.num_results :]))
 
     def results(self, is_whole: Callable[[Path], bool]) -> Generator[Path]:
         """Yield where the only file of each task is on this host, in their order. One that was lost is made again.
@@ -241,7 +233,7 @@ class _Worker:
             self._tasks = self._plan.tasks
 
         def tell(counts: Mapping[str, int]) -> None:
-            self._parent.report(Progress(task_index, 0, 0, 0, counts=dict(counts)))
+            self._parent.report(Progress(task_index, dict(counts)))
 
         return self._do(self._tasks[task_index], self._results, tell)
 

@@ -10,26 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO, Final
-
-import xxhash
 
 from headrace.errors import ConfigError, OutputError
 from headrace.io import cache_folder, claim_folder, path_at
 from headrace.io.atomic import LOCK_NAME
 
 PLAN_NAME: Final = "plan.json"
-JOB_NAME: Final = "job"
-"""The file by which the scratch folder of an output says to which job it belongs; one of no job has none."""
-
 MAX_NAME_BYTES: Final = 255
 """The longest name of a file that file systems allow."""
-
-_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def inside(name: str) -> Callable[[Path], Path]:
@@ -66,10 +58,8 @@ def beside_url(ending: str) -> Callable[[str], str]:
     return place
 
 
-def upload_scratch(url: str) -> Path:
-    """Return the folder on this host in which an output at a URL is made, before its files are uploaded.
-
-    It lies in `cache_folder`, so that the same command finds it again; a scratch folder is removed at the end.
+def outputs_folder(url: str) -> Path:
+    """Return the folder on this host in which files are made before they are uploaded, in `cache_folder`.
 
     Raises:
         ConfigError: there is no such folder.
@@ -80,7 +70,7 @@ def upload_scratch(url: str) -> Path:
             f"{url}: there is no home folder in which files are made before they are uploaded: set HEADRACE_CACHE to a"
             " folder with room for them"
         )
-    return folder / f"{xxhash.xxh3_64_hexdigest(url.encode())}-{_PLAIN.sub('_', url.rpartition('/')[2])[-80:]}"
+    return folder
 
 
 class BusyError(OutputError):
@@ -148,7 +138,7 @@ class ClaimedFolder:
         for folder in reversed(self._created):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        self._created.clear()
+        self._created = [folder for folder in self._created if folder.exists()]
 
     def keep_created(self) -> None:
         """Let the folders stay that `make` has made."""

@@ -25,7 +25,7 @@ from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.plan.packed_check import check_packed
 from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
 from headrace.plan.segments import IGNORED_LABEL
-from headrace.preparing.tokenizer import load_tokenizer
+from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.stores import MANIFEST_NAME, IndexedOptions, Manifest, Problem, Store, check_arrays, find_arrays
 from headrace.stores.checking import Faults
 from headrace.stores.indexed.layout import AS_FOUND

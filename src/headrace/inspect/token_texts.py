@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.shown import Stretch
-from headrace.preparing.tokenizer import load_tokenizer, make_encoder
+from headrace.preparing.backends.tokenizer import load_tokenizer, make_encoder
 from headrace.stores import TokenizerInfo
 
 _REPLACEMENT = "\ufffd"

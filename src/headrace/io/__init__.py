@@ -37,13 +37,12 @@ from headrace.io.atomic import (
     commit,
     json_bytes,
     output_errors,
-    partial_path,
     sync_folder,
     temporary_path,
     write_all,
     write_json_file,
 )
-from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
+from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes
 from headrace.io.paths import cache_folder, check_kind, expand_braces, holds, natural_key, read_small, safe_relative
 from headrace.io.places import (
     SCHEMES,
@@ -51,6 +50,7 @@ from headrace.io.places import (
     ReadCache,
     can_list,
     check_local,
+    check_new,
     check_readable,
     check_storage,
     etag_of,
@@ -127,6 +127,7 @@ __all__ = [
     "can_list",
     "check_kind",
     "check_local",
+    "check_new",
     "check_readable",
     "check_storage",
     "claim_folder",
@@ -138,7 +139,6 @@ __all__ = [
     "file_sum",
     "folder_of",
     "hash_bytes",
-    "hash_file",
     "holds",
     "is_url",
     "json_bytes",
@@ -149,7 +149,6 @@ __all__ = [
     "natural_key",
     "output_errors",
     "parse_size",
-    "partial_path",
     "path_at",
     "path_in",
     "read_once",

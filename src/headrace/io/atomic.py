@@ -42,10 +42,8 @@ class AtomicFile:
 
     Args:
         path: the final path of the file.
-        resumable: write to `partial_path`, the same name each time, so that another process can continue. Only one
-            process at a time may write it.
-        written: continue the file at `partial_path` after the bytes that this hasher has seen; any bytes after them are
-            cut off.
+        resumable: write to ``.<name>.partial``, the same name each time, so that the next process writes over what a
+            killed one has left. Only one process at a time may write it.
         lasts: whether it is on the disk once it has its name. A loss of power may tear one that is not: a kept file,
             say, which is compared with its digest.
 
@@ -60,29 +58,15 @@ class AtomicFile:
         6
     """
 
-    def __init__(
-        self, path: str | Path, *, resumable: bool = False, written: FileHasher | None = None, lasts: bool = True
-    ) -> None:
+    def __init__(self, path: str | Path, *, resumable: bool = False, lasts: bool = True) -> None:
         check_local(path)
         self.path = Path(path)
         self.lasts = lasts
-        flags = os.O_RDWR | os.O_CLOEXEC
-        if resumable or written is not None:
-            self.temporary = partial_path(self.path)
-            flags |= os.O_CREAT | os.O_TRUNC if written is None else 0
-        else:
-            self.temporary = temporary_path(self.path)
-            flags |= os.O_CREAT | os.O_EXCL
-        self._hasher = FileHasher() if written is None else written
-        with output_errors(self.path, "create" if written is None else "continue"):
+        self.temporary = self.path.with_name(f".{self.path.name}.partial") if resumable else temporary_path(self.path)
+        self._hasher = FileHasher()
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | (os.O_TRUNC if resumable else os.O_EXCL)
+        with output_errors(self.path, "create"):
             self._fd = os.open(self.temporary, flags, 0o666)
-            try:
-                if written is not None:
-                    os.ftruncate(self._fd, written.size)
-                    os.lseek(self._fd, 0, os.SEEK_END)
-            except BaseException:
-                self.close()
-                raise
 
     @property
     def size(self) -> int:
@@ -129,16 +113,12 @@ class AtomicFile:
         with contextlib.suppress(OSError):
             self.temporary.unlink()
 
-    def flush(self) -> None:
-        """Bring all bytes to the disk; the file stays open for more."""
-        with output_errors(self.path, "write"):
-            os.fsync(self._fd)
-
     def sync(self) -> None:
         """Bring all bytes to the disk, if the file is to last, and close the temporary file."""
         if self._fd >= 0:
             if self.lasts:
-                self.flush()
+                with output_errors(self.path, "write"):
+                    os.fsync(self._fd)
             self.close()
 
     def close(self) -> None:
@@ -165,12 +145,7 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
-def partial_path(path: str | Path) -> Path:
-    """Return where a resumable `AtomicFile` keeps its bytes: ``.<name>.partial`` in the same folder."""
-    return Path(path).with_name(f".{Path(path).name}.partial")
-
-
-def commit(files: Sequence[AtomicFile], *, resumable: bool = False) -> None:
+def commit(files: Sequence[AtomicFile]) -> None:
     """Give several files of one folder their final names, in order, so that the last appears only when all are there.
 
     A store that needs all its files is then never seen as whole when it is not. If older files of the same names exist,
@@ -179,8 +154,6 @@ def commit(files: Sequence[AtomicFile], *, resumable: bool = False) -> None:
 
     Args:
         files: the files, in the order in which they appear.
-        resumable: on an exception keep everything as it is, as after a kill; only the last file is removed again if it
-            had its name already.
 
     Raises:
         OutputError: the system reports an error.
@@ -200,8 +173,8 @@ def commit(files: Sequence[AtomicFile], *, resumable: bool = False) -> None:
     except BaseException:
         for file in files:
             with contextlib.suppress(OutputError):
-                file.close() if resumable else file.discard()
-        for path in reversed(renamed[len(files) - 1 :] if resumable else renamed):
+                file.discard()
+        for path in reversed(renamed):
             with contextlib.suppress(OSError):
                 path.unlink()
         raise

@@ -88,7 +88,15 @@ def file_sum(path: str | AnyPath, *, block_bytes: int = BLOCK_BYTES) -> FileSum:
     Raises:
         StoreError: the file cannot be read.
     """
-    return hash_file(path, block_bytes=block_bytes).sum(path_at(path).name)
+    hasher = FileHasher(block_bytes=block_bytes)
+    buffer = memoryview(bytearray(_READ_BYTES))
+    try:
+        with opened(path) as file:
+            while count := file.readinto(buffer):
+                hasher.update(buffer[:count])
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return hasher.sum(path_at(path).name)
 
 
 def opened(path: str | os.PathLike[str]) -> FileIO | BufferedReader:
@@ -114,27 +122,6 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         while count := file.readinto(buffer):
             hasher.update(buffer[:count])
     return hasher.hexdigest()
-
-
-def hash_file(path: str | AnyPath, *, size: int | None = None, block_bytes: int = BLOCK_BYTES) -> FileHasher:
-    """Return a hasher of the first ``size`` bytes of a file (by default all), to which more bytes can be added.
-
-    Raises:
-        StoreError: the file cannot be read, or has fewer bytes.
-    """
-    hasher = FileHasher(block_bytes=block_bytes)
-    buffer = memoryview(bytearray(_READ_BYTES))
-    left = size
-    try:
-        with opened(path) as file:
-            while left != 0 and (count := file.readinto(buffer if left is None else buffer[:left])):
-                hasher.update(buffer[:count])
-                left = None if left is None else left - count
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if left:
-        raise StoreError(f"{path}: the first {size} bytes are needed, but the file has only {hasher.size}")
-    return hasher
 
 
 def hash_bytes(data: bytes) -> str:

@@ -234,6 +234,17 @@ def reader_of(storage: Storage | None) -> str | Reader:
     return made
 
 
+def check_new(url: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """Raise ConfigError for a URL to which no output can be written, or whose output would be replaced."""
+    if not can_list(path_at(url)):
+        raise ConfigError(f"{url}: objects are written to s3://, gs:// and az://, not to a web server")
+    if overwrite:
+        raise ConfigError(
+            f"{url}: overwrite is for local outputs: objects may be in use, and are not replaced; name another place,"
+            " or remove what is there"
+        )
+
+
 def local_path(path: str | AnyPath) -> Path:
     """Return a path as a local one, which it has to be: to write to it, say.
 

@@ -3,13 +3,14 @@
     sources        files, folders, globs -> files -> spans -> blocks of records, for every format
     backends       texts -> ids: tokenizers, and faster libraries that are proved equal to it
     run_plan       files and options -> tasks, setup of the workers                         pure
-      worker       spans -> blocks -> documents -> pieces on disk                            in the workers
-      piece        documents on their way to the output
-    duplicates     documents whose texts are the same: found in one process, or by tasks
-    committer      pieces -> shards, ledger, table of origins, checkpoints
-    tally          the counts of a block, a piece and a run, up to the ledger of the manifest
-    output_folder  moves all files into the output folder, at once or not at all
-    jobs           a run whose tasks any process on any host may do, see ``headrace.engine``
+      worker       spans -> blocks -> documents -> a part                                    in the workers
+      parts        documents on their way to the output
+    duplicates     documents whose texts are the same, found by tasks
+    cutting        parts -> which documents make up which shard, ledger, table of origins
+    joining        documents of parts -> a shard
+    tally          the counts of a block, a part and a run, up to the ledger of the manifest
+    output_folder  puts all files into the output folder, at once or not at all; output_url the same at a URL
+    text_job       all of that as phases of tasks, which any process may do, see ``headrace.engine``
     api            the whole way: prepare_text, and estimate_text for a sample
     estimate       a sample of the inputs -> what a run would write
 
@@ -41,10 +42,8 @@ if TYPE_CHECKING:
     from headrace.preparing.energon import plan_energon, prepare_energon
     from headrace.preparing.estimate import Estimate
     from headrace.preparing.filters import FilterSpec
-    from headrace.preparing.jobs import finish_job, open_job
     from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
     from headrace.preparing.recipes import RecipeOptions, estimate_recipe, plan_recipe, prepare_recipe, read_recipe
-    from headrace.preparing.run_plan import TextProgress
     from headrace.preparing.shards import ShardOptions, estimate_shards, plan_shards, prepare_shards
 
 _HOMES = {
@@ -56,13 +55,10 @@ _HOMES = {
     "RecordOptions": "headrace.preparing.options",
     "ShardOptions": "headrace.preparing.shards",
     "TextOptions": "headrace.preparing.options",
-    "TextProgress": "headrace.preparing.run_plan",
     "TokenOptions": "headrace.preparing.options",
     "estimate_recipe": "headrace.preparing.recipes",
     "estimate_shards": "headrace.preparing.shards",
     "estimate_text": "headrace.preparing.api",
-    "finish_job": "headrace.preparing.jobs",
-    "open_job": "headrace.preparing.jobs",
     "plan_energon": "headrace.preparing.energon",
     "plan_recipe": "headrace.preparing.recipes",
     "plan_shards": "headrace.preparing.shards",
@@ -84,13 +80,10 @@ __all__ = [
     "RecordOptions",
     "ShardOptions",
     "TextOptions",
-    "TextProgress",
     "TokenOptions",
     "estimate_recipe",
     "estimate_shards",
     "estimate_text",
-    "finish_job",
-    "open_job",
     "plan_energon",
     "plan_recipe",
     "plan_shards",

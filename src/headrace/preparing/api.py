@@ -13,19 +13,18 @@ from headrace.errors import ConfigError
 from headrace.io import Storage, check_readable, check_storage
 from headrace.preparing.backends import Choice, ProvedEncoder, choose_backend
 from headrace.preparing.backends.first_documents import prove_first_documents
+from headrace.preparing.backends.tokenizer import TextTokenizer, load_tokenizer
 from headrace.preparing.estimate import Estimate, estimate_plan
-from headrace.preparing.jobs import plan_run
 from headrace.preparing.options import (
     TextOptions,
     TokenOptions,
     check_options,
 )
-from headrace.preparing.output_folder import STDIN_NAME, OutputFolder, output_at
-from headrace.preparing.run import run_in
-from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
+from headrace.preparing.output_folder import STDIN_NAME, OutputPlace, output_at
+from headrace.preparing.run import STDIN_IS_HERE, do_run, plan_run
+from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
 from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.sources.find import check_fields
-from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.stores import Manifest
 
 
@@ -36,7 +35,7 @@ def prepare_text(
     tokenizer: str | os.PathLike[str],
     options: TextOptions | None = None,
     storage: Storage | None = None,
-    on_progress: Callable[[TextProgress], None] | None = None,
+    on_progress: OnProgress | None = None,
     on_notice: Callable[[str], None] | None = None,
     stdin: BinaryIO | None = None,
 ) -> Manifest:
@@ -48,7 +47,7 @@ def prepare_text(
     Args:
         inputs: files, folders, globs, braces and ``-``, see `sources.find_inputs`; also URLs.
         output: a new or empty folder, or one with an unfinished run; or such a place at a URL, see
-            `headrace.preparing.uploaded_folder`.
+            `headrace.preparing.output_url`.
         tokenizer: a ``tokenizer.json``, or a folder that holds one; also a URL.
         options: see `TextOptions`.
         storage: how the stores of URLs are reached; None goes by the environment.
@@ -77,10 +76,14 @@ def prepare_text(
     check_options(options)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
-    with output_at(output, overwrite=options.overwrite, restart=options.restart, storage=storage) as folder:
+    folder = output_at(output, overwrite=options.overwrite, restart=options.restart, storage=storage)
+    with folder:
         plan, encoder = _resolved_text(inputs, folder, tokenizer, options, show, stdin, storage)
         _tell_missing(plan, notice)
-        return run_in(folder, plan, encoder=encoder, deciding=_deciding(options), on_progress=show, on_notice=notice)
+        planned = plan_run(folder, plan, _deciding(options), notice)
+    if isinstance(planned, Manifest):
+        return planned
+    return do_run(folder, planned, storage, encoder, on_progress=show, on_notice=notice)
 
 
 def plan_text(
@@ -89,7 +92,7 @@ def plan_text(
     *,
     tokenizer: str | os.PathLike[str],
     options: TextOptions | None = None,
-    on_progress: Callable[[TextProgress], None] | None = None,
+    on_progress: OnProgress | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Manifest | None:
     """Plan a run of `prepare_text` in its output folder, for processes on any hosts to do its tasks, see `open_job`.
@@ -112,31 +115,35 @@ def plan_text(
 
     Example:
         >>> headrace.preparing.plan_text(["data/*.jsonl"], "shared", tokenizer="tokenizer.json")
-        >>> job = headrace.preparing.open_job("shared")
+        >>> job = headrace.kinds.open_job("shared")
         >>> job.phase().name.partition("-")[0]
         'encode'
     """
     check_readable(inputs, output, tokenizer)
     options = options or TextOptions()
     check_options(options)
+    if any(os.fspath(name) == "-" for name in inputs):
+        raise ConfigError(STDIN_IS_HERE)
     show = on_progress or (lambda progress: None)
+    notice = on_notice or (lambda message: None)
     with output_at(output, overwrite=options.overwrite, restart=options.restart) as folder:
         plan, _ = _resolved_text(inputs, folder, tokenizer, options, show, None)
-        _tell_missing(plan, on_notice or (lambda message: None))
-        return plan_run(folder, plan, _deciding(options), on_notice or (lambda message: None))
+        _tell_missing(plan, notice)
+        planned = plan_run(folder, plan, _deciding(options), notice)
+    return planned if isinstance(planned, Manifest) else None
 
 
 def _resolved_text(
     inputs: Sequence[str | os.PathLike[str]],
-    folder: OutputFolder,
+    folder: OutputPlace,
     tokenizer: str | os.PathLike[str],
     options: TextOptions,
-    show: Callable[[TextProgress], None],
+    show: OnProgress,
     stdin: BinaryIO | None,
     storage: Storage | None = None,
 ) -> tuple[RunPlan, ProvedEncoder | None]:
     """Return the plan of a run, and an encoder that is loaded already if there is one."""
-    show(TextProgress(phase="tokenizer"))
+    show_compared(show, "tokenizer")(0, 0)
     loaded = load_tokenizer(tokenizer, storage)
     ends = _ends(loaded, options.tokens)
     spec = RunPlan.record_spec(options)

@@ -50,7 +50,7 @@ def prepare(
         recipe: a recipe, or the path of its file.
         options: `TextOptions` for text, `RecipeOptions` for a recipe, `ShardOptions` for media.
         storage: how the stores of URLs, of inputs and output, are reached; None goes by the environment.
-        on_progress: called a few times a second with a `TextProgress`, for media with a `ShardProgress`.
+        on_progress: called a few times a second with a `headrace.engine.job.TaskProgress`.
         on_notice: called with what a user should know.
 
     Returns:

@@ -5,7 +5,7 @@ A `Column` is a key of the store, such as ids or a mask, or the domain of each d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -120,10 +120,16 @@ def num_ids(columns: Sequence[Column], rows: Rows) -> IntArray:
     return total
 
 
-def num_values(columns: Sequence[Column], rows: Rows) -> IntArray:
-    """(n,) the number of values of each document, all keys of the store together."""
-    total = np.zeros(len(rows[0][1]), np.int64)
-    for column, (_, lengths) in zip(columns, rows, strict=True):
+def num_values(columns: Sequence[Column], lengths_of: Callable[[int], IntArray], num_documents: int) -> IntArray:
+    """(n,) the number of values of each of n documents, all keys of the store together.
+
+    Args:
+        columns: the columns.
+        lengths_of: returns the (n,) lengths in the column with a number.
+        num_documents: n.
+    """
+    total = np.zeros(num_documents, np.int64)
+    for number, column in enumerate(columns):
         if column.kind != "domain":
-            total += lengths
+            total += lengths_of(number)
     return total

@@ -144,7 +144,7 @@ class BlockEncoder:
             lines=block.lines[alive],
             places=block.places[alive],
             ids=None if block.ids is None else block.ids if is_whole else [block.ids[index] for index in alive],
-            text_hashes=self._text_hashes(columns, alive) if self._setup.with_text_hashes else None,
+            text_hashes=self._text_hashes(columns, alive) if self._setup.num_ranges else None,
             skipped=state.skipped(),
             bad=sorted(state.bad, key=lambda record: record.line),
             tally=Tally(

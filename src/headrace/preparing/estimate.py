@@ -13,9 +13,9 @@ import numpy as np
 
 from headrace.errors import InputError
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder
-from headrace.preparing.ledger import ADVICE, check_left, check_tolerance, described
+from headrace.preparing.ledger import ADVICE, check_left, check_tolerance, described, error_entry
 from headrace.preparing.run_plan import RunPlan
-from headrace.preparing.sources import Span, counted_from, open_span, record_noun
+from headrace.preparing.sources import Span, open_span
 from headrace.preparing.sources.reader import LineSpanReader
 from headrace.preparing.tally import BAD, Tally
 from headrace.preparing.worker import load_encoder
@@ -138,7 +138,7 @@ def _sample(plan: RunPlan, backend: str) -> _Sample:
         InputError: a file cannot be read.
     """
     proved = ProvedEncoder(backend, plan.tokenizer.json, plan.options.tokens.special_tokens_in_text)
-    setup = plan.setup(parts="", tokenizer="", backend=backend)
+    setup = plan.setup(results="", tokenizer="", backend=backend)
     encoder = load_encoder(setup, plan.tokenizer.json, proved)
     found, left = _Sample(), SAMPLE_BYTES
     records = plan.options.records
@@ -147,7 +147,6 @@ def _sample(plan: RunPlan, backend: str) -> _Sample:
         spec = plan.record_spec(plan.options)
         reader = open_span(file, span, spec, block_bytes=_BLOCK_BYTES, max_record_bytes=records.max_record_bytes)
         read_bytes = compressed_bytes = 0
-        unit = record_noun(file.format, records.sample_by)
         for block in reader.blocks():
             if left <= 0:
                 found.is_whole = False
@@ -158,10 +157,7 @@ def _sample(plan: RunPlan, backend: str) -> _Sample:
             # Of a compressed file more was read ahead than came out of it.
             compressed_bytes = reader.compressed_bytes if isinstance(reader, LineSpanReader) else 0
             made = encoder.encode(block, number)
-            found.errors += [
-                ErrorEntry(file=file.name, unit=unit, line=bad.line + counted_from(unit), message=bad.message)
-                for bad in made.bad
-            ]
+            found.errors += [error_entry(file, records.sample_by, bad.line, bad.message) for bad in made.bad]
             found.tally += made.tally
             columns = zip(plan.columns, made.tokens, strict=True)
             found.value_bytes += sum(values.nbytes for column, values in columns if column.kind != "domain")

@@ -1,23 +1,22 @@
-"""The end of a run: the names of its files, and the manifest."""
+"""The end of a run: its manifest, and those of its domains."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.io import FileSum, as_read_back, file_sum
-from headrace.preparing.committer import ORIGINS_NAME, SHARDS_NAME
+from headrace.io import as_read_back, file_sum, output_errors
+from headrace.preparing.cutting import CutResult
 from headrace.preparing.filters import function_fingerprint
+from headrace.preparing.joining import Joined
 from headrace.preparing.ledger import RunLedger
-from headrace.preparing.output_folder import RunState
 from headrace.preparing.run_plan import RunPlan
-from headrace.preparing.store_output import series_folder
 from headrace.stores import (
     MANIFEST_NAME,
     BackendInfo,
@@ -29,118 +28,49 @@ from headrace.stores import (
     SampleLedger,
     TokenizerInfo,
     TokenLedger,
-    WrittenShard,
     save_manifest,
 )
+
+_MANIFESTS: Final = "manifests"
 
 DOMAIN_OPTION = "domain"
 """The key in the ``options`` of a domain's manifest that tells which documents of the whole store it holds."""
 
 
-def name_outputs(
-    plan: RunPlan,
-    series: Sequence[Sequence[tuple[WrittenShard, ...]]],
-    domains: Sequence[str],
-    origins: Sequence[FileSum],
-    work: Path,
-) -> tuple[list[OutputShard], dict[str, str]]:
-    """The shards as the manifest lists them, and the moves that give all files their final names.
+def build_manifest(
+    plan: RunPlan, cut: CutResult, joined: Sequence[Joined], from_task_by: str, work: Path
+) -> tuple[Manifest, dict[str, str]]:
+    """Balance the ledger, and write the manifests into the work folder.
 
-    A single shard is called ``text_document``, as by Megatron's tool; if there are several, each has its number after
-    that. The series of a domain lies in a folder with its name and a manifest of its own.
-    """
-    outputs: list[OutputShard] = []
-    moves = {MANIFEST_NAME: MANIFEST_NAME}
-    for file in origins:
-        moves[f"{ORIGINS_NAME}/{file.name}"] = f"provenance/{file.name}"
-    late: dict[str, str] = {}
-    for number, shards in enumerate(series):
-        folder, below = work / SHARDS_NAME, ""
-        if domains:
-            folder, below = series_folder(folder, number), f"{domains[number]}/"
-            moves[f"{folder.relative_to(work).as_posix()}/{MANIFEST_NAME}"] = below + MANIFEST_NAME
-        for shard_number, written in enumerate(shards):
-            named, pairs = _named(plan, shard_number, written, folder, is_single=len(shards) == 1)
-            outputs += [msgspec.structs.replace(shard, prefix=below + shard.prefix) for shard in named]
-            for old, new in pairs:
-                where = moves if new.endswith(".bin") else late
-                where[f"{folder.relative_to(work).as_posix()}/{old}"] = below + new
-    return outputs, {**moves, **late}
-
-
-def finished_outputs(
-    plan: RunPlan,
-    series: Sequence[Sequence[tuple[int, tuple[WrittenShard, ...]]]],
-    domains: Sequence[str],
-    work: Path,
-) -> dict[str, str]:
-    """The moves of shards that are complete before others of their series have begun; see `name_outputs`.
+    The series of a domain lies in a folder with its name and a manifest of its own. The manifest of the whole store
+    lists the hashes of those of the domains.
 
     Args:
         plan: the plan.
-        series: for each series, shards with their numbers.
-        domains: names of the domains.
+        cut: what all parts add up to.
+        joined: the shards, in the order of ``cut``.
+        from_task_by: why ``tokenizers`` encodes from some task on; empty if it does not.
         work: the work folder.
-    """
-    moves: dict[str, str] = {}
-    for number, shards in enumerate(series):
-        folder, below = work / SHARDS_NAME, ""
-        if domains:
-            folder, below = series_folder(folder, number), f"{domains[number]}/"
-        for shard_number, written in shards:
-            _, pairs = _named(plan, shard_number, written, folder, is_single=False)
-            moves |= {f"{folder.relative_to(work).as_posix()}/{old}": below + new for old, new in pairs}
-    return moves
 
-
-def _named(
-    plan: RunPlan, number: int, written: tuple[WrittenShard, ...], folder: Path, *, is_single: bool
-) -> tuple[list[OutputShard], list[tuple[str, str]]]:
-    """The shards with this number, and pairs of the present and final names of their files in the folder of the series.
-
-    ``is_single`` says whether the series has no other shard.
-    """
-    outputs: list[OutputShard] = []
-    pairs: list[tuple[str, str]] = []
-    masks = {column.key for column in plan.columns if column.kind == "mask"}
-    for index, shard in enumerate(written):
-        source = Path(shard.prefix).relative_to(folder).as_posix()
-        if shard.format != "indexed":
-            outputs.append(OutputShard.of(shard, folder))
-            below = f"{source}/" if shard.format == "keyed" else ""
-            pairs += [(below + file.name, below + file.name) for file in shard.files]
-            continue
-        key = plan.keys[index]
-        target = f"{key}_document" if is_single else f"{key}_document_{number:05d}"
-        files = tuple(msgspec.structs.replace(file, name=target + Path(file.name).suffix) for file in shard.files)
-        renamed = msgspec.structs.replace(shard, files=files, prefix=str(folder / target))
-        outputs.append(OutputShard.of(renamed, folder, key=key))
-        pairs += [(source + suffix, target + suffix) for suffix in (".bin", ".idx")]
-    return [_with_masks(shard, masks) for shard in outputs], pairs
-
-
-def _with_masks(shard: OutputShard, masks: Collection[str]) -> OutputShard:
-    """The entry, with each key marked as a mask or not."""
-    keys = {key: msgspec.structs.replace(info, mask=key in masks) for key, info in shard.keys.items()}
-    return msgspec.structs.replace(shard, keys=keys)
-
-
-def build_manifest(
-    plan: RunPlan,
-    state: RunState,
-    ledger: RunLedger,
-    outputs: Sequence[OutputShard],
-    origins: Sequence[FileSum],
-    work: Path,
-    supervised: Sequence[int] = (),
-) -> Manifest:
-    """Balance the ledger, and write the manifests into the work folder.
-
-    The manifest of the whole store lists the hashes of those of the domains.
+    Returns:
+        The manifest of the whole store; and the files of the manifests in the work folder, with their names in the
+        output, the one of the whole store last.
 
     Raises:
         HeadraceError: the ledger does not balance: something was lost or added on the way.
     """
+    ledger = RunLedger(plan.files, cut.ledger, sample_by=plan.options.records.sample_by)
+    series: list[list[OutputShard]] = [[] for _ in range(cut.num_series)]
+    supervised = [0] * cut.num_series
+    for shard, made in sorted(zip(cut.shards, joined, strict=True), key=lambda pair: (pair[0].series, pair[0].number)):
+        series[shard.series] += made.outputs
+        supervised[shard.series] += made.supervised
+    below = [f"{name}/" for name in cut.domains] or [""]
+    outputs = [
+        msgspec.structs.replace(shard, prefix=folder + shard.prefix)
+        for folder, shards in zip(below, series, strict=True)
+        for shard in shards
+    ]
     first_key = plan.keys[0]
     num_documents = sum(shard.documents for shard in outputs if first_key in shard.keys)
     counts = _check_parallel(plan, outputs)
@@ -175,57 +105,60 @@ def build_manifest(
             proved={"first_documents": plan.first_documents, "sampled_documents": ledger.tally.proved},
             routed=ledger.tally.routed,
             routes=choice.routes,
-            from_task_by=state.fallback,
+            from_task_by=from_task_by,
         ),
         outputs=tuple(outputs),
         ledger=balance,
         errors=tuple(ledger.state.errors),
-        provenance=tuple(origins),
+        provenance=cut.origins,
     )
-    if domains := _save_domains(plan, state, manifest, work, supervised):
-        manifest = msgspec.structs.replace(manifest, beside=domains)
-    return save_manifest(work, manifest)
-
-
-def _save_domains(
-    plan: RunPlan, state: RunState, manifest: Manifest, work: Path, supervised: Sequence[int]
-) -> tuple[FileSum, ...]:
-    """Write a manifest into the folder of each domain, so that it opens as a separate store. Returns their hashes.
-
-    The manifest tells which documents of the whole store the domain holds. The table of origins lies only in the whole
-    store.
-    """
+    manifests = work / _MANIFESTS
+    beside, files = [], {}
     first = 0
-    sums = []
-    for number, name in enumerate(state.domains):
-        folder = series_folder(work / SHARDS_NAME, number)
-        shards = [shard for shard in manifest.outputs if shard.prefix.startswith(f"{name}/")]
-        own = [msgspec.structs.replace(shard, prefix=shard.prefix.removeprefix(f"{name}/")) for shard in shards]
-        num_documents = sum(shard.documents for shard in own if plan.keys[0] in shard.keys)
-        counts = _check_parallel(plan, own)
-        save_manifest(
-            folder,
-            msgspec.structs.replace(
-                manifest,
-                inputs=(),
-                options={**manifest.options, DOMAIN_OPTION: {"name": name, "first_document": first}},
-                outputs=tuple(own),
-                ledger=Ledger(
-                    documents=DocumentLedger(read=num_documents, kept=num_documents),
-                    tokens=TokenLedger(made=sum(counts.values()), kept=sum(counts.values())),
-                    samples=SampleLedger(
-                        keys={key: TokenLedger(made=count, kept=count) for key, count in counts.items()},
-                        supervised=supervised[number],
-                    ),
-                ),
-                errors=(),
-                provenance=(),
-                xxh3_128="",
-            ),
+    for name, shards, trained in zip(cut.domains, series, supervised, strict=False):
+        own = _of_domain(plan, manifest, name, first, shards, trained)
+        with output_errors(manifests / name, "make the folder"):
+            (manifests / name).mkdir(parents=True, exist_ok=True)
+        save_manifest(manifests / name, own)
+        beside.append(
+            msgspec.structs.replace(file_sum(manifests / name / MANIFEST_NAME), name=f"{name}/{MANIFEST_NAME}")
         )
-        sums.append(msgspec.structs.replace(file_sum(folder / MANIFEST_NAME), name=f"{name}/{MANIFEST_NAME}"))
-        first += num_documents
-    return tuple(sums)
+        files[f"{_MANIFESTS}/{name}/{MANIFEST_NAME}"] = f"{name}/{MANIFEST_NAME}"
+        first += own.ledger.documents.kept
+    with output_errors(manifests, "make the folder"):
+        manifests.mkdir(parents=True, exist_ok=True)
+    files[f"{_MANIFESTS}/{MANIFEST_NAME}"] = MANIFEST_NAME
+    if beside:
+        manifest = msgspec.structs.replace(manifest, beside=tuple(beside))
+    return save_manifest(manifests, manifest), files
+
+
+def _of_domain(
+    plan: RunPlan, manifest: Manifest, name: str, first: int, shards: Sequence[OutputShard], supervised: int
+) -> Manifest:
+    """The manifest in the folder of a domain, so that it opens as a separate store.
+
+    It tells which documents of the whole store the domain holds. The table of origins lies only in the whole store.
+    """
+    num_documents = sum(shard.documents for shard in shards if plan.keys[0] in shard.keys)
+    counts = _check_parallel(plan, shards)
+    return msgspec.structs.replace(
+        manifest,
+        inputs=(),
+        options={**manifest.options, DOMAIN_OPTION: {"name": name, "first_document": first}},
+        outputs=tuple(shards),
+        ledger=Ledger(
+            documents=DocumentLedger(read=num_documents, kept=num_documents),
+            tokens=TokenLedger(made=sum(counts.values()), kept=sum(counts.values())),
+            samples=SampleLedger(
+                keys={key: TokenLedger(made=count, kept=count) for key, count in counts.items()},
+                supervised=supervised,
+            ),
+        ),
+        errors=(),
+        provenance=(),
+        xxh3_128="",
+    )
 
 
 def _check_parallel(plan: RunPlan, outputs: Sequence[OutputShard]) -> dict[str, int]:

@@ -8,7 +8,8 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError, sentence
 from headrace.preparing.options import ErrorOptions
-from headrace.preparing.piece import PieceInfo, SpanResult
+from headrace.preparing.output_folder import NothingLeftError
+from headrace.preparing.parts import PartInfo, SpanResult
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import SampleBy, SourceFile, counted_from, record_noun
 from headrace.preparing.tally import BAD, ENDED_WORKER, Tally
@@ -21,7 +22,7 @@ ADVICE = (
 
 
 class LedgerState(msgspec.Struct, kw_only=True):
-    """All counts so far, as a checkpoint holds them."""
+    """All counts so far."""
 
     reached: list[int]
     """For each file the end of what was read, in the unit of its extent."""
@@ -62,8 +63,10 @@ def check_tolerance(
     raise InputError(f"{found}, but --max-errors allows {most}; the last one: {described(last)} Nothing was written.")
 
 
-class NothingLeftError(InputError):
-    """Nothing of the inputs is left to store. Reading them again cannot help, so the work is not kept."""
+def error_entry(file: SourceFile, sample_by: SampleBy, line: int, message: str) -> ErrorEntry:
+    """The entry of a bad record; ``line`` counts from 0 in the file."""
+    unit = record_noun(file.format, sample_by)
+    return ErrorEntry(file=file.name, unit=unit, line=line + counted_from(unit), message=message)
 
 
 def reasons_in_words(dropped: Mapping[str, int], errors: Sequence[ErrorEntry]) -> str:
@@ -112,15 +115,15 @@ class RunLedger:
 
     @property
     def tally(self) -> Tally:
-        """The counts of all pieces so far."""
+        """The counts of all parts so far."""
         return self.state.tally
 
-    def add(self, info: PieceInfo, left_out: Sequence[Tally] = ()) -> None:
-        """Add the counts of the next piece, in the order of the input.
+    def add(self, info: PartInfo, left_out: Sequence[Tally] = ()) -> None:
+        """Add the counts of the next part, in the order of the input.
 
         Args:
-            info: the piece.
-            left_out: what the parent left out of its documents, as duplicates or above a limit.
+            info: the part.
+            left_out: what was left out of its documents, as duplicates or above a limit.
 
         Raises:
             HeadraceError: bytes of a file were left out or read twice, or the lines are not the sum of documents and
@@ -137,13 +140,13 @@ class RunLedger:
         num_bad = sum(documents.dropped.get(reason, 0) for reason in (BAD, ENDED_WORKER))
         read = sum(span.documents + span.bad for span in info.spans)
         made = documents.kept + sum(documents.dropped.values())
-        self._equal("records of a piece, and documents kept plus dropped", read, made)
-        self._equal("records of a piece, and those of its spans", documents.read, read)
-        self._equal("documents of a piece, and those of its spans", documents.kept, sum(s.kept for s in info.spans))
-        self._equal("lines of a piece, and those of its spans", info.tally.lines, sum(s.lines for s in info.spans))
-        self._equal("bad records of a piece, and those of its spans", num_bad, sum(span.bad for span in info.spans))
-        self._equal("bad records of a piece, and those listed", num_bad, len(info.errors))
-        self._check_tokens("tokens of a piece", info.tally.tokens)
+        self._equal("records of a part, and documents kept plus dropped", read, made)
+        self._equal("records of a part, and those of its spans", documents.read, read)
+        self._equal("documents of a part, and those of its spans", documents.kept, sum(s.kept for s in info.spans))
+        self._equal("lines of a part, and those of its spans", info.tally.lines, sum(s.lines for s in info.spans))
+        self._equal("bad records of a part, and those of its spans", num_bad, sum(span.bad for span in info.spans))
+        self._equal("bad records of a part, and those listed", num_bad, len(info.errors))
+        self._check_tokens("tokens of a part", info.tally.tokens)
         if info.tally.samples is not None:
             self._check_samples(info, info.tally.samples)
         state.tally = sum(left_out, state.tally + info.tally)
@@ -152,22 +155,21 @@ class RunLedger:
         accounted = tokens.kept + sum(tokens.truncated.values()) + sum(tokens.dropped.values())
         self._equal(f"{what} made, and those kept, cut off and dropped", tokens.made, accounted)
 
-    def _check_samples(self, info: PieceInfo, samples: SampleLedger) -> None:
+    def _check_samples(self, info: PartInfo, samples: SampleLedger) -> None:
         """Check that the sums of all keys are the sums of all tokens."""
         tokens, keys = info.tally.tokens, samples.keys.values()
-        self._equal("tokens of a piece, and those of its keys", tokens.made, sum(key.made for key in keys))
+        self._equal("tokens of a part, and those of its keys", tokens.made, sum(key.made for key in keys))
         for what in ("truncated", "dropped"):
             whole = sum(getattr(tokens, what).values())
             by_key = sum(sum(getattr(key, what).values()) for key in keys)
-            self._equal(f"tokens {what} in a piece, and those of its keys", whole, by_key)
+            self._equal(f"tokens {what} in a part, and those of its keys", whole, by_key)
         for name, key in samples.keys.items():
             self._check_tokens(f"tokens of {name!r}", key)
         records = sum(span.documents - span.split for span in info.spans)
-        self._equal("records of a piece, and those that were made into samples", records, samples.records)
+        self._equal("records of a part, and those that were made into samples", records, samples.records)
 
     def _entry(self, file: int, line: int, message: str) -> ErrorEntry:
-        unit = record_noun(self._files[file].format, self._sample_by)
-        return ErrorEntry(file=self._files[file].name, unit=unit, line=line + counted_from(unit), message=message)
+        return error_entry(self._files[file], self._sample_by, line, message)
 
     def _add_span(self, span: SpanResult) -> None:
         state, name = self.state, self._files[span.file].name

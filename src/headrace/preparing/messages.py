@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from headrace.engine.poison import Poison, RecordPlace
+from headrace.io import Storage
 from headrace.preparing.backends.backend import SpecialPolicy
 from headrace.preparing.columns import Column
 from headrace.preparing.filters import FilterSpec
@@ -59,8 +60,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     parent: int
     """Process id of the parent; a worker that finds another parent exits."""
 
-    parts: str
-    """Folder for the pieces, or for what is found of duplicates."""
+    results: str
+    """Folder for the files that tasks write."""
 
     records: RecordSpec
     max_record_bytes: int
@@ -70,8 +71,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     columns: tuple[Column, ...]
     on_error: Literal["stop", "skip"]
     max_errors: int | None
-    """A piece with more bad records need not be finished, as they alone fail the run; None sets no limit."""
-    with_text_hashes: bool
+    """A task with more bad records need not be finished, as they alone fail the run; None sets no limit."""
     sample_key: int
     """Key that selects the documents which the reference tokeniser encodes as well."""
 
@@ -79,28 +79,27 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     """None: each text is a document."""
 
     num_ranges: int = 0
-    """Ranges of text hashes, in each of which a task finds the duplicates; 0 leaves that to the process that commits
-    pieces."""
+    """Ranges of text hashes, in each of which a task finds the duplicates; 0 keeps them."""
 
     hashes: tuple[str, ...] = ()
-    """For tasks that find duplicates: the files, or the URLs, of the hashes of all pieces, in their order."""
+    """For tasks that find duplicates: the files, or the URLs, of the hashes of all parts, in their order."""
 
+    layout: str = ""
+    """For tasks that join parts: the layout of the shards."""
 
-class PiecePosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where in a task a piece begins: the number of pieces before it, its span, and the lines before it in the span."""
+    work: str = ""
+    """For tasks that join parts: the folder, or the URL, below which these are."""
 
-    piece: int = 0
-    span: int = 0
-    lines: int = 0
+    storage: Storage | None = None
+    """How the store of that URL is reached; None goes by the environment."""
 
 
 class TextTask(msgspec.Struct, frozen=True, tag=True):
-    """An order to read the spans of a task and to write pieces."""
+    """An order to read the spans of a task and to write a part."""
 
     task: Task
     files: tuple[SourceFile, ...]
     """The file of each span."""
-    start: PiecePosition = PiecePosition()
     most_poison: int = 1
     """How many poison records are searched for, see `RecordTask`."""
     poison: tuple[Poison, ...] = ()
@@ -110,18 +109,13 @@ class TextTask(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def task_index(self) -> int:
-        """The place of its result in the order of all results."""
+        """See `AnyTask`."""
         return self.task.number
 
     @property
     def label(self) -> str:
         """See `AnyTask`."""
         return spans_in_words(self.task.spans, self.files)
-
-    @property
-    def begin(self) -> RecordPlace:
-        """See `RecordTask`."""
-        return self.start.span, self.start.lines
 
     def probe(self, first: RecordPlace, *, is_alone: bool) -> ProbeTask:
         """See `RecordTask`."""
@@ -142,7 +136,7 @@ class ProbeTask(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def task_index(self) -> int:
-        """The place of its result in the order of all results."""
+        """See `AnyTask`."""
         return self.order.task_index
 
     @property
@@ -158,7 +152,7 @@ class FindTask(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def task_index(self) -> int:
-        """The place of its result in the order of all results."""
+        """See `AnyTask`."""
         return self.range
 
     @property
@@ -174,12 +168,7 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
     """Number of the input file."""
 
     file: SourceFile
-    place: int = -1
-
-    @property
-    def task_index(self) -> int:
-        """-1 if the result has no place in the order, and is used when it arrives."""
-        return self.place
+    task_index: int
 
     @property
     def label(self) -> str:
@@ -187,4 +176,26 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
         return f"the hash of {self.file.name}"
 
 
-Order = TextTask | ProbeTask | FindTask | HashTask
+class JoinTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to write a shard, of documents of parts."""
+
+    task_index: int
+    order: str
+    """The file, below the work folder, that says which documents; see `cutting`."""
+
+    folder: str
+    """The folder of the shard in the output; empty for the output itself."""
+
+    number: int
+    """The number of the shard in this folder."""
+
+    is_single: bool
+    """Whether no other shard is in this folder."""
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"shard {self.number:,}" + (f" of {self.folder}" if self.folder else "")
+
+
+Order = TextTask | ProbeTask | FindTask | HashTask | JoinTask

@@ -124,11 +124,10 @@ class DocumentRunOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_f
 
     deduplicate: bool = False
     """Keep only the first of several documents with the same text, or in a recipe with the same stored values of all
-    keys. This needs 16 to 23 bytes of memory for each document, see `SeenHashes`; in a planned run, tasks find the
-    duplicates instead, each in a part of the documents."""
+    keys. Tasks find the duplicates, each among the hashes of a range, which takes about 120 MB of memory."""
 
     task_bytes: int | None = None
-    """Bytes of input in a task; None chooses 0.5 to 16 MiB, depending on the size of the whole input."""
+    """Bytes of input in a task; None chooses a 2048th of the whole input, from 1 to 256 MiB."""
 
 
 class TextOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,11 +1,11 @@
 """The output folder during a run: nothing in it changes until all output is complete, and a killed run can continue.
 
-    DIR/.headrace/lock             held by the living run
+    DIR/.headrace/lock             held by a process that begins the run, or puts its output into place
                   run.json         what decides the bytes of the run
-                  state            the last checkpoint
+                  plan.json        its plan, whose tasks any process may do, see ``headrace.engine``
+                  phase-*/         what they have done
                   tokenizer.json   the copy that all workers load
-                  parts.*/         pieces on their way into the output
-                  ...              shards, buckets, the table of origins
+                  output/          the output while it is put together
                   commit.json      all output is complete, and is being moved up into DIR
 
 A killed run leaves the hidden folder. The same run continues from it; a different run is refused until it is told to
@@ -20,22 +20,21 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, Protocol
 
-import msgspec
-import xxhash
-
-from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of, save_plan
-from headrace.engine.shared import sync_files
+from headrace.engine.job import PHASE_PREFIX, Phase, save_plan
+from headrace.engine.shared import Shared, SharedFolder, sync_files
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
-from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
+from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import (
+    AnyPath,
     Storage,
     atomic_write,
+    check_new,
     hash_bytes,
     is_url,
     output_errors,
@@ -43,73 +42,9 @@ from headrace.io import (
     safe_relative,
     sync_folder,
 )
-from headrace.preparing.ledger import LedgerState
-from headrace.preparing.messages import PiecePosition
-from headrace.preparing.store_output import OutputState
-from headrace.stores import MANIFEST_NAME, Manifest, ProvenanceState, load_manifest
-
-STATE_NAME = "state"
-TASK_NAME = "state.task"
-"""The checkpoint at the beginning of the last task with several pieces, to which a run can return."""
-
-
-class RunState(msgspec.Struct, kw_only=True):
-    """A checkpoint: all output before it is on disk; what comes after it lies in pieces, or is done again."""
-
-    task_index: int = msgspec.field(default=0, name="turn")
-    """The task that comes next."""
-    cursor: PiecePosition = PiecePosition()
-    """The position in that task."""
-    ledger: LedgerState
-    output: OutputState = OutputState()
-    provenance: ProvenanceState | None = None
-    seen: int = 0
-    """Valid bytes of the file of text hashes."""
-    is_planned: bool = False
-    """Whether the run was planned from its beginning on, so that its tasks find the duplicates."""
-    is_found: bool = False
-    """Whether duplicates were left out that tasks had found, so that the file of text hashes is of no use."""
-    domains: list[str] = []
-    """Names of the domains, in the order of their first appearance in the input."""
-    kept_records: int = 0
-    """Records that were kept; counted only if the recipe limits them."""
-    fallback: str = ""
-    """Why ``tokenizers`` encodes everything from some task on; empty as long as the fast tokeniser proves right."""
-
+from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 
 _MAX_DIFFERENCES = 8
-
-
-def save_state(work: Path, state: RunState, name: str = STATE_NAME) -> None:
-    """Write the checkpoint and its hash, atomically.
-
-    Raises:
-        OutputError: the system refuses the write.
-    """
-    data = msgspec.msgpack.encode(state)
-    atomic_write(work / name, data + xxhash.xxh3_64_digest(data))
-
-
-def load_state(work: Path, name: str = STATE_NAME) -> RunState | None:
-    """The checkpoint of a run, or None if there is none.
-
-    Raises:
-        OutputError: it cannot be read, or is damaged.
-    """
-    try:
-        data = read_small(work / name)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise OutputError(f"{work / name}: cannot be read: {error.strerror or error}") from error
-    try:
-        if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
-            raise msgspec.DecodeError("its hash is not that of its content")
-        return msgspec.msgpack.decode(data[:-8], type=RunState)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OutputError(
-            f"{work / name}: damaged, or of another version of Headrace ({error}); --restart starts over"
-        ) from error
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -146,6 +81,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 WORK_NAME = ".headrace"
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
+_GATHERED: Final = "output"
 WORK_VERSION = 1
 """Version of the files in the work folder of an unfinished run. It increases with each change of their format."""
 _OUTPUT_NAMES = re.compile(
@@ -153,21 +89,119 @@ _OUTPUT_NAMES = re.compile(
 )
 
 
+class NothingLeftError(InputError):
+    """Nothing of the inputs is left to store. Reading them again cannot help, so the work is not kept."""
+
+
+class OutputPlace(Protocol):
+    """Where a run writes to, as a context manager that holds it: an `OutputFolder`, or an `OutputUrl`."""
+
+    work: Path
+    """A folder on this host for files on their way; for an `OutputFolder` it is that of the job."""
+
+    is_continued: bool
+    """Whether the run that was begun was unfinished before."""
+
+    @property
+    def output(self) -> AnyPath:
+        """The folder, or the URL."""
+
+    @property
+    def earlier(self) -> Mapping[str, Any]:
+        """The description of an unfinished run in this place, or of the run whose output is here; else empty."""
+
+    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
+        """Begin or continue this run.
+
+        Args:
+            run: what decides the bytes of the run, as JSON.
+            is_made: called with the manifest of complete output in this place; returns whether the run would make it.
+
+        Returns:
+            An empty string if the run is to be done; a notice for the user if its output is complete already.
+
+        Raises:
+            OutputError: the place holds something else, or another unfinished run.
+        """
+
+    def save_plan(
+        self,
+        kind: str,
+        plan: object,
+        software: Mapping[str, str],
+        *,
+        files: Mapping[str, bytes],
+        made: Sequence[str] = (),
+        phases: Sequence[Phase] = (),
+    ) -> None:
+        """Write the plan of this run, whose tasks any processes may do from then on.
+
+        Args:
+            kind: the kind of work.
+            plan: what it keeps.
+            software: versions that decide the results, besides those of every kind of work.
+            files: further files that each process finds in its work folder.
+            made: names of files in ``work`` of which each task needs only some, see `Shared.place`.
+            phases: the phases of which tasks that failed before are to be tried again.
+
+        Raises:
+            OutputError: the system or the store refuses a write.
+        """
+
+    def shared(self) -> Shared:
+        """Return what the processes of the job share that is planned in this place, which need not be held."""
+
+    def resume(self) -> Manifest | None:
+        """Go on with the run that was planned in this place, to put its output into place.
+
+        Returns:
+            The manifest of its output, if another process has completed the run meanwhile; None if it is to be done.
+
+        Raises:
+            OutputError: the work folder cannot be read.
+            StoreError: there is neither an unfinished run nor output.
+        """
+
+    def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
+        """Put the output of a job into place.
+
+        Args:
+            gather: brings the files that tasks have made to a folder, see `headrace.engine.job.Job.gather`.
+            names: the names of these files.
+            made: further files in ``work``, with their names in the output, the manifest last.
+
+        Raises:
+            OutputError, StoreError: a file is not there, or the system refuses a write or a move.
+        """
+
+    def discard(self) -> None:
+        """Remove what an unfinished run has left."""
+
+    def clear_left(self) -> None:
+        """Remove what runs whose output is complete have left."""
+
+    def __enter__(self) -> OutputPlace:
+        """Hold the place, which is free, or has an unfinished run; raises OutputError otherwise."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the place as it was before, unless a run was planned or completed."""
+
+
 class OutputFolder:
     """Claims a folder for one run, as a context manager.
 
-    If the context is left without `commit`, the folder is as it was before, and is removed if the run created it. Only
-    the hidden folder stays, if `keep` was called. ``name`` is what messages call the folder, if not by its path.
+    If the context is left without a plan or output, the folder is as it was before, and is removed if this object
+    created it. It may be entered again.
 
     Raises:
         OutputError: the folder holds something else, another run is writing to it, or the system refuses access.
     """
 
-    _MADE_AGAIN = " (--overwrite makes it again)"
-
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, restart: bool, name: str = "") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> None:
         self.path = Path(path)
-        self.name = name or os.fspath(path)
+        self.name = os.fspath(path)
         self.work = self.path / WORK_NAME
         self._overwrite = overwrite
         self._restart = restart
@@ -177,8 +211,7 @@ class OutputFolder:
         self._completed: Mapping[str, Any] | None = None
         self._found: Manifest | None = None
         self._keep = False
-        self.send: Callable[[Mapping[str, str]], None] | None = None
-        """Takes files that are complete before the end, as `commit` does, if they need not stay until then."""
+        self.is_continued = False
 
     def __enter__(self) -> OutputFolder:
         try:
@@ -224,25 +257,15 @@ class OutputFolder:
         self._leave()
 
     def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
-        """Begin or continue this run.
-
-        Args:
-            run: what decides the bytes of the run, as JSON.
-            is_made: called with the manifest of complete output in this folder; returns whether the run would make it.
-
-        Returns:
-            An empty string if the run is to be done; a notice for the user if its output is complete already.
-
-        Raises:
-            OutputError: the folder holds something else, or another unfinished run.
-        """
-        run = json.loads(json.dumps({"version": WORK_VERSION, **run}))
+        """See `OutputPlace`."""
+        described = described_run(run)
+        run = json.loads(described)
         if self._completed is not None and self._completed == run:
             return "the run was complete, except for the move of its files, which is done now"
         if self._found is not None and is_made(self._found):
             return (
                 "the output is complete already: the same inputs and options made it, so there is nothing to do"
-                f"{self._MADE_AGAIN}"
+                " (--overwrite makes it again)"
             )
         if self._found is not None or self._completed is not None:
             self._check_content()
@@ -262,23 +285,16 @@ class OutputFolder:
                     )
                 self._remove_temporaries()
                 self._run = run
+                self.is_continued = True
                 return ""
             self._keep = False
             self._clear()
-            atomic_write(self.work / RUN_NAME, json.dumps(run).encode())
+            atomic_write(self.work / RUN_NAME, described)
             self._run = run
         return ""
 
     def resume(self) -> Manifest | None:
-        """Continue the run that was planned in this folder.
-
-        Returns:
-            The manifest of its output, if another process has completed the run meanwhile; None if it is to be done.
-
-        Raises:
-            OutputError: the work folder cannot be read.
-            StoreError: there is neither an unfinished run nor output.
-        """
+        """See `OutputPlace`."""
         self._run = self._unfinished()
         if self._run is None:
             return load_manifest(self.path)
@@ -286,23 +302,12 @@ class OutputFolder:
             self._remove_temporaries()
         return None
 
-    def refuse_planned(self) -> None:
-        """Refuse to do a planned run without what its tasks have done. In this folder, they are found.
-
-        Raises:
-            OutputError: the run is planned, and what its tasks have done lies elsewhere.
-        """
-
     def clear_left(self) -> None:
-        """Remove what runs whose output is complete have left; in this folder that happens when it is left."""
-
-    def load(self) -> Manifest:
-        """The manifest of the output, once that is complete."""
-        return load_manifest(self.path)
+        """See `OutputPlace`: it happens when the folder is left."""
 
     @property
     def earlier(self) -> Mapping[str, Any]:
-        """The description of an unfinished run in this folder, or of the run whose output is here; else empty."""
+        """See `OutputPlace`."""
         if self._completed is not None:
             return self._completed
         if self._found is not None:
@@ -319,63 +324,35 @@ class OutputFolder:
         made: Sequence[str] = (),
         phases: Sequence[Phase] = (),
     ) -> None:
-        """Write the plan of this run, and leave it to processes on any hosts.
-
-        Args:
-            kind: the kind of work.
-            plan: what it keeps.
-            software: versions that decide the results, besides those of every kind of work.
-            files: further files that each process finds in its work folder.
-            made: names of files in the work folder of which each task needs only some.
-            phases: the phases of which tasks that failed before are to be tried again.
-
-        Raises:
-            OutputError: the system refuses a write.
-        """
+        """See `OutputPlace`."""
         for name, data in files.items():
             atomic_write(self.work / name, data)
-        for below in sorted({Path(name).parent for name in made}):
-            sync_files(self.work / below, [Path(name).name for name in made if Path(name).parent == below])
-        for phase in phases:
-            receipts = receipts_of(self.work, phase)
-            receipts.refresh()
-            receipts.forget_failed()
-        save_plan(self.work, kind, plan, software)
-        self.keep()
-
-    def leave_to_others(self) -> None:
-        """Leave nothing on this host, but what lies at a URL."""
-        self._keep = False
-
-    def keep(self) -> None:
-        """Leave the hidden folder for a later run to continue if this one ends without `commit`."""
+        sync_files(self.work, made)
+        save_plan(self.work, kind, plan, software, phases)
         self._keep = True
 
-    @contextlib.contextmanager
-    def kept_on_error(
-        self, is_worth_keeping: Callable[[BaseException], bool], on_notice: Callable[[str], None]
-    ) -> Iterator[None]:
-        """On an error, keep what is done if the same command could continue, and say so unless the error does."""
-        try:
-            yield
-        except BaseException as error:
-            is_worth = is_worth_keeping(error)
-            self._keep = self._keep or is_worth
-            if is_worth and not isinstance(error, HeadraceError):
-                on_notice("what is done so far is kept: the same command goes on from there")
-            elif self._keep and error.args:
-                kept = f"What is done so far is kept in {self.work}"
-                error.args = (str(error.args[0]).replace("Nothing was written", kept), *error.args[1:])
-            raise
+    @property
+    def output(self) -> AnyPath:
+        """See `OutputPlace`."""
+        return self.path
 
-    def commit(self, moves: Mapping[str, str]) -> None:
-        """Move complete files from names in the work folder to names in the output folder, in this order.
+    def shared(self) -> Shared:
+        """See `OutputPlace`."""
+        return SharedFolder(self.work)
 
-        The files without which the output cannot be opened should come last.
+    def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
+        """See `OutputPlace`. If the system refuses a move, the next run completes the moves."""
+        gather(self.work / _GATHERED)
+        # The files without which the output cannot be opened come last.
+        ordered = sorted(names, key=lambda name: not name.endswith(".bin"))
+        self._move_up({**made, **{f"{_GATHERED}/{name}": name for name in ordered}})
 
-        Raises:
-            OutputError: the system refuses a move; the next run completes the moves.
-        """
+    def discard(self) -> None:
+        """See `OutputPlace`."""
+        self._keep = False
+
+    def _move_up(self, moves: Mapping[str, str]) -> None:
+        """Move complete files from names in the work folder to names in the output folder, in this order."""
         self._keep = True
         # Old indices are removed first, so that an old index never stands beside new tokens.
         remove = sorted(self._replaced, key=lambda name: not name.endswith((".idx", "meta.json")))
@@ -505,6 +482,11 @@ class OutputFolder:
         self._claimed.leave(end)
 
 
+def described_run(run: Mapping[str, Any]) -> bytes:
+    """Return what ``run.json`` says of a run, given what decides its bytes."""
+    return json.dumps({"version": WORK_VERSION, **run}).encode()
+
+
 def look_at_output(output: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> str:
     """Return what a user should know of the output of a run, see `OutputFolder.look`; of a URL nothing is known."""
     return "" if is_url(output) else OutputFolder(output, overwrite=overwrite, restart=restart).look()
@@ -512,8 +494,8 @@ def look_at_output(output: str | os.PathLike[str], *, overwrite: bool, restart: 
 
 def output_at(
     output: str | os.PathLike[str], *, overwrite: bool, restart: bool, storage: Storage | None = None
-) -> OutputFolder:
-    """Return the output folder of a run, not claimed yet: a local one, or that of a URL.
+) -> OutputPlace:
+    """Return the place of the output of a run, not held yet: a local folder, or a URL.
 
     Args:
         output: a local path or a URL.
@@ -526,17 +508,18 @@ def output_at(
     """
     if not is_url(output):
         return OutputFolder(output, overwrite=overwrite, restart=restart)
-    if os.fspath(output).lower().startswith("http"):
-        raise ConfigError(f"{output}: objects are written to s3://, gs:// and az://, not to a web server")
-    if overwrite:
-        raise ConfigError(
-            f"{output}: overwrite is for local outputs: objects may be in use, and are not replaced; name another"
-            " place, or remove what is there"
-        )
+    check_new(output, overwrite=overwrite)
     # What talks to object stores is loaded when the first URL comes.
-    make = resolve_name("headrace.preparing.uploaded_folder:UploadedFolder")
-    made: OutputFolder = make(os.fspath(output), storage, restart=restart)
+    make = resolve_name("headrace.preparing.output_url:OutputUrl")
+    made: OutputPlace = make(os.fspath(output), storage, restart=restart)
     return made
+
+
+def tell_kept(error: BaseException, shared: Shared) -> None:
+    """Let an error that ends a run say where what is done of it is kept, in place of that nothing was written."""
+    if error.args:
+        kept = f"What is done so far is kept in {shared.here if shared.is_folder else shared.address}"
+        error.args = (str(error.args[0]).replace("Nothing was written", kept), *error.args[1:])
 
 
 def _file_names(manifest: Manifest) -> list[str]:

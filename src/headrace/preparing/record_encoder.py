@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from headrace.errors import HeadraceError, InputError, RenderLimitError
 from headrace.preparing import documents
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
+from headrace.preparing.backends.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer
 from headrace.preparing.columns import Rows, num_ids
 from headrace.preparing.documents import BlockState, Documents
 from headrace.preparing.duplicates import hash_documents
@@ -25,7 +26,6 @@ from headrace.preparing.filters import Filters
 from headrace.preparing.messages import RecipeSetup, Setup
 from headrace.preparing.sources import Block
 from headrace.preparing.tally import LENGTH, NO_TOKENS, Tally, added
-from headrace.preparing.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer
 from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.recipe import Recipe
@@ -69,7 +69,7 @@ class RecordEncoder:
                 "there is no recipe to make samples with. This is a defect of Headrace: please report it."
             )
         self._columns = setup.columns
-        self._with_hashes = setup.with_text_hashes
+        self._with_hashes = bool(setup.num_ranges)
         self._making = setup.making
         self._sources = setup.making.sources
         self._json = tokenizer_json

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from headrace.engine.job import Phase
+from headrace.engine.job import Phase, TaskProgress
 from headrace.engine.poison import MAX_POISON
 from headrace.plan.keys import source_key
 from headrace.preparing.backends import Choice, OnCompared
+from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import Column
 from headrace.preparing.messages import (
     Encoding,
     HashTask,
-    Order,
-    PiecePosition,
     RecipeSetup,
     Setup,
     TextTask,
@@ -29,47 +27,28 @@ from headrace.preparing.sources import (
     MAX_TASK_SPANS,
     RecordSpec,
     SourceFile,
-    counted_from,
     is_hashed_while_read,
     plan_tasks,
-    record_noun,
 )
-from headrace.preparing.tokenizer import TextTokenizer
 from headrace.stores import optimal_dtype
 
-MIN_PENDING_BYTES = 1 << 19
-MAX_PENDING_BYTES = 96 << 20
 MAX_OPEN_KEYS = 400
-_CHECKPOINTS = 64
-_BYTES_PER_TOKEN = 3
-"""A rough figure, used only to size checkpoints."""
 
 RANGE_BYTES = 512 << 20
 """Text whose hashes are a range. Documents of 500 bytes make 10^6 hashes of it, which take 120 MB of memory."""
 MAX_RANGES = 1 << 14
 
 
-class TextProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is, including the tasks that workers have not finished."""
-
-    phase: Literal["tokenizer", "probe", "prove", "encode", "finish"] = "encode"
-    """The phases come in this order. ``probe`` comes only if its outcome is not known yet."""
-
-    input_bytes: int = 0
-    """What is done in this phase: bytes of the inputs; characters in ``probe`` and ``prove``."""
-
-    total_bytes: int = 0
-    """The whole of the same; 0 where the phase is short."""
-
-    documents: int = 0
-    tokens: int = 0
+OnProgress = Callable[[TaskProgress], None]
+"""Called a few times a second. Before tasks are done, the phases are ``tokenizer``, ``probe`` (unless its outcome is
+known) and ``prove``, of which the latter two count characters as ``bytes``."""
 
 
-def show_compared(on_progress: Callable[[TextProgress], None], phase: Literal["probe", "prove"]) -> OnCompared:
-    """A callback for a proof that passes its progress on as a `TextProgress`."""
+def show_compared(on_progress: OnProgress, phase: str) -> OnCompared:
+    """A callback for a proof that passes its progress on."""
 
     def show(done: int, total: int) -> None:
-        on_progress(TextProgress(phase=phase, input_bytes=done, total_bytes=total))
+        on_progress(TaskProgress(phase=phase, done=0, num_tasks=1, counts={"bytes": done}, total_bytes=total))
 
     return show
 
@@ -151,13 +130,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def output_bytes(self) -> int:
-        """A rough estimate of the size of the output in bytes."""
-        return sum(file.text_bytes for file in self.files) * self.dtype.itemsize // _BYTES_PER_TOKEN
-
-    @property
     def num_ranges(self) -> int:
-        """Ranges of text hashes in which the tasks of a planned run find duplicates; 0 if these are kept.
+        """Ranges of text hashes in which tasks find duplicates; 0 if these are kept.
 
         It depends on the input alone, not on workers.
         """
@@ -166,22 +140,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         least = -(-sum(file.text_bytes for file in self.files) // RANGE_BYTES)
         return min(1 << (max(least, 1) - 1).bit_length(), MAX_RANGES)
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of pieces to commit before a checkpoint, which allows deleting them: a small part of the output."""
-        return min(max(self.output_bytes // _CHECKPOINTS, MIN_PENDING_BYTES), MAX_PENDING_BYTES)
-
-    def place(self, file: int, line: int) -> str:
-        """The place of a record in this file in words, such as ``line 7``; ``line`` counts from 0."""
-        noun = record_noun(self.files[file].format, self.options.records.sample_by)
-        return f"{noun} {line + counted_from(noun):,}"
-
-    def setup(self, *, parts: str, tokenizer: str, backend: str) -> Setup:
+    def setup(self, *, results: str, tokenizer: str, backend: str) -> Setup:
         """The first message to each worker."""
         options = self.options
         return Setup(
             parent=os.getpid(),
-            parts=parts,
+            results=results,
             records=self.record_spec(options),
             max_record_bytes=options.records.max_record_bytes,
             join=options.records.join,
@@ -199,45 +163,26 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             columns=self.columns,
             on_error=options.errors.on_error,
             max_errors=options.errors.max_errors if isinstance(options.errors.max_errors, int) else None,
-            with_text_hashes=options.deduplicate,
             sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
             making=None if self.recipe is None else self.recipe.making,
+            num_ranges=self.num_ranges,
+            layout=options.output.format,
         )
 
-    def setup_in(self, work: Path, mark: str, backend: str) -> Setup:
-        """The first message to each worker of a run in a work folder."""
-        work = work.absolute()
-        return self.setup(
-            parts=str(work / f"parts.{mark}.{backend}"),
-            tokenizer=str(work / "tokenizer.json"),
-            backend=backend,
-        )
-
-    def all_orders(self) -> list[TextTask | HashTask]:
-        """The tasks of a whole run, each with a place: those that encode, then those that hash files."""
-        orders = self.orders(first_task=0, start=PiecePosition(), hashed=[""] * len(self.files))
-        texts: list[TextTask | HashTask] = [order for order in orders if isinstance(order, TextTask)]
-        hashes = [order for order in orders if isinstance(order, HashTask)]
-        placed = enumerate(hashes, len(texts))
-        return texts + [msgspec.structs.replace(order, place=place) for place, order in placed]
-
-    def orders(self, *, first_task: int, start: PiecePosition, hashed: list[str]) -> list[Order]:
-        """The tasks from ``first_task`` on, which begins at ``start``, and the files that have no hash yet to hash."""
+    def orders(self) -> list[TextTask | HashTask]:
+        """The tasks that read the inputs: those that encode, then those that hash files."""
         # Readers do not need the sizes of units, and a file may have many thousands of units.
         sent = [msgspec.structs.replace(file, unit_bytes=(), borders=()) for file in self.files]
-        orders: list[Order] = []
+        texts: list[TextTask | HashTask] = []
+        hashed: list[int] = []
         for task in plan_tasks(self.files, task_bytes=self.task_bytes, max_spans=MAX_TASK_SPANS):
             # A file that is cut into several spans, or whose reader does not read it in order, is hashed separately.
             for span in task.spans:
                 file = self.files[span.file]
-                is_due = span.begin == 0 and not hashed[span.file] and not file.fault
-                if is_due and not is_hashed_while_read(file, span):
-                    orders.append(HashTask(span.file, sent[span.file]))
-            if task.number >= first_task:
-                files = tuple(sent[span.file] for span in task.spans)
-                begin = start if task.number == first_task else PiecePosition()
-                orders.append(TextTask(task, files, begin, self._most_poison))
-        return orders
+                if span.begin == 0 and not file.fault and not is_hashed_while_read(file, span):
+                    hashed.append(span.file)
+            texts.append(TextTask(task, tuple(sent[span.file] for span in task.spans), self._most_poison))
+        return texts + [HashTask(number, sent[number], place) for place, number in enumerate(hashed, len(texts))]
 
     @property
     def _most_poison(self) -> int:
@@ -249,10 +194,20 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, total_bytes: int = 0) -> Phase:
-    """The phase of encoding, for processes that do its tasks in any order; see `RunPlan.all_orders`."""
+    """The phase that reads the inputs, see `RunPlan.orders`."""
     return Phase(name=f"encode-{mark}-{backend}", first_task=first_task, num_tasks=num_tasks, total_bytes=total_bytes)
 
 
 def finding(mark: str, num_ranges: int) -> Phase:
     """The phase that finds duplicates, in one range of hashes a task."""
-    return Phase(name=f"duplicates-{mark}", num_tasks=num_ranges)
+    return Phase(name=f"duplicates-{mark}", num_tasks=num_ranges, is_light=num_ranges == 1)
+
+
+def cutting(mark: str) -> Phase:
+    """The phase of one task that decides which documents make up which shard."""
+    return Phase(name=f"cut-{mark}", num_tasks=1, is_light=True)
+
+
+def joining(mark: str, num_shards: int, total_bytes: int) -> Phase:
+    """The phase that writes the shards."""
+    return Phase(name=f"join-{mark}", num_tasks=num_shards, total_bytes=total_bytes, is_light=num_shards == 1)

@@ -17,6 +17,9 @@ DUPLICATE, MAX_RECORDS, BAD, LENGTH = "duplicate", "max_records", "bad", "length
 ENDED_WORKER = "ended_worker"
 """The reason for bad records that could be read, but ended each worker that came to them."""
 
+BAD_RECORDS = "bad_records"
+"""What receipts call the records that were left out as bad."""
+
 NO_DOCUMENTS = DocumentLedger(read=0, kept=0)
 NO_TOKENS = TokenLedger(made=0, kept=0)
 

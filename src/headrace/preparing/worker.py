@@ -1,6 +1,6 @@
 """The worker process, which runs one task after another until its parent closes the connection.
 
-A task reads the records of its spans, makes documents of them, and writes these as pieces on disk.
+A task of the inputs reads the records of its spans, makes documents of them, and writes these as a part.
 
 `WorkerProcesses` starts a worker with one end of a socket pair, as a fork or as a fresh process. It does not
 use the start methods of ``multiprocessing``, which run the caller's ``__main__`` again in every worker.
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import xxhash
 
+from headrace.engine.job import TaskResult, Tell
 from headrace.engine.poison import At
 from headrace.engine.serving import (
     Done,
@@ -29,17 +29,16 @@ from headrace.engine.serving import (
     serve,
 )
 from headrace.errors import InputError, RenderLimitError
+from headrace.io import Reader, reader, reader_at
+from headrace.io.finding import storage_for
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
-from headrace.preparing.documents import BlockEncoder, Documents, Encoder
+from headrace.preparing.documents import BlockEncoder, Encoder
 from headrace.preparing.duplicates import DuplicateFinder
-from headrace.preparing.messages import FindTask, HashTask, Order, ProbeTask, Setup, TextTask
-from headrace.preparing.piece import PieceBuilder
+from headrace.preparing.joining import join
+from headrace.preparing.messages import FindTask, HashTask, JoinTask, Order, ProbeTask, Setup, TextTask
+from headrace.preparing.parts import PartBuilder
 from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
-
-PIECE_BYTES = 32 << 20
-"""Bytes of tokens in a piece. A task with more writes several pieces, so that large tasks need no more memory."""
-
-PIECE_LINES = 1 << 19
+from headrace.preparing.tally import BAD_RECORDS
 
 BAD_LINE, ENDED_WORKER, MISMATCH = "bad line", "ended worker", "mismatch"
 """Failures: a line that cannot be used, or at which workers have ended, whose place only the parent can count; and a
@@ -47,20 +46,19 @@ fast library whose ids differ from those of the reference tokeniser."""
 
 
 class BadLineError(InputError):
-    """A line that cannot be used: the number of the input file, and the line, counted from 1 in this piece's part of
-    the span."""
+    """A line that cannot be used: the number of the span in its task, and the line, counted from 0 in the span."""
 
-    def __init__(self, message: str, file: int, line: int, *, ended_worker: bool = False) -> None:
+    def __init__(self, message: str, span: int, line: int, *, ended_worker: bool = False) -> None:
         super().__init__(message)
-        self.file = file
+        self.span = span
         self.line = line
         self.kind = ENDED_WORKER if ended_worker else BAD_LINE
 
 
 class TextWork:
-    """Runs tasks, one at a time.
+    """Runs tasks of the inputs, one at a time.
 
-    Memory: one block of 1 MiB (or the longest record) with its texts and ids, and the piece that is filled.
+    Memory: one block of 1 MiB (or the longest record) with its texts and ids, and some numbers for each document.
     """
 
     def __init__(
@@ -69,30 +67,27 @@ class TextWork:
         encoder: Encoder,
         *,
         report: Callable[[Progress], None],
-        deliver: Callable[[Done | At], None],
+        deliver: Callable[[At], None],
     ) -> None:
         self._setup = setup
         self._encoder = encoder
         self._report = report
         self._deliver = deliver
 
-    def run(self, order: TextTask) -> Done:
-        """Write the pieces of a task. All but the last are delivered on the way, and the last is returned.
+    def run(self, order: TextTask) -> TaskResult:
+        """Write the part of a task.
 
         Raises:
             BadLineError: a record cannot be used, and the run is to stop at such a record.
             MismatchError: the fast tokeniser differs from the reference tokeniser.
             InputError: a file cannot be read or has changed.
-            OutputError: a piece cannot be written.
+            OutputError: the part cannot be written.
         """
-        number, start = order.task.number, order.start
-        self._piece = PieceBuilder(self._setup, number, start.piece)
-        self._progress = Progress(number, 0, 0, 0)
-        spans = list(zip(order.task.spans, order.files, strict=True))
-        for index in range(start.span, len(spans)):
-            span, file = spans[index]
-            self._run_span(span, file, index, start.lines if index == start.span else 0, order)
-        return self._piece.write(is_last=True)
+        with PartBuilder(self._setup, order.task_index) as part:
+            for index, (span, file) in enumerate(zip(order.task.spans, order.files, strict=True)):
+                self._run_span(part, span, file, index, order)
+            files = part.write()
+        return TaskResult(files=files, counts=_counts(part), value={"lines": part.tally.lines})
 
     def probe(self, order: ProbeTask) -> Done:
         """Do the records of a task one at a time, say before each which it is, and write nothing.
@@ -122,17 +117,14 @@ class TextWork:
     def _reader(self, span: Span, file: SourceFile) -> SpanReader:
         return open_span(file, span, self._setup.records, max_record_bytes=self._setup.max_record_bytes)
 
-    def _run_span(self, span: Span, file: SourceFile, index: int, skip_lines: int, order: TextTask) -> None:
+    def _run_span(self, part: PartBuilder, span: Span, file: SourceFile, index: int, order: TextTask) -> None:
         reader = self._reader(span, file)
         poison = {record.line: record.message for record in order.poison if record.span == index}
         last = max(poison) if order.is_cut and order.poison[-1].span == index else None
-        self._piece.begin_span(span.file, skip_lines)
+        part.begin_span(span.file)
         lines = 0
         for block in reader.blocks():
             lines += block.num_lines
-            if lines <= skip_lines:  # exact, as pieces end at the ends of blocks
-                self._advance(block.input_bytes, 0, 0)
-                continue
             if poison:
                 block = block.without(poison)
             is_cut = last is not None and last < lines
@@ -141,51 +133,41 @@ class TextWork:
             try:
                 documents = self._encoder.encode(block, span.file)
             except RenderLimitError as error:
-                raise BadLineError(str(error), span.file, error.record - self._piece.first_line + 1) from None
+                raise BadLineError(str(error), index, error.record) from None
             if documents.bad and self._setup.on_error == "stop":
-                self._stop(documents.bad[0], span.file)
-            self._piece.add(block, documents)
-            self._check_errors(span.file)
+                _stop(documents.bad[0], index)
+            part.add(block, documents)
+            self._check_errors(part)
             if is_cut:
-                self._fail_at(documents.bad[-1], span.file, len(order.poison))
-            self._advance(block.input_bytes, len(documents.lines), self._num_ids(documents))
-            if self._piece.num_bytes >= PIECE_BYTES or self._piece.num_lines >= PIECE_LINES:
-                following = self._piece.next(index, lines)
-                self._deliver(self._piece.write(is_last=False))
-                self._piece = following
-                self._piece.begin_span(span.file, lines)
-        self._piece.end_span(reader.begin, reader.end, reader.xxh3_128)
+                _fail_at(documents.bad[-1], index, len(order.poison))
+            self._report(Progress(order.task_index, _counts(part)))
+        part.end_span(reader.begin, reader.end, reader.xxh3_128)
 
-    def _num_ids(self, documents: Documents) -> int:
-        rows = zip(self._setup.columns, documents.tokens, strict=True)
-        return sum(len(tokens) for column, tokens in rows if column.kind == "ids")
-
-    def _check_errors(self, file: int) -> None:
-        errors, allowed = self._piece.errors, self._setup.max_errors
+    def _check_errors(self, part: PartBuilder) -> None:
+        errors, allowed = part.errors, self._setup.max_errors
         if allowed is not None and len(errors) > allowed:
-            _, line, message = errors[allowed]
+            span, line, message = errors[allowed]
             raise BadLineError(
-                f"{message}. It is one of more than {allowed:,} bad records, which is what --max-errors allows", file,
-                line + 1,
+                f"{message}. It is one of more than {allowed:,} bad records, which is what --max-errors allows", span,
+                line,
             )  # fmt: skip
 
-    def _fail_at(self, bad: BadRecord, file: int, num_poison: int) -> None:
-        message = f"{bad.message}. So did {num_poison:,} records of this task, and no more of them are searched for"
-        self._stop(msgspec.structs.replace(bad, message=message), file)
 
-    def _stop(self, bad: BadRecord, file: int) -> None:
-        line = bad.line - self._piece.first_line + 1
-        raise BadLineError(bad.message, file, line, ended_worker=bad.ended_worker)
-
-    def _advance(self, input_bytes: int, documents: int, tokens: int) -> None:
-        before = self._progress
-        self._progress = Progress(
-            before.task_index, before.input_bytes + input_bytes, before.documents + documents, before.tokens + tokens
-        )
-        self._report(self._progress)
+def _counts(part: PartBuilder) -> dict[str, int]:
+    """What is shown of a part, and summed over all."""
+    tally = part.tally
+    counts = {"bytes": tally.input_bytes, "documents": tally.documents.kept, "tokens": tally.tokens.kept}
+    return counts | ({BAD_RECORDS: len(part.errors)} if part.errors else {})
 
 
-HASH_BLOCK_BYTES = 1 << 20
+def _fail_at(bad: BadRecord, span: int, num_poison: int) -> None:
+    message = f"{bad.message}. So did {num_poison:,} records of this task, and no more of them are searched for"
+    _stop(msgspec.structs.replace(bad, message=message), span)
+
+
+def _stop(bad: BadRecord, span: int) -> None:
+    raise BadLineError(bad.message, span, bad.line, ended_worker=bad.ended_worker)
+
 
 MAIN = "headrace.preparing.worker:main"
 
@@ -199,6 +181,17 @@ def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> 
     return RecordEncoder(setup, tokenizer_json, proved)
 
 
+def combine(setup: Setup, order: FindTask | JoinTask, using: Reader, tell: Tell) -> TaskResult:
+    """Do a task that reads what the tasks of the inputs have left.
+
+    Raises:
+        OutputError, StoreError: that is damaged, or cannot be read; or the result cannot be written.
+    """
+    if isinstance(order, FindTask):
+        return DuplicateFinder(setup.results, setup.hashes, using).run(order)
+    return join(setup, order, using, tell)
+
+
 class TextWorker:
     """Runs orders, and reports the progress to the parent.
 
@@ -210,7 +203,6 @@ class TextWorker:
         self._parent = parent
         self._setup = setup
         self._proved = proved
-        self._text: TextWork | None = None
 
     def handle(self, order: Order) -> Reply:
         """Run one order. A failure is returned as a `Failed`."""
@@ -218,24 +210,27 @@ class TextWorker:
 
     def _run(self, order: Order) -> Reply:
         try:
-            if isinstance(order, HashTask):
-                return Done.of(order.task_index, (order.number, self._hash(order.file)))
-            if isinstance(order, FindTask):
-                return self._finder.run(order)
-            if self._text is None:
-                self._text = self._load()
-            return self._text.probe(order) if isinstance(order, ProbeTask) else self._text.run(order)
+            if isinstance(order, ProbeTask):
+                return self._text.probe(order)
+            return Done.of(order.task_index, self._do(order))
         except BadLineError as error:
-            return Failed(order.task_index, str(error), kind=error.kind, file=error.file, line=error.line)
+            return Failed(order.task_index, str(error), kind=error.kind, span=error.span, line=error.line)
         except MismatchError as error:
             return Failed(order.task_index, str(error), kind=MISMATCH)
 
-    @functools.cached_property
-    def _finder(self) -> DuplicateFinder:
-        setup = self._setup
-        return DuplicateFinder(setup.parts, setup.hashes)
+    def _do(self, order: TextTask | HashTask | FindTask | JoinTask) -> TaskResult:
+        if isinstance(order, HashTask):
+            return TaskResult(value={"file": order.number, "xxh3_128": order.file.digest(self._parent.check)})
+        if isinstance(order, TextTask):
+            return self._text.run(order)
+        return combine(self._setup, order, self._using, lambda counts: self._parent.check())
 
-    def _load(self) -> TextWork:
+    @functools.cached_property
+    def _using(self) -> Reader:
+        return reader(reader_at(self._setup.work, "pread", storage_for(self._setup.work, self._setup.storage)))
+
+    @functools.cached_property
+    def _text(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved
         if proved is None or proved.name != encoding.backend:
             proved = ProvedEncoder(encoding.backend, Path(encoding.tokenizer).read_bytes(), encoding.special)
@@ -244,19 +239,6 @@ class TextWorker:
         gc.collect()
         gc.freeze()
         return TextWork(self._setup, encoder, report=self._parent.report, deliver=self._parent.send)
-
-    def _hash(self, file: SourceFile) -> str:
-        hasher = xxhash.xxh3_128()
-        view = memoryview(bytearray(HASH_BLOCK_BYTES))
-        try:
-            with file.open() as source:
-                while count := source.readinto(view):
-                    hasher.update(view[:count])
-                    self._parent.check()
-                file.check_opened(source)
-        except OSError as error:
-            raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
-        return hasher.hexdigest()
 
 
 def main(descriptor: int, proved: ProvedEncoder | None = None) -> None:

@@ -2,9 +2,8 @@
 
     writing     IndexedWriter -> prefix.bin, prefix.idx ----------.
                 KeyedWriter   -> folder/<key>.bin, meta.json -----+-> WrittenShard -.
-                checkpoint -> WriterState -> a new writer continues                 v
+                Hdf5Writer, JsonlWriter -> file.h5, file.jsonl ---'                 v
                 save_manifest(folder, Manifest(outputs=[OutputShard...])) -> headrace.json
-                Hdf5Writer, JsonlWriter -> file.h5, file.jsonl, written without checkpoints
     reading     open(path) -> IndexedStore, KeyedStore, Hdf5Store, JsonlStore -> document, fetch, gather
                            -> ShardedStore: several one after another; CombinedStore: keys side by side
     samples     open(path) -> TarStore, EnergonStore, ...: keys and named parts, with the interface SampleStore
@@ -56,12 +55,12 @@ if TYPE_CHECKING:
     )
     from headrace.stores.opening import open, open_keys, open_tokens
     from headrace.stores.parquet import ParquetStore
-    from headrace.stores.provenance import Provenance, ProvenanceState, ProvenanceWriter
+    from headrace.stores.provenance import Provenance, ProvenanceWriter
     from headrace.stores.saved_dataset import SavedDatasetStore, to_datasets
     from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, Store
     from headrace.stores.tar.store import TarStore
     from headrace.stores.writer import Writer
-    from headrace.stores.written import FileState, KeyInfo, OutputShard, WriterState, WrittenShard
+    from headrace.stores.written import KeyInfo, OutputShard, WrittenShard
 
 _HOMES = {
     "AlephAlphaStore": "headrace.stores.indexed.pairs",
@@ -73,7 +72,6 @@ _HOMES = {
     "Documents": "headrace.stores.indexed.layout",
     "EnergonStore": "headrace.stores.energon",
     "ErrorEntry": "headrace.stores.manifest",
-    "FileState": "headrace.stores.written",
     "FilesystemStore": "headrace.stores.energon",
     "Hdf5Store": "headrace.stores.hdf5.store",
     "Hdf5Writer": "headrace.stores.hdf5.store",
@@ -98,7 +96,6 @@ _HOMES = {
     "PartPlace": "headrace.stores.store",
     "Problem": "headrace.stores.store",
     "Provenance": "headrace.stores.provenance",
-    "ProvenanceState": "headrace.stores.provenance",
     "ProvenanceWriter": "headrace.stores.provenance",
     "RawSample": "headrace.stores.store",
     "SavedDatasetStore": "headrace.stores.saved_dataset",
@@ -112,7 +109,6 @@ _HOMES = {
     "TokenLedger": "headrace.stores.manifest",
     "TokenizerInfo": "headrace.stores.manifest",
     "Writer": "headrace.stores.writer",
-    "WriterState": "headrace.stores.written",
     "WrittenShard": "headrace.stores.written",
     "check_arrays": "headrace.stores.kept_arrays",
     "check_file": "headrace.stores.checking",
@@ -143,7 +139,6 @@ __all__ = [
     "Documents",
     "EnergonStore",
     "ErrorEntry",
-    "FileState",
     "FilesystemStore",
     "Hdf5Store",
     "Hdf5Writer",
@@ -166,7 +161,6 @@ __all__ = [
     "PartPlace",
     "Problem",
     "Provenance",
-    "ProvenanceState",
     "ProvenanceWriter",
     "RawSample",
     "Reader",
@@ -182,7 +176,6 @@ __all__ = [
     "TokenLedger",
     "TokenizerInfo",
     "Writer",
-    "WriterState",
     "WrittenShard",
     "check_arrays",
     "check_file",

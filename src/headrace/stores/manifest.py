@@ -311,8 +311,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the files of the shards and of ``provenance``, by their paths in the folder."""
         found = {f"{PROVENANCE_NAME}/{file.name}": file for file in self.provenance}
         for shard in self.outputs:
-            folder = Path(shard.prefix) if shard.format == "keyed" else Path(shard.prefix).parent
-            found |= {(folder / file.name).as_posix(): file for file in shard.files}
+            found |= dict(zip(shard.file_names(), shard.files, strict=True))
         return found
 
     def is_complete(self, folder: AnyPath) -> bool:

@@ -16,8 +16,8 @@ For example, let a span begin at line 100 with document 40, and let lines 1 and 
 is document 40 and line 103 is document 41. If a line became several documents, each one after the first is a span of
 its own, with the same line.
 
-While an array grows, the first 128 bytes of its file, which will hold the header, are zeros. So the array can grow at
-its end, can be cut back to a checkpoint, and opens only when it is finished.
+While an array grows, the first 128 bytes of its file, which will hold the header, are zeros: it opens only when it is
+finished.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -40,11 +39,9 @@ from headrace.io import (
     local_file,
     map_npy,
     output_errors,
-    partial_path,
     path_at,
     read_small,
     sync_folder,
-    write_all,
     write_json_file,
 )
 from headrace.stores.arguments import positions
@@ -86,99 +83,50 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 class GrowingArray:
-    """A ``.npy`` that grows at ``.<name>.partial`` until it is finished.
+    """A ``.npy`` that grows at its end. The bytes of its header are zeros until it is finished, so it does not open.
 
     Args:
-        path: final path of the file.
+        path: path of the file; an older file of this name is removed.
         dtype: dtype of the items; little-endian on disk.
         columns: number of items in a row; None makes the array one-dimensional.
-        num_items: number of items that an earlier writer brought to the disk, to continue after them; None begins a new
-            file.
 
     Raises:
-        StoreError: the file has fewer items.
         OutputError: the system reports an error.
     """
 
-    def __init__(self, path: Path, dtype: str, *, columns: int | None = None, num_items: int | None = None) -> None:
+    def __init__(self, path: Path, dtype: str, *, columns: int | None = None) -> None:
         self.path = path
-        self.partial = partial_path(path)
+        self.num_items = 0
         self._dtype = np.dtype(dtype)
         self._columns = columns
-        self.num_items = num_items or 0
-        self._buffer = bytearray()
-        with output_errors(self.path, "create"):
-            if num_items is None:
-                self.partial.unlink(missing_ok=True)
-                self.path.unlink(missing_ok=True)
-            elif not self.partial.exists() and self.path.exists():
-                # A process finished this file after its last checkpoint, and died before the end of the run.
-                self.path.rename(self.partial)
-            elif not self.partial.exists():
-                raise StoreError(
-                    f"{self.partial}: missing since the last checkpoint: start the run again with --restart"
-                )
-            self._fd = os.open(self.partial, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if num_items is None else 0), 0o666)
-        try:
-            self._cut_back()
-        except BaseException:
-            self.close()
-            raise
+        with output_errors(path, "create"):
+            path.unlink(missing_ok=True)
+            self._file = path.open("xb", buffering=_BUFFER_BYTES)
+            self._file.write(bytes(HEADER_BYTES))
 
     def append(self, values: NDArray[Any]) -> None:
         """Append rows, or items if the array is one-dimensional."""
         data = np.ascontiguousarray(values, self._dtype)
         self.num_items += data.size
-        self._buffer += data.tobytes()
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self._flush()
-
-    def sync(self) -> None:
-        """Bring everything that was added to the disk."""
-        self._flush()
         with output_errors(self.path, "write"):
-            os.fsync(self._fd)
+            self._file.write(data.tobytes())
 
-    def finish(self) -> None:
-        """Write the header, bring everything to the disk, and close. The file keeps its partial name."""
-        self._flush()
+    def finish(self) -> FileSum:
+        """Write the header, bring everything to the disk, and close. The file is read once for its checksums."""
         shape = (self.num_items,) if self._columns is None else (self.num_items // self._columns, self._columns)
-        with output_errors(self.path, "write"):
-            os.pwrite(self._fd, npy_header(self._dtype, shape), 0)
-            os.fsync(self._fd)
-        self.close()
-
-    def give_name(self) -> FileSum:
-        """Give the finished file its final name, and read it once for its checksums."""
-        with output_errors(self.path, "rename"):
-            if self.partial.exists():
-                self.partial.rename(self.path)
+        with output_errors(self.path, "write"), self._file:
+            self._file.seek(0)
+            self._file.write(npy_header(self._dtype, shape))
+            self._file.flush()
+            os.fsync(self._file.fileno())
         return file_sum(self.path)
 
-    def close(self) -> None:
-        """Close the file as it is on disk; items that are still buffered are lost."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
-    def _cut_back(self) -> None:
-        wanted = HEADER_BYTES + self.num_items * self._dtype.itemsize
-        with output_errors(self.path, "write"):
-            found = os.fstat(self._fd).st_size
-            if self.num_items and found < wanted:
-                raise StoreError(
-                    f"{self.partial}: has {found:,} bytes, but the last checkpoint counted {wanted:,}; it was cut "
-                    "short: start the run again with --restart"
-                )
-            os.ftruncate(self._fd, wanted)
-            os.pwrite(self._fd, bytes(HEADER_BYTES), 0)
-            os.lseek(self._fd, 0, os.SEEK_END)
-
-    def _flush(self) -> None:
-        with output_errors(self.path, "write"):
-            write_all(partial(os.write, self._fd), self._buffer)
-        self._buffer = bytearray()
+    def discard(self) -> None:
+        """Close and remove the file."""
+        with contextlib.suppress(OSError):  # the system refuses what is still in the buffer
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
 
 class Provenance:
@@ -408,34 +356,19 @@ MAX_REASONS = 1000
 _DEFECT = "This is a defect of Headrace: please report it."
 
 
-class ProvenanceState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The point from which a new `ProvenanceWriter` can continue.
-
-    Attributes:
-        num_documents: number of documents added.
-        reasons: the reasons for skipped lines, in the order of their codes.
-        num_items: number of items in each array, by the name of its file.
-    """
-
-    num_documents: int
-    reasons: tuple[str, ...]
-    num_items: dict[str, int]
-
-
 class ProvenanceWriter:
     """Appends to the arrays of a provenance table; the module `provenance` describes the layout. O(1) memory.
 
-    The files get their names at `finish`, ``provenance.json`` last. Their bytes do not depend on where the run was
-    interrupted. Only one writer may write a folder at a time.
+    A table opens only after `finish`, which writes ``provenance.json`` last. The writer is a context manager that
+    removes its files unless `finish` was called. An older table in the folder is removed at the beginning. Only one
+    writer may write a folder at a time.
 
     Args:
         folder: folder of the table; it is created if it does not exist.
         with_order: whether the store has another order than the input; then pass the order to `add_order`.
         with_ids: whether the records have ids; then pass them to `add_ids`.
-        state: continue from this checkpoint; what was added after it is cut off. None begins a new table.
 
     Raises:
-        StoreError: the files are shorter than the state says, or belong to another kind of run.
         OutputError: the system reports an error.
 
     Example:
@@ -446,19 +379,12 @@ class ProvenanceWriter:
         [0, 2]
     """
 
-    def __init__(
-        self, folder: str | Path, *, with_order: bool, with_ids: bool, state: ProvenanceState | None = None
-    ) -> None:
+    def __init__(self, folder: str | Path, *, with_order: bool, with_ids: bool) -> None:
         self.folder = Path(folder)
         columns = {SPANS_NAME: SPAN_COLUMNS, SKIPPED_NAME: SKIPPED_COLUMNS}
         names = [SPANS_NAME, SKIPPED_NAME, *([ORDER_NAME] * with_order), *([IDS_NAME, ID_ENDS_NAME] * with_ids)]
-        if state is not None and sorted(state.num_items) != sorted(names):
-            raise StoreError(
-                f"{self.folder}: the checkpoint belongs to a run that writes {', '.join(sorted(state.num_items))}, but "
-                f"this run writes {', '.join(sorted(names))}: start the run again with --restart"
-            )
-        self.num_documents = state.num_documents if state else 0
-        self._codes = {reason: code for code, reason in enumerate(state.reasons if state else ())}
+        self.num_documents = 0
+        self._codes: dict[str, int] = {}
         self._arrays: dict[str, GrowingArray] = {}
         self._sums: tuple[FileSum, ...] | None = None
         with output_errors(self.folder, "create"):
@@ -466,15 +392,11 @@ class ProvenanceWriter:
             (self.folder / INFO_NAME).unlink(missing_ok=True)
         try:
             for name in names:
-                self._arrays[name] = GrowingArray(
-                    self.folder / name,
-                    "|u1" if name == IDS_NAME else "<i8",
-                    columns=columns.get(name),
-                    num_items=state.num_items[name] if state else None,
-                )
+                dtype = "|u1" if name == IDS_NAME else "<i8"
+                self._arrays[name] = GrowingArray(self.folder / name, dtype, columns=columns.get(name))
             sync_folder(self.folder / INFO_NAME)
         except BaseException:
-            self.suspend()
+            self.discard()
             raise
 
     def add_span(
@@ -539,25 +461,8 @@ class ProvenanceWriter:
         self._arrays[ID_ENDS_NAME].append(data.num_items + np.cumsum(lengths))
         data.append(np.frombuffer(b"".join(encoded), np.uint8))
 
-    def checkpoint(self) -> ProvenanceState:
-        """Bring everything to the disk, and return the state to continue from."""
-        for array in self._arrays.values():
-            array.sync()
-        return ProvenanceState(
-            num_documents=self.num_documents,
-            reasons=tuple(self._codes),
-            num_items={name: array.num_items for name, array in self._arrays.items()},
-        )
-
-    def suspend(self) -> None:
-        """Close the files and keep them, for a writer that continues from the last checkpoint."""
-        for array in self._arrays.values():
-            array.close()
-
     def finish(self) -> tuple[FileSum, ...]:
         """Complete the files, and return their checksums in the order of their names.
-
-        If the process dies in this method, a writer with the last state can continue, as at any other point.
 
         Raises:
             HeadraceError: the number of ordinals or of ids differs from the number of documents.
@@ -571,15 +476,25 @@ class ProvenanceWriter:
                     f"{self.folder / name}: {self._arrays[name].num_items:,} entries for {self.num_documents:,} "
                     f"documents. {_DEFECT}"
                 )
-        for array in self._arrays.values():
-            array.finish()
-        sums = [array.give_name() for array in self._arrays.values()]
+        sums = [array.finish() for array in self._arrays.values()]
         sync_folder(self.folder / INFO_NAME)
         info = ProvenanceInfo(version=1, num_documents=self.num_documents, reasons=tuple(self._codes))
         write_json_file(self.folder / INFO_NAME, info)
         sums.append(file_sum(self.folder / INFO_NAME))
         self._sums = tuple(sorted(sums, key=lambda file: file.name))
         return self._sums
+
+    def discard(self) -> None:
+        """Remove all files. After `finish` this does nothing."""
+        if self._sums is None:
+            for array in self._arrays.values():
+                array.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.discard()
 
     def _code(self, reason: str) -> int:
         code = self._codes.setdefault(reason, len(self._codes))

@@ -1,26 +1,21 @@
-"""The files of one key while a shard is written, and how they are restored when a killed writer is continued.
+"""The files of one key while a shard is written.
 
-    <stem>.bin         the tokens; the file gets this name when the store is complete
-    <stem>.lengths     (documents,) int32, the lengths of the documents; a temporary file from which the index is made
-
-A resumable writer keeps both under `headrace.io.partial_path`. If it was killed in `finish`, a ``.bin`` may already
-have its final name, and the lengths may be gone because the index is complete. Both are undone before a writer
-continues.
+<stem>.bin         the tokens; the file gets this name when the store is complete
+<stem>.lengths     (documents,) int32, the lengths of the documents; a temporary file from which the index is made
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import InputError, StateError, StoreError
-from headrace.io import AtomicFile, FileHasher, hash_file, output_errors, partial_path, sync_folder
-from headrace.stores.written import FileState, Format, KeyInfo, WriterState
+from headrace.errors import InputError
+from headrace.io import AtomicFile, FileSum, commit
 
 CHUNK = 1 << 18
 """How many documents' lengths are in memory at a time while an index is written."""
@@ -31,38 +26,24 @@ LengthChunks = Iterator[NDArray[np.integer[Any]]]
 
 
 class TokenFile:
-    """The two files of one key. Memory does not depend on the number of documents.
+    """The two files of one key. Memory does not depend on the number of documents: each takes 4 bytes on disk.
 
     Args:
         path: the final path of the ``.bin``.
         dtype: dtype of the tokens on disk.
-        resumable: whether the temporary files get names by which another process finds them.
-        written: hashers of the tokens and of the lengths, to continue after the bytes that they have seen.
 
     Raises:
         OutputError: the system reports an error.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        dtype: np.dtype[Any],
-        *,
-        resumable: bool = False,
-        written: tuple[FileHasher, FileHasher] | None = None,
-    ) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
-        data, lengths = (None, None) if written is None else written
-        self.data = AtomicFile(path, resumable=resumable, written=data)
+        self.data = AtomicFile(path)
         try:
-            self.lengths = AtomicFile(lengths_path(path), resumable=resumable, written=lengths)
+            self._lengths = unnamed_file(path, "lengths")
         except BaseException:
-            self.data.close() if resumable else self.data.discard()
+            self.data.discard()
             raise
-        self._resumable = resumable
-        if not resumable:  # only this process needs the lengths; without a name, a kill does not leave them behind
-            with contextlib.suppress(OSError):
-                self.lengths.temporary.unlink()
 
     @property
     def num_tokens(self) -> int:
@@ -72,156 +53,53 @@ class TokenFile:
     @property
     def num_documents(self) -> int:
         """Number of documents added so far."""
-        return self.lengths.size // 4
-
-    @property
-    def info(self) -> KeyInfo:
-        """The key's entry in a manifest."""
-        return KeyInfo(dtype=self.dtype.name, tokens=self.num_tokens)
+        return self._lengths.size // 4
 
     def add(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
         """Append documents whose arguments were checked: contiguous tokens in `dtype`, and the documents' lengths."""
         self.data.write(tokens.data)
-        self.lengths.write(lengths.astype("<i4").data)
+        self._lengths.write(lengths.astype("<i4").data)
 
     def chunks(self) -> LengthChunks:
         """Yield the lengths of all documents, in order, `CHUNK` at a time."""
-        for data in self.lengths.pieces(4 * CHUNK):
+        for data in self._lengths.pieces(4 * CHUNK):
             yield np.frombuffer(data, "<i4")
 
-    def flush(self) -> dict[str, FileState]:
-        """Bring both files to the disk and return their sizes and hashes."""
-        states = {}
-        for file in (self.data, self.lengths):
-            file.flush()
-            states[file.path.name] = FileState(size=file.size, xxh3_128=file.sum.xxh3_128)
-        return states
-
-    def close(self) -> None:
-        """Close both files without removing them."""
-        self.data.close()
-        self.lengths.close()
-
     def discard(self) -> None:
-        """Remove both temporary files."""
+        """Remove both temporary files. A ``.bin`` that has its final name stays."""
         self.data.discard()
-        self.lengths.discard()
+        self._lengths.discard()
 
 
-def lengths_path(path: Path) -> Path:
-    """Return the path from which the name of the temporary file of lengths is derived."""
-    return path.with_name(path.name.removesuffix(".bin") + ".lengths")
-
-
-def open_files(
-    paths: Mapping[str, Path],
-    dtypes: Mapping[str, np.dtype[Any]],
-    *,
-    resumable: bool,
-    state: WriterState | None,
-    layout: Format,
-    index: Path,
-    lengths_in: Callable[[str], LengthChunks],
-) -> dict[str, TokenFile]:
-    """Open the files of each key of a writer: new ones or, with a state, the files that it describes.
-
-    Args:
-        paths: the ``.bin`` of each key.
-        dtypes: the dtype of each key's tokens.
-        resumable: as in `TokenFile`.
-        state: the state to continue from; None begins new files.
-        layout: name of the format.
-        index: the file that appears last and so shows that the store is complete.
-        lengths_in: reads the lengths of a key's documents from the index, if that is complete.
+def unnamed_file(path: Path, name: str) -> AtomicFile:
+    """Create a file beside a ``.bin`` that only this process needs; it has no name, so a kill does not leave it behind.
 
     Raises:
-        StateError: the state belongs to another writer.
-        StoreError: a temporary file is missing, shorter than the state says, or has other bytes. Nothing is changed.
         OutputError: the system reports an error.
     """
-    written = None if state is None else _find(paths, dtypes, state, layout, index, lengths_in)
-    files: dict[str, TokenFile] = {}
+    file = AtomicFile(path.with_name(f"{path.name.removesuffix('.bin')}.{name}"))
+    with contextlib.suppress(OSError):
+        file.temporary.unlink()
+    return file
+
+
+def commit_shard(
+    files: Collection[TokenFile], index: Path, write_index: Callable[[AtomicFile], None]
+) -> tuple[FileSum, ...]:
+    """Write the index, and give the ``.bin`` files and then the index their final names; return their checksums.
+
+    Raises:
+        OutputError: the system reports an error; then the index is not there.
+    """
+    last = AtomicFile(index)
     try:
-        for key, path in paths.items():
-            if resumable:  # a kill within `_restore_lengths` may have left this file
-                with output_errors(path, "remove a temporary file of"):
-                    partial_path(partial_path(lengths_path(path))).unlink(missing_ok=True)
-            hashers = None if written is None else written[key]
-            files[key] = TokenFile(path, dtypes[key], resumable=resumable, written=hashers)
-        if resumable:
-            sync_folder(index)
+        write_index(last)
     except BaseException:
-        for file in files.values():
-            file.close() if resumable else file.discard()
+        last.discard()
         raise
-    return files
-
-
-def _find(
-    paths: Mapping[str, Path],
-    dtypes: Mapping[str, np.dtype[Any]],
-    state: WriterState,
-    layout: Format,
-    index: Path,
-    lengths_in: Callable[[str], LengthChunks],
-) -> dict[str, tuple[FileHasher, FileHasher]]:
-    """Undo what a killed `finish` has done to the files, and return hashers of their bytes up to the state."""
-    wanted = {key: dtype.name for key, dtype in dtypes.items()}
-    found = {key: info.dtype for key, info in state.keys.items()}
-    if (state.format, found) != (layout, wanted):
-        raise StateError(
-            f"{index.parent}: the state belongs to a writer of the {state.format} format with {found}, but this writer"
-            f" is of the {layout} format with {wanted}; continue with the same options, or start again"
-        )
-    # Everything is verified before anything is changed.
-    data, lengths, named = {}, {}, []
-    for key, path in paths.items():
-        if not partial_path(path).exists() and path.exists():
-            named.append(path)
-        data[key] = _verified(path if path in named else partial_path(path), path.name, state)
-    for key, path in paths.items():
-        place = partial_path(lengths_path(path))
-        if path in named and not place.exists() and index.exists():
-            _restore_lengths(path, lengths_in(key))
-        lengths[key] = _verified(place, lengths_path(path).name, state)
-    if named:
-        with output_errors(index, "take back"):
-            index.unlink(missing_ok=True)
-        sync_folder(index)
-        for path in named:
-            with output_errors(path, "take back"):
-                path.rename(partial_path(path))
-    return {key: (data[key], lengths[key]) for key in paths}
-
-
-def _verified(place: Path, name: str, state: WriterState) -> FileHasher:
-    if name not in state.files:
-        raise StateError(
-            f"{place}: the state names only the files {', '.join(state.files)}; it belongs to another writer"
-        )
-    wanted = state.files[name]
-    if not place.exists():
-        raise StoreError(f"{place}: missing; the state says that it has {wanted.size} bytes: start again")
-    found_bytes = place.stat().st_size
-    if found_bytes < wanted.size:
-        raise StoreError(
-            f"{place}: has {found_bytes} bytes, but the state says {wanted.size}; it was cut short: start again"
-        )
-    hasher = hash_file(place, size=wanted.size)
-    found = hasher.sum(name).xxh3_128
-    if found != wanted.xxh3_128:
-        raise StoreError(
-            f"{place}: the first {wanted.size} bytes have the xxh3_128 {found}, but the state says {wanted.xxh3_128};"
-            " they were changed: start again"
-        )
-    return hasher
-
-
-def _restore_lengths(path: Path, chunks: LengthChunks) -> None:
-    """Write the temporary file of the lengths again, from the index that was made from it."""
-    with AtomicFile(partial_path(lengths_path(path)), resumable=True) as file:
-        for chunk in chunks:
-            file.write(chunk.astype("<i4").data)
+    named = [*(file.data for file in files), last]
+    commit(named)
+    return tuple(file.sum for file in named)
 
 
 def checked_lengths(lengths: NDArray[np.int64], num_tokens: int) -> NDArray[np.int64]:

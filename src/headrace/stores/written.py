@@ -1,4 +1,4 @@
-"""Descriptions of a written shard: what a writer returns, its state, and the entry in ``headrace.json``."""
+"""Descriptions of a written shard: what a writer returns, and the entry in ``headrace.json``."""
 
 from __future__ import annotations
 
@@ -51,34 +51,6 @@ class WrittenShard(msgspec.Struct, frozen=True, kw_only=True):
     keys: dict[str, KeyInfo]
     contiguous: bool
     files: tuple[FileSum, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all keys."""
-        return sum(key.tokens for key in self.keys.values())
-
-
-class FileState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Number and xxh3_128, in hex, of the bytes of one temporary file that are certainly on the disk."""
-
-    size: int
-    xxh3_128: str
-
-
-class WriterState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The point from which a resumable writer can continue. It takes a few hundred bytes as msgpack or JSON.
-
-    Attributes:
-        format: name of the layout.
-        num_documents: number of documents added.
-        keys: dtype and number of tokens of each key, in the order of the writer.
-        files: the temporary files, by the final name of the data file, or by its stem and ``.lengths``.
-    """
-
-    format: Format
-    num_documents: int
-    keys: dict[str, KeyInfo]
-    files: dict[str, FileState]
 
     @property
     def num_tokens(self) -> int:
@@ -140,6 +112,11 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             contiguous=written.contiguous,
             files=written.files,
         )
+
+    def file_names(self) -> list[str]:
+        """Return the paths of its files, relative to the manifest's folder, in the order of ``files``."""
+        folder = Path(self.prefix) if self.format == "keyed" else Path(self.prefix).parent
+        return [(folder / file.name).as_posix() for file in self.files]
 
     def faults(self) -> Iterator[str]:
         """Yield a message for each contradiction within the entry.

@@ -17,7 +17,7 @@ import media_made
 from energon_made import LINES, PNG, PRIMARY, SECONDARY, write_files, write_shards, write_tar
 from headrace.errors import ConfigError, InputError
 from headrace.preparing.energon import EnergonOptions, EnergonReport, MediaFilter, SplitChoice, prepare_energon
-from headrace.preparing.energon.finishing import assign_parts, bring_up_to_date
+from headrace.preparing.energon.merging import assign_parts, bring_up_to_date
 from headrace.preparing.energon.scanning import find_shards
 from headrace.stores.energon import EnergonStore, FilesystemStore, SqliteIndex, read_splits
 
@@ -226,7 +226,7 @@ def test_a_folder_of_files(media_folder: Path, wanted: MediaFilter, facts: dict[
 
 
 def test_processes_and_a_second_run(media_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.preparing.energon.media.FILES_A_TASK", 2)
+    monkeypatch.setattr("headrace.preparing.energon.plan.TASK_FILES", 2)
     prepare(media_folder, media=MediaFilter(strategy="EXTENSION"), media_only=True, workers=2)
     (media_folder / "sound.wav").unlink()
     prepare(media_folder, media=MediaFilter(strategy="HEADER"), media_only=True)

@@ -200,8 +200,8 @@ def test_processes_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     root = make(tmp_path / "d", range(9))
     prepare(root, media=media)
     one = local(root)
-    monkeypatch.setattr("headrace.preparing.energon.run.WORKER_BYTES", 1)
-    monkeypatch.setattr("headrace.preparing.energon.run.MEDIA_WORKER_BYTES", 1)
+    monkeypatch.setattr("headrace.preparing.energon.plan.TASK_BYTES", 1)
+    monkeypatch.setattr("headrace.preparing.energon.plan.MEDIA_TASK_BYTES", 1)
     four = again(root, tmp_path, workers=3, media=media)
     assert one == four
     (root / "shards/04.tar").write_bytes(b"no tar" * 200)
@@ -291,6 +291,7 @@ def test_killed_at_every_change(tmp_path: Path, begin: Callable[[Path], None]) -
 @pytest.mark.parametrize("begin", [fresh, grown])
 def test_a_full_disk(tmp_path: Path, begin: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("headrace.preparing.energon.job._INDEXES_AT_ONCE", 1)  # the same changes in each run
     whole = tmp_path / "whole"
     begin(whole)
     start = shutil.copytree(whole, tmp_path / "start", copy_function=shutil.copy2)
@@ -306,6 +307,7 @@ def test_a_full_disk(tmp_path: Path, begin: Callable[[Path], None], monkeypatch:
 
 
 def test_what_is_read_is_not_read_again(tmp_path: Path, scanned: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.preparing.energon.plan.TASK_BYTES", 1)
     fresh(tmp_path)
     noted = scanning.scan_shard
 

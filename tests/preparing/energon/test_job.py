@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,20 @@ from counts import cases
 from energon_made import PNG, write_tar
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Show
+from headrace.engine.status import StatusReader
 from headrace.errors import ConfigError, InputError, OutputError
-from headrace.preparing import ErrorOptions, open_job
+from headrace.kinds import open_job
+from headrace.preparing import ErrorOptions
 from headrace.preparing.energon import (
     EnergonOptions,
+    EnergonProgress,
     EnergonReport,
     MediaFilter,
     SplitChoice,
     plan_energon,
     prepare_energon,
 )
+from headrace.preparing.energon.scanning import scan_tar
 from headrace.stores.energon import SqliteIndex
 
 SPLIT = SplitChoice(ratio=(2, 1))
@@ -37,7 +42,10 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def inline() -> Iterator[None]:
+def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each tar is a task."""
+    monkeypatch.setattr("headrace.preparing.energon.plan.TASK_BYTES", 1)
+    monkeypatch.setattr("headrace.preparing.energon.plan.MEDIA_TASK_BYTES", 1)
     with jobs_by_hand.inline():
         yield
 
@@ -92,7 +100,7 @@ def test_any_history_gives_the_bytes_of_a_local_run(case: str, tmp_path: Path) -
 # In case 12 the last process is killed while it writes the index.
 @pytest.mark.parametrize("seed", sorted({*range(cases(2, 200)), 12}))
 def test_a_folder_of_media(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.preparing.energon.media.FILES_A_TASK", 3)
+    monkeypatch.setattr("headrace.preparing.energon.plan.TASK_FILES", 3)
     options = EnergonOptions(media=MediaFilter(strategy="EXTENSION"), media_only=True)
     for name in ("local", "planned"):
         (tmp_path / name).mkdir()
@@ -107,13 +115,18 @@ def test_a_folder_of_media(seed: int, tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(planned.media()) == list(local.media())
     assert len(list(planned.media())) == 14
     assert planned.media_filters() == local.media_filters()
-    assert [path.name for path in (root / ".nv-meta").iterdir()] == ["index.sqlite"]
     assert drive(late, LocalExecutor(workers=1), Show()).samples == 14
     assert [path.name for path in (root / ".nv-meta").iterdir()] == ["index.sqlite"]
 
 
-def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+def test_what_was_read_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that is repaired after the plan is planned anew, and read alone."""
+    read = []
+
+    def scanned(root: Path, tar: Any, *rest: Any, **options: Any) -> Any:
+        read.append(tar.name)
+        return scan_tar(root, tar, *rest, **options)
+
     root = make(tmp_path / "d")
     whole = (root / "s5.tar").read_bytes()
     (root / "s5.tar").write_bytes(whole[:-1500] + b"broken" * 250)
@@ -131,9 +144,11 @@ def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     plan_energon(root, options=CASES["new"])
     phase = open_job(root).phase()
     assert phase is not None
-    assert phase.num_tasks == 1
+    assert phase.num_tasks == 7
+    monkeypatch.setattr("headrace.preparing.energon.plan.scan_tar", scanned)
     report = drive(open_job(root), LocalExecutor(workers=1), Show())
     assert (report.shards, report.read, report.samples) == (4, 7, 6)
+    assert read == ["s5.tar"]
     plan_energon(root, options=EnergonOptions())
     assert open_job(root).phase() is None
     assert drive(open_job(root), LocalExecutor(workers=1), Show()).unchanged == 7
@@ -154,6 +169,34 @@ def test_a_local_run_goes_on_with_what_others_read(tmp_path: Path) -> None:
     plan_energon(root, options=EnergonOptions(overwrite=True))
     prepare_energon(root, options=EnergonOptions(restart=True))
     assert not (root / ".nv-meta/.headrace").exists()
+
+
+def test_a_run_that_was_begun_alone_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended at its fourth tar, it is completed as a planned one is; and it tells how far it is."""
+    local, root = make(tmp_path / "local"), tmp_path / "d"
+    shutil.copytree(local, root, copy_function=shutil.copy2)
+    seen: list[EnergonProgress] = []
+    prepare_energon(local, options=CASES["new"], on_progress=seen.append)
+    assert [(one.step, one.done, one.total) for one in seen][-8:] == [
+        ("reading", 7, 7),
+        *(("indexing", number + 1, 7) for number in range(7)),
+    ]
+    assert seen[-1].samples == sum(number % 3 for number in range(7))
+
+    def scanned(root: Path, tar: Any, *rest: Any, **options: Any) -> Any:
+        if tar.name == "s3.tar":
+            raise KeyboardInterrupt
+        return scan_tar(root, tar, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.preparing.energon.plan.scan_tar", scanned)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_energon(root, options=EnergonOptions(split=SPLIT, workers=1))
+    status = StatusReader(open_job(root)).read()
+    assert (status.kind, status.done, status.num_tasks) == ("energon", 3, 7)
+    assert status.counts == {"bytes": 3 * 10240, "shards": 3, "samples": 3}
+    drive(open_job(root), LocalExecutor(workers=1), Show())
+    assert content(root) == content(local)
 
 
 def test_what_cannot_be_planned(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -14,25 +15,26 @@ from obstore import delete
 import jobs_by_hand
 from counts import cases
 from energon_made import PNG, write_files, write_shards, write_tar
-from energon_objects import FEW, MEDIA, local, remote, upload
+from energon_objects import FEW, MEDIA, local, made_of, remote, upload
 from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Limits
 from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Show, is_planned
 from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import InputError, OutputError, StoreError
+from headrace.io import is_url
 from headrace.kinds import KINDS, finish_job, open_job
 from headrace.preparing import ErrorOptions
 from headrace.preparing.energon import (
     EnergonOptions,
     MediaFilter,
     SplitChoice,
-    media,
+    plan,
     plan_energon,
     prepare_energon,
 )
-from headrace.preparing.energon import objects as energon_objects
 from memory_stores import MemoryBucket, watched
+from nfs import OnNfs
 
 SPLIT = SplitChoice(ratio=(2, 1, 1))
 CASES = {
@@ -52,7 +54,9 @@ def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
     monkeypatch.setattr(doing, "REFRESH_S", 0.0)
     monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
-    monkeypatch.setattr(media, "FILES_A_TASK", 3)
+    monkeypatch.setattr(plan, "TASK_FILES", 3)
+    for name in ("TASK_BYTES", "MEDIA_TASK_BYTES", "TARS_AT_ONCE"):
+        monkeypatch.setattr(plan, name, 1)
     with jobs_by_hand.inline():
         yield
 
@@ -86,6 +90,59 @@ def some_tasks(url: str, chooser: random.Random) -> None:
     job = open_job(url)
     if (phase := job.phase()) is not None:
         jobs_by_hand.do_here(job, chooser.choices(job.receipts(phase).tasks, k=2))
+
+
+class Prepared(OnNfs):
+    """A dataset is prepared in place."""
+
+    case: ClassVar[str]
+
+    def plan(self, output: str) -> None:
+        begun_at(self.bucket, output, self.case)
+        plan_energon(output, options=CASES[self.case])
+
+    def plan_poisoned(self, output: str) -> str:
+        begun_at(self.bucket, output, self.case)
+        data = b"no tar at all" * 200
+        if is_url(output):
+            self.bucket.put(f"{output.rpartition('/')[2]}/shards/03.tar", data)
+        else:
+            Path(output, "shards/03.tar").write_bytes(data)
+        plan_energon(output, options=CASES[self.case])
+        return "shards/03.tar"
+
+    def content(self, output: str) -> dict[str, bytes]:
+        return local(Path(output))
+
+    def made(self, output: str) -> dict[str, bytes]:
+        return made_of(super().made(output)) if self.bucket else self.content(output)
+
+
+class TestNew(Prepared):
+    case = "new"
+
+
+class TestMedia(Prepared):
+    case = "media"
+
+
+class TestFiles(Prepared):
+    case = "files"
+
+    def plan_poisoned(self, output: str) -> str:
+        pytest.skip("a file that is no medium has no metadata")
+
+
+def begun_at(bucket: MemoryBucket | None, output: str, case: str) -> None:
+    """A dataset as it is before the run, in a folder or at a URL."""
+    key = output.rpartition("/")[2]
+    if bucket is None or not is_url(output):
+        if not Path(output).exists():
+            write_files(Path(output), MEDIA) if case == "files" else write_shards(Path(output), dict(FEW))
+    elif not bucket.content(key):
+        with tempfile.TemporaryDirectory() as folder:
+            begun_at(None, f"{folder}/{key}", case)
+            bucket.upload(Path(folder, key), key)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -201,8 +258,9 @@ def test_a_shard_that_changes_or_comes_is_read_at_the_end_or_named(
         plan_energon(url, options=CASES["new"])
         phase = open_job(url).phase()
         assert phase is not None
-        assert phase.num_tasks == 5
-        assert job.phase() is None, "its plan was replaced"
+        assert phase.num_tasks == 5, "of another plan, nothing is kept at a URL"
+        with pytest.raises(OutputError, match="another run"):
+            job.finish(Show())  # its plan was replaced
         finish_job(url, LOCAL, Show())
     del job
     prepare_energon(tmp_path / "ds", options=CASES["new"])
@@ -222,13 +280,13 @@ def test_files_that_change_or_were_read_by_others(
         tasks = len(job.receipts(job.phase()).tasks)  # type: ignore[arg-type]
         jobs_by_hand.do_here(job, range(tasks - 1))
     read: list[str] = []
-    whole = energon_objects.ObjectMedia._row
+    whole = plan.read_medium
 
-    def row(self: Any, finder: Any, found: Any) -> Any:
-        read.append(found[0])
-        return whole(self, finder, found)
+    def row(root: Any, name: str, *rest: Any) -> Any:
+        read.append(name)
+        return whole(root, name, *rest)
 
-    monkeypatch.setattr(energon_objects.ObjectMedia, "_row", row)
+    monkeypatch.setattr(plan, "read_medium", row)
     last = sorted(MEDIA, key=lambda name: Path(name).parts)[-1]
     bucket.put(f"ds/{last}", PNG + b"another")
     write_files(tmp_path / "ds", {last: PNG + b"another"})

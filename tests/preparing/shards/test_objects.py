@@ -23,7 +23,7 @@ from headrace.preparing.shards import (
     estimate_shards,
     prepare_shards,
 )
-from headrace.preparing.shards import filling as filling_module
+from headrace.preparing.shards.packing import Packer
 from memory_stores import MemoryBucket
 from shards_made import PNG, image, rows, write_pictures, write_table
 
@@ -162,14 +162,14 @@ def test_objects_that_change_during_the_run(
 ) -> None:
     write_pictures(tmp_path / "in", 9)
     url = bucket.upload(tmp_path / "in", "x")
-    whole = filling_module.read_list
+    listed = Packer.listed
 
-    def changing(path: Path) -> Any:
+    def changing(packer: Packer, task: Any) -> Any:
         bucket.put("x/pictures/004.jpg", image(5))
-        return whole(path)
+        return listed(packer, task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(filling_module, "read_list", changing)
+        patch.setattr(Packer, "listed", changing)
         with pytest.raises(StoreError, match=r"x/pictures/004.jpg.*--restart"):
             prepare_shards([url], tmp_path / "made")
     assert not (tmp_path / "made" / "headrace.json").exists()

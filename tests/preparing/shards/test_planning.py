@@ -2,73 +2,75 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.preparing.shards.listing import BadNameError, checked_key, image_part, numbered
-from headrace.preparing.shards.messages import FoundPart, FoundSample
-from headrace.preparing.shards.options import ShardOutput
-from headrace.preparing.shards.planning import (
-    BAD,
-    DUPLICATE,
-    GOOD,
-    Gathered,
+from headrace.preparing.shards.plan import (
+    FEW_SAMPLES,
+    HASH_BITS,
+    SampleList,
     cut,
-    cut_shards,
-    output_order,
-    split_ends,
+    key_hash,
+    split_borders,
 )
 from headrace.stores.tar.members import sample_part
-from headrace.stores.tar.writer import member_bytes
 
 
-def plain_cut(sizes: list[int], max_samples: int | None, max_bytes: int | None) -> list[int]:
+def plain_cut(items: list[tuple[int, int]], max_samples: int | None, max_bytes: int | None) -> list[int]:
     ends, held, held_bytes = [], 0, 0
-    for number, size in enumerate(sizes):
-        is_full = max_samples is not None and held >= max_samples
+    for number, (size, count) in enumerate(items):
+        is_full = max_samples is not None and held + count > max_samples
         if held and (is_full or (max_bytes is not None and held_bytes + size > max_bytes)):
             ends.append(number)
             held, held_bytes = 0, 0
-        held, held_bytes = held + 1, held_bytes + size
-    return [*ends, len(sizes)] if sizes else []
+        held, held_bytes = held + count, held_bytes + size
+    return [*ends, len(items)] if items else []
 
 
 @given(
-    st.lists(st.integers(1, 50), max_size=60),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 3)), max_size=60),
     st.none() | st.integers(1, 9),
     st.none() | st.integers(1, 120),
-    st.integers(0, 5),
 )
 def test_shards_are_as_full_as_they_may_be(
-    sizes: list[int], max_samples: int | None, max_bytes: int | None, begin: int
+    items: list[tuple[int, int]], max_samples: int | None, max_bytes: int | None
 ) -> None:
-    found = cut(np.array(sizes, np.int64), begin, max_samples=max_samples, max_bytes=max_bytes)
-    assert found == [begin + end for end in plain_cut(sizes, max_samples, max_bytes)]
+    sizes, counts = np.array(items, np.int64).reshape(-1, 2).T
+    found = cut(sizes, counts, max_samples=max_samples, max_bytes=max_bytes)
+    assert found == plain_cut(items, max_samples, max_bytes)
 
 
-@given(st.integers(0, 10**12), st.lists(st.integers(0, 1000) | st.sampled_from([0.1, 0.7]), min_size=1, max_size=3))
+@given(
+    st.integers(0, 3 * FEW_SAMPLES),
+    st.lists(st.integers(0, 1000) | st.sampled_from([0.1, 0.7]), min_size=1, max_size=3),
+)
 def test_splits_take_all(num_samples: int, shares: list[float]) -> None:
     if not sum(shares):
         return
-    ends = split_ends(num_samples, shares)
-    assert ends[-1] == num_samples
-    assert ends == sorted(ends)
-    for share, begin, end in zip(shares, [0, *ends], ends, strict=False):
-        assert abs((end - begin) - num_samples * share / sum(shares)) <= 1 + num_samples * 1e-12
+    hashes = np.array([key_hash(f"k{number}") for number in range(num_samples)], np.uint64)
+    borders = split_borders(hashes, shares)
+    assert list(borders) == sorted(borders)
+    assert all(0 <= border <= 1 << HASH_BITS for border in borders)
+    parts = np.searchsorted(np.array(borders, np.uint64), hashes, side="right")
+    counts = np.bincount(parts, minlength=len(shares)).tolist()
+    few = num_samples < FEW_SAMPLES
+    for share, count in zip(shares, counts, strict=True):
+        wanted = num_samples * share / sum(shares)
+        assert abs(count - wanted) <= (3 if few else 5 * num_samples**0.5)
+        assert count or not share or not few or num_samples < sum(map(bool, shares)), "no part is empty"
+        assert share or not count
 
 
-def test_a_plan() -> None:
-    sizes = np.full(10, 4, np.int64)
-    plan = cut_shards(sizes, ShardOutput(samples_per_shard=None, shard_bytes=10, split_ratio=(8, 1, 1)))
-    assert plan.bounds == (0, 2, 4, 6, 8, 9, 10)
-    assert plan.splits == {"train": (0, 4), "val": (4, 5), "test": (5, 6)}
-    plan = cut_shards(sizes, ShardOutput(samples_per_shard=7, shard_bytes=None))
-    assert plan.bounds == (0, 7, 10)
-    assert plan.splits == {"train": (0, 2), "val": (2, 2), "test": (2, 2)}
-    plan = cut_shards(sizes[:1], ShardOutput(split_ratio=(1, 1)))
-    assert plan.splits == {"train": (0, 0), "val": (0, 1), "test": (1, 1)}
+def test_splits_are_stable() -> None:
+    """Samples stay in their part when others come."""
+    hashes = np.array([key_hash(f"k{number}") for number in range(2 * FEW_SAMPLES)], np.uint64)
+    assert split_borders(hashes, (8, 1, 1)) == split_borders(hashes[:FEW_SAMPLES], (8, 1, 1))
+    assert split_borders(hashes[:10], (8, 1, 1)) != split_borders(hashes[:FEW_SAMPLES], (8, 1, 1))
 
 
 KEYS = st.sampled_from(["a", "b", "c", "d", "", "bad"])
@@ -76,38 +78,15 @@ KEYS = st.sampled_from(["a", "b", "c", "d", "", "bad"])
 
 @given(st.lists(KEYS, max_size=30))
 def test_first_of_a_key_stays(keys: list[str]) -> None:
-    gathered = Gathered()
-    wanted, seen = [], {}
+    listed = SampleList(io.BytesIO())  # type: ignore[arg-type]
+    wanted: list[int] = []
+    seen: dict[str, int] = {}
     for number, key in enumerate(keys):
         is_bad = key == "bad"
-        parts = (FoundPart("jpg", 700), FoundPart("txt", 3, 0, "x/y"))
-        gathered.add(FoundSample(number, "" if is_bad else key, parts, "broken" if is_bad else ""))
         name = key or numbered(number)
-        wanted.append(BAD if is_bad else DUPLICATE if name in seen else GOOD)
-        if not is_bad:
-            seen.setdefault(name, number)
-    fates, firsts = gathered.fates()
-    assert fates.tolist() == wanted
-    for number, (key, fate) in enumerate(zip(keys, wanted, strict=True)):
-        assert firsts[number] == (seen[key or numbered(number)] if fate == DUPLICATE else number)
-    sizes = [
-        0 if key == "bad" else sum(member_bytes(f"{key or numbered(at)}.{part}", size) for part, size in PARTS)
-        for at, key in enumerate(keys)
-    ]
-    assert gathered.tar_bytes.tolist() == sizes
-    assert gathered.content_bytes.tolist() == [703] * len(keys)
-
-
-PARTS = (("jpg", 700), ("txt", 3))
-
-
-def test_order_is_a_permutation() -> None:
-    kept = np.array([1, 2, 5, 6, 9])
-    assert output_order(kept, None) is kept
-    orders = {tuple(output_order(kept, seed).tolist()) for seed in range(30)}
-    assert len(orders) > 20
-    assert {tuple(sorted(order)) for order in orders} == {tuple(kept)}
-    assert output_order(np.zeros(0, np.int64), 1).tolist() == []
+        listed.add_sample(name, is_bad=is_bad)
+        wanted.append(-1 if is_bad else seen.setdefault(name, number))
+    assert listed.owners().tolist() == wanted
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=12) | st.from_regex(r"[a_./\\-]{0,8}", fullmatch=True))

@@ -23,15 +23,8 @@ import faults
 import spans
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
-from headrace.preparing import (
-    OutputOptions,
-    RecordOptions,
-    TextOptions,
-    TokenOptions,
-    finish_job,
-    open_job,
-    plan_text,
-)
+from headrace.kinds import finish_job, open_job
+from headrace.preparing import OutputOptions, RecordOptions, TextOptions, TokenOptions, plan_text
 from headrace.preparing.sources import Block, RecordSpec, SourceFile, Span, open_span, plan_tasks
 from headrace.preparing.sources.borders import with_borders
 from headrace.stores.provenance import Provenance
@@ -255,9 +248,7 @@ def test_files_of_the_programs(tmp_path: Path, program: str) -> None:
 
 
 @pytest.mark.parametrize("writer", ["bgzip", "zstd", "zstd, no sizes"])
-def test_a_run_writes_the_bytes_of_the_plain_text(
-    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
-) -> None:
+def test_a_run_writes_the_bytes_of_the_plain_text(kit: Any, tmp_path: Path, writer: str) -> None:
     words = random.Random(2)
     records = [{"id": number, "text": "word " * words.randrange(30)} for number in range(600)]
     content = "".join(json.dumps(record) + "\n" for record in records).encode()
@@ -281,7 +272,6 @@ def test_a_run_writes_the_bytes_of_the_plain_text(
         job = open_job(tmp_path / "job")
         phase = job.phase()
         assert phase.num_tasks > 5
-        monkeypatch.setattr("headrace.engine.doing.WorkerProcesses", faults.InlineWorkers)
         finish_job(tmp_path / "job", LocalExecutor(workers=2), Show())
     assert faults.content(tmp_path / "job") == faults.content(tmp_path / "made")
     files, wanted_files = faults.content(tmp_path / "made"), faults.content(tmp_path / "wanted")

@@ -438,9 +438,9 @@ def test_a_large_file_is_cut_and_small_ones_share_a_task() -> None:
     ("total", "wanted"),
     [
         (0, MIN_TASK_BYTES),
-        (MIN_TASK_BYTES << 8, MIN_TASK_BYTES),
-        ((MIN_TASK_BYTES << 8) + 256, 2 * MIN_TASK_BYTES),
-        (1 << 31, 8 << 20),
+        (2048 * MIN_TASK_BYTES, MIN_TASK_BYTES),
+        (2048 * MIN_TASK_BYTES + 2048, MIN_TASK_BYTES + 1),
+        (1 << 34, 8 << 20),
         (1 << 45, MAX_TASK_BYTES),
     ],
 )

@@ -36,10 +36,9 @@ class ObjectPart(NamedTuple):
     end: int
 
 
-def parts_of(url: str, expected: Status, begin: int = 0, end: int | None = None) -> Iterator[ObjectPart]:
-    """Yield the bytes of an object in parts of `BLOCK_BYTES`: all of them, or those from one byte up to another."""
-    end = expected.size if end is None else end
-    for block in blocks_of(begin, end):
+def parts_of(url: str, expected: Status) -> Iterator[ObjectPart]:
+    """Yield the bytes of an object in parts of `BLOCK_BYTES`."""
+    for block in blocks_of(0, expected.size):
         yield ObjectPart(url, expected, *block)
 
 

@@ -218,16 +218,8 @@ class ObjectWriter:
             for data in self._objects.in_turn(url, blocks_of(0, status.size)):
                 file.write(data)
 
-    def sizes(self, url: str) -> dict[str, int]:
-        """Return the sizes of all objects below a folder, by their names there, sorted.
-
-        Raises:
-            StoreError: they cannot be listed.
-        """
-        return {name: status.size for name, status in self.statuses(url).items()}
-
     def statuses(self, url: str) -> dict[str, Status]:
-        """Return what all objects below a folder are, by their names there, sorted; raises as `sizes` does."""
+        """Return what all objects below a folder are, by their names there, sorted; raises as `listed` does."""
         self._objects.forget()
         found = {one.removeprefix(f"{url}/"): self._objects.status(one) for one in self._objects.below(url)}
         return {name: status for name, status in found.items() if status is not None}

@@ -1,16 +1,14 @@
 """Make a folder of tars an Energon dataset, in place: write the indices and settings that Energon and training need.
 
 options      what the caller may choose, with the defaults
-scanning     finds the tars of a folder, in Energon's order, and reads the headers of each
-state        what earlier runs recorded, to find the shards that have not changed
-media        metadata of images, video and sound, in tars or in plain files
-work         the hidden folder of a run, and the worker processes that read shards
-objects      the same for a dataset at a URL, which is read in threads, and whose files are uploaded
-run          `prepare_energon`, and the steps of a run in their order; `plan_energon`
-  job        the same, with shards that processes on any hosts read
-  committer  writes the shards into index.sqlite
-  finishing  writes split.yaml, dataset.yaml and .info.json; all new files appear together, or after a kill by the
-             next run
+run          `prepare_energon` and `plan_energon`, which write a plan
+  plan       what is read: the shards that are new or have changed, or files of media; a task reads some of them
+    scanning   finds the tars of a folder, in Energon's order, and reads the headers of each
+    media      metadata of images, video and sound, in tars or in plain files
+    state      what earlier runs recorded, to find the shards that have not changed
+  job        its end: makes the new files, and puts them into place, all together, or after a kill by the next run
+    merging    index, split file, dataset.yaml, state and info
+    place      where the job lies, and where its files go; objects is the same at a URL
 report       what a run returns; checks that the field map fits the samples
 metadataset  makes the indices of the joins in a metadataset
 """

@@ -1,87 +1,196 @@
-"""An Energon dataset as a `Job` of one phase, ``scan``: a task for each shard, or for some hundred files of media.
+"""An Energon dataset as a `Job`: tasks read its tars or media, and the end merges what they have read.
 
-The end is that of the local run, which finds on disk what was read. It looks at the dataset anew: a shard that has
-changed or come since it was planned is read then. The shards get their ``.tar.idx`` at the end.
-
-At a URL what was read is fetched, and one process at a time completes the dataset.
+New files are made beside the old ones, by a process that then creates their receipt. From there on any process can put
+them into place: it removes the info file, without which no reader opens the dataset, writes the others, and the info
+last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from headrace.engine.job import OnePhaseJob, Phase, Show
-from headrace.engine.ordered import OrderedStep
+from headrace.engine.job import Phase, Show
+from headrace.engine.receipts import Receipt
+from headrace.engine.serving import load, save
 from headrace.engine.shared import Shared
-from headrace.io import AnyPath
-from headrace.preparing.energon.media import MediaTask
-from headrace.preparing.energon.options import EnergonOptions
-from headrace.preparing.energon.report import EnergonReport
-from headrace.preparing.energon.run import ShardsRun, object_media, object_shards, run_media, run_object_media
-from headrace.preparing.energon.work import KIND, MAIN, ReadPlan, ReadSetup
+from headrace.engine.tasks import PlannedJob
+from headrace.errors import HeadraceError, OutputError
+from headrace.io import AnyPath, Storage, hash_bytes, output_errors, remove_file, sync_folder, unique_name
+from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
+from headrace.preparing.energon.place import KIND, Place, place_of
+from headrace.preparing.energon.plan import ReadPlan, found_files, plan_of
+from headrace.preparing.energon.report import EnergonReport, tell_misfit
+from headrace.preparing.energon.scanning import ShardScan
+from headrace.stores.energon.config_file import META_FOLDER
+from headrace.stores.energon.sqlite_index import MediaRow
+
+_MERGED: Final = "merged"
+_INDEXES_AT_ONCE: Final = 64
 
 
-class EnergonJob(OnePhaseJob):
-    """See the module."""
+class EnergonJob(PlannedJob):
+    """See the module. What is given is how the store of a URL is reached; None goes by the environment."""
 
     kind = KIND
-    main = MAIN
+    plan_type = ReadPlan
+    plan: ReadPlan
 
-    def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw) -> None:
-        self._plan = msgspec.json.decode(plan, type=ReadPlan)
-        super().__init__(output, shared, self._plan.phase, self._plan.tasks)
-        self._finishing = OrderedStep(self, f"finish-{self._plan.phase.name}", "completes the dataset")
+    def __init__(self, output: AnyPath, shared: Shared, plan: msgspec.Raw, given: Storage | None = None) -> None:
+        super().__init__(output, shared, plan, given)
+        self._planned = self.plan
+        """The plan as it is written."""
 
-    def setup(self, phase: Phase, results: Path) -> ReadSetup:
-        """See `Job`."""
-        return self._plan.setup(self.output, results, adds_index=False)
-
-    def finish(self, show: Show) -> EnergonReport:
-        """See `Job`: write the index from what was read, and put all files into place, as the end of a local run."""
-        plan = self._plan
-        tasks = [task for task in plan.tasks if isinstance(task, MediaTask)]
-        root = self.output
-        if not isinstance(root, Path):
-            return self._finish_at(str(root), show, tasks)
-        if tasks and not self.is_planned:
-            return EnergonReport(kind="media", path=str(root), samples=sum(len(task.names) for task in tasks))
-        if tasks:
-            return run_media(root, plan, workers=None, restart=False, on_progress=show.progress)
-        return ShardsRun(root, self._options, on_progress=show.progress, on_notice=show.notice).run()
+        self.plan = msgspec.structs.replace(self.plan, root=str(output.absolute()))
+        self._merging = self.receipts(
+            Phase(name=f"merge-{hash_bytes(msgspec.json.encode(self._planned))[:8]}", num_tasks=1)
+        )
 
     @property
-    def _options(self) -> EnergonOptions:
-        """The options of the run; once the job is completed, there is nothing to overwrite."""
-        options = self._plan.options
-        return options if self.is_planned else msgspec.structs.replace(options, overwrite=False)
+    def is_merged(self) -> bool:
+        """Whether all new files are made."""
+        self._merging.refresh()
+        return bool(self._merging.done)
 
-    def _finish_at(self, url: str, show: Show, tasks: Sequence[MediaTask]) -> EnergonReport:
-        reports: list[EnergonReport] = []
-        plan = self._plan
+    @property
+    def num_read(self) -> int:
+        """How many files are read."""
+        done = self.known_receipts().done
+        return sum(len(task.files) for task in self.plan.tasks if task.task_index in done or self.plan.kept(task))
 
-        def run(show: Show) -> None:
-            if tasks:
-                media = object_media(url)
-                found = run_object_media(media, plan, workers=None, restart=False, on_progress=show.progress)
+    def abandon(self) -> None:
+        """Remove the plan if nothing is read, since the same run would fail again."""
+        place = place_of(self.output, self.given)
+        with contextlib.suppress(HeadraceError), place.claimed():
+            if not self.num_read and place.planned() == self._planned:
+                place.clear()
+
+    def finish(self, show: Show) -> EnergonReport:
+        """See `Job`: make the new files, and put them into place."""
+        place = place_of(self.output, self.given)
+        with place.claimed():
+            if (now := place.planned()) == self._planned:
+                if not self.is_merged:
+                    self._merge(show)
+                merged = self.put_into_place(place)
             else:
-                shards = object_shards(url)
-                found = ShardsRun(shards, self._options, on_progress=show.progress, on_notice=show.notice).run()
-            reports.append(found)
-
-        def do(place: Path, show: Show) -> Sequence[str]:
-            run(show)
-            return ()
-
-        if self.is_planned:
-            try:
-                self._finishing.run(do, show)
-            finally:
+                merged = self._merged_by_others(now)
+            if place.planned() == self._planned:
+                place.clear()
+            else:
                 self.shared.sweep()
-        if not reports and tasks:  # another process has completed the dataset
-            return EnergonReport(kind="media", path=url, samples=sum(len(task.names) for task in tasks))
-        if not reports:
-            run(show)
-        return reports[0]
+        options, misfit = self.plan.options, None
+        if merged.shards and not options.index_only:
+            misfit = tell_misfit(self.output, options.dataset.name, merged.shards, show.notice)
+        return msgspec.structs.replace(merged.report, misfit=misfit)
+
+    def put_into_place(self, place: Place) -> Merged:
+        """Put the new files into place, as far as no other process has done so.
+
+        Raises:
+            OutputError, StoreError: a file cannot be moved or written; the next process goes on with it.
+        """
+        [receipt] = self._merging.done.values()
+        folder = self._merging.folder / receipt.attempt
+        with output_errors(folder, "make the folder"):
+            (folder / META_FOLDER).mkdir(parents=True, exist_ok=True)
+        for name in receipt.files:
+            self.shared.fetch(self._merging.away(receipt, name), folder / name)
+        merged = load(folder / _MERGED, Merged)
+        if merged is None:
+            raise OutputError(f"{self.output}: the new files are lost: run again with --restart --overwrite")
+        if merged.moves and self.is_planned:  # else another process has done it meanwhile
+            made = folder / META_FOLDER
+            for name in merged.remove:
+                if name not in merged.moves or (made / name).exists():
+                    remove_file(self.output / META_FOLDER / name)
+            if isinstance(self.output, Path):
+                sync_folder(self.output / META_FOLDER / "any")
+            if not self.plan.is_plain:
+                self._put_indexes(place)
+            for name in merged.moves:
+                place.put(name, made / name)
+        self._look_anew()
+        return merged
+
+    def _put_indexes(self, place: Place) -> None:
+        scans = (scan for scan in self._scans() if scan.count)
+        with ThreadPoolExecutor(_INDEXES_AT_ONCE, thread_name_prefix="headrace-index") as threads:
+            while some := list(itertools.islice(scans, _INDEXES_AT_ONCE)):
+                list(threads.map(place.put_index, some))
+
+    def _merge(self, show: Show) -> None:
+        """Make the new files, and create their receipt."""
+        receipts, began_s = self._merging, time.time()
+        name = f"{receipts.name}/{unique_name()}"
+        folder = self.shared.here / name
+        with output_errors(folder, "make the folder"):
+            shutil.rmtree(receipts.folder, ignore_errors=True)  # what a process was making that was killed
+            (folder / META_FOLDER).mkdir(parents=True)
+        receipts.prepare()
+        self._look_anew()
+        try:
+            merged = self._merged(folder, show)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        save(folder / _MERGED, merged)
+        files = (_MERGED, *(f"{META_FOLDER}/{one}" for one in merged.moves))
+        self.shared.publish(name, files)
+        made = Receipt(
+            task_index=0,
+            attempt=folder.name,
+            host=platform.node(),
+            finished_s=time.time(),
+            seconds=time.time() - began_s,
+            files=files,
+        )
+        if not receipts.create(made):
+            self.shared.withdraw(name, files)
+            receipts.refresh()
+
+    def _merged(self, folder: Path, show: Show) -> Merged:
+        if self.plan.is_plain:
+            rows = [row for path in self.results(_is_whole) for row in load(path, list[MediaRow]) or ()]
+            return merge_media(self.output, self.plan, rows, folder)
+        return ShardMerger(self.output, self.plan, folder, show).merge(self._scans())
+
+    def _scans(self) -> Iterator[ShardScan]:
+        """Yield what was read of each tar, in the order of the plan."""
+        return (scan for path in self.results(_is_whole) for scan in load(path, list[ShardScan]) or ())
+
+    def _merged_by_others(self, now: ReadPlan | None) -> Merged:
+        """Return what another process has merged, which has completed the dataset; nothing else may be planned now."""
+        plan, root, quiet = self.plan, self.output, Show()
+        self._look_anew()
+        if now is not None:
+            raise OutputError(f"{root}: another run was planned in place of this one: complete that, or run again")
+        if plan.is_plain:
+            return Merged(EnergonReport(kind="media", path=str(root), samples=len(plan.files)))
+        options = msgspec.structs.replace(plan.options, overwrite=False)
+        found = found_files(root, options, quiet.notice, is_plain=False)
+        again = plan_of(root, found, options, quiet.notice, is_plain=False)
+        if again.is_new:
+            raise OutputError(f"{root}: what was planned is not there any more, and the dataset is not complete")
+        with tempfile.TemporaryDirectory(prefix="headrace-energon-") as folder:
+            (Path(folder) / META_FOLDER).mkdir()
+            return ShardMerger(root, again, Path(folder), quiet).merge(iter(()))
+
+    def _look_anew(self) -> None:
+        """Forget what was looked up at a URL."""
+        if not isinstance(self.output, Path):
+            self.output.objects.forget()
+
+
+def _is_whole(path: Path) -> bool:
+    return load(path, msgspec.Raw) is not None

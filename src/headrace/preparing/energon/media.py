@@ -10,17 +10,13 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-import msgspec
-
-from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, InputError, MissingExtraError
-from headrace.io import AnyPath
-from headrace.io.remote import Status
+from headrace.io import AnyPath, PreadReader, Reader
 from headrace.preparing.energon.options import MediaFilter
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
@@ -33,6 +29,9 @@ IMAGE_EXTENSIONS: Final = frozenset(
 AV_EXTENSIONS: Final = frozenset(("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"))
 HEAD_BYTES: Final = 262
 """Number of first bytes by which Energon recognises the type of a file."""
+
+_WHOLE_BYTES: Final = 1 << 18
+"""A file of at most so many bytes is read at once, also if its first bytes decide whether it is a medium."""
 
 _MORE_BEGINS: Final = ((b"OggS", "av"), (b"\xff\xf1", "av"), (b"\xff\xf9", "av"), (b"\xff\x4f\xff\x51", "image"))
 _log = logging.getLogger("headrace")
@@ -122,22 +121,6 @@ def _av_facts(data: bytes) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(facts, name)) is not None}
 
 
-FILES_A_TASK: Final = 500
-
-
-class MediaTask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """A task of a worker: read the metadata of these files, which are these objects if they are at a URL."""
-
-    task_index: int
-    names: tuple[str, ...]
-    objects: tuple[Status, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """See `AnyTask`."""
-        return f"{len(self.names):,} files from {self.names[0]} on"
-
-
 def find_files(root: AnyPath, wanted: MediaFilter) -> list[str]:
     """Find the files that may be media, sorted by the components of their paths; ``.nv-meta`` is left out.
 
@@ -160,42 +143,28 @@ def _local_names(root: Path) -> Iterator[str]:
         yield from (prefix + name for name in files)
 
 
-def media_tasks(names: Sequence[str], objects: Sequence[Status] = ()) -> list[MediaTask]:
-    """Group the files into tasks of `FILES_A_TASK` files."""
-    parts = [slice(begin, begin + FILES_A_TASK) for begin in range(0, len(names), FILES_A_TASK)]
-    return [MediaTask(task_index, tuple(names[part]), tuple(objects[part])) for task_index, part in enumerate(parts)]
+def read_medium(root: AnyPath, name: str, wanted: MediaFilter, using: Reader | None = None) -> MediaRow | None:
+    """Read the metadata of a file; None if it is no medium, or cannot be decoded.
 
-
-def read_media(root: Path, folder: Path, task: MediaTask, wanted: MediaFilter) -> None:
-    """Read the metadata of the files of a task, and save their rows.
+    Args:
+        root: the folder, or its URL.
+        name: the file.
+        wanted: the filter that chooses media.
+        using: what reads an object; by default a reader of files.
 
     Raises:
-        InputError: a file cannot be read.
-        OutputError: the rows cannot be written.
+        StoreError: it cannot be read.
         MissingExtraError: the package that reads media is not installed.
     """
-    finder = MediaFinder(wanted)
-    rows = []
-    for name in task.names:
-        path = root / name
-        try:
-            with path.open("rb") as file:
-                head = file.read(HEAD_BYTES)
-                kind = finder.kind(name, head)
-                data = head + file.read() if kind is not None else b""
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-        row = finder.row(name, kind, data) if kind is not None else None
-        if row is not None:
-            rows.append(row)
-    save(media_path(folder, task.task_index), rows)
-
-
-def media_path(folder: Path, task_index: int) -> Path:
-    """Return the path of the saved rows of a task."""
-    return folder / f"{task_index}.media"
-
-
-def load_media(folder: Path, task_index: int) -> list[MediaRow] | None:
-    """Load the rows that `read_media` saved for a task; None if there are none."""
-    return load(media_path(folder, task_index), list[MediaRow])
+    finder, path = MediaFinder(wanted), str(root / name)
+    using = PreadReader() if using is None else using
+    try:
+        if finder.needs_head and using.size(path) > _WHOLE_BYTES:
+            head = using.read(path, 0, HEAD_BYTES).tobytes()
+            if finder.kind(name, head) is None:
+                return None
+        data = using.read_files([path])[0].tobytes()
+    finally:
+        using.release(path)
+    kind = finder.kind(name, data)
+    return None if kind is None else finder.row(name, kind, data)

@@ -16,6 +16,7 @@ from headrace.io import AnyPath
 from headrace.preparing.energon.state import ShardFault
 from headrace.samples.media.decoding.basic import read_json
 from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parse_field_map
+from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.dataset_yaml import read_dataset
 from headrace.stores.tar.store import TarStore
 
@@ -54,7 +55,8 @@ def find_misfit(root: AnyPath, dataset_config: str, shards: Sequence[str]) -> Mi
     Raises:
         StoreError, ConfigError: ``dataset.yaml``, its field map or a shard cannot be read.
     """
-    config = read_dataset(root, dataset_config)
+    is_there = (root / META_FOLDER / dataset_config).exists()
+    config = read_dataset(root, dataset_config) if is_there else None
     if config is None or config.field_map is None:
         return None
     fields = parse_field_map(config.field_map)
@@ -172,13 +174,15 @@ class EnergonProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is.
 
     Attributes:
+        step: the shards or files are read first, and then all shards of the dataset are put into the index.
         done: number of shards or files that are done.
-        total: number of all shards or files.
+        total: number of all shards or files of the step.
         done_bytes: size of the tars that are done; 0 for a folder of media.
-        total_bytes: size of all tars; 0 for a folder of media.
+        total_bytes: size of all tars of the step; 0 for a folder of media.
         samples: number of samples in the shards or files that are done.
     """
 
+    step: Literal["reading", "indexing"]
     done: int
     total: int
     done_bytes: int

@@ -1,8 +1,8 @@
 """Find the tars of a dataset and read their headers.
 
 `find_shards` lists the tars below a folder in Energon's order: sorted by the components of their paths, without hidden
-ones. `scan_tar` reads the headers of a tar once and saves what the dataset needs as a file. `peek` looks at the first
-samples before a dataset is prepared.
+ones. `scan_tar` reads the headers of a tar once, and returns what the dataset needs. `peek` looks at the first samples
+before a dataset is prepared.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-import xxhash
 
-from headrace.engine.serving import load, save
-from headrace.errors import InputError, OutputError
-from headrace.io import AnyPath, AtomicFile, PreadReader, Reader, local_path
+from headrace.errors import InputError
+from headrace.io import AnyPath, PreadReader, Reader
 from headrace.io.finding import names_below, status_of
 from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
@@ -25,24 +23,24 @@ from headrace.preparing.energon.state import ShardFault, tar_index_hash
 from headrace.stores.arguments import check_case
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.foreign import foreign_format
-from headrace.stores.tar.index import index_path
 from headrace.stores.tar.members import SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import ScannedShard, scan_shard
 
 
-class FoundTar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tar, with its size and time of change, or ETag, when the run began."""
+class FoundFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tar or another file, as it was when the run began."""
 
     name: str
     """Path relative to the folder, with slashes."""
-    size: int
-    mtime_ns: int
+    size: int = 0
+    mtime_ns: int = 0
+    """Time of its last change; 0 if it has an ETag. Of plain files in a local folder only the name is known."""
     etag: str = ""
 
 
 def find_shards(
     root: AnyPath, exclude: str | None, *, refuse_compressed: bool, on_notice: Callable[[str], None]
-) -> list[FoundTar]:
+) -> list[FoundFile]:
     """Find the shards of a dataset, in order.
 
     Args:
@@ -66,7 +64,7 @@ def find_shards(
             compressed.append(name)
         check_case(root, [name], (".tar", *SUFFIXES))
     if compressed:
-        first = min(compressed, key=_key)
+        first = min(compressed, key=path_key)
         if refuse_compressed or not names:
             check_uncompressed(str(root / first))
         on_notice(f"{len(compressed):,} compressed tars are left out, the first is {first}: only plain tars are shards")
@@ -75,10 +73,11 @@ def find_shards(
             raise InputError(f"{root}: {told}")
         left = " that is not excluded" if pattern is not None else ""
         raise InputError(f"{root}: the folder holds no .tar{left}, at any depth: a dataset is made of tars")
-    return [_status(root, name) for name in sorted(names, key=_key)]
+    return [found_file(root, name) for name in sorted(names, key=path_key)]
 
 
-def _key(name: str) -> tuple[str, ...]:
+def path_key(name: str) -> tuple[str, ...]:
+    """Return by what Energon sorts the names of files."""
     return PurePosixPath(name).parts
 
 
@@ -89,12 +88,17 @@ def _names(root: AnyPath) -> list[str]:
         raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
 
 
-def _status(root: AnyPath, name: str) -> FoundTar:
+def found_file(root: AnyPath, name: str) -> FoundFile:
+    """Return what a file is now.
+
+    Raises:
+        InputError: there is none, or it cannot be looked up.
+    """
     try:
         size, etag, modified_ns = status_of(root / name)
     except OSError as error:
         raise InputError(f"{root / name}: cannot be read: {error.strerror or error}") from error
-    return FoundTar(name, size, modified_ns, etag)
+    return FoundFile(name, size, modified_ns, etag)
 
 
 MAX_PARTS: Final = 50
@@ -104,9 +108,7 @@ MAX_PARTS: Final = 50
 class ShardScan(msgspec.Struct, frozen=True, array_like=True):
     """What was read of a shard. Arrays are little-endian bytes; see `ScannedShard` for the fields."""
 
-    tar: FoundTar
-    media_filter: MediaFilter | None
-    skips_faults: bool
+    tar: FoundFile
     offsets: bytes
     keys: list[str]
     part_bounds: bytes
@@ -145,46 +147,21 @@ class ShardScan(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-def scan_path(scans: Path, name: str) -> Path:
-    """Return the path of the saved scan of a shard."""
-    return scans / xxhash.xxh3_128_hexdigest(name.encode("utf-8", "surrogateescape"))
-
-
-def load_scan(scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_faults: bool) -> ShardScan | None:
-    """Load the scan that an unfinished run left of a shard; None if there is none that fits the tar and the options."""
-    scan = load(scan_path(scans, tar.name), ShardScan)
-    if scan is None or scan.tar != tar or scan.media_filter != media or (scan.faults and not skips_faults):
-        return None
-    return scan
-
-
 def scan_tar(
-    root: AnyPath,
-    scans: Path,
-    tar: FoundTar,
-    media: MediaFilter | None,
-    *,
-    skips_faults: bool,
-    adds_index: bool,
-    using: Reader | None = None,
+    root: AnyPath, tar: FoundFile, media: MediaFilter | None, *, skips_faults: bool, using: Reader | None = None
 ) -> ShardScan:
-    """Read the headers of a shard and its media; save the scan, and add the ``.tar.idx`` if there is none yet.
-
-    A ``.tar.idx`` that exists and differs is replaced at the end of the run, together with the other files.
+    """Read the headers of a shard, and its media.
 
     Args:
         root: the folder of the dataset, or its URL.
-        scans: where the scan is saved.
         tar: the shard as it was found.
         media: the media whose metadata are gathered.
         skips_faults: whether the samples before a fault are used.
-        adds_index: whether a missing index is written at once; not at a URL.
         using: what reads an object, which it knows as it was found; by default a reader of files.
 
     Raises:
-        InputError: the shard is malformed and faults are not skipped, or it changed while it was read.
+        InputError: the shard is malformed and faults are not skipped, or it has changed since it was found.
         StoreError: the shard cannot be read, or the object changed.
-        OutputError: a file cannot be written.
         MissingExtraError: the package that reads media is not installed.
     """
     path = root / tar.name
@@ -196,38 +173,11 @@ def scan_tar(
             raise InputError(f"{path}: sample {unwritable.sample}: byte {unwritable.byte}: {unwritable.message}")
         faults.append(unwritable)
     rows = _media_rows(str(path), scanned, media, using or PreadReader()) if media is not None else []
-    status = path.stat()
-    if not tar.etag and (status.st_size, status.st_mtime_ns) != (tar.size, tar.mtime_ns):
+    if not tar.etag and found_file(root, tar.name) != tar:
         raise InputError(f"{path}: the shard changed during the run; run again when it is complete")
     arrays = (scanned.offsets, scanned.part_bounds, scanned.part_offsets, scanned.part_sizes)
     offsets, bounds, places, sizes = (np.ascontiguousarray(array, "<i8").tobytes() for array in arrays)
-    scan = ShardScan(
-        tar, media, skips_faults, offsets, scanned.keys, bounds, scanned.part_names, places, sizes, rows, tuple(faults)
-    )
-    if adds_index and scan.count and not index_path(path).exists():
-        write_tar_index(local_path(root), scan)
-    save(scan_path(scans, tar.name), scan)
-    return scan
-
-
-def write_tar_index(root: Path, scan: ShardScan) -> None:
-    """Write the ``.tar.idx`` of a shard. If this is killed, it leaves a temporary file that the next run overwrites.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    with AtomicFile(local_path(index_path(root / scan.tar.name)), resumable=True) as file:
-        file.write(scan.offsets)
-
-
-def is_tar_index_right(root: Path, scan: ShardScan) -> bool:
-    """Whether the existing ``.tar.idx`` is the one that belongs to the scan."""
-    try:
-        return index_path(root / scan.tar.name).read_bytes() == scan.offsets
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise OutputError(f"{index_path(root / scan.tar.name)}: cannot be read: {error.strerror or error}") from error
+    return ShardScan(tar, offsets, scanned.keys, bounds, scanned.part_names, places, sizes, rows, tuple(faults))
 
 
 def _writable(scanned: ScannedShard) -> tuple[ScannedShard, ShardFault | None]:

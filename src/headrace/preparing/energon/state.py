@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from headrace.errors import StoreAwayError, StoreError
-from headrace.io import AnyPath, FileSum, atomic_write, file_sum, hash_bytes, local_file, read_small
+from headrace.io import AnyPath, FileSum, file_sum, hash_bytes, local_file, read_small
 from headrace.preparing.energon.options import MediaFilter
 from headrace.stores import Problem, check_file
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
@@ -151,19 +151,6 @@ def state_problems(root: AnyPath) -> Iterator[Problem]:
     for name, shard in state.shards.items():
         if not is_indexed(root, name, shard):
             yield Problem(path=str(index_path(root / name)), place="", message="is not the index that was written")
-
-
-def tell_of_new_index(root: Path) -> None:
-    """Record the new hash of an ``index.sqlite`` that was changed in place, if the state holds a hash of it.
-
-    Raises:
-        StoreError: the state is damaged.
-        OutputError: the state cannot be written.
-    """
-    meta = root / META_FOLDER
-    data = state_of_new_index(root, meta / INDEX_NAME)
-    if data is not None:
-        atomic_write(meta / STATE_NAME, data)
 
 
 def state_of_new_index(root: AnyPath, index: Path) -> bytes | None:

@@ -12,7 +12,6 @@ from headrace.io import Storage, check_readable, check_storage
 from headrace.preparing.backends import ProvedEncoder
 from headrace.preparing.estimate import Estimate, estimate_plan
 from headrace.preparing.filters import FilterSpec
-from headrace.preparing.jobs import plan_run
 from headrace.preparing.options import (
     BackendName,
     DocumentRunOptions,
@@ -23,11 +22,11 @@ from headrace.preparing.options import (
     TokenOptions,
     check_documents,
 )
-from headrace.preparing.output_folder import STDIN_NAME, OutputFolder, output_at
+from headrace.preparing.output_folder import STDIN_NAME, OutputPlace, output_at
 from headrace.preparing.recipes.inputs import all_paths, read_recipe, reads_stdin, with_inputs
 from headrace.preparing.recipes.resolving import deciding, resolve
-from headrace.preparing.run import run_in
-from headrace.preparing.run_plan import RunPlan, TextProgress
+from headrace.preparing.run import STDIN_IS_HERE, do_run, plan_run
+from headrace.preparing.run_plan import OnProgress, RunPlan
 from headrace.preparing.sources import spool_stdin
 from headrace.samples.recipe import Recipe
 from headrace.stores import Manifest
@@ -69,7 +68,7 @@ def prepare_recipe(
     tokenizer: str | os.PathLike[str] | None = None,
     options: RecipeOptions | None = None,
     storage: Storage | None = None,
-    on_progress: Callable[[TextProgress], None] | None = None,
+    on_progress: OnProgress | None = None,
     on_notice: Callable[[str], None] | None = None,
     stdin: BinaryIO | None = None,
 ) -> Manifest:
@@ -114,9 +113,13 @@ def prepare_recipe(
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions(), storage)
     check_storage(storage, all_paths(recipe), output, given, tokenizer)
     overwrite, restart = run_options.overwrite, run_options.restart
-    with output_at(output, overwrite=overwrite, restart=restart, storage=storage) as folder:
+    folder = output_at(output, overwrite=overwrite, restart=restart, storage=storage)
+    with folder:
         plan, encoder = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, stdin, storage)
-        return run_in(folder, plan, encoder=encoder, deciding=deciding(plan), on_progress=show, on_notice=notice)
+        planned = plan_run(folder, plan, deciding(plan), notice)
+    if isinstance(planned, Manifest):
+        return planned
+    return do_run(folder, planned, storage, encoder, on_progress=show, on_notice=notice)
 
 
 def plan_recipe(
@@ -126,7 +129,7 @@ def plan_recipe(
     inputs: Sequence[str | os.PathLike[str]] = (),
     tokenizer: str | os.PathLike[str] | None = None,
     options: RecipeOptions | None = None,
-    on_progress: Callable[[TextProgress], None] | None = None,
+    on_progress: OnProgress | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Manifest | None:
     """Plan a run of `prepare_recipe` in its output folder, for processes on any hosts, see `plan_text`.
@@ -138,17 +141,20 @@ def plan_recipe(
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    if reads_stdin(recipe):
+        raise ConfigError(STDIN_IS_HERE)
     with output_at(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
         plan, _ = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, None)
-        return plan_run(folder, plan, deciding(plan), notice)
+        planned = plan_run(folder, plan, deciding(plan), notice)
+    return planned if isinstance(planned, Manifest) else None
 
 
 def _resolved_recipe(
     recipe: Recipe,
-    folder: OutputFolder,
+    folder: OutputPlace,
     tokenizer: str | os.PathLike[str] | None,
     options: TextOptions,
-    show: Callable[[TextProgress], None],
+    show: OnProgress,
     notice: Callable[[str], None],
     stdin: BinaryIO | None,
     storage: Storage | None = None,

@@ -23,11 +23,11 @@ from headrace.preparing.backends import (
 )
 from headrace.preparing.backends.comparison import BackendFailedError, encode_safely
 from headrace.preparing.backends.first_documents import FirstProof, most_characters, prove_texts
+from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.options import TextOptions
 from headrace.preparing.recipes.inputs import RecipeInputs
 from headrace.preparing.record_encoder import make_maker
-from headrace.preparing.tokenizer import TextTokenizer
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
 from headrace.samples.maker.noticing import recipes_that_take, unused_options

@@ -15,15 +15,15 @@ from headrace.errors import ConfigError
 from headrace.io import AnyPath, Storage, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, ProvedEncoder
 from headrace.preparing.backends.first_documents import NUM_DOCUMENTS
+from headrace.preparing.backends.tokenizer import TextTokenizer, load_tokenizer
 from headrace.preparing.columns import DOMAIN, Column, Kind
 from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.options import TextOptions
 from headrace.preparing.recipes.first_records import choose_library, make_first
 from headrace.preparing.recipes.inputs import find_recipe_inputs
 from headrace.preparing.record_encoder import end_notices, find_end_names
-from headrace.preparing.run_plan import RecipePart, RunPlan, TextProgress, show_compared
+from headrace.preparing.run_plan import OnProgress, RecipePart, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes
-from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec
 from headrace.samples.templates import ChatTemplate, TemplateSetup
@@ -41,7 +41,7 @@ def resolve(
     stdin: Path | None,
     earlier: Mapping[str, Any],
     storage: Storage | None,
-    on_progress: Callable[[TextProgress], None],
+    on_progress: OnProgress,
     on_notice: Callable[[str], None],
 ) -> tuple[RunPlan, ProvedEncoder | None]:
     """Make the plan of a run.
@@ -65,7 +65,7 @@ def resolve(
         InputError: a file cannot be read.
         MissingExtraError: a package is not installed.
     """
-    on_progress(TextProgress(phase="tokenizer"))
+    show_compared(on_progress, "tokenizer")(0, 0)
     loaded, folder = find_tokenizer(recipe, tokenizer, storage)
     recipe, template = find_template(recipe, folder, earlier, storage)
     choice = choose_library(loaded, options, show_compared(on_progress, "probe"))

@@ -1,33 +1,49 @@
 """Write media files and tables into tar shards, with their indices, manifest and table of origins. Without torch.
 
-    inputs      finds tables and folders of files, chooses the parts that columns become, and cuts the work into tasks
-    survey      in workers: reads rows or groups of files; finds keys, names and sizes of parts, and faults. Values of
-                columns go to a spool, so that every part is a range of some file
-    planning    gives all samples their numbers, finds duplicates, and decides the order and the shards
-    filling     in workers: copies the parts of a shard into its tar and index
-    run         `prepare_shards`: all of this, continued after any number of interruptions; `plan_shards`
-    job         the same, done by processes on any hosts
-    finishing   manifest, ledger and `.nv-meta`
+    inputs      finds tables and folders of files, and chooses the parts that columns become
+    parts       rows, and groups of files, become samples with keys and parts; faults are found here
+    plan        lists all samples, finds duplicates, and decides order, split and shards: one range of the list a task
+    packing     a task: writes its range of the list into tars and indexes
+    job         the kind of work: tasks, and what is done at the end
+    finishing   origins, manifest, ledger and `.nv-meta`
+    run         `prepare_shards` and `plan_shards`
 
-The contents of each shard are decided by sizes alone, before any shard is written. So workers can write whole shards in
-any order, and a shard that is complete need not be written again.
+All that decides the bytes of a shard is in the plan, so workers on any host may write shards in any order, and a shard
+that is complete need not be written again.
 """
 
 from __future__ import annotations
 
-from headrace.preparing.shards.estimate import ShardEstimate, estimate_shards
-from headrace.preparing.shards.messages import ShardProgress
-from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput, ShardSource
-from headrace.preparing.shards.run import plan_shards, prepare_shards
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.preparing.shards.estimate import ShardEstimate, estimate_shards
+    from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput, ShardSource
+    from headrace.preparing.shards.run import plan_shards, prepare_shards
+
+_HOMES = {
+    "PartSpec": "headrace.preparing.shards.options",
+    "ShardEstimate": "headrace.preparing.shards.estimate",
+    "ShardOptions": "headrace.preparing.shards.options",
+    "ShardOutput": "headrace.preparing.shards.options",
+    "ShardSource": "headrace.preparing.shards.options",
+    "estimate_shards": "headrace.preparing.shards.estimate",
+    "plan_shards": "headrace.preparing.shards.run",
+    "prepare_shards": "headrace.preparing.shards.run",
+}
 
 __all__ = [
     "PartSpec",
     "ShardEstimate",
     "ShardOptions",
     "ShardOutput",
-    "ShardProgress",
     "ShardSource",
     "estimate_shards",
     "plan_shards",
     "prepare_shards",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from headrace.errors import InputError
 from headrace.io import Storage, check_storage
 from headrace.preparing.ledger import check_tolerance, described
-from headrace.preparing.shards.inputs import choose_parts, find_media, plan_survey, survey_setup
+from headrace.preparing.options import ErrorOptions
+from headrace.preparing.shards.inputs import choose_parts, find_media
 from headrace.preparing.shards.options import ShardOptions
-from headrace.preparing.shards.planning import DUPLICATE, GOOD, Sums
-from headrace.preparing.shards.run import ADVICE, check_ready
-from headrace.preparing.shards.survey import Surveyor
+from headrace.preparing.shards.packing import Packer
+from headrace.preparing.shards.plan import ADVICE, BAD, DUPLICATE, PackSetup, Planner, check_left, error_entry
+from headrace.preparing.shards.run import check_ready
+from headrace.stores import ErrorEntry
 
-MAX_TASKS = 16
-"""Maximum number of survey tasks, spread evenly over the inputs: some hundred megabytes of a large input."""
+MAX_TASKS: Final = 16
+"""Maximum number of tasks whose samples are looked at, spread evenly over the list."""
+
+_A_TASK: Final = 1000
+"""Maximum number of samples of a task that are looked at."""
 
 
 class ShardEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +66,7 @@ def estimate_shards(
     storage: Storage | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> ShardEstimate:
-    """Survey up to 16 tasks that are spread over all inputs, in this process, and scale up what they find.
+    """List all samples, look for the parts of up to 16,000 of them that are spread over the list, and scale that up.
 
     Args:
         inputs: as for `prepare_shards`.
@@ -72,69 +80,62 @@ def estimate_shards(
         MissingExtraError: an input needs a package that is not installed.
     """
     options = options or ShardOptions()
-    notice = on_notice or (lambda message: None)
-    source = options.source
-    check_storage(storage, list(inputs), source.root, source.captions)
+    check_storage(storage, list(inputs), options.source.root, options.source.captions)
     check_ready(options)
-    found = find_media(inputs, source, notice, storage)
-    parts = [choose_parts(given, source, storage) for given in found]
-    sums = Sums(found)
-    part_bytes: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as listings:
-        setup = survey_setup(found, parts, source, storage, listings=listings)
-        surveyor = Surveyor(setup, lambda *counts: None)
-        orders = plan_survey(found, options, Path(listings), notice).orders
-        count = min(len(orders), MAX_TASKS)
-        for number in range(count):
-            survey = surveyor.survey(orders[number * len(orders) // count])
-            for span in survey.spans:
-                sums.take(span)
-                for sample in span.samples:
-                    for part in () if sample.bad else sample.parts:
-                        part_bytes[part.name] = part_bytes.get(part.name, 0) + part.size
-    if not len(sums.gathered):
+    notice = on_notice or (lambda message: None)
+    found = find_media(inputs, options.source, notice, storage)
+    parts = [choose_parts(given, options.source, storage) for given in found]
+    # What would stop a run is told at the end.
+    source = msgspec.structs.replace(options.source, duplicates="drop")
+    lenient = msgspec.structs.replace(options, source=source, errors=ErrorOptions(on_error="skip", max_errors=1 << 62))
+    with tempfile.TemporaryDirectory() as folder:
+        planner = Planner(found, parts, lenient, storage=storage, on_notice=notice, on_read=lambda *counts: None)
+        plan = planner.plan(Path(folder), {})
+        packer = Packer(plan, PackSetup(listed=str(Path(folder) / plan.list_name), storage=storage))
+        tasks = [task for task in plan.tasks if task.table < 0]
+        chosen = sorted({at * len(tasks) // MAX_TASKS for at in range(MAX_TASKS)}) if tasks else []
+        looked = [sample for at in chosen for sample in islice(packer.found(packer.listed(tasks[at])), _A_TASK)]
+    if not looked:
         raise InputError(
             f"no samples were found in a part of the {len(found):,} inputs: check that these are the right data"
         )
-    is_good = sums.gathered.fates()[0] == GOOD
-    total_bytes = sum(given.total_bytes for given in found)
-    scale = 1.0 if count == len(orders) else total_bytes / max(sums.input_bytes, 1)
-    tar_bytes = round(int(sums.gathered.tar_bytes[is_good].sum()) * scale)
-    samples = round(int(is_good.sum()) * scale)
-    output = options.output
-    by_count = 1 if output.samples_per_shard is None else -(-samples // output.samples_per_shard)
-    by_bytes = 1 if output.shard_bytes is None else -(-tar_bytes // output.shard_bytes)
+    num_read = sum(one.samples for one in plan.counted)
+    is_exact = len(looked) == num_read
+    errors = [error_entry(found, entry) for entry in looked if entry.bad]
+    good = [entry for entry in looked if not entry.bad and entry.number not in packer.duplicates]
+    part_bytes: Counter[str] = Counter()
+    for entry in good:
+        part_bytes.update({part.name: part.size for part in entry.parts})
+    scale = num_read / len(looked)
     return ShardEstimate(
         inputs=len(found),
-        input_bytes=total_bytes,
-        sampled=len(sums.gathered),
-        is_exact=count == len(orders),
-        samples=samples,
-        content_bytes=round(sum(part_bytes.values()) * scale),
-        output_bytes=tar_bytes,
-        shards=max(by_count, by_bytes, 1),
+        input_bytes=sum(given.total_bytes for given in found),
+        sampled=len(looked),
+        is_exact=is_exact,
+        samples=round(len(good) * scale),
+        content_bytes=round(part_bytes.total() * scale),
+        output_bytes=round(sum(entry.tar_bytes for entry in good) * scale),
+        shards=max(sum(more for task in tasks for _, _, more in task.shards), 1),
         parts=dict(sorted(part_bytes.items())),
-        bad=len(sums.errors),
-        first_error=described(sums.errors[0]) if sums.errors else "",
-        stops=_stops(sums, options, is_whole=count == len(orders)),
+        bad=len(errors),
+        first_error=described(errors[0]) if errors else "",
+        stops=_stops(options, errors, len(plan.duplicates), num_read, is_exact=is_exact),
     )
 
 
-def _stops(sums: Sums, options: ShardOptions, *, is_whole: bool) -> str:
+def _stops(
+    options: ShardOptions, errors: Sequence[ErrorEntry], num_twice: int, num_read: int, *, is_exact: bool
+) -> str:
     """Return what a run would end with, if it would have no output."""
-    fates = sums.gathered.fates()[0]
-    num_twice = int((fates == DUPLICATE).sum())
     try:
-        check_tolerance(
-            sums.errors, options.errors, noun="samples", advice=ADVICE, num_read=len(fates) if is_whole else None
-        )
+        check_tolerance(errors, options.errors, noun="samples", advice=ADVICE, num_read=num_read if is_exact else None)
         if num_twice and options.source.duplicates == "error":
             raise InputError(
                 f"{num_twice:,} samples have a key that came before: choose another --key-field, or keep the first of "
                 "each with --duplicates drop. Nothing was written."
             )
-        if is_whole:
-            sums.check_left(fates)
+        if is_exact:
+            check_left(num_read, {BAD: len(errors), DUPLICATE: num_twice}, errors)
     except InputError as error:
         return str(error)
     return ""

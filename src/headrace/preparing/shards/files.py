@@ -1,7 +1,6 @@
 """The files below the root of an input: those of a local folder, or the objects below a URL.
 
-A `NamedFile` is a file as it was found. It is opened where its first bytes decide something, and read as a whole when
-its shard is written, see `filling`.
+A file is opened where its first bytes decide something, and read as a whole when its shard is written.
 """
 
 from __future__ import annotations
@@ -12,33 +11,19 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import xxhash
 
 from headrace.errors import InputError, OutputError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Storage, holds, is_url, path_at, read_whole, reader_of, safe_relative
+from headrace.io import AnyPath, Storage, holds, is_url, path_at, reader_of, safe_relative
 from headrace.io.finding import open_found, status_of
 from headrace.io.remote import Status
-from headrace.preparing.shards.listing import ListedFile
+from headrace.preparing.shards.listing import ListedFile, listed
 
 CHUNK_BYTES: Final = 4 << 20
 _MAX_KEY_BYTES: Final = 1024
 """The longest name of an object."""
-
-
-class NamedFile(NamedTuple):
-    """An existing file below a root."""
-
-    name: str
-    size: int
-    mtime_ns: int
-    etag: str
-    files: FilesBelow
-
-    def open(self, *, num_bytes: int | None) -> BinaryIO:
-        """Open the file, see `FilesBelow.open`."""
-        return self.files.open(self, num_bytes=num_bytes)
 
 
 class FilesBelow:
@@ -53,7 +38,7 @@ class FilesBelow:
         self.root = root
         self._storage = storage
 
-    def find(self, name: str) -> NamedFile | None:
+    def find(self, name: str) -> ListedFile | None:
         """Return the file of a relative name; None if what has this name is not a file. Of an object: one HEAD.
 
         Raises:
@@ -61,8 +46,8 @@ class FilesBelow:
             StoreError: the store cannot be reached.
         """
         path = self._at(name)
-        size, etag, modified_ns = status_of(path)
-        return NamedFile(name, size, modified_ns, etag, self) if path.is_file() else None
+        found = listed(name, path)
+        return found if path.is_file() else None
 
     def holds(self, value: str) -> bool:
         """Return whether any text is the relative name of a file.
@@ -73,24 +58,20 @@ class FilesBelow:
         may_be = not is_url(self.root) or (len(value.encode(errors="replace")) <= _MAX_KEY_BYTES and _is_plain(value))
         return may_be and holds(self._at(value).is_file)
 
-    def as_listed(self, file: ListedFile) -> NamedFile:
-        """Return a file that was listed when the run began.
+    def check(self, file: ListedFile) -> None:
+        """Look whether a file is as it was when it was listed.
 
         Raises:
             InputError: it has changed since. Of an object with an ETag, the reads say so.
         """
-        named = NamedFile(file.name, file.size, file.mtime_ns, file.etag, self)
-        if file.etag:
-            return named
         try:
-            found = self.find(file.name)
+            found = file if file.etag else self.find(file.name)
         except OSError as error:
             raise InputError(f"{self.root}/{file.name}: cannot be read: {error.strerror or error}") from error
-        if found != named:
+        if found != file:
             raise InputError(f"{self.root}/{file.name}: the file changed during the run; run again when it is complete")
-        return named
 
-    def open(self, file: NamedFile, *, num_bytes: int | None) -> BinaryIO:
+    def open(self, file: ListedFile, *, num_bytes: int | None) -> BinaryIO:
         """Open a file.
 
         Args:
@@ -100,33 +81,28 @@ class FilesBelow:
         Raises:
             OSError: it cannot be opened.
         """
-        expected = Status(file.size, file.etag, file.mtime_ns)
-        return io.BufferedReader(open_found(str(self._at(file.name)), expected, self._storage, end=num_bytes))
+        path = str(self._at(file.name))
+        return io.BufferedReader(open_found(path, file.status, self._storage, end=num_bytes))
 
     def _at(self, name: str) -> AnyPath:
         # Each path has look-ups of its own.
         return path_at(self.root, reader_of(self._storage)) / name
 
 
-def at(base: str, name: str) -> str:
-    """Return the place of a file in a folder, or below a URL."""
-    return str(path_at(base) / name)
-
-
-def contents_of(files: Iterable[tuple[str, Status]], storage: Storage | None) -> Generator[Iterator[Any]]:
+def contents_of(files: Iterable[tuple[str, ListedFile]], storage: Storage | None) -> Generator[Iterator[Any]]:
     """Yield the bytes of each file, in pieces that are used up before the next file; some objects are fetched ahead.
 
     Args:
-        files: the place of each file, and what it was when it was found.
+        files: the folder, or the URL, of each file, and what it was when it was found.
         storage: how the store of a URL is reached.
 
     Raises:
         InputError: a file cannot be read, or has changed.
         StoreError: the same of an object.
     """
-    files, wanted = itertools.tee(files)
+    places, wanted = itertools.tee((str(path_at(root) / file.name), file.status) for root, file in files)
     with contextlib.closing(_fetched(wanted, storage)) as objects:
-        for place, found in files:
+        for place, found in places:
             yield _next_bytes(objects, found.size) if is_url(place) else _local_bytes(Path(place), found)
 
 
@@ -165,29 +141,30 @@ def _local_bytes(path: Path, found: Status) -> Iterator[bytes]:
         )
 
 
-def digests(root: str, listed: Iterable[ListedFile], storage: Storage | None) -> Iterator[bytes]:
+def digests(root: str, files: Iterable[ListedFile], storage: Storage | None) -> Iterator[bytes]:
     """Yield the xxh3_128 of each file of a folder; raises as `contents_of` does."""
-    files = ((at(root, file.name), Status(file.size, file.etag, file.mtime_ns)) for file in listed)
-    for pieces in contents_of(files, storage):
+    for pieces in contents_of(((root, file) for file in files), storage):
         hasher = xxhash.xxh3_128()
         for data in pieces:
             hasher.update(data)
         yield hasher.digest()
 
 
-def read_at(place: str) -> bytes:
-    """Read a whole file of the run, which lies on this host or at a URL.
+def read_range(place: str, begin: int, end: int, storage: Storage | None) -> bytes:
+    """Read bytes of a file of the run, which lies on this host or at a URL.
 
     Raises:
-        OutputError: the file cannot be read back.
+        OutputError: they cannot be read back.
         StoreError: the object is not there any more, or cannot be read.
     """
-    path = path_at(place)
+    path = path_at(place, reader_of(storage))
     try:
-        return read_whole(path)
+        with io.BufferedReader(open_found(place, status_of(path), storage, end=end)) as file:
+            file.seek(begin)
+            return file.read(end - begin)
     except OSError as error:
         kind = StoreError if is_url(place) else OutputError
-        raise kind(f"{path}: cannot be read back: {error.strerror or error}") from error
+        raise kind(f"{place}: cannot be read back: {error.strerror or error}") from error
 
 
 def _is_plain(name: str) -> bool:

@@ -1,36 +1,39 @@
-"""The end of a run: compare the shards with the plan, and write the manifest and the ``.nv-meta``.
-
-With the ``.nv-meta`` Energon and `EnergonStore` can open the folder without further steps.
-"""
+"""The end of a run: compare the shards with the plan, and write the manifest, the origins and the ``.nv-meta``."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from headrace.errors import HeadraceError
-from headrace.io import Storage, as_read_back, atomic_write, file_sum, output_errors, path_at
+from headrace.engine.serving import load
+from headrace.errors import HeadraceError, OutputError
+from headrace.io import FileSum, Storage, as_read_back, atomic_write, file_sum, output_errors, path_at
+from headrace.preparing.ledger import check_tolerance
+from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.shards.files import digests
-from headrace.preparing.shards.filling import FileHashes
-from headrace.preparing.shards.inputs import MediaInput, survey_setup, table_tasks
-from headrace.preparing.shards.listing import ListedFile, group_files
-from headrace.preparing.shards.messages import FilledShard
-from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput
-from headrace.preparing.shards.planning import Planned, ShardPlan
-from headrace.preparing.shards.survey import Surveyor
+from headrace.preparing.shards.inputs import MediaInput
+from headrace.preparing.shards.listing import group_files
+from headrace.preparing.shards.options import PartSpec, ShardOptions
+from headrace.preparing.shards.packing import FileHashes, LeftOut, PackedShard, PackedTask
+from headrace.preparing.shards.parts import PartFinder, Rows
+from headrace.preparing.shards.plan import ADVICE, MediaPlan, check_left, shard_name
+from headrace.preparing.sources import Span
 from headrace.stores import (
+    MANIFEST_NAME,
     PROVENANCE_NAME,
+    ContentLedger,
+    DocumentLedger,
     InputFile,
     InputOrder,
-    KeyInfo,
     Ledger,
     Manifest,
-    OutputShard,
+    ProvenanceWriter,
     ShuffledOrder,
     TokenLedger,
     save_manifest,
@@ -57,34 +60,7 @@ VOUCHED_META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID
 """Files that users do not edit; the manifest holds their hashes."""
 
 
-def write_nv_meta(
-    root: Path, names: Sequence[str], filled: Iterable[FilledShard], plan: ShardPlan, output: ShardOutput
-) -> None:
-    """Write all files of ``.nv-meta``. The same shards always give the same bytes.
-
-    Args:
-        root: the folder of the shards.
-        names: names of the shards, in order.
-        filled: contents of the shards, in order.
-        plan: the shards of each part of the split.
-        output: sample type and field map.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    with output_errors(root, "create .nv-meta in"):
-        (root / META_FOLDER).mkdir(exist_ok=True)
-    counts = {}
-    with SqliteWriter(root) as index:
-        for number, (name, shard) in enumerate(zip(names, filled, strict=True)):
-            index.add_shard(number, _as_scanned(shard))
-            counts[name] = len(shard.keys)
-    write_info(root, counts, ENERGON_VERSION)
-    write_splits(root, {part: names[begin:end] for part, (begin, end) in plan.splits.items()})
-    atomic_write(root / META_FOLDER / DATASET_NAME, dataset_yaml(output.sample_type, output.field_map))
-
-
-def _as_scanned(shard: FilledShard) -> ScannedShard:
+def _as_scanned(shard: PackedShard) -> ScannedShard:
     """Return what a scan of the tar would find."""
     samples = [part[0] for part in shard.parts]
     return ScannedShard(
@@ -94,136 +70,186 @@ def _as_scanned(shard: FilledShard) -> ScannedShard:
         part_names=[part[1] for part in shard.parts],
         part_offsets=np.array([part[2] for part in shard.parts], np.int64),
         part_sizes=np.array([part[3] for part in shard.parts], np.int64),
-        size=shard.files[0].size,
+        size=shard.output.files[0].size,
         faults=(),
     )
 
 
-ORIGINS_NAME = "origins"
-SHARDS_NAME = "shards"
+MADE_NAME = "made"
+"""The folder of all files that no task has made, by their names in the output."""
 
 
-def shard_name(number: int) -> str:
-    """Return the name of a shard, such as ``shard-000017.tar``."""
-    return f"shard-{number:06d}.tar"
+class Finish:
+    """Puts together what tasks have found.
 
-
-class Totals:
-    """Collects what the manifest records about the shards, in their order."""
-
-    def __init__(self) -> None:
-        self.outputs: list[OutputShard] = []
-        self._file_bytes: Counter[int] = Counter()
-        self._hashes: dict[int, FileHashes] = {}
-
-    def add(self, shard: FilledShard) -> None:
-        """Add the next shard."""
-        name = shard_name(len(self.outputs))
-        sizes = sorted(shard.part_bytes.items())
-        self.outputs.append(
-            OutputShard(
-                prefix=name.removesuffix(".tar"),
-                format="tar",
-                documents=len(shard.keys),
-                keys={part: KeyInfo(dtype="uint8", tokens=size, ids=False) for part, size in sizes},
-                contiguous=False,
-                files=shard.files,
-            )
-        )
-        self._file_bytes.update(shard.file_bytes)
-        for given, total in shard.file_hashes.items():
-            self._hashes.setdefault(given, FileHashes()).add_sum(total)
-
-    def check(self, planned: Planned) -> None:
-        """Raise HeadraceError if the shards do not hold what the plan says."""
-        for what, wanted, found in (
-            ("samples kept, and samples in the shards", planned.documents.kept, sum(s.documents for s in self.outputs)),
-            ("bytes kept, and bytes in the shards", planned.contents.kept, sum(s.tokens for s in self.outputs)),
-        ):
-            if wanted != found:
-                raise HeadraceError(
-                    f"the ledger does not balance: {what}: {wanted:,} and {found:,}. Nothing was written. This is a "
-                    "defect of Headrace or of this machine: please report it."
-                )
-
-    def files(self, given: int, name: str, kind: str) -> InputFile | None:
-        """Return one entry for all files below the root of an input that are in the shards; None if there are none."""
-        if given not in self._hashes:
-            return None
-        return InputFile(path=name, format=kind, size=self._file_bytes[given], xxh3_128=self._hashes[given].xxh3_128)
-
-
-def build_manifest(
-    work: Path,
-    inputs: Sequence[MediaInput],
-    options: ShardOptions,
-    asked: Mapping[str, Any],
-    planned: Planned,
-    totals: Totals,
-) -> Manifest:
-    """Check that the ledger balances, and write the manifest into the work folder.
+    Args:
+        plan: the plan.
+        found: where the `PackedTask` of each task is.
 
     Raises:
-        HeadraceError: the shards hold more or less than the plan says.
+        InputError: more samples are bad than the options allow, or none is left.
+        HeadraceError: the ledger does not balance.
     """
-    totals.check(planned)
-    seed = options.output.shuffle
-    manifest = Manifest(
-        inputs=_inputs(inputs, planned.hashes, totals, options),
-        options=_options(asked, planned),
-        order=InputOrder() if seed is None else ShuffledOrder(seed=seed),
-        outputs=tuple(totals.outputs),
-        ledger=Ledger(documents=planned.documents, tokens=TokenLedger(made=0, kept=0), contents=planned.contents),
-        errors=planned.errors,
-        provenance=planned.origins,
-        # Users may edit the split file and dataset.yaml, so the manifest holds no hashes of them.
-        beside=tuple(
-            msgspec.structs.replace(file_sum(work / SHARDS_NAME / name), name=name) for name in VOUCHED_META_FILES
-        ),
-    )
-    return save_manifest(work, manifest)
 
+    def __init__(self, plan: MediaPlan, found: Sequence[Path]) -> None:
+        self._plan = plan
+        self._found: dict[int, Path] = {}
+        shards: list[PackedShard] = []
+        left_out: list[LeftOut] = []
+        self._file_bytes: Counter[int] = Counter()
+        self._file_hashes: dict[int, FileHashes] = {}
+        self._tables: dict[int, str] = {}
+        for task, path in zip(plan.tasks, found, strict=True):
+            packed = _packed(path)
+            if task.table >= 0:
+                self._tables[task.table] = packed.xxh3_128
+            self._found |= dict.fromkeys((shard.number for shard in packed.shards), path)
+            shards += [msgspec.structs.replace(shard, parts=(), offsets=()) for shard in packed.shards]
+            left_out += packed.left_out
+            self._file_bytes.update(packed.file_bytes)
+            for given, total in packed.file_hashes.items():
+                self._file_hashes.setdefault(given, FileHashes()).add_sum(total)
+        self._shards = sorted(shards, key=lambda shard: shard.number)
+        self._samples = np.frombuffer(b"".join(shard.samples for shard in self._shards), np.int64)
+        self._left_out = {one.sample: one for one in sorted(left_out, key=lambda one: one.sample)}
+        self._errors = tuple(one.error for one in self._left_out.values() if one.error is not None)
+        self._check()
 
-def moves(manifest: Manifest) -> dict[str, str]:
-    """Map names in the work folder to names in the output folder; the files that make it open come last."""
-    found = {f"{ORIGINS_NAME}/{file.name}": f"{PROVENANCE_NAME}/{file.name}" for file in manifest.provenance}
-    for shard in manifest.outputs:
-        found |= {f"{SHARDS_NAME}/{file.name}": file.name for file in shard.files}
-    found |= {f"{SHARDS_NAME}/{name}": name for name in META_FILES}
-    return {**found, "headrace.json": "headrace.json"}
+    @property
+    def _with_ids(self) -> bool:
+        plan = self._plan
+        return plan.options.source.key_field is not None or any(given.table is None for given in plan.inputs)
 
+    @property
+    def sums(self) -> dict[str, tuple[int, str]]:
+        """Size and xxh3_128 of each file of the shards, by its name."""
+        return {file.name: (file.size, file.xxh3_128) for shard in self._shards for file in shard.output.files}
 
-def _inputs(
-    inputs: Sequence[MediaInput], hashes: Mapping[int, str], totals: Totals, options: ShardOptions
-) -> tuple[InputFile, ...]:
-    """Return one entry for each input, as the table of origins counts them, then one for the files that each names."""
-    first, more = [], []
-    for number, given in enumerate(inputs):
-        if given.table is not None:
-            table = given.table
-            first.append(
-                InputFile(path=given.name, format=table.format, size=table.size_bytes, xxh3_128=hashes[number])
+    @property
+    def names(self) -> list[str]:
+        """The names of the shards, in their order."""
+        return [shard_name(shard.number) for shard in self._shards]
+
+    def _check(self) -> None:
+        """Check that each sample is in one shard, or was left out."""
+        num_read = sum(one.samples for one in self._plan.counted)
+        samples = np.concatenate([self._samples, np.array(list(self._left_out), np.int64)])
+        if not np.array_equal(np.sort(samples), np.arange(num_read)):
+            raise HeadraceError(
+                f"the ledger does not balance: {num_read:,} samples were listed, and {len(samples):,} are in shards or "
+                "left out. Nothing was written. This is a defect of Headrace or of this machine: please report it."
             )
-            entry = totals.files(number, _files_root(given, options), "files")
-            more += [entry] if entry is not None else []
-            continue
-        empty = InputFile(path=given.name, format="folder", size=0, xxh3_128=FileHashes().xxh3_128)
-        first.append(totals.files(number, given.name, "folder") or empty)
-        if given.captions is not None:
-            table = given.captions
-            digest = hashes[number + len(inputs)]
-            more.append(InputFile(path=table.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
-    return (*first, *more)
+        check_tolerance(self._errors, self._plan.options.errors, noun="samples", advice=ADVICE, num_read=num_read)
+        check_left(num_read, Counter(one.reason for one in self._left_out.values()), self._errors)
+
+    def write(self, work: Path) -> tuple[Manifest, dict[str, str]]:
+        """Write the table of origins, ``.nv-meta`` and the manifest; return it, and the names of all in the output.
+
+        With the ``.nv-meta`` Energon and `EnergonStore` can open the folder without further steps.
+        """
+        plan, root, names = self._plan, work / MADE_NAME, self.names
+        output = plan.options.output
+        parts = [shard.part for shard in self._shards]
+        splits = {name: (bisect_left(parts, at), bisect_right(parts, at)) for at, name in enumerate(SPLIT_NAMES)}
+        with output_errors(root, "create .nv-meta in"):
+            (root / META_FOLDER).mkdir(parents=True, exist_ok=True)
+        with SqliteWriter(root) as index:
+            for place, number in enumerate(shard.number for shard in self._shards):
+                [shard] = (one for one in _packed(self._found[number]).shards if one.number == number)
+                index.add_shard(place, _as_scanned(shard))
+        counts = [shard.output.documents for shard in self._shards]
+        write_info(root, dict(zip(names, counts, strict=True)), ENERGON_VERSION)
+        write_splits(root, {part: names[begin:end] for part, (begin, end) in splits.items()})
+        atomic_write(root / META_FOLDER / DATASET_NAME, dataset_yaml(output.sample_type, output.field_map))
+        kept = sum(shard.output.tokens for shard in self._shards)
+        dropped, dropped_bytes = Counter[str](), Counter[str]()
+        for one in self._left_out.values():
+            dropped[one.reason] += 1
+            dropped_bytes[one.reason] += one.num_bytes
+        manifest = Manifest(
+            inputs=self._inputs(),
+            options={
+                **plan.asked,
+                "splits": {name: list(shards) for name, shards in splits.items()},
+                "meta_files": list(META_FILES),
+            },
+            order=InputOrder() if output.shuffle is None else ShuffledOrder(seed=output.shuffle),
+            outputs=tuple(shard.output for shard in self._shards),
+            ledger=Ledger(
+                documents=DocumentLedger(
+                    read=sum(one.samples for one in plan.counted),
+                    kept=sum(counts),
+                    dropped=dict(sorted(dropped.items())),
+                    blank_lines=sum(len(one.blank) for one in plan.counted),
+                ),
+                tokens=TokenLedger(made=0, kept=0),
+                contents=ContentLedger(
+                    read=kept + dropped_bytes.total(), kept=kept, dropped=dict(sorted(dropped_bytes.items()))
+                ),
+            ),
+            errors=self._errors,
+            provenance=self._write_origins(root / PROVENANCE_NAME),
+            # Users may edit the split file and dataset.yaml, so the manifest holds no hashes of them.
+            beside=tuple(msgspec.structs.replace(file_sum(root / name), name=name) for name in VOUCHED_META_FILES),
+        )
+        made = [*(f"{PROVENANCE_NAME}/{file.name}" for file in manifest.provenance), *META_FILES, MANIFEST_NAME]
+        return save_manifest(root, manifest), {f"{MADE_NAME}/{name}": name for name in made}
+
+    def _write_origins(self, folder: Path) -> tuple[FileSum, ...]:
+        samples, kept = self._samples, np.sort(self._samples)
+        order = np.searchsorted(kept, samples)
+        is_shuffled = self._plan.options.output.shuffle is not None or bool((np.diff(samples) < 0).any())
+        with ProvenanceWriter(folder, with_order=is_shuffled, with_ids=self._with_ids) as writer:
+            first = ordinal = 0
+            for given, one in enumerate(self._plan.counted):
+                own = kept[np.searchsorted(kept, first) : np.searchsorted(kept, first + one.samples)] - first
+                lines = np.setdiff1d(np.arange(one.lines), np.array(one.blank, np.int64))
+                skipped = [(line, "blank") for line in one.blank]
+                left_out = np.setdiff1d(np.arange(one.samples), own)
+                skipped += [(int(lines[at]), self._left_out[first + at].reason) for at in left_out.tolist()]
+                skipped.sort()
+                places = np.array([line for line, _ in skipped], np.int64)
+                writer.add_span(ordinal, len(own), given, 0, one.lines, places, [reason for _, reason in skipped])
+                first, ordinal = first + one.samples, ordinal + len(own)
+            if self._with_ids:
+                named = (zip(shard.names, shard.keys, strict=True) for shard in self._shards)
+                ids = [name or key for pairs in named for name, key in pairs]
+                writer.add_ids([ids[at] for at in np.argsort(order).tolist()])
+            if is_shuffled:
+                writer.add_order(order)
+            return writer.finish()
+
+    def _inputs(self) -> tuple[InputFile, ...]:
+        """Return one entry for each input, as the table of origins counts them, then one for the files of each."""
+        first, more = [], []
+        for number, (given, counted) in enumerate(zip(self._plan.inputs, self._plan.counted, strict=True)):
+            hashes = self._file_hashes.get(number, FileHashes())
+            if given.table is not None:
+                table, digest = given.table, counted.xxh3_128 or self._tables[number]
+                first.append(InputFile(path=given.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
+                if number in self._file_hashes:
+                    root = _files_root(given, self._plan.options)
+                    size = self._file_bytes[number]
+                    more.append(InputFile(path=root, format="files", size=size, xxh3_128=hashes.xxh3_128))
+                continue
+            size = self._file_bytes[number]
+            first.append(InputFile(path=given.name, format="folder", size=size, xxh3_128=hashes.xxh3_128))
+            if given.captions is not None:
+                table, digest = given.captions, counted.captions
+                more.append(InputFile(path=table.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
+        return (*first, *more)
+
+
+def _packed(path: Path) -> PackedTask:
+    found = load(path, PackedTask)
+    if found is None:
+        raise OutputError(f"{path}: cannot be read back; run the same command again")
+    return found
 
 
 def _files_root(given: MediaInput, options: ShardOptions) -> str:
     """Return the folder of the files that a table names, as the manifest lists it."""
     return options.source.root or str(path_at(given.name).parent)
-
-
-def _options(asked: Mapping[str, Any], planned: Planned) -> dict[str, Any]:
-    splits = {name: list(shards) for name, shards in planned.plan.splits.items()}
-    return {**asked, "splits": splits, "meta_files": list(META_FILES)}
 
 
 def asked_options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict[str, Any]:
@@ -280,14 +306,14 @@ def _named_files(
     given: MediaInput, specs: tuple[PartSpec, ...], options: ShardOptions, storage: Storage | None
 ) -> FileHashes | None:
     """Read all files that the rows of a table name; None if a row is no sample any more, as without its file."""
-    surveyor = Surveyor(survey_setup([given], [specs], options.source, storage), lambda *counts: None)
+    finder = PartFinder([given.root], [specs], options.source, storage)
     total = FileHashes()
-    for task in table_tasks(given):
-        samples = [sample for span in surveyor.survey(task).spans for sample in span.samples]
+    table = given.table
+    for rows in [] if table is None else finder.rows(table, Rows(0, Span(0, 0, table.extent), 0, 0)):
+        samples = list(finder.found(rows))
         if any(sample.bad for sample in samples):
             return None
-        parts = [part for sample in samples for part in sample.parts if part.path]
-        files = [ListedFile(part.path, part.size, part.mtime_ns, part.etag) for part in parts]
+        files = [part.file for sample in samples for part in sample.parts if part.file is not None]
         for file, digest in zip(files, digests(given.root, files, storage), strict=True):
             total.add(file.name, digest)
     return total

@@ -1,7 +1,4 @@
-"""Find the inputs of a run, choose the parts that columns become, and cut the work into tasks.
-
-An input is a table or a folder of files. The tasks are spans of tables and groups of files.
-"""
+"""Find the inputs of a run, which are tables and folders of files, and choose the parts that columns become."""
 
 from __future__ import annotations
 
@@ -9,42 +6,26 @@ import base64
 import binascii
 import glob
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from headrace.engine.job import Phase
-from headrace.engine.serving import save
-from headrace.errors import ConfigError, InputError, some
-from headrace.io import Reader, Storage, check_readable, output_errors, path_at
+from headrace.errors import ConfigError
+from headrace.io import Reader, Storage, check_readable, path_at
 from headrace.io.finding import expand, reader_among, real_name
 from headrace.preparing.shards.files import FilesBelow
 from headrace.preparing.shards.listing import (
-    GROUPS_A_TASK,
+    SPEC,
     Listing,
-    SampleFiles,
     av_part,
-    group_files,
     image_part,
     list_folder,
     load_captions,
 )
-from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, SurveySetup, TableTask
-from headrace.preparing.shards.options import AUDIO, IMAGE, VIDEO, PartKind, PartSpec, ShardOptions, ShardSource
-from headrace.preparing.shards.survey import IMAGES
-from headrace.preparing.sources import (
-    MAX_TASK_SPANS,
-    SourceFile,
-    Span,
-    Task,
-    choose_task_bytes,
-    find_inputs,
-    is_hashed_while_read,
-    open_span,
-    plan_tasks,
-)
+from headrace.preparing.shards.options import AUDIO, IMAGE, VIDEO, PartKind, PartSpec, ShardSource
+from headrace.preparing.shards.parts import IMAGES
+from headrace.preparing.sources import SourceFile, Span, find_inputs, open_span
 from headrace.preparing.sources.find import check_fields, file_at
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
@@ -384,148 +365,12 @@ def _media_kind(column: str, value: Any, where: str, files: FilesBelow) -> PartK
         return "path"
 
 
-SurveyOrder = TableTask | FolderTask
-
-
-class SurveyTasks(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks of the first phase.
-
-    Attributes:
-        orders: the survey tasks, in the order of the input.
-        sums: tasks for tables that no survey task hashes. The number of captions is that of their input plus
-            ``len(inputs)``.
-        total_bytes: size of all inputs.
-    """
-
-    orders: tuple[SurveyOrder, ...]
-    sums: tuple[SumTask, ...]
-    total_bytes: int
-
-    def placed(self) -> list[SurveyOrder | SumTask]:
-        """Return all tasks, each with a place: those of the survey, then those that hash."""
-        sums = [msgspec.structs.replace(order, place=place) for place, order in enumerate(self.sums, len(self.orders))]
-        return [*self.orders, *sums]
-
-
-class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides a run, on any host.
-
-    Attributes:
-        inputs: tables and folders, without what only planning needs: listings, and sizes of units.
-        parts: for each input the parts that its columns become.
-        options: all options.
-        asked: what the manifest records of them; a number is written there as it was given, 8 or 8.0.
-        tasks: the tasks of the first phase.
-    """
-
-    inputs: tuple[MediaInput, ...]
-    parts: tuple[tuple[PartSpec, ...], ...]
-    options: ShardOptions
-    asked: dict[str, Any]
-    tasks: SurveyTasks
-
-    def surveying(self, mark: str) -> Phase:
-        """The first phase, for processes that do its tasks in any order; see `SurveyTasks.placed`."""
-        num_tasks = len(self.tasks.orders) + len(self.tasks.sums)
-        return Phase(name=f"survey-{mark}", num_tasks=num_tasks, total_bytes=self.tasks.total_bytes)
-
-
-def survey_setup(
-    inputs: Sequence[MediaInput],
-    parts: Sequence[tuple[PartSpec, ...]],
-    source: ShardSource,
-    storage: Storage | None,
-    *,
-    listings: str = "",
-    folder: str = "",
-) -> SurveySetup:
-    """Return how the rows and files of inputs become samples; see `SurveySetup`."""
-    return SurveySetup(
-        parts=tuple(parts),
-        key_field=source.key_field,
-        key_dots=source.key_dots,
-        verify=source.verify,
-        max_record_bytes=source.max_record_bytes,
-        roots=tuple(given.root for given in inputs),
-        storage=storage,
-        listings=listings,
-        folder=folder,
-    )
-
-
-def table_tasks(given: MediaInput) -> Iterator[TableTask]:
-    """Cut one table into tasks, as if it were the only input."""
-    if given.table is not None:
-        for task in plan_tasks(
-            [given.table], task_bytes=choose_task_bytes(given.table.text_bytes), max_spans=MAX_TASK_SPANS
-        ):
-            yield TableTask(task, (_light(given.table),) * len(task.spans))
-
-
-def plan_survey(
-    inputs: Sequence[MediaInput], options: ShardOptions, listings: Path, on_notice: Callable[[str], None]
-) -> SurveyTasks:
-    """Cut the inputs into tasks. The groups of a folder are written to files in ``listings``, some thousand each.
-
-    Raises:
-        InputError: captions cannot be read, or name files that do not exist.
-        ConfigError: no file of a folder is part of a sample.
-        OutputError: a file cannot be written.
-    """
-    orders: list[SurveyOrder] = []
-    sums: list[SumTask] = []
-    task_bytes = choose_task_bytes(sum(given.table.text_bytes for given in inputs if given.table is not None))
-    for number, given in enumerate(inputs):
-        if given.captions is not None:
-            sums.append(SumTask(number + len(inputs), _light(given.captions)))
-        if given.table is None:
-            for begin, groups in _group_runs(given, options, on_notice):
-                name = f"{number}.{begin}"
-                with output_errors(listings, "create"):
-                    listings.mkdir(exist_ok=True)
-                save(listings / name, (begin, groups))
-                orders.append(FolderTask(len(orders), number, name))
-            continue
-        for task in plan_tasks([given.table], task_bytes=task_bytes, max_spans=MAX_TASK_SPANS):
-            span = task.spans[0]
-            if span.begin == 0 and not is_hashed_while_read(given.table, span):
-                sums.append(SumTask(number, _light(given.table)))
-            moved = Task(len(orders), (Span(number, span.begin, span.end),))
-            orders.append(TableTask(moved, (_light(given.table),)))
-    total_bytes = sum(given.total_bytes for given in inputs)
-    return SurveyTasks(orders=tuple(orders), sums=tuple(sums), total_bytes=total_bytes)
-
-
 def planned_input(given: MediaInput) -> MediaInput:
-    """Leave out what only planning needs of an input, as of a folder the names of its files."""
-    table, captions = (file and _light(file) for file in (given.table, given.captions))
+    """Leave out what only planning needs of an input, as of a folder the names of its files, and what no plan holds."""
+    table, captions = (
+        file and msgspec.structs.replace(file, unit_bytes=(), storage=None) for file in (given.table, given.captions)
+    )
     return msgspec.structs.replace(given, table=table, listing=None, captions=captions)
-
-
-def _light(file: SourceFile) -> SourceFile:
-    """Leave out the sizes of units, which readers do not need; a file may have many thousands."""
-    return msgspec.structs.replace(file, unit_bytes=())
-
-
-def _group_runs(
-    given: MediaInput, options: ShardOptions, on_notice: Callable[[str], None]
-) -> list[tuple[int, tuple[SampleFiles, ...]]]:
-    if given.listing is None:
-        return []
-    captions = captions_of(given)
-    groups, ignored, unmatched = group_files(given.listing, options.source.key_dots, captions)
-    if ignored:
-        names = some(list(map(repr, ignored)))
-        on_notice(f"{given.name}: {len(ignored):,} files have no extension and belong to no sample: {names}")
-    if unmatched and given.captions is not None:
-        what = f"{len(unmatched):,} rows name files that are not in {given.name}"
-        message = f"{given.captions.name}: {what}: {some(list(map(repr, unmatched)))}"
-        if options.errors.on_error == "stop":
-            raise InputError(f"{message}. Correct them, or skip them with --on-error skip.")
-        on_notice(message)
-    if not groups:
-        raise ConfigError(f"input {given.name!r}: no file has an extension, which would name its part of a sample")
-    return [(begin, tuple(groups[begin : begin + GROUPS_A_TASK])) for begin in range(0, len(groups), GROUPS_A_TASK)]
 
 
 def described(given: MediaInput) -> dict[str, Any]:

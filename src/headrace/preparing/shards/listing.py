@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -14,11 +14,14 @@ import xxhash
 from headrace.errors import InputError, StoreError
 from headrace.io import AnyPath, Reader, natural_key, path_at, safe_relative
 from headrace.io.finding import names_below, status_of
-from headrace.preparing.shards.messages import SPEC
-from headrace.preparing.sources import SourceFile, Span, counted_from, open_span, record_noun
+from headrace.io.remote import Status
+from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, open_span, record_noun
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.tar.members import sample_part
+
+SPEC = RecordSpec(fields=(), whole=True, lists=True)
+"""How tables are read: as whole records."""
 
 KeyDots = Literal["error", "replace", "part"]
 NUMBER_DIGITS = 9
@@ -101,9 +104,6 @@ def file_sample(name: str, dots: KeyDots) -> tuple[str, str] | None:
     return key, part
 
 
-GROUPS_A_TASK = 2048
-
-
 class ListedFile(msgspec.Struct, frozen=True, array_like=True):
     """A file below a folder. Its name is the relative path with slashes."""
 
@@ -112,8 +112,13 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
     mtime_ns: int
     etag: str = ""
 
+    @property
+    def status(self) -> Status:
+        """What reads expect."""
+        return Status(self.size, self.etag, self.mtime_ns)
 
-class SampleFiles(msgspec.Struct, frozen=True, array_like=True):
+
+class SampleFiles(NamedTuple):
     """The files of one sample, and the row of the captions that describes them."""
 
     name: str

@@ -104,13 +104,17 @@ class ShardOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     shard_bytes: int | None = 1 << 30
     """Maximum bytes of a shard; None means no limit. A shard ends before the sample that would exceed it; a larger
-    sample gets a shard of its own."""
+    sample gets a shard of its own. The sizes of files that a table names, and of rows that hold the media themselves,
+    are estimated, so that shards of tables have about this size."""
 
     shuffle: int | None = None
-    """Seed of a uniform shuffle of all samples; None keeps the order of the input."""
+    """Seed of a uniform shuffle of all samples; None keeps the order of the input. Rows that hold the media themselves
+    are shuffled by spans, and within a shard."""
 
     split_ratio: tuple[float, ...] = ()
-    """Shares of train, val and test, as 8, 1, 1; each part has its own shards. Without shares all samples are train."""
+    """Shares of train, val and test, as 8, 1, 1; each part has its own shards. The hash of its key decides to which
+    part a sample belongs, so that it stays there when inputs are added; of fewer than 1,000 samples, the rank of the
+    hash. Without shares all samples are train."""
 
     sample_type: str | None = None
     """The sample type in ``dataset.yaml``, as ``CaptioningSample``; None makes the samples crude."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import FileIO, RawIOBase
 from typing import Literal
 
@@ -252,8 +252,8 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         """
         return str(local_file(path_at(self.path, reader_of(self.storage))))
 
-    def digest(self) -> str:
-        """Return the xxh3_128 of the file, in hex. It is read once.
+    def digest(self, check: Callable[[], None] = lambda: None) -> str:
+        """Return the xxh3_128 of the file, in hex. It is read once; ``check`` is called after each MiB.
 
         Raises:
             InputError: it cannot be read, or has changed since the run began.
@@ -265,6 +265,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             with self.open() as file:
                 while count := file.readinto(buffer):
                     hasher.update(buffer[:count])
+                    check()
                 self.check_opened(file)
         except OSError as error:
             raise InputError(f"{self.name}: the file cannot be read: {error.strerror or error}") from error
@@ -300,8 +301,9 @@ def check_all(files: Sequence[SourceFile]) -> None:
             raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
 
 
-MIN_TASK_BYTES = 1 << 19
-MAX_TASK_BYTES = 16 << 20
+NUM_TASKS = 2048
+MIN_TASK_BYTES = 1 << 20
+MAX_TASK_BYTES = 256 << 20
 MAX_TASK_SPANS = 4096
 
 
@@ -333,12 +335,11 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
 
 
 def choose_task_bytes(total_bytes: int) -> int:
-    """The bytes of a task: a power of two from 0.5 to 16 MiB. Even small inputs make enough tasks for all cores.
+    """The bytes of a task: a 2048th of the input, from 1 to 256 MiB. So a kill costs little, and many workers are busy.
 
     It depends only on the input (the sum of `SourceFile.text_bytes`), never on the number of workers.
     """
-    wanted = max(total_bytes // 256, MIN_TASK_BYTES)
-    return min(1 << (wanted - 1).bit_length(), MAX_TASK_BYTES)
+    return min(max(total_bytes // NUM_TASKS, MIN_TASK_BYTES), MAX_TASK_BYTES)
 
 
 def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int, max_spans: int) -> list[Task]:

@@ -30,7 +30,6 @@ from headrace.io import (
     AnyPath,
     FileSum,
     Reader,
-    check_local,
     file_sum,
     local_file,
     natural_key,
@@ -48,7 +47,7 @@ from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds, tokens_at
 from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.token_file import checked_tokens
-from headrace.stores.writer import CheckedDocuments, FileWriter
+from headrace.stores.writer import CheckedDocuments, KeysWriter
 from headrace.stores.written import OutputShard, WrittenShard
 
 if TYPE_CHECKING:
@@ -350,13 +349,10 @@ class Hdf5Store(SegmentedStore):
             yield f"the file has {self._reader.size(self.file)} bytes, but the manifest lists {sizes[0]}"
 
 
-class Hdf5Writer(FileWriter):
-    """Writes one ``.h5``, in which each document is a dataset of each key. It appears whole at `finish`, or not at all.
+class Hdf5Writer(KeysWriter):
+    """Writes one ``.h5``, in which each document is a dataset of each key.
 
-    The writer is a context manager that removes its temporary file unless `finish` was called. If it is killed, it
-    leaves a hidden ``.tmp`` behind, and the shard has to be written again, since HDF5 cannot be continued in the
-    middle. Each dataset takes 50 us and 800 bytes of the file, so use it for a few thousand documents a file, or for
-    long ones.
+    Each dataset takes 50 us and 800 bytes of the file, so use it for a few thousand documents a file, or for long ones.
 
     Args:
         path: path that ends in ``.h5`` or ``.hdf5``; its folder must exist. A file of this name is replaced at
@@ -383,7 +379,7 @@ class Hdf5Writer(FileWriter):
     def __init__(
         self, path: str | os.PathLike[str], *, dtypes: Mapping[str, DTypeLike], values: Collection[str] = ()
     ) -> None:
-        super().__init__(path, dtypes, values, *HDF5_SUFFIXES)
+        super().__init__(path, dtypes, values, suffixes=HDF5_SUFFIXES)
         h5py = load_h5py(str(self._path))
         self._temporary = temporary_path(self._path)
         with output_errors(self._path, "create"):
@@ -399,7 +395,7 @@ class Hdf5Writer(FileWriter):
         with output_errors(self._path, "write"):
             self._output.raise_error()
 
-    def _commit(self) -> FileSum:
+    def _commit(self) -> tuple[FileSum, ...]:
         with output_errors(self._path, "write"):
             self._file.close()
             self._output.raise_error()
@@ -407,7 +403,7 @@ class Hdf5Writer(FileWriter):
             self._output.close()
             self._temporary.rename(self._path)
         sync_folder(self._path)
-        return file_sum(self._path)
+        return (file_sum(self._path),)
 
     def _remove(self) -> None:
         self._file.close()
@@ -460,7 +456,6 @@ def write_hdf5(path: str | os.PathLike[str], arrays: Mapping[str, Sequence[NDArr
         OutputError: the system reports an error.
         MissingExtraError: h5py is not installed.
     """
-    check_local(path)
     dtypes = {}
     for key, parts in arrays.items():
         found = dict.fromkeys(part.dtype for part in parts)

@@ -10,7 +10,6 @@ sequence; until the index is written, it keeps the index's arrays in temporary f
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,12 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from headrace.errors import OutputError, StoreError
-from headrace.io import AtomicFile, check_local, commit, reader
-from headrace.stores.indexed.layout import IdxLayout, dtype_code, open_index
-from headrace.stores.token_file import CHUNK, LengthChunks, TokenFile, checked_lengths, checked_tokens
-from headrace.stores.writer import Writer
-from headrace.stores.written import KeyInfo, WriterState, WrittenShard
+from headrace.errors import OutputError
+from headrace.io import AtomicFile, FileSum, check_local
+from headrace.stores.indexed.layout import IdxLayout, dtype_code
+from headrace.stores.token_file import (
+    LengthChunks,
+    TokenFile,
+    checked_lengths,
+    checked_tokens,
+    commit_shard,
+    unnamed_file,
+)
+from headrace.stores.writer import CheckedDocuments, Writer
+from headrace.stores.written import KeyInfo, WrittenShard
 
 _KEY = "tokens"
 
@@ -40,13 +46,9 @@ class IndexedWriter(Writer):
         dtype: dtype of the tokens on disk.
         ids: False for values that are not ids of a vocabulary (masks, lengths, rewards). The manifest records this,
             float32 and float64 are then allowed, and `check` does not treat the values as ids.
-        state: the state to continue from; the writer is then resumable.
-        resumable: keep the temporary files, so that a killed writer can be continued; see `Writer`.
 
     Raises:
         ConfigError: the format does not have the dtype.
-        StateError: the state belongs to another writer.
-        StoreError: the temporary files differ from what the state says.
         OutputError: the system reports an error.
 
     Example:
@@ -59,40 +61,14 @@ class IndexedWriter(Writer):
 
     format = "indexed"
 
-    def __init__(
-        self,
-        prefix: str | os.PathLike[str],
-        *,
-        dtype: DTypeLike,
-        ids: bool = True,
-        state: WriterState | None = None,
-        resumable: bool = False,
-    ) -> None:
+    def __init__(self, prefix: str | os.PathLike[str], *, dtype: DTypeLike, ids: bool = True) -> None:
         check_local(prefix)
-        self._prefix = os.fspath(prefix)
         self._code = dtype_code(dtype, ids=ids)
-        self._dtype = IdxLayout(self._code, 0, 1).dtype
-        super().__init__(
-            {_KEY: Path(self._prefix + ".bin")},
-            {_KEY: self._dtype},
-            Path(self._prefix + ".idx"),
-            state=state,
-            resumable=resumable,
-            values=() if ids else (_KEY,),
-        )
-        self._file = self._files[_KEY]
-        # When continued, the sequences are counted again: one more number in the state could be wrong.
-        self._num_sequences = sum(int(np.count_nonzero(lengths)) for lengths in self._file.chunks())
-
-    @property
-    def prefix(self) -> str:
-        """The path without ``.bin`` and ``.idx``."""
-        return self._prefix
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
+        self.dtype = IdxLayout(self._code, 0, 1).dtype
         """The dtype of the tokens on disk."""
-        return self._dtype
+        super().__init__(os.fspath(prefix), {_KEY: self.dtype}, () if ids else (_KEY,))
+        self._file = TokenFile(Path(self.prefix + ".bin"), self.dtype)
+        self._num_sequences = 0
 
     def add_documents(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
         """Append documents. It is faster to add many at once.
@@ -109,8 +85,18 @@ class IndexedWriter(Writer):
         """
         self._check_open("add documents")
         lengths = checked_lengths(lengths, len(tokens))
-        self._file.add(checked_tokens(tokens, self._dtype, self._prefix), lengths)
+        self._add({_KEY: (checked_tokens(tokens, self.dtype, self.prefix), lengths)})
+
+    def _write(self, documents: CheckedDocuments) -> None:
+        tokens, lengths = documents[_KEY]
+        self._file.add(tokens, lengths)
         self._num_sequences += int(np.count_nonzero(lengths))
+
+    def _commit(self) -> tuple[FileSum, ...]:
+        return commit_shard([self._file], Path(self.prefix + ".idx"), self._write_index)
+
+    def _remove(self) -> None:
+        self._file.discard()
 
     def _write_index(self, index: AtomicFile) -> None:
         layout = IdxLayout(self._code, self._num_sequences, self.num_documents + 1)
@@ -127,23 +113,6 @@ class IndexedWriter(Writer):
             bounds = np.cumsum(lengths > 0, dtype=np.int64) + sequences
             yield bounds.astype("<i8").data
             sequences = int(bounds[-1])
-
-    def _lengths_in(self, key: str) -> LengthChunks:
-        with_files = reader("pread")
-        try:
-            index = open_index(with_files, str(self._index), with_files.size(self._prefix + ".bin"))
-            for begin in range(0, index.num_documents, CHUNK):
-                bounds = index.bounds.read(begin, min(begin + CHUNK, index.num_documents) + 1)
-                sequences = np.diff(bounds)
-                if ((sequences < 0) | (sequences > 1)).any():
-                    raise StoreError(
-                        f"{index.path}: belongs to another writer, since a document has several sequences: start again"
-                    )
-                lengths = np.zeros(len(sequences), np.int64)
-                lengths[sequences == 1] = index.sizes.read(int(bounds[0]), int(bounds[-1]))
-                yield lengths
-        finally:
-            with_files.close()
 
 
 def _write_arrays(
@@ -204,11 +173,12 @@ class SequenceFiles:
         self._tokens = TokenFile(path, layout.dtype)
         self._kept: list[AtomicFile] = []
         try:
-            self._bounds = self._keep(path, "bounds")
-            self._modes = self._keep(path, "modes")
+            for name in ("bounds", "modes"):
+                self._kept.append(unnamed_file(path, name))
         except BaseException:
             self.discard()
             raise
+        self._bounds, self._modes = self._kept
 
     @property
     def num_sequences(self) -> int:
@@ -252,16 +222,13 @@ class SequenceFiles:
         layout = IdxLayout(
             self._layout.dtype_code, num_sequences, num_bounds, self._layout.dialect, self._layout.mode_bytes
         )
+        bounds = self._bounds.pieces(_PIECE_BYTES) if layout.has_documents else ()
+
+        def write_index(index: AtomicFile) -> None:
+            _write_arrays(index, layout, self._tokens.chunks, bounds, self._modes.pieces(_PIECE_BYTES))
+
         try:
-            index = AtomicFile(idx_path)
-            try:
-                bounds = self._bounds.pieces(_PIECE_BYTES) if layout.has_documents else ()
-                _write_arrays(index, layout, self._tokens.chunks, bounds, self._modes.pieces(_PIECE_BYTES))
-            except BaseException:
-                index.discard()
-                raise
-            files = (self._tokens.data.sum, index.sum)
-            commit([self._tokens.data, index])
+            files = commit_shard([self._tokens], idx_path, write_index)
         finally:
             self.discard()  # files that have their final names stay
         return WrittenShard(
@@ -278,11 +245,3 @@ class SequenceFiles:
         self._tokens.discard()
         for file in self._kept:
             file.discard()
-
-    def _keep(self, path: Path, name: str) -> AtomicFile:
-        """Create a file that only this process needs; it has no name, so a kill does not leave it behind."""
-        file = AtomicFile(path.with_name(f"{path.name.removesuffix('.bin')}.{name}"))
-        self._kept.append(file)
-        with contextlib.suppress(OSError):
-            file.temporary.unlink()
-        return file

@@ -23,7 +23,7 @@ from headrace.stores.keyed.layout import key_dtype
 from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds
 from headrace.stores.store import Problem, TokenArray
-from headrace.stores.writer import CheckedDocuments, FileWriter
+from headrace.stores.writer import CheckedDocuments, KeysWriter
 from headrace.stores.written import OutputShard
 
 JSON_SUFFIXES: Final = (".jsonl", ".json")
@@ -223,15 +223,13 @@ def is_object(path: str, using: Reader) -> bool:
     return values.startswith(b"[[")
 
 
-class JsonlWriter(FileWriter):
+class JsonlWriter(KeysWriter):
     """Writes one ``.jsonl``, in which each document is a record, ``{"tokens":[1,2,3],"loss_mask":[0,1,1]}``.
 
     JSON lines are for small data.
 
-    The file appears whole at `finish`, or not at all: the writer is a context manager that removes its temporary file
-    unless `finish` was called. Truth values are written as ``true`` and ``false``, and a float as the shortest decimal
-    that its dtype reads back as the same number, so the float32 0.8 is ``0.8``. The same documents make the same bytes,
-    however many are added at a time. Writing takes about 1 us a document and 50 ns a number.
+    Truth values are written as ``true`` and ``false``, and a float as the shortest decimal that its dtype reads back as
+    the same number, so the float32 0.8 is ``0.8``. Writing takes about 1 us a document and 50 ns a number.
 
     Args:
         path: path that ends in ``.jsonl``; its folder must exist. A file of this name is replaced at `finish`.
@@ -257,7 +255,7 @@ class JsonlWriter(FileWriter):
     def __init__(
         self, path: str | os.PathLike[str], *, dtypes: Mapping[str, DTypeLike], values: Collection[str] = ()
     ) -> None:
-        super().__init__(path, dtypes, values, ".jsonl")
+        super().__init__(path, dtypes, values, suffixes=(".jsonl",))
         for key, dtype in self._dtypes.items():
             try:
                 check_jsonl_dtype(dtype)
@@ -275,11 +273,11 @@ class JsonlWriter(FileWriter):
         ]
         self._file.write(self._encoder.encode_lines(records))
 
-    def _commit(self) -> FileSum:
+    def _commit(self) -> tuple[FileSum, ...]:
         if not self.num_documents:
             raise ConfigError(f"{self._path}: no document was added, and a file without records is not a store")
         self._file.commit()
-        return self._file.sum
+        return (self._file.sum,)
 
     def _remove(self) -> None:
         self._file.discard()

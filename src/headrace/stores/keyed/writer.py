@@ -5,40 +5,32 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-from headrace.errors import ConfigError, StoreError
-from headrace.io import AtomicFile, check_local, output_errors
-from headrace.stores.keyed.layout import META_NAME, KeyLayout, meta_entry, parse_bounds, parse_meta
-from headrace.stores.token_file import CHUNK, LengthChunks
-from headrace.stores.writer import Writer, checked_documents, checked_keys
-from headrace.stores.written import WriterState, WrittenShard
+from headrace.errors import ConfigError
+from headrace.io import AtomicFile, FileSum, output_errors
+from headrace.stores.keyed.layout import META_NAME, KeyLayout, meta_entry
+from headrace.stores.token_file import TokenFile, commit_shard
+from headrace.stores.writer import CheckedDocuments, KeysWriter
 
 MAX_DOCUMENTS: Final = 1_000_000
 """The most documents in a shard that is written: ``meta.json`` lists all of them, and is read and parsed as a whole."""
 
 
-class KeyedWriter(Writer):
+class KeyedWriter(KeysWriter):
     """Writes one shard: a folder with ``<key>.bin`` for each key, and ``meta.json`` with their offsets.
 
     Args:
         folder: folder of the shard; it is created if it does not exist, but its parent must exist.
         dtypes: dtype of each key; the first key is the main one.
-        offsets: the keys that get offsets; all by default. In the file, a key without offsets is a single array. A
-            shard with such keys cannot be continued after a kill.
+        offsets: the keys that get offsets; all by default. In the file, a key without offsets is a single array.
         values: keys whose values are not ids of a vocabulary but masks, lengths or rewards; a manifest records this.
-        state: the state to continue from; the writer is then resumable.
-        resumable: keep the temporary files, so that a killed writer can be continued; see `Writer`.
 
     Raises:
-        ConfigError: there are no keys, a name cannot be a file name, the format does not have a dtype, or ``offsets``
-            is set for a resumable writer.
-        StateError: the state belongs to another writer.
-        StoreError: the temporary files differ from what the state says.
+        ConfigError: there are no keys, a name cannot be a file name, or the format does not have a dtype.
         OutputError: the system reports an error.
 
     Example:
@@ -58,96 +50,49 @@ class KeyedWriter(Writer):
         dtypes: Mapping[str, DTypeLike],
         offsets: Collection[str] | None = None,
         values: Collection[str] = (),
-        state: WriterState | None = None,
-        resumable: bool = False,
     ) -> None:
-        check_local(folder)
-        self._folder = Path(folder)
-        wanted = checked_keys(self._folder, dtypes, offsets=offsets or (), values=values)
-        self._with_offsets = tuple(key for key in dtypes if offsets is None or key in offsets)
-        if offsets is not None and (resumable or state is not None):
-            raise ConfigError(
-                f"{self._folder}: a writer with offsets= is not resumable; leave out offsets= or resumable="
-            )
-        self._is_made = not self._folder.exists()
-        with output_errors(self._folder, "create the folder"):
-            self._folder.mkdir(exist_ok=True)
+        super().__init__(folder, dtypes, values, offsets=offsets)
+        self._files: dict[str, TokenFile] = {}
+        self._is_made = not self._path.exists()
+        with output_errors(self._path, "create the folder"):
+            self._path.mkdir(exist_ok=True)
         try:
-            super().__init__(
-                {key: self._folder / f"{key}.bin" for key in wanted},
-                wanted,
-                self._folder / META_NAME,
-                state=state,
-                resumable=resumable,
-                values=values,
-            )
+            for key, dtype in self._dtypes.items():
+                self._files[key] = TokenFile(self._path / f"{key}.bin", dtype)
         except BaseException:
-            self._remove_folder()
+            self.discard()
             raise
-
-    @property
-    def prefix(self) -> str:
-        """The folder of the shard."""
-        return str(self._folder)
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """The dtype of each key on disk."""
         return dict(self._dtypes)
 
-    def add_documents(self, tokens: Mapping[str, NDArray[Any]], lengths: Mapping[str, NDArray[np.int64]]) -> None:
-        """Append documents. It is faster to add many at once.
-
-        Args:
-            tokens: for each key the (sum of its lengths,) values of the documents, one after another.
-            lengths: for each key with offsets the (n,) lengths of the documents, in ``[0, 2^31)``; n is the same for
-                all.
-
-        Raises:
-            ConfigError: the writer is no longer open, or the shard would have more than `MAX_DOCUMENTS`.
-            InputError: the keys differ from the writer's, values are of another kind or do not fit into the dtype, or
-                the lengths do not add up to the number of values. Then nothing of this call is written.
-            OutputError: the system reports an error; the writer cannot be used any more.
-        """
-        self._check_open("add documents")
-        checked = checked_documents(self._folder, self._dtypes, tokens, lengths, self._with_offsets)
-        if self.num_documents + max((len(checked[key][1]) for key in self._with_offsets), default=0) > MAX_DOCUMENTS:
-            raise ConfigError(
-                f"{self._folder}: a shard of the keyed format holds at most {MAX_DOCUMENTS:,} documents, since its"
-                f" {META_NAME} lists all of them; write more and smaller shards, or the indexed format"
-            )
-        for key, (data, counts) in checked.items():
-            self._files[key].add(data, counts)
-
     @property
     def num_documents(self) -> int:
         """Number of documents added so far; without offsets, all values are one document."""
         if self._with_offsets:
-            return self._files[self._with_offsets[0]].num_documents
-        return int(next(iter(self._files.values())).num_tokens > 0)
+            return self._num_documents[self._with_offsets[0]]
+        return int(next(iter(self._num_tokens.values())) > 0)
 
-    def finish(self) -> WrittenShard:
-        """Write ``meta.json``, bring all files to the disk and give them their final names, ``meta.json`` last.
+    def _write(self, documents: CheckedDocuments) -> None:
+        if self.num_documents + max((len(documents[key][1]) for key in self._with_offsets), default=0) > MAX_DOCUMENTS:
+            raise ConfigError(
+                f"{self._path}: a shard of the keyed format holds at most {MAX_DOCUMENTS:,} documents, since its"
+                f" {META_NAME} lists all of them; write more and smaller shards, or the indexed format"
+            )
+        for key, (data, counts) in documents.items():
+            self._files[key].add(data, counts)
 
-        Raises:
-            ConfigError: the writer is no longer open.
-            OutputError: the system reports an error; nothing that opens as a store is left behind.
-        """
-        shard = super().finish()
-        self._is_made = False
-        return shard
+    def _commit(self) -> tuple[FileSum, ...]:
+        return commit_shard(self._files.values(), self._path / META_NAME, self._write_index)
 
-    def discard(self) -> None:
-        """Remove the temporary files, and the folder if the writer created it. After `finish` this does nothing."""
-        is_open = self._is_open
-        super().discard()
-        if is_open:
-            self._remove_folder()
-
-    def _remove_folder(self) -> None:
+    def _remove(self) -> None:
+        for file in self._files.values():
+            file.discard()
         if self._is_made:
             with contextlib.suppress(OSError):  # it is not empty
-                self._folder.rmdir()
+                self._path.rmdir()
 
     def _write_index(self, index: AtomicFile) -> None:
         for number, (key, file) in enumerate(self._files.items()):
@@ -164,12 +109,3 @@ class KeyedWriter(Writer):
                 begin = int(ends[-1])
             index.write(b"]}")
         index.write(b"}")
-
-    def _lengths_in(self, key: str) -> LengthChunks:
-        path = self._folder / META_NAME
-        data = path.read_bytes()
-        if key not in parse_meta(str(path), data):
-            raise StoreError(f"{path}: belongs to another writer, since it does not name the key {key!r}: start again")
-        lengths = np.diff(parse_bounds(str(path), data, key))
-        for begin in range(0, len(lengths), CHUNK):
-            yield lengths[begin : begin + CHUNK]

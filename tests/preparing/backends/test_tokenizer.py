@@ -16,7 +16,7 @@ from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.io import hash_bytes
 from headrace.preparing import TextOptions, TokenOptions, prepare_text
-from headrace.preparing.tokenizer import load_tokenizer
+from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.stores import load_manifest
 
 

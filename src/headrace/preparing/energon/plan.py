@@ -1,0 +1,295 @@
+"""What is read of a dataset, and by which tasks: the plan of the job.
+
+`plan_of` compares the tars with what earlier runs recorded, to find those that must be read. A task reads about as
+many bytes as are worth a worker process; at a URL it reads several files at the same time, since it waits for the
+store. In a local folder, what a task of an earlier plan has read is not read again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Final
+
+import msgspec
+
+from headrace.engine.job import PHASE_PREFIX, Do, Phase, TaskResult, Tell
+from headrace.engine.serving import load, save
+from headrace.errors import ConfigError, InputError
+from headrace.io import AnyPath, Reader, Storage, hash_bytes, is_url
+from headrace.io.finding import each
+from headrace.preparing.energon.media import find_files, read_medium
+from headrace.preparing.energon.options import EnergonOptions, MediaFilter
+from headrace.preparing.energon.scanning import FoundFile, ShardScan, find_shards, found_file, scan_tar
+from headrace.preparing.energon.state import DatasetState, is_indexed, read_state
+from headrace.stores.energon.config_file import INFO_NAME, META_FOLDER, META_WORK_NAME, UUID_NAME, folder_kind
+from headrace.stores.energon.splits import Splits, find_splits
+from headrace.stores.energon.sqlite_index import MediaRow
+
+TASK_BYTES: Final = 128 << 20
+"""Bytes of tars that are worth a worker process, since starting one takes as long as reading the headers of some."""
+
+MEDIA_TASK_BYTES: Final = 8 << 20
+"""The same, if media are read."""
+
+TASK_FILES: Final = 500
+"""Plain files of a task."""
+
+TARS_AT_ONCE: Final = 16
+"""Tars of a task at a URL, which are read at the same time."""
+
+OBJECTS: Final = "headrace.preparing.energon.objects"  # loaded when the first URL comes
+
+
+class ReadTask(msgspec.Struct, frozen=True):
+    """Read these files."""
+
+    task_index: int
+    files: tuple[FoundFile, ...]
+
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        first = self.files[0].name
+        return first if len(self.files) == 1 else f"{len(self.files):,} files from {first} on"
+
+
+class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read, and the options of the run."""
+
+    options: EnergonOptions
+    media: MediaFilter | None
+    """The media whose metadata are gathered."""
+
+    is_plain: bool
+    """Whether the files are media, and not tars."""
+
+    files: tuple[FoundFile, ...]
+    """The files to read, in their order."""
+
+    task_files: int
+    """How many files a task reads."""
+
+    unchanged: tuple[FoundFile, ...] = ()
+    """Tars whose rows are copied from the index that is there."""
+
+    is_new: bool = True
+    """Whether an index is made: something has changed, or is missing."""
+
+    state: str = ""
+    """Hash of the state of the dataset, by which tars are unchanged."""
+
+    root: str = ""
+    """The dataset, as a process reaches it."""
+
+    @property
+    def skips_faults(self) -> bool:
+        """Whether the samples before a fault are used."""
+        return self.options.errors.on_error == "skip"
+
+    @property
+    def phase(self) -> Phase:
+        """The only phase. Its name tells it from that of a plan whose tasks read something else."""
+        decides = msgspec.json.encode((self.is_plain, self.media, self.skips_faults, self.files, self.task_files))
+        return Phase(
+            name=f"scan-{hash_bytes(decides)[:8]}",
+            num_tasks=-(-len(self.files) // self.task_files),
+            total_bytes=sum(file.size for file in self.files),
+        )
+
+    @property
+    def tasks(self) -> list[ReadTask]:
+        """All tasks, see `TaskPlan`."""
+        begins = range(0, len(self.files), self.task_files)
+        return [ReadTask(index, self.files[begin:][: self.task_files]) for index, begin in enumerate(begins)]
+
+    @property
+    def described(self) -> tuple[EnergonOptions, set[FoundFile]]:
+        """What a run is known by: its options, and what it has found."""
+        return self.options, {*self.files, *self.unchanged}
+
+    @contextmanager
+    def doing(self, given: Storage | None) -> Iterator[Do]:
+        """See `TaskPlan`. What is given is how the store of a URL is reached; None goes by the environment."""
+        is_local = not is_url(self.root)
+        read = partial(self.read, Path(self.root)) if is_local else resolve_name(f"{OBJECTS}:reading")(self, given)
+
+        def do(task: ReadTask, results: Path, tell: Tell) -> TaskResult:
+            found, counts = [], Counter[str]()
+            kept = self.kept(task)
+            known = None if kept is None else load(kept, list[ShardScan])
+            for file, one in zip(task.files, known or each(read, task.files, [self.root]), strict=True):
+                found += [] if one is None else [one]
+                counts.update(_counts(file, one))
+                tell(counts)
+            name = self._name(task, is_faulty=any(isinstance(one, ShardScan) and one.faults for one in found))
+            save(results / name, found)
+            return TaskResult(files=(name,), counts=dict(counts))
+
+        yield do
+
+    def read(self, root: AnyPath, file: FoundFile, using: Reader | None = None) -> ShardScan | MediaRow | None:
+        """Read a file; raises as `scan_tar` or `read_medium` does."""
+        if not self.is_plain or self.media is None:
+            return scan_tar(root, file, self.media, skips_faults=self.skips_faults, using=using)
+        return read_medium(root, file.name, self.media, using)
+
+    def kept(self, task: ReadTask) -> Path | None:
+        """Return the result of a task in a local folder that has read the same tars by any plan; None if none has."""
+        if is_url(self.root) or self.is_plain:
+            return None
+        work = Path(self.root, META_FOLDER, META_WORK_NAME)
+        names = [self._name(task, is_faulty=False)]
+        if self.skips_faults:
+            names.append(self._name(task, is_faulty=True))
+        return next((path for name in names for path in work.glob(f"{PHASE_PREFIX}*/*/{name}")), None)
+
+    def _name(self, task: ReadTask, *, is_faulty: bool) -> str:
+        """Return the name of the result of a task: a hash of what decides it."""
+        return f"{hash_bytes(msgspec.json.encode((self.media, task.files)))}.{'faulty' if is_faulty else 'read'}"
+
+
+def _counts(file: FoundFile, found: ShardScan | MediaRow | None) -> dict[str, int]:
+    if isinstance(found, ShardScan):
+        return {"bytes": file.size, "shards": 1, "samples": found.count}
+    return {"samples": 1}
+
+
+def found_files(
+    root: AnyPath, options: EnergonOptions, on_notice: Callable[[str], None], *, is_plain: bool
+) -> list[FoundFile]:
+    """Find the tars of a folder, or the files that may be media; of local ones of these only the names are known.
+
+    Raises:
+        ConfigError: the options do not choose media, or the folder is one of tars.
+        InputError, StoreError: as `find_shards`; or there are no media.
+    """
+    if not is_plain:
+        refuses = options.errors.on_error != "skip"
+        return find_shards(root, options.exclude, refuse_compressed=refuses, on_notice=on_notice)
+    if options.media is None:
+        raise ConfigError("media_only needs a choice of files: by extension, by header or by glob")
+    if any(file.name.endswith(".tar") for file in root.iterdir()) and folder_kind(root) is None:
+        raise ConfigError(
+            f"{root}: holds tars; leave out --media-only to prepare them with the metadata of their media"
+        )
+    names = find_files(root, options.media)
+    if not names:
+        raise InputError(f"{root}: no file is chosen as a medium")
+    return [FoundFile(name) if isinstance(root, Path) else found_file(root, name) for name in names]
+
+
+def plan_of(
+    root: AnyPath,
+    found: Sequence[FoundFile],
+    options: EnergonOptions,
+    on_notice: Callable[[str], None],
+    *,
+    is_plain: bool,
+) -> ReadPlan:
+    """Plan to read the media of a folder, or those tars of a dataset that are new or have changed.
+
+    Args:
+        root: the dataset.
+        found: all of its files.
+        options: options that `check_options` has accepted.
+        on_notice: called with messages about what was decided.
+        is_plain: whether the files are media, and not tars.
+
+    Raises:
+        ConfigError: there is no split file, and the options do not say how the shards are assigned.
+    """
+    if is_plain:
+        return ReadPlan(
+            options=options.lasting, media=options.media, is_plain=True, files=tuple(found), task_files=TASK_FILES
+        )
+    splits_to_keep(root, options)
+    before = state_before(root, options)
+    media = options.media or (before.index.media if before.index is not None else None)
+    if media is not None and options.media is None and not options.index_only:
+        by = f"glob {','.join(media.patterns)}" if media.patterns else media.strategy.lower()
+        on_notice(f"metadata of media are gathered as before: by {by}")
+    to_read = _to_read(root, found, options, before, media)
+    names = to_read or set()
+    files = tuple(tar for tar in found if tar.name in names)
+    task_bytes = TASK_BYTES if media is None else MEDIA_TASK_BYTES
+    enough = task_bytes * len(files) // max(sum(file.size for file in files), 1)
+    return ReadPlan(
+        options=options.lasting,
+        media=media,
+        is_plain=False,
+        files=files,
+        # A power of two seldom changes if some tars change, so that most tasks are as they were.
+        task_files=1 << enough.bit_length() if isinstance(root, Path) else TARS_AT_ONCE,
+        unchanged=tuple(tar for tar in found if tar.name not in names),
+        is_new=to_read is not None,
+        state=hash_of(before),
+    )
+
+
+def hash_of(state: DatasetState) -> str:
+    """Return a hash of a state as it was read: without an index if that has changed."""
+    return hash_bytes(msgspec.json.encode(state))
+
+
+def state_before(root: AnyPath, options: EnergonOptions) -> DatasetState:
+    """Return the state of a dataset; an empty one if all is to be made anew."""
+    return DatasetState() if options.overwrite else read_state(root)
+
+
+def splits_to_keep(root: AnyPath, options: EnergonOptions) -> Splits | None:
+    """Return the existing split file; None if a new one has to be made.
+
+    Raises:
+        ConfigError: there is none, and the options do not say how the shards are assigned.
+    """
+    has_choice = bool(options.split.ratio or options.split.parts)
+    if options.overwrite and has_choice:
+        return None
+    splits = find_splits(root)
+    if splits is None and not has_choice and not options.index_only:
+        raise ConfigError(
+            f"{root}: there is no split file yet: give --split-ratio 8,1,1 (train, val, test),"
+            " --split-parts NAME:REGEX for each part, or --tar-index-only"
+        )
+    return splits
+
+
+def _to_read(
+    root: AnyPath,
+    found: Sequence[FoundFile],
+    options: EnergonOptions,
+    before: DatasetState,
+    media: MediaFilter | None,
+) -> set[str] | None:
+    """Return the shards that must be read; None if nothing has changed and nothing is missing."""
+    names = {tar.name for tar in found}
+    needs_rows = not options.index_only
+    if needs_rows and (before.index is None or before.index.media != media):
+        return names
+
+    def is_unchanged(tar: FoundFile) -> bool:
+        known = before.shards.get(tar.name)
+        return (
+            known is not None
+            and (known.size, known.mtime_ns, known.etag or "") == (tar.size, tar.mtime_ns, tar.etag)
+            and (options.errors.on_error == "skip" or not known.faults)
+            and is_indexed(root, tar.name, known)
+        )
+
+    changed = {tar.name for tar, is_same in zip(found, each(is_unchanged, found, [root]), strict=True) if not is_same}
+    files = [INFO_NAME, UUID_NAME] if needs_rows else [INFO_NAME]
+    is_same = (
+        not changed and before.shards.keys() == names and all((root / META_FOLDER / name).exists() for name in files)
+    )
+    if not needs_rows:
+        return None if is_same else changed
+    # Which rows of these the index lacks depends on all shards before them.
+    incomplete = {name for name in names - changed if before.shards[name].count and before.shards[name].digest is None}
+    if is_same and (not incomplete or before.index is None or before.index.duplicates == options.duplicates):
+        return None
+    return changed | incomplete

@@ -1,0 +1,188 @@
+"""The output of a run at the URL of an object store, where tasks put its files; the manifests come last.
+
+URL/.headrace/run.json      what decides the bytes of the output; created once, and removed last
+              plan.json     the plan, see `headrace.engine.shared_objects`
+              job-NAME/     what tasks have done
+URL/...                     the files; they are a store once there is a manifest
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from headrace.engine.job import Phase
+from headrace.engine.shared import Shared
+from headrace.engine.shared_objects import opened, own_folder, remove_killed, remove_with, save_plan
+from headrace.engine.uploading import PLAN, Upload
+from headrace.errors import OutputError, StoreAwayError, StoreError
+from headrace.io import AnyPath, Storage, path_at, reader_of
+from headrace.io.objects.writer import ObjectWriter
+from headrace.preparing.output_folder import RUN_NAME, described_run, differences_in_words
+from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
+
+
+class OutputUrl:
+    """A URL that one run writes to; see `OutputPlace`.
+
+    Once it was entered, it has a folder on this host for files on their way.
+
+    Args:
+        url: the URL.
+        storage: how the store is reached; None goes by the environment.
+        restart: whether to discard an unfinished run.
+
+    Raises:
+        OutputError: something else is at the URL.
+        StoreError: the store cannot be reached.
+    """
+
+    def __init__(self, url: str, storage: Storage | None, *, restart: bool) -> None:
+        self._upload = Upload(str(path_at(url)), ObjectWriter(storage))
+        self._storage = storage
+        self._restart = restart
+        self._found: Manifest | None = None
+        self.is_continued = False
+        self.work = Path()
+
+    def __enter__(self) -> OutputUrl:
+        self._found = self._whole_output()
+        if self._found is None:
+            self._check_content()
+        if not self.work.name:
+            self.work = own_folder(self._upload.url)
+            remove_with(self, self.work)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held; the folder on this host goes with this object."""
+
+    @property
+    def output(self) -> AnyPath:
+        """The URL, as nobody has looked it up yet."""
+        return path_at(self._upload.url, reader_of(self._storage))
+
+    @property
+    def earlier(self) -> Mapping[str, Any]:
+        """See `OutputPlace`."""
+        if self._found is not None:
+            return self._found.options
+        return {} if self._restart else _decoded(self._upload.unfinished() or b"")
+
+    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
+        """See `OutputPlace`."""
+        upload = self._upload
+        if self._found is not None:
+            if is_made(self._found):
+                upload.clear()
+                return "the output is complete already: the same inputs and options made it, so there is nothing to do"
+            self._check_content()
+        described = described_run(run)
+        before = upload.unfinished()
+        if self._restart and before is not None:
+            upload.discard()
+            before = None
+        if (other := upload.claim(described)) is not None:
+            raise OutputError(
+                f"{upload.url}: an unfinished run with other options writes to this place:"
+                f" {differences_in_words(_decoded(other), _decoded(described))}. Give the same command to continue it,"
+                " or --restart to discard it"
+            )
+        if before is None and upload.others():
+            # A run that ended between our first look and the claim has left its output.
+            upload.clear()
+            raise OutputError(f"{upload.url}: another run has written to this place meanwhile; name another one")
+        self.is_continued = before is not None
+        (self.work / RUN_NAME).write_bytes(described)
+        return ""
+
+    def save_plan(
+        self,
+        kind: str,
+        plan: object,
+        software: Mapping[str, str],
+        *,
+        files: Mapping[str, bytes],
+        made: Sequence[str] = (),
+        phases: Sequence[Phase] = (),
+    ) -> None:
+        """See `OutputPlace`."""
+        upload, paths = self._upload, {name: self.work / name for name in made}
+        save_plan(upload.url, upload.writer, kind, plan, software, files=files, made=paths, phases=phases)
+
+    def shared(self) -> Shared:
+        """See `OutputPlace`."""
+        return opened(self._upload.url, self._storage)
+
+    def resume(self) -> Manifest | None:
+        """See `OutputPlace`."""
+        is_planned = self._upload.writer.read(f"{self._upload.url}/{PLAN}") is not None
+        # A process that was killed at its very end may have left the plan of a run that is complete.
+        if is_planned and self._upload.unfinished() is not None and not (self.output / MANIFEST_NAME).exists():
+            return None
+        manifest = load_manifest(self.output)
+        self.clear_left()
+        return manifest
+
+    def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
+        """See `OutputPlace`: the files are at the URL already."""
+        gather(Path())
+        writer, places = (
+            self._upload.writer,
+            {f"{self._upload.url}/{name}": self.work / path for path, name in made.items()},
+        )
+        manifests = {url: path for url, path in places.items() if path.name == MANIFEST_NAME}
+        writer.put_files({url: path for url, path in places.items() if url not in manifests})
+        for url, path in manifests.items():
+            data = path.read_bytes()
+            if writer.create(url, data) not in (None, data):
+                raise OutputError(
+                    f"{url}: another store is there, which this run does not replace; name another place, or remove it"
+                )
+        self._upload.clear()
+
+    def discard(self) -> None:
+        """See `OutputPlace`."""
+        self._upload.discard()
+
+    def clear_left(self) -> None:
+        """See `OutputPlace`: what lies at the URL, and the folders of tasks that were killed on this host."""
+        self._upload.clear()
+        remove_killed(self._upload.url)
+
+    def _whole_output(self) -> Manifest | None:
+        output = self.output
+        if not (output / MANIFEST_NAME).exists():
+            return None
+        try:
+            manifest = load_manifest(output)
+        except StoreAwayError:
+            raise
+        except StoreError as error:
+            raise OutputError(f"{error}; name another place, or remove it") from error
+        return manifest if manifest.is_complete(output) else None
+
+    def _check_content(self) -> None:
+        names = self._upload.others()
+        if not names or (MANIFEST_NAME not in names and self._upload.unfinished() is not None):
+            return
+        what = (
+            "holds the output of an earlier run" if MANIFEST_NAME in names else f"is not empty: it holds {names[0]!r}"
+        )
+        raise OutputError(
+            f"{self._upload.url}: the place {what}; name another place, or remove what is there: outputs in object"
+            " stores are not replaced"
+        )
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,373 @@
+"""A part: the documents and counts that a task makes of its range of the inputs, on their way into shards.
+
+    TASK.part          all but the values of the documents:
+                         arrays one after another, each begun at a multiple of 8 bytes
+                         footer      msgpack: the counts, names and dtypes of the arrays
+                         16 bytes    uint64 size of the footer, uint64 xxh3_64 of all bytes before it
+    TASK.K.values      the values of column K, one document after another
+    TASK.hashes        if duplicates are left out: the hashes of the documents, see `duplicates`
+
+`PartBuilder` writes a part while its task runs: the values go to disk as they come, all else with the end. `PartReader`
+reads parts back, in a folder or at a URL. What it returns was compared with its hash; those of the values are kept for
+blocks of 1 MiB, so that some documents can be read without the others.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headrace.errors import OutputError
+from headrace.io import Reader, output_errors, write_all
+from headrace.preparing.columns import IntArray, Row, count_ones
+from headrace.preparing.documents import BLANK, Documents
+from headrace.preparing.duplicates import write_hashes
+from headrace.preparing.messages import Setup
+from headrace.preparing.sources import Block
+from headrace.preparing.tally import BAD, Tally
+
+_ALIGN = 8
+_NUMBER = struct.Struct("<Q")
+_TAIL_BYTES = 2 * _NUMBER.size
+BLOCK_BYTES: Final = 1 << 20
+"""Values that have a hash of their own."""
+
+DAMAGED: Final = "a file of this run is damaged; the machine may have lost power. Run again with --restart"
+
+
+class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The counts of one span of a task. Lines are counted from the first line of the span.
+
+    Every line is either kept or listed in the part's ``skipped`` arrays; a line that was split is kept several times.
+    """
+
+    file: int
+    begin: int
+    """``[begin, end)`` was read of the file, in the unit of its extent."""
+    end: int
+    lines: int
+    blank_lines: int
+    bad: int
+    documents: int
+    """Records that were read whole: those kept, and those dropped by a filter."""
+    kept: int
+    skipped: int
+    xxh3_128: str
+    """Hash of the file if the span is the whole file, else empty."""
+    split: int = 0
+    """Documents beyond the first of each record, for records that became several; ``documents`` counts them, too."""
+
+
+class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Which task made the part, and the counts of what it holds."""
+
+    task_index: int
+    spans: tuple[SpanResult, ...] = ()
+    tally: Tally = Tally()
+    """The counts of all documents of the part, and of the lines that are none."""
+    errors: tuple[tuple[int, int, str], ...] = ()
+    """Bad records that were skipped: number of the span in ``spans``, line, message."""
+    reasons: tuple[str, ...] = ()
+    """The reasons that the codes in the array ``skipped_reasons`` refer to."""
+    domains: tuple[str, ...] = ()
+    """The domains that the numbers in the array ``domains`` refer to."""
+    hashes: tuple[bytes, ...] = ()
+    """For each column that is stored, the xxh3_64 of each block of its values."""
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of the part."""
+        return self.tally.documents.kept
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Footer(msgspec.Struct, frozen=True):
+    info: PartInfo
+    arrays: tuple[_Array, ...]
+
+
+class DocumentPart(NamedTuple):
+    """All of a part but the values of its documents; the arrays are views of one buffer."""
+
+    info: PartInfo
+    arrays: Mapping[str, NDArray[Any]]
+
+    def lengths(self, column: int) -> IntArray:
+        """(n,) the number of values of each document in a column."""
+        return self.arrays.get(f"lengths.{column}", np.zeros(0, np.int64))
+
+
+def part_name(task_index: int) -> str:
+    """The name of the file of a part that holds all but values."""
+    return f"{task_index}.part"
+
+
+def values_name(task_index: int, column: int) -> str:
+    """The name of the file of the values of a column."""
+    return f"{task_index}.{column}.values"
+
+
+def hashes_name(task_index: int) -> str:
+    """The name of the file of the hashes of the documents."""
+    return f"{task_index}.hashes"
+
+
+class _Values:
+    """The file of the values of a column while it is written, and the hashes of its blocks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with output_errors(path, "create"):
+            self._file = path.open("wb", buffering=0)
+        self._open = bytearray()
+        self.hashes = bytearray()
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Append values."""
+        data = np.ascontiguousarray(values).view(np.uint8).data
+        with output_errors(self._path, "write"):
+            write_all(self._file.write, data)
+        first = BLOCK_BYTES - len(self._open)
+        if len(data) < first:
+            self._open += data
+            return
+        self._open += data[:first]
+        self._hash(self._open)
+        for begin in range(first, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
+            self._hash(data[begin : begin + BLOCK_BYTES])
+        self._open = bytearray(data[first + (len(data) - first) // BLOCK_BYTES * BLOCK_BYTES :])
+
+    def finish(self) -> bytes:
+        """Close the file; return the hashes of all blocks."""
+        if self._open:
+            self._hash(self._open)
+        self.close()
+        return bytes(self.hashes)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _hash(self, data: bytes | bytearray | memoryview) -> None:
+        self.hashes += _NUMBER.pack(xxhash.xxh3_64_intdigest(data))
+
+
+def _write_part(path: Path, info: PartInfo, arrays: Mapping[str, Iterable[NDArray[Any]]]) -> None:
+    """Write all of a part but values. Each array is passed as the pieces that it consists of, of the same dtype."""
+    hasher = xxhash.xxh3_64()
+    described = []
+    with output_errors(path, "write"), path.open("wb", buffering=0) as file:
+
+        def write(data: bytes | memoryview) -> None:
+            hasher.update(data)
+            write_all(file.write, data)
+
+        for name, pieces in arrays.items():
+            entry, num_bytes = _Array(name, "", ()), 0
+            for piece in pieces:
+                if piece.size:
+                    write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+                rows = (entry.shape[0] if entry.shape else 0) + len(piece)
+                entry = _Array(name, piece.dtype.str, (rows, *piece.shape[1:]))
+                num_bytes += piece.nbytes
+            if entry.dtype:
+                described.append(entry)
+                write(bytes(-num_bytes % _ALIGN))
+        footer = msgspec.msgpack.encode(_Footer(info, tuple(described)))
+        write(footer)
+        write(_NUMBER.pack(len(footer)))
+        write(_NUMBER.pack(hasher.intdigest()))
+
+
+class PartReader:
+    """Reads parts, and compares what it reads with the hashes.
+
+    Args:
+        using: what reads the files, or the objects.
+
+    Raises:
+        OutputError: of all methods: a file is damaged.
+        StoreError: of all methods: it is missing, or cannot be read.
+    """
+
+    def __init__(self, using: Reader) -> None:
+        self._using = using
+
+    def part(self, place: str) -> DocumentPart:
+        """Read all of a part but values, given the path or the URL of that file."""
+        data = self._using.read(place, 0, self._using.size(place))
+        body = data[:-_TAIL_BYTES]
+        if data.size < _TAIL_BYTES or xxhash.xxh3_64_intdigest(data[:-8].data) != _number(data[-8:]):
+            raise OutputError(f"{place}: {DAMAGED}")
+        footer = msgspec.msgpack.decode(body[body.size - _number(data[-16:-8]) :].data, type=_Footer)
+        arrays = {}
+        offset = 0
+        for entry in footer.arrays:
+            dtype = np.dtype(entry.dtype)
+            num_bytes = int(np.prod(entry.shape, dtype=np.int64)) * dtype.itemsize
+            arrays[entry.name] = body[offset : offset + num_bytes].view(dtype).reshape(entry.shape)
+            offset += num_bytes + -num_bytes % _ALIGN
+        return DocumentPart(footer.info, arrays)
+
+    def values(self, place: str, hashes: bytes, dtype: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
+        """Read the values ``[first, last)`` of a column, given the path or URL of their file and its hashes."""
+        begin, end = first * dtype.itemsize, last * dtype.itemsize
+        if begin == end:
+            return np.zeros(0, dtype)
+        wanted = hashes[8 * (begin // BLOCK_BYTES) : 8 * -(-end // BLOCK_BYTES)]
+        base = begin // BLOCK_BYTES * BLOCK_BYTES
+        data = self._using.read(
+            place, base, min(base + BLOCK_BYTES * (len(wanted) // 8), self._using.size(place)) - base
+        )
+        for number in range(len(wanted) // 8):
+            block = data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+            if xxhash.xxh3_64_intdigest(block.data) != _NUMBER.unpack_from(wanted, 8 * number)[0]:
+                raise OutputError(f"{place}: {DAMAGED}")
+        return data[begin - base : end - base].view(dtype)
+
+    def release(self, place: str) -> None:
+        """Close a file that was read, so that its space is free once it is removed."""
+        self._using.release(place)
+
+
+def _number(data: NDArray[np.uint8]) -> int:
+    found: int = _NUMBER.unpack(data.tobytes())[0]
+    return found
+
+
+_OPEN_SPAN = SpanResult(
+    file=0, begin=0, end=0, lines=0, blank_lines=0, bad=0, documents=0, kept=0, skipped=0, xxh3_128=""
+)  # fmt: skip
+
+
+class PartBuilder:
+    """A part that is being written. It has these arrays, for n documents and the columns 0, 1, ...:
+
+    =================== ==================== =================================================================
+    ``lengths.K``       (n,) int64           number of values of each document in column K
+    ``domains``         (n,) int             if there are domains: the number of each document's domain
+    ``trained``         (n,) int64           if there are masks: the ones in those of each document
+    ``text_hashes``     (n, 2) uint64        if duplicates are dropped
+    ``lines``           (n,) int64           if duplicates are dropped, and in recipes: line in the span
+    ``ids``             (bytes,) uint8       if ids are stored: all in a row
+    ``ids_lengths``     (n,) int64           bytes of each id
+    ``skipped_lines``   (s,) int64           lines of all spans that are not documents
+    ``skipped_reasons`` (s,) int64           index into the reasons
+    =================== ==================== =================================================================
+
+    As a context manager it closes its files.
+
+    Raises:
+        OutputError: the system refuses a write.
+    """
+
+    def __init__(self, setup: Setup, task_index: int) -> None:
+        self._setup = setup
+        self._task_index = task_index
+        self._folder = Path(setup.results)
+        self._arrays: dict[str, list[NDArray[Any]]] = {}
+        self._values = [
+            _Values(self._folder / values_name(task_index, number))
+            for number, column in enumerate(setup.columns)
+            if column.kind != "domain"
+        ]
+        self._spans: list[SpanResult] = []
+        self._span = _OPEN_SPAN
+        self.tally = Tally()
+        """The counts so far."""
+        self.errors: list[tuple[int, int, str]] = []
+        self._reasons: dict[str, int] = {BLANK: 0, BAD: 1}
+        self._domains: dict[str, int] = {}
+
+    def begin_span(self, file: int) -> None:
+        """Begin a span of this file."""
+        self._span = msgspec.structs.replace(_OPEN_SPAN, file=file)
+
+    def end_span(self, begin: int, end: int, xxh3_128: str) -> None:
+        """End the span; ``[begin, end)`` was read of the file."""
+        self._spans.append(msgspec.structs.replace(self._span, begin=begin, end=end, xxh3_128=xxh3_128))
+
+    def add(self, block: Block, documents: Documents) -> None:
+        """Add the documents of a block, and the counts of its other lines."""
+        span, tally, num_bad = self._span, documents.tally, len(documents.bad)
+        self.tally += tally
+        self._span = msgspec.structs.replace(
+            span,
+            lines=span.lines + block.num_lines,
+            blank_lines=span.blank_lines + block.num_blank,
+            bad=span.bad + num_bad,
+            documents=span.documents + tally.documents.read - num_bad,
+            kept=span.kept + len(documents.lines),
+            skipped=span.skipped + len(documents.skipped),
+            split=span.split + tally.split,
+        )
+        self._add_rows(documents)
+        if documents.text_hashes is not None:
+            self._put("text_hashes", documents.text_hashes)
+        if documents.text_hashes is not None or self._setup.making is not None:
+            self._put("lines", documents.lines)
+        if documents.ids is not None:
+            encoded = [name.encode() for name in documents.ids]
+            self._put("ids", np.frombuffer(b"".join(encoded), np.uint8))
+            self._put("ids_lengths", np.fromiter(map(len, encoded), np.int64, len(encoded)))
+        if documents.skipped:
+            codes = [self._reasons.setdefault(reason, len(self._reasons)) for _, reason in documents.skipped]
+            self._put("skipped_lines", np.array([line for line, _ in documents.skipped], np.int64))
+            self._put("skipped_reasons", np.array(codes, np.int64))
+        self.errors += [(len(self._spans), record.line, record.message) for record in documents.bad]
+
+    def _add_rows(self, documents: Documents) -> None:
+        masks: list[Row] = []
+        rows = zip(self._setup.columns, documents.tokens, documents.lengths, strict=True)
+        for number, (column, values, lengths) in enumerate(rows):
+            if column.kind == "domain":
+                own = [self._domains.setdefault(name, len(self._domains)) for name in documents.domains]
+                self._put("domains", np.array(own, values.dtype).take(values))
+                continue
+            self._values[number].add(values)
+            self._put(f"lengths.{number}", lengths)
+            if column.kind == "mask":
+                masks.append((values, lengths))
+        if masks:
+            self._put("trained", np.sum([count_ones(*row) for row in masks], axis=0))
+
+    def write(self) -> tuple[str, ...]:
+        """Complete the part; return the names of its files."""
+        names = [values_name(self._task_index, number) for number in range(len(self._values))]
+        if self._setup.num_ranges and self.tally.documents.kept:
+            names.append(hashes_name(self._task_index))
+            write_hashes(self._folder / names[-1], self._setup.num_ranges, np.concatenate(self._arrays["text_hashes"]))
+        info = PartInfo(
+            task_index=self._task_index,
+            spans=tuple(self._spans),
+            tally=self.tally,
+            errors=tuple(self.errors),
+            reasons=tuple(self._reasons),
+            domains=tuple(self._domains),
+            hashes=tuple(values.finish() for values in self._values),
+        )
+        names.append(part_name(self._task_index))
+        _write_part(self._folder / names[-1], info, self._arrays)
+        return tuple(names)
+
+    def _put(self, name: str, array: NDArray[Any]) -> None:
+        self._arrays.setdefault(name, []).append(array)
+
+    def __enter__(self) -> PartBuilder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for values in self._values:
+            values.close()

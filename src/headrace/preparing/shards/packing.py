@@ -1,0 +1,337 @@
+"""One task: write its range of the list into tar shards with their indexes, or hash a table.
+
+Besides the shards a task leaves a `PackedTask`, from which the end of the run makes the manifest, the table of origins
+and the index of Energon. The samples of a task are found first, so that the sizes of all are known; values of rows go
+to a temporary file. Then the shards are written, each in one go.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.engine.job import TaskResult, Tell
+from headrace.engine.serving import decoded, save
+from headrace.errors import InputError, OutputError
+from headrace.io import output_errors
+from headrace.plan.keys import source_key
+from headrace.plan.permutation import permute
+from headrace.preparing.ledger import check_tolerance
+from headrace.preparing.shards.files import CHUNK_BYTES, contents_of, read_range
+from headrace.preparing.shards.listing import ListedFile
+from headrace.preparing.shards.parts import ListedPart, ListedSample, Rows
+from headrace.preparing.shards.plan import (
+    ADVICE,
+    BAD,
+    DUPLICATE,
+    MediaPlan,
+    PackSetup,
+    PackTask,
+    error_entry,
+    key_hash,
+    shard_name,
+)
+from headrace.stores import ErrorEntry, KeyInfo, OutputShard
+from headrace.stores.tar.writer import TarWriter
+
+_MODULUS: Final = 1 << 128
+_MEMORY_BYTES: Final = 64 << 20
+"""Values of this size stay in memory."""
+
+_AT_ONCE: Final = 256
+"""Entries whose files are looked up together."""
+
+
+class BadSampleError(InputError):
+    """A sample is bad, on every host, and the options do not allow it."""
+
+
+class FileHashes:
+    """One hash of many files in any order: the sum of the xxh3_128 of ``name, NUL, hash of the content``."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, name: str, digest: bytes) -> None:
+        """Add a file; a file that is used twice counts twice."""
+        self.total = (self.total + xxhash.xxh3_128_intdigest(name.encode() + b"\0" + digest)) % _MODULUS
+
+    def add_sum(self, other: str) -> None:
+        """Add the files of another sum, in hex."""
+        self.total = (self.total + int(other, 16)) % _MODULUS
+
+    @property
+    def xxh3_128(self) -> str:
+        """The sum, in hex."""
+        return f"{self.total:032x}"
+
+
+class PackedShard(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard that was written, with what the index needs to know of it."""
+
+    number: int
+    part: int
+    """The part of the split."""
+
+    output: OutputShard
+    samples: bytes
+    """The number of each sample among those of all inputs, int64."""
+
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    """The name of each sample in its input, if it differs from the key."""
+
+    offsets: tuple[int, ...]
+    parts: tuple[tuple[int, str, int, int], ...]
+    """For each part the number of its sample in the shard, its name, and offset and size of its content."""
+
+
+class LeftOut(msgspec.Struct, frozen=True, array_like=True):
+    """A sample that is in no shard."""
+
+    sample: int
+    num_bytes: int
+    reason: str
+    error: ErrorEntry | None = None
+    """What is wrong with it; None if its key is that of an earlier one."""
+
+
+class PackedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task has found."""
+
+    shards: tuple[PackedShard, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    file_bytes: dict[int, int] = {}
+    """For each input the number of bytes that came from files below its root."""
+
+    file_hashes: dict[int, str] = {}
+    """For each input the sum of the hashes of these files, in hex; see `FileHashes`."""
+
+    xxh3_128: str = ""
+    """Hash of a table."""
+
+
+class _Sample(msgspec.Struct, frozen=True):
+    """A sample whose values are in the temporary file."""
+
+    entry: ListedSample
+    offset: int
+    """Where its values begin."""
+
+
+class Packer:
+    """Does tasks. Memory is bounded for parts of any size; of objects some are fetched ahead, see `contents_of`.
+
+    Args:
+        plan: the plan.
+        given: where the list is.
+    """
+
+    def __init__(self, plan: MediaPlan, given: PackSetup) -> None:
+        self._plan = plan
+        self._given = given
+        self._finder = plan.finder(given.storage)
+        self.duplicates = frozenset(plan.duplicates)
+
+    def run(self, task: PackTask, results: Path, tell: Tell) -> TaskResult:
+        """Do a task.
+
+        Raises:
+            BadSampleError: a sample is bad, and the options do not allow it.
+            InputError: a file cannot be read, or has changed since it was listed.
+            StoreError: the same of an object.
+            OutputError: a file cannot be written.
+        """
+        if task.table >= 0:
+            packed = PackedTask(xxh3_128=self._plan.table(task.table, self._given.storage).digest())
+        else:
+            with SpooledTemporaryFile(_MEMORY_BYTES, dir=str(results)) as values:
+                packed = self._packed(task, values, results, tell)
+        name, errors = f"task-{task.task_index:06d}", [one.error for one in packed.left_out if one.error is not None]
+        save(results / name, packed)
+        return TaskResult(
+            files=(name, *(file.name for shard in packed.shards for file in shard.output.files)),
+            counts={
+                "bytes": task.num_bytes,
+                "samples": sum(len(shard.keys) for shard in packed.shards),
+                "bad": len(errors),
+            },
+            value=msgspec.to_builtins(errors[-1]) if errors else None,
+        )
+
+    def listed(self, task: PackTask) -> list[ListedSample | Rows]:
+        """Return the items of the range of the list of a task.
+
+        Raises:
+            OutputError, StoreError: the list cannot be read.
+        """
+        data = read_range(self._given.listed, task.begin, task.end, self._given.storage)
+        found = decoded(data, list[ListedSample | Rows])
+        if found is None:
+            raise OutputError(f"{self._given.listed}: the list is damaged: run again with --restart")
+        return found
+
+    def found(self, items: Sequence[ListedSample | Rows]) -> Iterator[ListedSample]:
+        """Yield all samples of items, with their parts or with their faults."""
+        waiting: list[ListedSample] = []
+        for item in items:
+            if isinstance(item, ListedSample):
+                waiting.append(item)
+            if len(waiting) == _AT_ONCE or isinstance(item, Rows):
+                yield from self._finder.found(waiting)
+                waiting.clear()
+            if isinstance(item, Rows):
+                for block in self._finder.rows(self._plan.table(item.input, self._given.storage), item):
+                    yield from self._finder.found(block)
+        yield from self._finder.found(waiting)
+
+    def _packed(self, task: PackTask, values: IO[bytes], results: Path, tell: Tell) -> PackedTask:
+        items = self.listed(task)
+        samples: list[_Sample] = []
+        left_out: list[LeftOut] = []
+        errors: list[ErrorEntry] = []
+        offset = 0
+        for entry in self.found(items):
+            if entry.bad:
+                errors.append(error_entry(self._plan.inputs, entry))
+                left_out.append(LeftOut(entry.number, entry.num_bytes, BAD, errors[-1]))
+                self._check(errors)
+            elif entry.number in self.duplicates:
+                left_out.append(LeftOut(entry.number, entry.num_bytes, DUPLICATE))
+            else:
+                kept = tuple(part if part.file else ListedPart(part.name, part.size) for part in entry.parts)
+                samples.append(_Sample(msgspec.structs.replace(entry, parts=kept), offset))
+                with output_errors(results, "write values in"):
+                    offset += sum(values.write(part.content) for part in entry.parts)
+        seed = self._plan.options.output.shuffle
+        if seed is not None and any(isinstance(item, Rows) for item in items):
+            key = source_key(seed, f"{task.task_index}", "prepare shuffle")
+            samples = [samples[at] for at in permute(np.arange(len(samples)), len(samples), key).tolist()]
+        shards = list(self._cut(task, samples))
+        roots = [given.root for given in self._plan.inputs]
+        entries = (sample.entry for _, _, some in shards for sample in some)
+        wanted = ((roots[entry.input], part.file) for entry in entries for part in entry.parts if part.file is not None)
+        files = contents_of(wanted, self._given.storage)
+        with closing(files):
+            writer = _ShardWriter(task, results, files, values, len(samples), tell)
+            written = [writer.write(number, part, some) for number, part, some in shards]
+        return PackedTask(
+            shards=tuple(written),
+            left_out=tuple(left_out),
+            file_bytes=writer.file_bytes,
+            file_hashes={given: sums.xxh3_128 for given, sums in writer.file_hashes.items()},
+        )
+
+    def _check(self, errors: Sequence[ErrorEntry]) -> None:
+        try:
+            check_tolerance(errors, self._plan.options.errors, noun="samples", advice=ADVICE)
+        except InputError as error:
+            raise BadSampleError(str(error)) from None
+
+    def _cut(self, task: PackTask, samples: Sequence[_Sample]) -> Iterator[tuple[int, int, list[_Sample]]]:
+        """Yield number, part of the split and samples of each shard; those of a part are of nearly equal size."""
+        for part, first, count in task.shards:
+            mine = [
+                sample
+                for sample in samples
+                if len(task.shards) == 1 or bisect_right(self._plan.borders, key_hash(sample.entry.key)) == part
+            ]
+            sums = np.cumsum([0, *(sample.entry.tar_bytes for sample in mine)])
+            ends = np.searchsorted(sums, sums[-1] * np.arange(count + 1) // count).tolist()
+            for number, (begin, end) in enumerate(pairwise(ends), first):
+                if begin < end:
+                    yield number, part, mine[begin:end]
+
+
+class _ShardWriter:
+    """Writes the shards of a task.
+
+    Args:
+        task: the task.
+        folder: where they are written.
+        files: the contents of all files, in the order in which they are written.
+        values: the values of all samples.
+        num_samples: how many there are.
+        tell: called with what is done so far.
+    """
+
+    def __init__(
+        self,
+        task: PackTask,
+        folder: Path,
+        files: Iterator[Iterator[Any]],
+        values: IO[bytes],
+        num_samples: int,
+        tell: Tell,
+    ) -> None:
+        self._task = task
+        self._folder = folder
+        self._files = files
+        self._values = values
+        self._num_samples = num_samples
+        self._tell = tell
+        self._done = 0
+        self.file_bytes: dict[int, int] = {}
+        self.file_hashes: dict[int, FileHashes] = {}
+
+    def write(self, number: int, part: int, samples: Sequence[_Sample]) -> PackedShard:
+        """Write a shard; raises as `Packer.run`."""
+        parts: list[tuple[int, str, int, int]] = []
+        with TarWriter(self._folder / shard_name(number)) as writer:
+            for place, sample in enumerate(samples):
+                entry, offset = sample.entry, sample.offset
+                writer.begin_sample(entry.key)
+                for one in entry.parts:
+                    data = self._hashed(entry.input, one.file) if one.file else self._read(offset, one.size)
+                    offset += 0 if one.file else one.size
+                    parts.append((place, one.name, writer.add_part(one.name, one.size, data), one.size))
+                self._done += 1
+                num_bytes = self._task.num_bytes * self._done // self._num_samples
+                self._tell({"bytes": num_bytes, "samples": self._done})
+            written = writer.finish()
+        return PackedShard(
+            number=number,
+            part=part,
+            output=OutputShard(
+                prefix=shard_name(number).removesuffix(".tar"),
+                format="tar",
+                documents=len(samples),
+                keys={
+                    name: KeyInfo(dtype="uint8", tokens=size, ids=False)
+                    for name, size in sorted(written.part_bytes.items())
+                },
+                contiguous=False,
+                files=written.files,
+            ),
+            samples=np.array([sample.entry.number for sample in samples], np.int64).tobytes(),
+            keys=tuple(sample.entry.key for sample in samples),
+            names=tuple(sample.entry.name for sample in samples),
+            offsets=written.offsets,
+            parts=tuple(parts),
+        )
+
+    def _hashed(self, given: int, file: ListedFile) -> Iterator[Any]:
+        """Yield the content of the next file, and add it to the sums at its end."""
+        hasher = xxhash.xxh3_128()
+        for data in next(self._files):
+            hasher.update(data)
+            yield data
+        self.file_hashes.setdefault(given, FileHashes()).add(file.name, hasher.digest())
+        self.file_bytes[given] = self.file_bytes.get(given, 0) + file.size
+
+    def _read(self, offset: int, size: int) -> Iterator[bytes]:
+        """Yield a value."""
+        with output_errors(self._folder, "read values in"):
+            self._values.seek(offset)
+            while size and (data := self._values.read(min(size, CHUNK_BYTES))):
+                size -= len(data)
+                yield data

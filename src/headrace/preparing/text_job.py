@@ -1,0 +1,394 @@
+"""Runs over text and of recipes as a `Job`, whose tasks any process on any host may do.
+
+    encode       the tasks of the inputs, each of which writes a part, and the hashes of files that no task reads whole
+    duplicates   if they are left out: one range of hashes of texts a task
+    cut          which documents make up which shard
+    join         the shards, one a task
+
+If a fast library proves wrong in a task, a second phase of encoding begins at the first such task, with the reference
+tokeniser. A part is removed once all shards are there that have documents of it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.engine.job import PHASE_PREFIX, Do, Job, Phase, Show, TaskResult, Tell, load_plan
+from headrace.engine.receipts import Receipt, Receipts
+from headrace.engine.serving import Failed, decoded
+from headrace.engine.shared import Shared
+from headrace.engine.work_folder import PLAN_NAME
+from headrace.errors import ConfigError, InputError, OutputError, WorkerError
+from headrace.io import AnyPath, Reader, Storage, output_errors, path_at, read_small, reader, reader_at
+from headrace.io.finding import each, storage_for
+from headrace.preparing import worker
+from headrace.preparing.backends import REFERENCE, ProvedEncoder
+from headrace.preparing.cutting import CUT_NAME, CutResult, PlacedPart, cut, order_name
+from headrace.preparing.duplicates import FoundDuplicates, duplicates_path
+from headrace.preparing.filters import function_fingerprint
+from headrace.preparing.finishing import build_manifest
+from headrace.preparing.joining import Joined
+from headrace.preparing.ledger import ADVICE, check_tolerance, described, error_entry
+from headrace.preparing.messages import FindTask, JoinTask, Order, Setup, TextTask
+from headrace.preparing.output_folder import RUN_NAME, mark_of, output_at
+from headrace.preparing.parts import DAMAGED, PartReader, hashes_name, part_name
+from headrace.preparing.run_plan import RunPlan, cutting, encoding, finding, joining
+from headrace.preparing.sources import check_all, open_span
+from headrace.preparing.tally import BAD_RECORDS
+from headrace.stores import PROVENANCE_NAME, ErrorEntry, Manifest
+
+KIND: Final = "text"
+TOKENIZER_NAME: Final = "tokenizer.json"
+_AT_ONCE: Final = 64
+"""Parts that are in memory while the shards are cut."""
+
+_ADVICE_OF_WORKERS: Final = (
+    "Nothing was written; run the same command again, with fewer --workers or more memory, or leave such records out "
+    "with --on-error skip."
+)
+
+
+class CutTask(msgspec.Struct, frozen=True):
+    """The task that cuts the shards."""
+
+    task_index: int = 0
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return "the borders of the shards"
+
+
+class TextJob(Job):
+    """See the module.
+
+    Args:
+        output: the output.
+        shared: what the processes of the job share.
+        plan: its plan, as JSON.
+        storage: how the stores of URLs are reached; None goes by the environment.
+        encoder: the encoder that this process has loaded, which workers inherit if they are forks of it.
+    """
+
+    kind = KIND
+    main = worker.MAIN
+
+    def __init__(
+        self,
+        output: AnyPath,
+        shared: Shared,
+        plan: msgspec.Raw,
+        storage: Storage | None = None,
+        encoder: ProvedEncoder | None = None,
+    ) -> None:
+        super().__init__(output, shared)
+        found = msgspec.json.decode(plan, type=RunPlan)
+        with output_errors(self.work, "read the plan in"):
+            data = read_small(self.work / TOKENIZER_NAME)
+            run = json.loads(read_small(self.work / RUN_NAME))
+            self._mark = mark_of(self.work)
+        self._plan = msgspec.structs.replace(
+            found,
+            tokenizer=msgspec.structs.replace(found.tokenizer, json=data),
+            files=tuple(msgspec.structs.replace(file, storage=storage_for(file.path, storage)) for file in found.files),
+        )
+        self._orders = self._plan.orders()
+        self._num_texts = sum(isinstance(order, TextTask) for order in self._orders)
+        self._storage = storage
+        self._over: set[str] = set()
+        """The phases of which no receipt is missing: none of them changes any more."""
+        self._place = str(path_at(shared.place(PLAN_NAME)).absolute().parent)
+        if encoder is not None:
+            self.serve = partial(worker.main, proved=encoder)
+        function = self._plan.options.filters.function
+        if function is not None and function_fingerprint(function) != run["filter"]:
+            raise ConfigError(
+                f"--filter {function}: its code on host {platform.node()} differs from that of the plan, which was made"
+                f" in {load_plan(self.work).folder}: bring the same module to all hosts, or plan again"
+            )
+
+    def phase(self) -> Phase | None:
+        """See `Job`."""
+        if not self.is_planned:
+            return None  # another process has finished the job
+        return next((phase for phase in self._phases() if self._is_open(phase)), None)
+
+    def tasks(self, phase: Phase) -> Sequence[Order | CutTask]:
+        """See `Job`."""
+        if phase.name.startswith("duplicates"):
+            return [FindTask(number) for number in range(phase.num_tasks)]
+        if phase.name.startswith("cut"):
+            return [CutTask()]
+        return self._joins() if phase.name.startswith("join") else self._orders
+
+    def setup(self, phase: Phase, results: Path) -> Setup:
+        """See `Job`."""
+        backend = REFERENCE if phase.name.endswith(f"-{REFERENCE}") else self._plan.choice.name
+        tokenizer = str((self.work / TOKENIZER_NAME).absolute())
+        setup = self._plan.setup(results=str(results), tokenizer=tokenizer, backend=backend)
+        hashes = self._hashes() if phase.name.startswith("duplicates") else ()
+        return msgspec.structs.replace(setup, hashes=hashes, work=self._place, storage=self._storage)
+
+    @contextmanager
+    def doing(self, phase: Phase) -> Iterator[Do]:
+        """See `Job`: in this process, only what is light is done."""
+
+        def do(task: Any, results: Path, tell: Tell) -> TaskResult:
+            if isinstance(task, CutTask):
+                self.check_inputs()
+                return cut(self._plan, self._parts(), self._file_hashes(), self._found(), results, tell)
+            return worker.combine(self.setup(phase, results), task, self._using, tell)
+
+        yield do
+
+    def failure(self, phase: Phase, failed: Failed) -> TaskResult:
+        """See `Job`. A record that is bad or ends workers, or a library that proves wrong, is so on every host."""
+        if failed.kind == worker.MISMATCH:
+            return TaskResult(value={"mismatch": failed.message})
+        if failed.kind not in (worker.BAD_LINE, worker.ENDED_WORKER):
+            raise failed.error()
+        order = self._orders[failed.task_index]
+        assert isinstance(order, TextTask)
+        told = described(self._entry(order, failed.span, failed.line, failed.message))
+        if failed.kind == worker.ENDED_WORKER:
+            return TaskResult(error=f"{told} {_ADVICE_OF_WORKERS}", value={"kind": failed.kind})
+        advice = ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
+        return TaskResult(error=f"{told} {advice}", value={"kind": failed.kind})
+
+    def check(self, phase: Phase, receipts: Receipts) -> None:
+        """See `Job`: refuse more bad records than the options allow.
+
+        Raises:
+            InputError: there are too many.
+        """
+        options = self._plan.options.errors
+        allowed = 0 if options.on_error == "stop" else options.max_errors
+        if not isinstance(allowed, int) or receipts.counts[BAD_RECORDS] <= allowed:
+            return
+        found: list[ErrorEntry] = []
+        for task_index, receipt in sorted(receipts.done.items()):
+            if receipt.counts.get(BAD_RECORDS) and len(found) <= allowed:
+                order = self._orders[task_index]
+                assert isinstance(order, TextTask)
+                part = PartReader(self._using).part(self._at(receipts, receipt, part_name(task_index)))
+                found += [self._entry(order, span, line, message) for span, line, message in part.info.errors]
+        check_tolerance(found, options, noun="records", advice=ADVICE)
+
+    def tell(self, phase: Phase, show: Show) -> None:
+        """See `Job`: say if a library has proved wrong."""
+        if (wrong := self._wrong()) is not None and phase == self._first:
+            show.notice(
+                f"{self._plan.choice.name} differs from {REFERENCE} on this text, so {REFERENCE} encodes everything"
+                f" that is not proved yet: {wrong[1]}"
+            )
+
+    def publish(self, folder: str, receipt: Receipt) -> Receipt:
+        """See `Job`: shards, and the table of origins, are files of the output."""
+        is_join = folder.startswith(f"{PHASE_PREFIX}join")
+        output = [name for name in receipt.files if is_join or name.startswith(f"{PROVENANCE_NAME}/")]
+        self.shared.publish(folder, [name for name in receipt.files if name not in output])
+        return msgspec.structs.replace(receipt, etags=self.shared.deliver(folder, output)) if output else receipt
+
+    def committed(self, phase: Phase, receipt: Receipt) -> None:
+        """See `Job`: remove the parts of which all documents are in shards that are there."""
+        if not phase.name.startswith("join"):
+            return
+        shards, joined = self._cut.shards, self.receipts(phase)
+        mine = shards[receipt.task_index]
+
+        def is_there(shard: int) -> bool:
+            return shard in joined.done or joined.read(shard) is not None
+
+        for receipts, part in self._part_receipts(mine.first_task, mine.last_task + 1):
+            users = (
+                number for number, shard in enumerate(shards) if shard.first_task <= part.task_index <= shard.last_task
+            )
+            if all(map(is_there, users)):
+                for name in part.files:
+                    self.shared.remove(receipts.away(part, name))
+
+    def finish(self, show: Show) -> Manifest:
+        """See `Job`: write the manifest, and move all files into place.
+
+        Raises:
+            InputError, WorkerError: a task has failed.
+        """
+        overwrite = self._plan.options.overwrite
+        with output_at(self.output, overwrite=overwrite, restart=False, storage=self._storage) as folder:
+            if (manifest := folder.resume()) is None:
+                self._raise_failed()
+                done = self.receipts(self._joining).done
+                joined = [msgspec.convert(done[number].value, Joined) for number in range(len(done))]
+                wrong = self._wrong()
+                by_task = "" if wrong is None else f"task {wrong[0]}: {wrong[1]}"
+                manifest, made = build_manifest(self._plan, self._cut, joined, by_task, folder.work)
+                sums = {name: (file.size, file.xxh3_128) for name, file in manifest.files().items()}
+                receipts = [self.receipts(cutting(self._mark)), self.receipts(self._joining)]
+                folder.put(partial(self.gather, receipts, sums), list(sums), made)
+        return manifest
+
+    def _raise_failed(self) -> None:
+        for phase in self._phases():
+            for _, receipt in sorted(self._read(phase).failed.items()):
+                is_input = receipt.value["kind"] == worker.BAD_LINE
+                raise InputError(receipt.error) if is_input else WorkerError(receipt.error)
+
+    def check_inputs(self) -> None:
+        """See `Job`."""
+        check_all(self._plan.files)
+
+    # Phases.
+
+    def _phases(self) -> Iterator[Phase]:
+        """Yield all phases up to the first that is not over."""
+        yield from self._encoding()
+        if self._plan.num_ranges:
+            yield finding(self._mark, self._plan.num_ranges)
+        yield cutting(self._mark)
+        if not self._is_open(cutting(self._mark)):
+            yield self._joining
+
+    def _is_open(self, phase: Phase) -> bool:
+        if phase.name in self._over:
+            return False
+        receipts = self._read(phase)
+        if receipts.open_tasks or receipts.failed:
+            return True
+        self._over.add(phase.name)
+        return False
+
+    def _encoding(self) -> Iterator[Phase]:
+        yield self._first
+        if (wrong := self._wrong()) is not None:
+            total_bytes = self._plan.total_bytes
+            yield encoding(self._mark, REFERENCE, self._num_texts, first_task=wrong[0], total_bytes=total_bytes)
+
+    @cached_property
+    def _first(self) -> Phase:
+        return encoding(self._mark, self._plan.choice.name, len(self._orders), total_bytes=self._plan.total_bytes)
+
+    def _wrong(self) -> tuple[int, str] | None:
+        """The first task in which the fast library proved wrong, and what it said; None if there is none (yet)."""
+        if self._is_open(self._first):
+            return None
+        done = self.receipts(self._first).done
+        wrong = min((index for index, receipt in done.items() if (receipt.value or {}).get("mismatch")), default=None)
+        return None if wrong is None else (wrong, done[wrong].value["mismatch"])
+
+    def _read(self, phase: Phase) -> Receipts:
+        receipts = self.receipts(phase)
+        receipts.refresh()
+        return receipts
+
+    # What the phases have left.
+
+    def _at(self, receipts: Receipts, receipt: Receipt, name: str) -> str:
+        return f"{self._place}/{receipts.away(receipt, name)}"
+
+    @cached_property
+    def _using(self) -> Reader:
+        return reader(reader_at(self._place, "pread", storage_for(self._place, self._storage)))
+
+    def _part_receipts(self, first: int, end: int) -> Iterator[tuple[Receipts, Receipt]]:
+        """Yield the receipts of the parts of the tasks ``[first, end)``."""
+        phases = list(self._encoding())
+        for task_index in range(first, end):
+            receipts = self.receipts(phases[-1] if task_index >= phases[-1].first_task else phases[0])
+            yield receipts, receipts.done[task_index]
+
+    def _parts(self) -> Iterator[PlacedPart]:
+        """Yield all parts, in the order of the input."""
+        parts = PartReader(self._using)
+        for first in range(0, self._num_texts, _AT_ONCE):
+            some = list(self._part_receipts(first, min(first + _AT_ONCE, self._num_texts)))
+            places = [self._at(receipts, receipt, part_name(receipt.task_index)) for receipts, receipt in some]
+            for (receipts, receipt), part in zip(some, each(parts.part, places, places), strict=True):
+                yield PlacedPart(f"{receipts.name}/{receipt.attempt}", part)
+            for place in places:
+                parts.release(place)
+
+    def _hashes(self) -> tuple[str, ...]:
+        """The files of the hashes of all parts that have documents, in their order."""
+        return tuple(
+            self._at(receipts, receipt, name)
+            for receipts, receipt in self._part_receipts(0, self._num_texts)
+            for name in receipt.files
+            if name == hashes_name(receipt.task_index)
+        )
+
+    def _found(self) -> FoundDuplicates | None:
+        if not self._plan.num_ranges:
+            return None
+        receipts = self.receipts(finding(self._mark, self._plan.num_ranges))
+        names = (duplicates_path("", number).name for number in range(self._plan.num_ranges))
+        places = [self._at(receipts, receipts.done[number], name) for number, name in enumerate(names)]
+        return FoundDuplicates(places, self._using)
+
+    def _file_hashes(self) -> list[str]:
+        """For each file its xxh3_128, if a task of its own has hashed it."""
+        hashes = [""] * len(self._plan.files)
+        for task_index in range(self._num_texts, len(self._orders)):
+            value = self.receipts(self._first).done[task_index].value
+            hashes[value["file"]] = value["xxh3_128"]
+        return hashes
+
+    @cached_property
+    def _cut(self) -> CutResult:
+        receipts = self.receipts(cutting(self._mark))
+        place = self._at(receipts, receipts.done[0], CUT_NAME)
+        found = decoded(self._using.whole(place).tobytes(), CutResult)
+        if found is None:
+            raise OutputError(f"{place}: {DAMAGED}")
+        return found
+
+    @property
+    def _joining(self) -> Phase:
+        return joining(self._mark, len(self._cut.shards), self._cut.value_bytes)
+
+    def _joins(self) -> list[JoinTask]:
+        receipts, found = self.receipts(cutting(self._mark)), self._cut
+        numbers = [sum(shard.series == series for shard in found.shards) for series in range(found.num_series)]
+        return [
+            JoinTask(
+                task_index=index,
+                order=receipts.away(receipts.done[0], order_name(index)),
+                folder=found.domains[shard.series] if found.domains else "",
+                number=shard.number,
+                is_single=numbers[shard.series] == 1,
+            )
+            for index, shard in enumerate(found.shards)
+        ]
+
+    # Places of records.
+
+    def _entry(self, order: TextTask, span: int, line: int, message: str) -> ErrorEntry:
+        file = order.task.spans[span].file
+        sample_by = self._plan.options.records.sample_by
+        return error_entry(self._plan.files[file], sample_by, self._lines_before(order, span) + line, message)
+
+    def _lines_before(self, order: TextTask, span: int) -> int:
+        """How many lines of its file come before a span: as tasks have counted them, or counted here."""
+        wanted = order.task.spans[span]
+        done = self.receipts(self._first).done
+        lines = 0
+        for earlier in self._orders[: order.task_index] if wanted.begin else ():
+            assert isinstance(earlier, TextTask)
+            if earlier.task.spans[0].file != wanted.file:
+                continue
+            value = done[earlier.task_index].value or {} if earlier.task_index in done else {}
+            if "lines" in value:
+                lines += value["lines"]
+                continue
+            records = self._plan.options.records
+            spec = self._plan.record_spec(self._plan.options)
+            opened = open_span(earlier.files[0], earlier.task.spans[0], spec, max_record_bytes=records.max_record_bytes)
+            lines += sum(block.num_lines for block in opened.blocks())
+        return lines
