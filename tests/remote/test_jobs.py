@@ -43,7 +43,8 @@ from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
-from headrace.preparing import (run_plan)
+from headrace.kinds import finish_job, open_job
+from headrace.preparing import run_plan
 
 run_plan.RANGE_BYTES = 100_000  # several ranges
 

@@ -152,8 +152,12 @@ class Doer:
         """
         try:
             self._run()
-        except (OutputError, StoreError):
-            if self._shared.is_planned():
+        except (OutputError, StoreError) as error:
+            try:
+                is_planned = self._shared.is_planned()
+            except StoreError:
+                raise error from None  # the store is away
+            if is_planned:
                 raise
         finally:
             if self._threads is not None:
