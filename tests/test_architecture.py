@@ -406,8 +406,8 @@ OVER_BUDGET = {
     "plan": 7_725,
     "stores": 9_482,
     "samples": 9_617,
-    "engine": 2_308,
-    "preparing": 11_410,
+    "engine": 2_305,
+    "preparing": 11_384,
     "copying": 1_822,
     "cache": 853,
     "datasets": 8_433,
@@ -418,7 +418,7 @@ OVER_BUDGET = {
     "inspect": 6_572,
     "cli": 3_331,
     "ui": 2_558,
-    "all": 85_192,
+    "all": 85_163,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, save_plan
+from headrace.engine.job import Job, KindOfWork, NewPlan, Phase, Show, TaskResult, save_plan
 from headrace.engine.serving import Done, Failed, Reply, attempted, serve
 from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import save_plan as save_plan_at
@@ -64,10 +64,10 @@ def plan(output: str, toy: ToyPlan) -> None:
     if is_url(output):
         upload = upload_at(output)
         upload.claim(msgspec.json.encode(toy))
-        save_plan_at(output, upload.writer, "toy", toy, {}, files={}, phases=toy.phases)
+        save_plan_at(output, upload.writer, NewPlan("toy", toy, toy.phases))
         return
     WORK(Path(output)).mkdir(exist_ok=True)
-    save_plan(WORK(Path(output)), "toy", toy, {})
+    save_plan(WORK(Path(output)), NewPlan("toy", toy))
 
 
 class ToyJob(Job):

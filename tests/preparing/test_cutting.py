@@ -228,15 +228,18 @@ def test_shards(
                 done = join(setup_of(plan, results), task, using, lambda counts: None)
                 joined = msgspec.convert(done.value, Joined)
                 assert joined.supervised == sum(made[one].length for one in documents if one % 2)
-                check_shard(results / task.folder, joined, made, documents)
+                check_shard(results / task.folder, joined, made, documents, task)
             num_shards += len(wanted)
         assert num_shards == len(cut.shards)
         assert cut.value_bytes == sum(3 * made[number].length for number in kept)
 
 
-def check_shard(folder: Path, joined: Joined, made: list[Made], documents: list[int]) -> None:
+def check_shard(folder: Path, joined: Joined, made: list[Made], documents: list[int], task: JoinTask) -> None:
     for key in ("ids", "mask"):
         (shard,) = (one for one in joined.outputs if key in one.keys)
+        stem = f"{key}_document" if shard.format == "indexed" else "shard" if shard.format == "keyed" else "data"
+        number = f"_{task.number:0{5 if shard.format == 'indexed' else 4}d}"
+        assert shard.prefix == (stem if shard.format == "indexed" and task.is_single else stem + number)
         suffix = {"hdf5": ".h5", "jsonl": ".jsonl"}.get(shard.format, "")
         with headrace.open(f"{folder / shard.prefix}{suffix}") as store:
             name = key if key in store.keys else "tokens"

@@ -18,6 +18,7 @@ import faults
 import headrace
 from counts import cases
 from damage import endured
+from headrace.engine.job import NewPlan
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import OutputError, StoreError
 from headrace.io.checksum import hash_bytes
@@ -252,7 +253,7 @@ def leave_unfinished(path: Path) -> None:
         (folder.work / "output").mkdir()
         (folder.work / "output/.a.bin.1.tmp").write_text("being written")
         (folder.work / "state").write_text("far")
-        folder.save_plan("text", {}, {}, files={})
+        folder.save_plan(NewPlan("text", {}))
 
 
 def test_an_unfinished_run_stays_whatever_goes_wrong_before_it_is_known(tmp_path: Path) -> None:

@@ -164,6 +164,27 @@ def test_two_runs_of_the_same_output_at_the_same_time(
         assert bucket.content(str(moment)) == wanted
 
 
+def test_a_run_that_was_complete_before_this_one_could_claim_the_place(
+    kit: Any, bucket: MemoryBucket, inputs: Path, tmp_path: Path
+) -> None:
+    """This one has found the place empty; it writes nothing there."""
+    url = f"{bucket.url}/web"
+    is_second = False
+
+    def meet(number: int, kind: str) -> None:
+        nonlocal is_second
+        if not is_second:
+            is_second = True
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("HEADRACE_CACHE", str(tmp_path / "second"))
+                kit.prepare([inputs], url, options=options("one shard"))
+
+    with watched(meet), pytest.raises(OutputError, match=r"/web: another run has written to this place meanwhile"):
+        kit.prepare([inputs], url, options=options("shards"))
+    assert is_second
+    assert bucket.content("web") == local(kit, inputs, tmp_path / "local", options("one shard"))
+
+
 def test_no_secret_is_in_what_a_run_leaves(kit: Any, bucket: MemoryBucket, inputs: Path) -> None:
     storage = headrace.Storage(
         region="us-east-1", options={"access_key_id": "known", "secret_access_key": "planted-secret"}

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from headrace.engine.job import Phase, load_plan, save_plan
+from headrace.engine.job import NewPlan, Phase, load_plan, save_plan
 from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, beside, remove_work
 from headrace.errors import OutputError, StoreError
@@ -148,7 +148,7 @@ class Destination:
                         f"{self.name}: a copy of other sources, or with other options, was begun for this output:"
                         f" complete it with headrace job finish {self.name}, or remove {self.work}"
                     )
-            save_plan(self.work, kind, plan, {}, [phase])  # again, since the software may be another one now
+            save_plan(self.work, NewPlan(kind, plan, [phase]))  # again, since the software may be another one now
             self._stays = True
         return is_first
 

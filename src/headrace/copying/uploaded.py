@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.engine.job import Phase
+from headrace.engine.job import NewPlan, Phase
 from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import opened, remove_killed, save_plan
 from headrace.engine.uploading import Upload
@@ -59,7 +59,7 @@ class ObjectDestination:
             # A copy that ended between our first look and the claim has left its output.
             upload.clear()
             self.check()
-        save_plan(upload.url, upload.writer, kind, plan, {}, files={}, phases=[phase])
+        save_plan(upload.url, upload.writer, NewPlan(kind, plan, [phase]))
         return is_first
 
     def shared(self) -> Shared:

@@ -29,7 +29,7 @@ import msgspec
 from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Failed
-from headrace.engine.shared import Delivered, Shared, SharedFolder
+from headrace.engine.shared import Delivered, Shared, SharedFolder, sync_files
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import ConfigError, OutputError
 from headrace.io import AnyPath, atomic_write, hash_bytes, is_url, output_errors, path_at, read_small
@@ -105,7 +105,7 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
     """Called a few times a second while tasks are done."""
 
     progress: Callable[[Any], None] = lambda progress: None
-    """Called a few times a second with the progress of what is done in order, as the kind of work reports it."""
+    """Called a few times a second at the end of a job, with its progress as the kind of work reports it."""
 
     notice: Callable[[str], None] = lambda message: None
     """Called with what a user should know."""
@@ -267,25 +267,48 @@ def receipts_of(work: Path | Shared, phase: Phase) -> Receipts:
     return Receipts(shared, f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)
 
 
-def save_plan(work: Path, kind: str, plan: object, software: Mapping[str, str], phases: Iterable[Phase] = ()) -> None:
-    """Write ``plan.json``; tasks of these phases that failed before are to be tried again.
+class NewPlan(msgspec.Struct, frozen=True):
+    """A job to be planned."""
+
+    kind: str
+    plan: Any
+    """What the kind of work keeps."""
+
+    phases: Sequence[Phase] = ()
+    """The phases of which tasks that failed before are to be tried again."""
+
+    software: Mapping[str, str] = {}
+    """Versions that decide the results, besides those of every kind of work."""
+
+    files: Mapping[str, bytes] = {}
+    """Further files that each process finds in its work folder."""
+
+    made: Sequence[str] = ()
+    """Names of files that are made already, of which each task needs only some, see `Shared.place`."""
+
+
+def save_plan(work: Path, new: NewPlan) -> None:
+    """Write ``plan.json``, and what belongs to it.
 
     Raises:
-        OutputError: the system refuses the write.
+        OutputError: the system refuses a write.
     """
-    for phase in phases:
+    for name, data in new.files.items():
+        atomic_write(work / name, data)
+    sync_files(work, new.made)
+    for phase in new.phases:
         receipts = receipts_of(work, phase)
         receipts.refresh()
         receipts.forget_failed()
-    atomic_write(work / PLAN_NAME, encoded_plan(kind, plan, software))
+    atomic_write(work / PLAN_NAME, encoded_plan(new))
 
 
-def encoded_plan(kind: str, plan: object, software: Mapping[str, str], name: str = "") -> bytes:
+def encoded_plan(new: NewPlan, name: str = "") -> bytes:
     """Return the content of ``plan.json``."""
-    content = msgspec.json.encode(plan)
+    content = msgspec.json.encode(new.plan)
     found = PlanFile(
-        kind=kind,
-        software={**own_software(), **software},
+        kind=new.kind,
+        software={**own_software(), **new.software},
         folder=os.getcwd(),  # noqa: PTH109
         plan=msgspec.Raw(content),
         digest=hash_bytes(content),

@@ -15,8 +15,10 @@ import contextlib
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -326,36 +328,26 @@ def lost(path: Path | str, file: Delivered, size: int | None, advice: str) -> Lo
     return LostError(f"{path}: was written by a task, and {found}; {advice}, and run again")
 
 
-class FetchedAhead:
-    """Results that are used in their order, of which the next ones are fetched meanwhile.
+def fetched_ahead(shared: Shared, wanted: Mapping[Path, str]) -> Generator[Path]:
+    """Fetch results, and yield where each of them is in their order; the next ones are fetched meanwhile.
 
     Args:
         shared: what they were shown in.
-        wanted: for each path on this host, in the order of use, the name of the result.
+        wanted: for each path on this host the name of the result.
+
+    Raises:
+        OutputError, StoreError: see `Shared.fetch`; all results before that one are yielded.
     """
-
-    def __init__(self, shared: Shared, wanted: Mapping[Path, str]) -> None:
-        self._shared = shared
-        self._wanted = list(wanted.items())
-        self._places = {path: place for place, path in enumerate(wanted)}
-        self._begun: dict[int, Future[None]] = {}
-        self._num_begun = 0
-        self._threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="headrace-results")
-
-    def wait(self, path: Path) -> None:
-        """Wait until a result is at its path; a path that is not wanted is left alone. Raises as `Shared.fetch`."""
-        place = self._places.get(path)
-        if place is None:
-            return
-        for number in range(max(self._num_begun, place), min(place + AHEAD + 1, len(self._wanted))):
-            following, name = self._wanted[number]
-            self._begun[number] = self._threads.submit(self._shared.fetch, name, following)
-            self._num_begun = number + 1
-        self._begun.pop(place).result()
-
-    def close(self) -> None:
-        """Fetch no more."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+    threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="headrace-results")
+    begun, rest = deque[Future[None]](), iter(wanted.items())
+    try:
+        for path in wanted:
+            for following, name in islice(rest, AHEAD + 1 - len(begun)):
+                begun.append(threads.submit(shared.fetch, name, following))
+            begun.popleft().result()
+            yield path
+    finally:
+        threads.shutdown(wait=True, cancel_futures=True)
 
 
 def sync_files(folder: Path, names: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.engine.heartbeat import host_and_process, process_exists
-from headrace.engine.job import Phase, decoded_plan, encoded_plan, receipts_of
+from headrace.engine.job import NewPlan, decoded_plan, encoded_plan, receipts_of
 from headrace.engine.shared import Delivered, LostError, Shared, lost, remove_files
 from headrace.engine.uploading import PLAN, RUN, WORK_NAME
 from headrace.engine.work_folder import PLAN_NAME, outputs_folder
@@ -244,28 +244,14 @@ def kind_at(url: str) -> str:
     return "" if data is None else decoded_plan(data, where).kind
 
 
-def save_plan(
-    url: str,
-    writer: ObjectWriter,
-    kind: str,
-    plan: object,
-    software: Mapping[str, str],
-    *,
-    files: Mapping[str, bytes],
-    made: Mapping[str, Path] | None = None,
-    phases: Sequence[Phase],
-) -> None:
-    """Write the plan of a job at the URL of its output; tasks that failed before are to be tried again.
+def save_plan(url: str, writer: ObjectWriter, new: NewPlan, here: Path = Path()) -> None:
+    """Write the plan of a job at the URL of its output, and what belongs to it.
 
     Args:
         url: the URL below which the job lies; if a run has claimed it, that does the same.
         writer: what reaches the store.
-        kind: the kind of work.
-        plan: what it keeps.
-        software: versions that decide the results, besides those of every kind of work.
-        files: further files that each process finds in its work folder.
-        made: files of this host, by the names under which tasks find them, of which each needs only some.
-        phases: the phases whose tasks may have failed.
+        new: the plan.
+        here: the folder on this host with the files that are made already, if there are any.
 
     Raises:
         OutputError, StoreError: the store refuses it.
@@ -275,14 +261,14 @@ def save_plan(
     name = unique_name() if before is None else decoded_plan(before, where).name
     while True:
         shared = SharedObjects(url, name, writer, Path())
-        for file, data in files.items():
+        for file, data in new.files.items():
             shared.replace(f"{_FILES}/{file}", data)
-        shared.show(made or {})
-        for phase in phases if before is not None else ():
+        shared.show({made: here / made for made in new.made})
+        for phase in new.phases if before is not None else ():
             receipts = receipts_of(shared, phase)
             receipts.refresh()
             receipts.forget_failed()
-        encoded = encoded_plan(kind, plan, software, name)
+        encoded = encoded_plan(new, name)
         if before is not None:
             writer.put({where: encoded})  # the software may be another one now
             return

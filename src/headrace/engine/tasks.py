@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from multiprocessing import spawn
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -22,9 +22,11 @@ from headrace.engine.job import Do, Job, Phase, TaskResult
 from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Done, Failed, Parent, Progress, Reply, attempted, serve
-from headrace.engine.shared import FetchedAhead, Shared
-from headrace.errors import ConfigError, HeadraceError, WorkerError
+from headrace.engine.shared import Shared, fetched_ahead
+from headrace.errors import ConfigError, HeadraceError, OutputError, WorkerError
 from headrace.io import AnyPath, output_errors
+
+T = TypeVar("T")
 
 MAIN: Final = "headrace.engine.tasks:main"
 _OF_SCRIPT: Final = ("sys_path", "sys_argv", "dir", "init_main_from_name", "init_main_from_path")
@@ -129,11 +131,11 @@ class PlannedJob(Job):
         self.shared.publish(folder, receipt.files[: self.num_results])
         return msgspec.structs.replace(receipt, etags=self.shared.deliver(folder, receipt.files[self.num_results :]))
 
-    def results(self, is_whole: Callable[[Path], bool]) -> Generator[Path]:
-        """Yield where the only file of each task is on this host, in their order. One that was lost is made again.
+    def results(self, read: Callable[[Path], T | None]) -> Generator[T]:
+        """Yield what is read of the first file of each task, in their order. One that was lost is made again.
 
         Args:
-            is_whole: tells whether a file is there, and whole.
+            read: reads a file on this host; returns None if it is not there, or not whole.
 
         Raises:
             OutputError, StoreError: a file cannot be read or written, or is not at its URL any more.
@@ -143,17 +145,19 @@ class PlannedJob(Job):
         folder = receipts.folder.absolute()
         wanted = {folder / one.attempt / one.files[0]: receipts.away(one, one.files[0]) for one in made}
         with ExitStack() as stack:
-            fetched = stack.enter_context(closing(FetchedAhead(self.shared, wanted)))
             do: Do | None = None
             for parent in {path.parent for path in wanted}:
                 with output_errors(parent, "make the folder"):
                     parent.mkdir(parents=True, exist_ok=True)
-            for task, path in zip(self.plan.tasks, wanted, strict=True):
-                fetched.wait(path)
-                if not is_whole(path):
+            fetched = stack.enter_context(closing(fetched_ahead(self.shared, wanted)))
+            for task, path in zip(self.plan.tasks, fetched, strict=True):
+                if (found := read(path)) is None:
                     do = do or stack.enter_context(self.plan.doing(self.given))
                     do(task, path.parent, nothing)
-                yield path
+                    found = read(path)
+                if found is None:
+                    raise OutputError(f"{path}: cannot be read back; run the same command again")
+                yield found
 
     def setup(self, phase: Phase, results: Path) -> msgspec.Struct:
         """See `Job`.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from headrace.engine.job import Show, save_plan
+from headrace.engine.job import NewPlan, Show, save_plan
 from headrace.engine.work_folder import ClaimedFolder, beside, beside_url
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.answers import check_quarantine, kind_of
@@ -83,7 +83,7 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
     with output_errors(work, "make the folder"):
         work.mkdir(exist_ok=True)
         (work / VERDICT_NAME).unlink(missing_ok=True)
-    save_plan(work, KIND, plan, {})
+    save_plan(work, NewPlan(KIND, plan))
 
 
 def _plan_at(place: str, plan: DecodePlan) -> None:
@@ -96,7 +96,7 @@ def _plan_at(place: str, plan: DecodePlan) -> None:
         raise OutputError(f"{place}: another check of this dataset was planned at the same time: plan again")
     upload.writer.delete([f"{place}/{VERDICT_NAME}"])
     save = resolve_name("headrace.engine.shared_objects:save_plan")  # loaded when the first URL comes
-    save(place, upload.writer, KIND, plan, {}, files={}, phases=[plan.phase])
+    save(place, upload.writer, NewPlan(KIND, plan, [plan.phase]))
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

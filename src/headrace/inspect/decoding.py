@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import Do, Phase, Show, TaskProgress, TaskResult, Tell, save_plan
+from headrace.engine.job import Do, NewPlan, Phase, Show, TaskProgress, TaskResult, Tell, save_plan
 from headrace.engine.serving import load, save
 from headrace.engine.shared import SharedFolder
 from headrace.engine.tasks import PlannedJob, SpanTask, spans
@@ -259,9 +259,9 @@ class DecodingJob(PlannedJob):
 
     def finish(self, show: Show) -> Iterator[DecodedRange]:
         """See `Job`: yield what was found, in the order of the samples; a result that was lost is made again."""
-        with contextlib.closing(self.results(lambda path: load(path, str) is not None)) as found:
-            for path in found:
-                yield msgspec.convert(json.loads(load(path, str) or ""), DecodedRange)
+        with contextlib.closing(self.results(lambda path: load(path, str))) as found:
+            for one in found:
+                yield msgspec.convert(json.loads(one), DecodedRange)
 
 
 @contextlib.contextmanager
@@ -299,7 +299,7 @@ def decoded_here(
             samples=len(store),
             task_samples=task_samples(len(store)),
         )
-        save_plan(Path(folder), KIND, plan, {})
+        save_plan(Path(folder), NewPlan(KIND, plan))
         content = msgspec.Raw(msgspec.json.encode(plan))
         job = DecodingJob(path_at(store.path), SharedFolder(Path(folder)), content, RangeDecoder(store, exclude))
         yield drive(job, LocalExecutor(workers=0 if workers == 1 else workers), Show(tasks=tell))

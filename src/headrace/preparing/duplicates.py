@@ -30,7 +30,7 @@ from headrace.io.finding import each
 from headrace.preparing.columns import Column, IntArray, Rows
 from headrace.preparing.messages import FindTask
 
-DAMAGED: Final = "the machine may have lost power. Run again with --restart"
+DAMAGED: Final = "a file of this run is damaged; the machine may have lost power. Run again with --restart"
 
 HashArray = NDArray[np.uint64]
 """(n, 2) uint64: the high and low half of each 128-bit hash."""
@@ -128,7 +128,7 @@ def read_range(using: Reader, place: str, number: int, num_columns: int) -> Colu
     begin, end = using.read(place, 8 * number, 16).view(np.uint64).tolist() if size >= 8 * number + 16 else (0, 0)
     data = using.read(place, begin, end - begin) if 0 < begin <= end <= size else np.zeros(0, np.uint8)
     if data.size < 8 or xxhash.xxh3_64_intdigest(data[8:].data) != int(data[:8].view(np.uint64)[0]):
-        raise OutputError(f"{place}: a range is damaged; {DAMAGED}")
+        raise OutputError(f"{place}: {DAMAGED}")
     return data[8:].view(np.uint64).reshape(num_columns, -1)
 
 

@@ -18,8 +18,9 @@ from headrace.engine.serving import decoded
 from headrace.errors import OutputError
 from headrace.io import Reader, output_errors
 from headrace.preparing.columns import Column, Row, Rows, keep_rows, stored
+from headrace.preparing.duplicates import DAMAGED
 from headrace.preparing.messages import JoinTask, Setup
-from headrace.preparing.parts import DAMAGED, PartReader, part_name, values_name
+from headrace.preparing.parts import PartReader, part_name, values_name
 from headrace.stores import Hdf5Writer, IndexedWriter, JsonlWriter, KeyedWriter, OutputShard
 
 Layout = Literal["indexed", "keyed", "hdf5", "jsonl"]

@@ -20,14 +20,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from headrace.engine.job import PHASE_PREFIX, Phase, save_plan
-from headrace.engine.shared import Shared, SharedFolder, sync_files
+from headrace.engine.job import PHASE_PREFIX, NewPlan, save_plan
+from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import (
@@ -124,25 +124,8 @@ class OutputPlace(Protocol):
             OutputError: the place holds something else, or another unfinished run.
         """
 
-    def save_plan(
-        self,
-        kind: str,
-        plan: object,
-        software: Mapping[str, str],
-        *,
-        files: Mapping[str, bytes],
-        made: Sequence[str] = (),
-        phases: Sequence[Phase] = (),
-    ) -> None:
-        """Write the plan of this run, whose tasks any processes may do from then on.
-
-        Args:
-            kind: the kind of work.
-            plan: what it keeps.
-            software: versions that decide the results, besides those of every kind of work.
-            files: further files that each process finds in its work folder.
-            made: names of files in ``work`` of which each task needs only some, see `Shared.place`.
-            phases: the phases of which tasks that failed before are to be tried again.
+    def save_plan(self, new: NewPlan) -> None:
+        """Write the plan of this run, whose tasks any processes may do from then on. Files that are made are in `work`.
 
         Raises:
             OutputError: the system or the store refuses a write.
@@ -314,21 +297,9 @@ class OutputFolder:
             return self._found.options
         return (None if self._restart else self._unfinished()) or {}
 
-    def save_plan(
-        self,
-        kind: str,
-        plan: object,
-        software: Mapping[str, str],
-        *,
-        files: Mapping[str, bytes],
-        made: Sequence[str] = (),
-        phases: Sequence[Phase] = (),
-    ) -> None:
+    def save_plan(self, new: NewPlan) -> None:
         """See `OutputPlace`."""
-        for name, data in files.items():
-            atomic_write(self.work / name, data)
-        sync_files(self.work, made)
-        save_plan(self.work, kind, plan, software, phases)
+        save_plan(self.work, new)
         self._keep = True
 
     @property

@@ -9,12 +9,12 @@ URL/...                     the files; they are a store once there is a manifest
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.engine.job import Phase
+from headrace.engine.job import NewPlan
 from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import opened, own_folder, remove_killed, remove_with, save_plan
 from headrace.engine.uploading import PLAN, Upload
@@ -101,19 +101,9 @@ class OutputUrl:
         (self.work / RUN_NAME).write_bytes(described)
         return ""
 
-    def save_plan(
-        self,
-        kind: str,
-        plan: object,
-        software: Mapping[str, str],
-        *,
-        files: Mapping[str, bytes],
-        made: Sequence[str] = (),
-        phases: Sequence[Phase] = (),
-    ) -> None:
+    def save_plan(self, new: NewPlan) -> None:
         """See `OutputPlace`."""
-        upload, paths = self._upload, {name: self.work / name for name in made}
-        save_plan(upload.url, upload.writer, kind, plan, software, files=files, made=paths, phases=phases)
+        save_plan(self._upload.url, self._upload.writer, new, self.work)
 
     def shared(self) -> Shared:
         """See `OutputPlace`."""
@@ -132,10 +122,8 @@ class OutputUrl:
     def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
         """See `OutputPlace`: the files are at the URL already."""
         gather(Path())
-        writer, places = (
-            self._upload.writer,
-            {f"{self._upload.url}/{name}": self.work / path for path, name in made.items()},
-        )
+        writer = self._upload.writer
+        places = {f"{self._upload.url}/{name}": self.work / path for path, name in made.items()}
         manifests = {url: path for url, path in places.items() if path.name == MANIFEST_NAME}
         writer.put_files({url: path for url, path in places.items() if url not in manifests})
         for url, path in manifests.items():

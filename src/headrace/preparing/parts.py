@@ -28,7 +28,7 @@ from headrace.errors import OutputError
 from headrace.io import Reader, output_errors, write_all
 from headrace.preparing.columns import IntArray, Row, count_ones
 from headrace.preparing.documents import BLANK, Documents
-from headrace.preparing.duplicates import write_hashes
+from headrace.preparing.duplicates import DAMAGED, write_hashes
 from headrace.preparing.messages import Setup
 from headrace.preparing.sources import Block
 from headrace.preparing.tally import BAD, Tally
@@ -38,8 +38,6 @@ _NUMBER = struct.Struct("<Q")
 _TAIL_BYTES = 2 * _NUMBER.size
 BLOCK_BYTES: Final = 1 << 20
 """Values that have a hash of their own."""
-
-DAMAGED: Final = "a file of this run is damaged; the machine may have lost power. Run again with --restart"
 
 
 class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

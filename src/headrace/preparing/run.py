@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engine.job import Show
+from headrace.engine.job import NewPlan, Show
 from headrace.io import Storage, file_sum, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, ProvedEncoder
 from headrace.preparing.filters import function_fingerprint
@@ -62,13 +62,15 @@ def plan_run(
         msgspec.structs.replace(file, path=str(path_at(file.path).absolute()), storage=None) for file in files
     )
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
-    num_tasks, mark = len(kept.orders()), mark_of(folder.work)
+    (texts, hashed), mark = kept.orders(), mark_of(folder.work)
     folder.save_plan(
-        KIND,
-        kept,
-        {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version},
-        files={TOKENIZER_NAME: plan.tokenizer.json},
-        phases=[encoding(mark, backend, num_tasks) for backend in sorted({plan.choice.name, REFERENCE})],
+        NewPlan(
+            kind=KIND,
+            plan=kept,
+            phases=[encoding(mark, name, len(texts) + len(hashed)) for name in sorted({plan.choice.name, REFERENCE})],
+            software={} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version},
+            files={TOKENIZER_NAME: plan.tokenizer.json},
+        )
     )
     return kept
 

@@ -169,11 +169,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             layout=options.output.format,
         )
 
-    def orders(self) -> list[TextTask | HashTask]:
-        """The tasks that read the inputs: those that encode, then those that hash files."""
+    def orders(self) -> tuple[list[TextTask], list[HashTask]]:
+        """The tasks that read the inputs: those that encode, and after them those that hash files."""
         # Readers do not need the sizes of units, and a file may have many thousands of units.
         sent = [msgspec.structs.replace(file, unit_bytes=(), borders=()) for file in self.files]
-        texts: list[TextTask | HashTask] = []
+        texts: list[TextTask] = []
         hashed: list[int] = []
         for task in plan_tasks(self.files, task_bytes=self.task_bytes, max_spans=MAX_TASK_SPANS):
             # A file that is cut into several spans, or whose reader does not read it in order, is hashed separately.
@@ -182,7 +182,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
                 if span.begin == 0 and not file.fault and not is_hashed_while_read(file, span):
                     hashed.append(span.file)
             texts.append(TextTask(task, tuple(sent[span.file] for span in task.spans), self._most_poison))
-        return texts + [HashTask(number, sent[number], place) for place, number in enumerate(hashed, len(texts))]
+        return texts, [HashTask(number, sent[number], place) for place, number in enumerate(hashed, len(texts))]
 
     @property
     def _most_poison(self) -> int:

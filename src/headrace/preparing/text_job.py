@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from headrace.engine.job import PHASE_PREFIX, Do, Job, Phase, Show, TaskResult, Tell, load_plan
 from headrace.engine.receipts import Receipt, Receipts
@@ -31,15 +33,16 @@ from headrace.io import AnyPath, Reader, Storage, output_errors, path_at, read_s
 from headrace.io.finding import each, storage_for
 from headrace.preparing import worker
 from headrace.preparing.backends import REFERENCE, ProvedEncoder
+from headrace.preparing.columns import IntArray
 from headrace.preparing.cutting import CUT_NAME, CutResult, PlacedPart, cut, order_name
-from headrace.preparing.duplicates import FoundDuplicates, duplicates_path
+from headrace.preparing.duplicates import DAMAGED, FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest
 from headrace.preparing.joining import Joined
 from headrace.preparing.ledger import ADVICE, check_tolerance, described, error_entry
 from headrace.preparing.messages import FindTask, JoinTask, Order, Setup, TextTask
 from headrace.preparing.output_folder import RUN_NAME, mark_of, output_at
-from headrace.preparing.parts import DAMAGED, PartReader, hashes_name, part_name
+from headrace.preparing.parts import PartReader, hashes_name, part_name
 from headrace.preparing.run_plan import RunPlan, cutting, encoding, finding, joining
 from headrace.preparing.sources import check_all, open_span
 from headrace.preparing.tally import BAD_RECORDS
@@ -100,8 +103,7 @@ class TextJob(Job):
             tokenizer=msgspec.structs.replace(found.tokenizer, json=data),
             files=tuple(msgspec.structs.replace(file, storage=storage_for(file.path, storage)) for file in found.files),
         )
-        self._orders = self._plan.orders()
-        self._num_texts = sum(isinstance(order, TextTask) for order in self._orders)
+        self._texts, self._hashed = self._plan.orders()
         self._storage = storage
         self._over: set[str] = set()
         """The phases of which no receipt is missing: none of them changes any more."""
@@ -127,7 +129,7 @@ class TextJob(Job):
             return [FindTask(number) for number in range(phase.num_tasks)]
         if phase.name.startswith("cut"):
             return [CutTask()]
-        return self._joins() if phase.name.startswith("join") else self._orders
+        return self._joins() if phase.name.startswith("join") else [*self._texts, *self._hashed]
 
     def setup(self, phase: Phase, results: Path) -> Setup:
         """See `Job`."""
@@ -155,9 +157,7 @@ class TextJob(Job):
             return TaskResult(value={"mismatch": failed.message})
         if failed.kind not in (worker.BAD_LINE, worker.ENDED_WORKER):
             raise failed.error()
-        order = self._orders[failed.task_index]
-        assert isinstance(order, TextTask)
-        told = described(self._entry(order, failed.span, failed.line, failed.message))
+        told = described(self._entry(self._texts[failed.task_index], failed.span, failed.line, failed.message))
         if failed.kind == worker.ENDED_WORKER:
             return TaskResult(error=f"{told} {_ADVICE_OF_WORKERS}", value={"kind": failed.kind})
         advice = ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
@@ -176,10 +176,8 @@ class TextJob(Job):
         found: list[ErrorEntry] = []
         for task_index, receipt in sorted(receipts.done.items()):
             if receipt.counts.get(BAD_RECORDS) and len(found) <= allowed:
-                order = self._orders[task_index]
-                assert isinstance(order, TextTask)
                 part = PartReader(self._using).part(self._at(receipts, receipt, part_name(task_index)))
-                found += [self._entry(order, span, line, message) for span, line, message in part.info.errors]
+                found += [self._entry(self._texts[task_index], *error) for error in part.info.errors]
         check_tolerance(found, options, noun="records", advice=ADVICE)
 
     def tell(self, phase: Phase, show: Show) -> None:
@@ -201,17 +199,15 @@ class TextJob(Job):
         """See `Job`: remove the parts of which all documents are in shards that are there."""
         if not phase.name.startswith("join"):
             return
-        shards, joined = self._cut.shards, self.receipts(phase)
-        mine = shards[receipt.task_index]
+        joined, mine = self.receipts(phase), self._cut.shards[receipt.task_index]
+        firsts, lasts = self._ranges
 
         def is_there(shard: int) -> bool:
             return shard in joined.done or joined.read(shard) is not None
 
         for receipts, part in self._part_receipts(mine.first_task, mine.last_task + 1):
-            users = (
-                number for number, shard in enumerate(shards) if shard.first_task <= part.task_index <= shard.last_task
-            )
-            if all(map(is_there, users)):
+            users = np.flatnonzero((firsts <= part.task_index) & (part.task_index <= lasts))
+            if all(map(is_there, users.tolist())):
                 for name in part.files:
                     self.shared.remove(receipts.away(part, name))
 
@@ -269,11 +265,12 @@ class TextJob(Job):
         yield self._first
         if (wrong := self._wrong()) is not None:
             total_bytes = self._plan.total_bytes
-            yield encoding(self._mark, REFERENCE, self._num_texts, first_task=wrong[0], total_bytes=total_bytes)
+            yield encoding(self._mark, REFERENCE, len(self._texts), first_task=wrong[0], total_bytes=total_bytes)
 
     @cached_property
     def _first(self) -> Phase:
-        return encoding(self._mark, self._plan.choice.name, len(self._orders), total_bytes=self._plan.total_bytes)
+        num_tasks = len(self._texts) + len(self._hashed)
+        return encoding(self._mark, self._plan.choice.name, num_tasks, total_bytes=self._plan.total_bytes)
 
     def _wrong(self) -> tuple[int, str] | None:
         """The first task in which the fast library proved wrong, and what it said; None if there is none (yet)."""
@@ -307,8 +304,8 @@ class TextJob(Job):
     def _parts(self) -> Iterator[PlacedPart]:
         """Yield all parts, in the order of the input."""
         parts = PartReader(self._using)
-        for first in range(0, self._num_texts, _AT_ONCE):
-            some = list(self._part_receipts(first, min(first + _AT_ONCE, self._num_texts)))
+        for first in range(0, len(self._texts), _AT_ONCE):
+            some = list(self._part_receipts(first, min(first + _AT_ONCE, len(self._texts))))
             places = [self._at(receipts, receipt, part_name(receipt.task_index)) for receipts, receipt in some]
             for (receipts, receipt), part in zip(some, each(parts.part, places, places), strict=True):
                 yield PlacedPart(f"{receipts.name}/{receipt.attempt}", part)
@@ -319,7 +316,7 @@ class TextJob(Job):
         """The files of the hashes of all parts that have documents, in their order."""
         return tuple(
             self._at(receipts, receipt, name)
-            for receipts, receipt in self._part_receipts(0, self._num_texts)
+            for receipts, receipt in self._part_receipts(0, len(self._texts))
             for name in receipt.files
             if name == hashes_name(receipt.task_index)
         )
@@ -335,8 +332,8 @@ class TextJob(Job):
     def _file_hashes(self) -> list[str]:
         """For each file its xxh3_128, if a task of its own has hashed it."""
         hashes = [""] * len(self._plan.files)
-        for task_index in range(self._num_texts, len(self._orders)):
-            value = self.receipts(self._first).done[task_index].value
+        for task in self._hashed:
+            value = self.receipts(self._first).done[task.task_index].value
             hashes[value["file"]] = value["xxh3_128"]
         return hashes
 
@@ -349,13 +346,19 @@ class TextJob(Job):
             raise OutputError(f"{place}: {DAMAGED}")
         return found
 
+    @cached_property
+    def _ranges(self) -> tuple[IntArray, IntArray]:
+        """(shards,) for each shard the first and the last task of whose parts it may have documents."""
+        firsts, lasts = zip(*((shard.first_task, shard.last_task) for shard in self._cut.shards), strict=True)
+        return np.array(firsts, np.int64), np.array(lasts, np.int64)
+
     @property
     def _joining(self) -> Phase:
         return joining(self._mark, len(self._cut.shards), self._cut.value_bytes)
 
     def _joins(self) -> list[JoinTask]:
         receipts, found = self.receipts(cutting(self._mark)), self._cut
-        numbers = [sum(shard.series == series for shard in found.shards) for series in range(found.num_series)]
+        numbers = Counter(shard.series for shard in found.shards)
         return [
             JoinTask(
                 task_index=index,
@@ -379,8 +382,7 @@ class TextJob(Job):
         wanted = order.task.spans[span]
         done = self.receipts(self._first).done
         lines = 0
-        for earlier in self._orders[: order.task_index] if wanted.begin else ():
-            assert isinstance(earlier, TextTask)
+        for earlier in self._texts[: order.task_index] if wanted.begin else ():
             if earlier.task.spans[0].file != wanted.file:
                 continue
             value = done[earlier.task_index].value or {} if earlier.task_index in done else {}

@@ -171,6 +171,21 @@ def test_a_local_run_goes_on_with_what_others_read(tmp_path: Path) -> None:
     assert not (root / ".nv-meta/.headrace").exists()
 
 
+def test_faults_that_another_plan_skips_are_found(tmp_path: Path) -> None:
+    """What was read where faults are skipped is of no use where they are not."""
+    root = make(tmp_path / "d")
+    (root / "s5.tar").write_bytes((root / "s5.tar").read_bytes()[:-9000])
+    plan_energon(root, options=EnergonOptions(split=SPLIT, errors=ErrorOptions(on_error="skip")))
+    job = open_job(root)
+    phase = job.phase()
+    assert phase is not None
+    jobs_by_hand.do(job, phase, range(7))
+    with pytest.raises(InputError, match=r"s5\.tar"):
+        prepare_energon(root, options=CASES["new"])
+    report = prepare_energon(root, options=EnergonOptions(split=SPLIT, errors=ErrorOptions(on_error="skip")))
+    assert list(report.faults) == ["s5.tar"]
+
+
 def test_a_run_that_was_begun_alone_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended at its fourth tar, it is completed as a planned one is; and it tells how far it is."""
     local, root = make(tmp_path / "local"), tmp_path / "d"

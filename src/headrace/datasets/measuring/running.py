@@ -23,7 +23,7 @@ from headrace.datasets.measuring.chunk import Chunk, Measuring
 from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary
 from headrace.encoders import Fault
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import Do, Phase, Show, TaskResult, Tell, save_plan
+from headrace.engine.job import Do, NewPlan, Phase, Show, TaskResult, Tell, save_plan
 from headrace.engine.shared import SharedFolder
 from headrace.engine.tasks import PlannedJob, SpanTask, spans
 from headrace.engine.work_folder import beside, remove_work
@@ -256,7 +256,7 @@ class MeasureJob(PlannedJob):
             if not self.is_planned:
                 raise OutputError(f"{self.output}: what was planned is not there any more, nor are the facts")
             with self.plan.opened() if self.given is None else nullcontext(self.given) as self.given:
-                chunks = list(self.results(lambda path: find_chunk(path.parent, path.name) is not None))
+                chunks = list(self.results(lambda path: find_chunk(path.parent, path.name) and path))
                 _finish(self.given, self.work.absolute(), place, chunks)
             found = MeasuredFacts.open(self.output)
         remove_work(self.work)
@@ -268,7 +268,7 @@ def begin(place: Path, plan: MeasurePlan) -> None:
     work = WORK(place)
     with output_errors(work, "make the folder"):
         work.mkdir(parents=True, exist_ok=True)
-    save_plan(work, KIND, plan, {})
+    save_plan(work, NewPlan(KIND, plan))
 
 
 def measure(

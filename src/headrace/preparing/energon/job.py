@@ -161,13 +161,13 @@ class EnergonJob(PlannedJob):
 
     def _merged(self, folder: Path, show: Show) -> Merged:
         if self.plan.is_plain:
-            rows = [row for path in self.results(_is_whole) for row in load(path, list[MediaRow]) or ()]
-            return merge_media(self.output, self.plan, rows, folder)
+            rows = self.results(lambda path: load(path, list[MediaRow]))
+            return merge_media(self.output, self.plan, list(itertools.chain.from_iterable(rows)), folder)
         return ShardMerger(self.output, self.plan, folder, show).merge(self._scans())
 
     def _scans(self) -> Iterator[ShardScan]:
         """Yield what was read of each tar, in the order of the plan."""
-        return (scan for path in self.results(_is_whole) for scan in load(path, list[ShardScan]) or ())
+        return itertools.chain.from_iterable(self.results(lambda path: load(path, list[ShardScan])))
 
     def _merged_by_others(self, now: ReadPlan | None) -> Merged:
         """Return what another process has merged, which has completed the dataset; nothing else may be planned now."""
@@ -190,7 +190,3 @@ class EnergonJob(PlannedJob):
         """Forget what was looked up at a URL."""
         if not isinstance(self.output, Path):
             self.output.objects.forget()
-
-
-def _is_whole(path: Path) -> bool:
-    return load(path, msgspec.Raw) is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.engine.job import decoded_plan
+from headrace.engine.job import NewPlan, decoded_plan
 from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import opened, save_plan
 from headrace.engine.uploading import PLAN, Upload
@@ -89,7 +89,7 @@ class ObjectPlace:
 
     def save(self, plan: ReadPlan) -> None:
         """See `Place`."""
-        save_plan(self._upload.url, self._upload.writer, KIND, plan, {}, files={}, phases=[])
+        save_plan(self._upload.url, self._upload.writer, NewPlan(KIND, plan))
 
     def shared(self) -> Shared:
         """See `Place`."""

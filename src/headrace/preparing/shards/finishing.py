@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +84,14 @@ class Finish:
 
     Args:
         plan: the plan.
-        found: where the `PackedTask` of each task is.
+        found: what each task has found, and where that is.
 
     Raises:
         InputError: more samples are bad than the options allow, or none is left.
         HeadraceError: the ledger does not balance.
     """
 
-    def __init__(self, plan: MediaPlan, found: Sequence[Path]) -> None:
+    def __init__(self, plan: MediaPlan, found: Iterable[tuple[Path, PackedTask]]) -> None:
         self._plan = plan
         self._found: dict[int, Path] = {}
         shards: list[PackedShard] = []
@@ -99,8 +99,7 @@ class Finish:
         self._file_bytes: Counter[int] = Counter()
         self._file_hashes: dict[int, FileHashes] = {}
         self._tables: dict[int, str] = {}
-        for task, path in zip(plan.tasks, found, strict=True):
-            packed = _packed(path)
+        for task, (path, packed) in zip(plan.tasks, found, strict=True):
             if task.table >= 0:
                 self._tables[task.table] = packed.xxh3_128
             self._found |= dict.fromkeys((shard.number for shard in packed.shards), path)
@@ -154,9 +153,12 @@ class Finish:
         with output_errors(root, "create .nv-meta in"):
             (root / META_FOLDER).mkdir(parents=True, exist_ok=True)
         with SqliteWriter(root) as index:
-            for place, number in enumerate(shard.number for shard in self._shards):
-                [shard] = (one for one in _packed(self._found[number]).shards if one.number == number)
-                index.add_shard(place, _as_scanned(shard))
+            path, of_task = Path(), dict[int, PackedShard]()
+            for place, shard in enumerate(self._shards):
+                if self._found[shard.number] != path:
+                    path = self._found[shard.number]
+                    of_task = {one.number: one for one in _packed(path).shards}
+                index.add_shard(place, _as_scanned(of_task[shard.number]))
         counts = [shard.output.documents for shard in self._shards]
         write_info(root, dict(zip(names, counts, strict=True)), ENERGON_VERSION)
         write_splits(root, {part: names[begin:end] for part, (begin, end) in splits.items()})

@@ -84,7 +84,7 @@ class ShardJob(PlannedJob):
             receipts = self.known_receipts()
             if receipts.failed:
                 raise InputError(receipts.failed[min(receipts.failed)].error)
-            end = Finish(self.plan, list(self.results(lambda path: load(path, PackedTask) is not None)))
+            end = Finish(self.plan, self.results(_read))
             manifest, made = end.write(folder.work)
             folder.put(partial(self.gather, [receipts], end.sums), end.sums, made)
             if self.plan.options.output.field_map:
@@ -95,3 +95,8 @@ class ShardJob(PlannedJob):
         """See `Job`."""
         found = [file for given in self.plan.inputs for file in (given.table, given.captions) if file is not None]
         check_all([msgspec.structs.replace(file, storage=self.given.storage) for file in found])
+
+
+def _read(path: Path) -> tuple[Path, PackedTask] | None:
+    packed = load(path, PackedTask)
+    return None if packed is None else (path, packed)

@@ -140,6 +140,7 @@ class Packer:
         self._plan = plan
         self._given = given
         self._finder = plan.finder(given.storage)
+        self._tables = plan.tables(given.storage)
         self.duplicates = frozenset(plan.duplicates)
 
     def run(self, task: PackTask, results: Path, tell: Tell) -> TaskResult:
@@ -152,7 +153,7 @@ class Packer:
             OutputError: a file cannot be written.
         """
         if task.table >= 0:
-            packed = PackedTask(xxh3_128=self._plan.table(task.table, self._given.storage).digest())
+            packed = PackedTask(xxh3_128=self._tables[task.table].digest())
         else:
             with SpooledTemporaryFile(_MEMORY_BYTES, dir=str(results)) as values:
                 packed = self._packed(task, values, results, tell)
@@ -190,7 +191,7 @@ class Packer:
                 yield from self._finder.found(waiting)
                 waiting.clear()
             if isinstance(item, Rows):
-                for block in self._finder.rows(self._plan.table(item.input, self._given.storage), item):
+                for block in self._finder.rows(self._tables[item.input], item):
                     yield from self._finder.found(block)
         yield from self._finder.found(waiting)
 

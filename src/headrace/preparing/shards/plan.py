@@ -164,11 +164,13 @@ class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """See `TaskPlan`."""
         yield resolve_name("headrace.preparing.shards.packing:Packer")(self, given).run
 
-    def table(self, given: int, storage: Storage | None) -> SourceFile:
-        """Return the table of an input."""
-        table = self.inputs[given].table
-        assert table is not None
-        return msgspec.structs.replace(table, storage=storage)
+    def tables(self, storage: Storage | None) -> dict[int, SourceFile]:
+        """Return the table of each input that is one."""
+        return {
+            given: msgspec.structs.replace(one.table, storage=storage)
+            for given, one in enumerate(self.inputs)
+            if one.table is not None
+        }
 
     def finder(self, storage: Storage | None) -> PartFinder:
         """Return what finds the parts of samples."""
@@ -357,6 +359,7 @@ class Planner:
         on_read: Callable[[int, int], None],
     ) -> None:
         self._inputs = inputs
+        self._tables = {given: one.table for given, one in enumerate(inputs) if one.table is not None}
         self._parts = parts
         self._options = options
         self._on_notice = on_notice
@@ -379,12 +382,12 @@ class Planner:
             raw.unlink()
             self._list = SampleList(file)
             counted = [
-                self._folder(given, one) if one.table is None else self._table(given, one.table)
+                self._table(given, self._tables[given]) if given in self._tables else self._folder(given, one)
                 for given, one in enumerate(self._inputs)
             ]
             self._list.flush()
             duplicates, borders, tasks = self._cut(path)
-        hashed = [at for at, one in enumerate(counted) if self._inputs[at].table is not None and not one.xxh3_128]
+        hashed = [given for given in self._tables if not counted[given].xxh3_128]
         plan = MediaPlan(
             inputs=tuple(map(planned_input, self._inputs)),
             parts=tuple(self._parts),
@@ -581,6 +584,5 @@ class Planner:
         item = self._list.item(int(np.searchsorted(self._list.firsts, sample, side="right")) - 1)
         if isinstance(item, ListedSample):
             return item
-        table = self._inputs[item.input].table
-        assert table is not None
-        return next(one for block in self._finder.rows(table, item) for one in block if one.number == sample)
+        rows = self._finder.rows(self._tables[item.input], item)
+        return next(one for block in rows for one in block if one.number == sample)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.engine.job import Show, TaskProgress, load_plan
+from headrace.engine.job import NewPlan, Show, TaskProgress, load_plan
 from headrace.engine.processes import REPORT_S
 from headrace.errors import MissingExtraError, OutputError
 from headrace.io import Storage, check_readable, check_storage
@@ -168,7 +168,7 @@ def _planned(
         planner = Planner(found, parts, options, storage=storage, on_notice=notice, on_read=on_read)
         plan = planner.plan(folder.work, asked)
         made = [plan.list_name]
-    folder.save_plan(KIND, plan, {}, files={}, made=made, phases=[plan.phase])
+    folder.save_plan(NewPlan(KIND, plan, [plan.phase], made=made))
     return plan
 
 
