@@ -33,7 +33,12 @@ def ended(serve):
 def run(program: str, *, code: int = 0) -> subprocess.CompletedProcess[str]:
     """A program in a process of its own, which has one thread: those of the tests have several."""
     found = subprocess.run(
-        [sys.executable, "-c", HEAD + program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-c", HEAD + program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert found.returncode == code, found.stderr
     return found
@@ -110,6 +115,34 @@ thread.join()
 while not may_fork():  # the system is a moment behind
     time.sleep(0.001)
 assert apart(lambda say: os.getpid(), print) != pid
+""")
+
+
+def test_workers_are_forks_of_a_process_of_one_thread_alone() -> None:
+    run("""
+be_one_thread()
+from headrace.engine.job import TaskResult
+from headrace.engine.processes import WorkerProcesses
+from toy_work import ToySetup, ToyTask, main
+
+def answer(serve):
+    with WorkerProcesses(1, ToySetup(os.getpid(), "", -1), "toy_work:main", serve) as workers:
+        workers.send(0, ToyTask(0, (7,), is_sum=False))
+        [(_, reply)] = workers.receive(60)
+    return None if reply is None else reply.read(TaskResult).value
+
+def leave(descriptor):
+    os._exit(0)
+
+assert may_fork()
+assert answer(None) == answer(main) == 49
+assert answer(leave) is None
+done = threading.Event()
+thread = threading.Thread(target=done.wait, daemon=True)
+thread.start()
+assert answer(leave) == 49
+done.set()
+thread.join()
 """)
 
 

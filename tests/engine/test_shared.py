@@ -68,8 +68,19 @@ def test_an_error_comes_with_the_result_that_is_lost(tmp_path: Path) -> None:
         next(fetched)
 
 
-def test_names_of_processes() -> None:
+def test_results_and_their_names_are_on_the_disk_once_they_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "phase" / "me" / "deep").mkdir(parents=True)
+    for name in ("a", "deep/b"):
+        (tmp_path / "phase" / "me" / name).write_bytes(b"result")
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    SharedFolder(tmp_path).publish("phase/me", ["a", "deep/b"])
+    assert [str(path.relative_to(tmp_path / "phase")) for path in synced] == ["me/a", "me/deep/b", "me/deep", "me"]
 
+
+def test_names_of_processes() -> None:
     assert host_and_process(unique_name()) == (platform.node(), os.getpid())
     assert host_and_process("a.host.with.dots.12.abcd") == ("a.host.with.dots", 12)
     assert host_and_process("nobody")[1] == 0
