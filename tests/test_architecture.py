@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "plan": {"config", "errors"},
     "samples": {"plan", "io", "config", "errors"},
     "preparing": {"engine", "stores", "samples", "plan", "io", "config", "errors"},
-    "copying": {"engine", "stores", "plan", "io", "config", "errors"},
+    "copying": {"preparing", "engine", "stores", "plan", "io", "config", "errors"},
     "encoders": {"samples", "plan", "io", "config", "errors"},
     "datasets": {"cache", "engine", "stores", "samples", "plan", "encoders", "io", "config", "errors"},
     "tracing": {"datasets", "encoders", "stores", "samples", "plan", "io", "config", "errors"},

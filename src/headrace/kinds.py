@@ -1,11 +1,11 @@
 """All kinds of work that processes on any hosts may do, and where each has its plan.
 
     text, shards, energon     headrace prepare           DIR/.headrace, DIR/.nv-meta/.headrace
-    copy                      merge, convert, split      .DST.headrace-copying, beside the output
+    copy                      merge, convert, split      DIR/.headrace
     measure                   headrace measure           .FACTS.measuring, beside the folder of facts
     decode                    headrace check --decode    .DATASET.checking, beside the dataset
 
-Of an output at a URL the same names stand for URLs, except that a copy has its plan in DST/.headrace.
+Of an output at a URL the same names stand for URLs.
 
 This module imports ``headrace.engine``, and every room that has a kind of work.
 """
@@ -15,23 +15,23 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from headrace.copying.destination import WORK as COPY_WORK
 from headrace.datasets.measuring.running import WORK as MEASURE_WORK
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
 from headrace.engine.job import Job, KindOfWork, Show
+from headrace.engine.work_folder import inside
 from headrace.errors import HeadraceError
 from headrace.inspect.decode_job import PLACE as DECODE_PLACE
 from headrace.inspect.decode_job import WORK as DECODE_WORK
 from headrace.inspect.decode_job import clear_left, last_report
 from headrace.io import check_readable, path_at
 from headrace.preparing import jobs as preparing_jobs
-from headrace.preparing.output_folder import output_at, tell_kept
+from headrace.preparing.output_folder import WORK_NAME, output_at, tell_kept
 from headrace.stores import MANIFEST_NAME, load_manifest
 
 KINDS: Final = {
     **preparing_jobs.KINDS,
-    "copy": KindOfWork("headrace.copying.jobs:CopyJob", COPY_WORK),
+    "copy": KindOfWork("headrace.copying.jobs:CopyJob", inside(WORK_NAME)),
     "measure": KindOfWork("headrace.inspect.measure_job:NamedMeasureJob", MEASURE_WORK),
     "decode": KindOfWork("headrace.inspect.decode_job:DecodeJob", DECODE_WORK, DECODE_PLACE),
 }

@@ -36,7 +36,7 @@ REFUSED = [
     (2, "split a out", "--split"),
     (2, "split a out --split 1,1 --parts 2", "either --split"),
     (2, "split a out --parts 2 --names a", "1 names are given for 2 parts"),
-    (6, "split a a.bin --parts 2", "is a file"),
+    (6, "split a a.bin --parts 2", "a.bin: cannot use as the output folder: Not a directory"),
     (2, "info whole --pack 0", "seq_len is 0"),
     (2, "info whole --pack 8 --pack 1073741824", "seq_len is 1073741824"),
     (2, "info whole --key text", "--pack N"),

@@ -115,7 +115,7 @@ def test_finish_is_killed_at_any_change(copy: Copy) -> None:
         break  # complete, and the plan is gone
     assert files(Path("out")) == files(Path("local"))
     copy(Path("out"))
-    assert not Path(".out.headrace-copying").exists()
+    assert not Path("out/.headrace").exists()
 
 
 def test_a_local_run_adopts_what_others_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,20 +164,20 @@ def test_a_shard_that_is_cut_before_the_end_is_noticed() -> None:
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(OutputError, match=r"_00003\.bin"):
         finished(Path("out"))
-    with pytest.raises(OutputError, match=r"_00003\.bin.*headrace-copying") as told:
+    with pytest.raises(OutputError, match=r"_00003\.bin.*out/\.headrace") as told:
         merged(Path("out"))
     assert "is kept" not in str(told.value), "the same copy would meet the same"
-    assert not Path("out").exists()
+    assert [path.name for path in Path("out").iterdir()] == [".headrace"]
 
 
 def test_a_complete_copy_is_not_planned_again() -> None:
     split(Path("out"))
     report = split(Path("out"), plan_only=True)
-    assert "the output is already complete" in report.warnings[-1]
+    assert "the output is complete already" in report.warnings[-1]
     assert not report.is_dry_run
-    with pytest.raises(OutputError, match="exists"):
+    with pytest.raises(OutputError, match="'part_00000'"):
         merged(Path("out"), plan_only=True)
-    assert not Path(".out.headrace-copying").exists()
+    assert not Path("out/.headrace").exists()
 
 
 def test_another_copy_is_refused_where_one_is_planned(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_sources_that_change_are_noticed() -> None:
     os.utime("b.bin", ns=(1, 1))
     with pytest.raises(StoreError, match=r"b\.bin"):
         finished(Path("out"))
-    with pytest.raises(OutputError, match="sources"):
+    with pytest.raises(OutputError, match=r"mtime_ns.*remove out/\.headrace"):
         merged_whole(Path("out"), plan_only=True)
 
 
@@ -209,7 +209,7 @@ def test_a_value_that_does_not_fit_ends_the_job_on_every_host() -> None:
             jobs_by_hand.do(open_job("out"), phase)
     with pytest.raises(InputError, match=r"wide.*700"):
         finished(Path("out"))
-    assert not Path("out").exists()
+    assert [path.name for path in Path("out").iterdir()] == [".headrace"]
 
 
 def test_the_table_names_what_there_is() -> None:

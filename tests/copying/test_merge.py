@@ -192,28 +192,52 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
     headrace.merge([source], out)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     other = pair(tmp_path / "b", [[[2]]])
-    with pytest.raises(OutputError, match=r"'headrace.json'.*--overwrite"):
+    with pytest.raises(OutputError, match=r"earlier run.*--overwrite"):
         headrace.merge([other], out)
     headrace.merge([other], out, options=CopyOptions(overwrite=True))
     assert documents(out) == [[2]]
     with pytest.raises(OutputError, match=r"text_document.bin"):
         headrace.merge([out], out, options=CopyOptions(overwrite=True))
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"notes.txt.*headrace.json"):
-        headrace.merge([source], out, options=CopyOptions(overwrite=True))
     (out / "headrace.json").write_text("{}")
-    with pytest.raises(OutputError, match="yourself"):
-        headrace.merge([source], out, options=CopyOptions(overwrite=True))
+    headrace.merge([source], out, options=CopyOptions(overwrite=True))
+    assert documents(out) == [[1]]
+    assert (out / "notes.txt").read_text() == "mine"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     with pytest.raises(OutputError, match="folder"):
         headrace.merge([source], tmp_path / "full")
-    with pytest.raises(OutputError, match="file"):
+    with pytest.raises(OutputError, match=r"a\.bin: cannot use as the output folder: Not a directory"):
         headrace.merge([source], f"{source}.bin")
     (tmp_path / "empty").mkdir()
     headrace.merge([source], tmp_path / "empty")
     assert documents(tmp_path / "empty") == [[1]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.bin", "b.idx", "empty", "full", "in", "new"]
+
+
+def test_a_file_that_no_manifest_lists_is_not_replaced(tmp_path: Path) -> None:
+    source, out, replace = pair(tmp_path / "a", [[[1]]]), tmp_path / "out", CopyOptions(overwrite=True)
+    headrace.convert(source, out, format="keyed")
+    (out / "text_document.bin").write_text("mine")
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"text_document\.bin, which no headrace\.json lists.*move it away"):
+            headrace.merge([source], out, options=replace)
+        assert (out / "text_document.bin").read_text() == "mine"
+        assert documents(out) == [[1]]
+    (out / "text_document.bin").unlink()
+    headrace.merge([source], out, options=replace)
+    assert sorted(path.name for path in out.iterdir()) == ["headrace.json", "text_document.bin", "text_document.idx"]
+
+
+def test_stores_in_a_folder_are_not_replaced_by_one(tmp_path: Path) -> None:
+    source, out, replace = drawn(tmp_path / "a", 1, 40), tmp_path / "out", CopyOptions(overwrite=True)
+    headrace.split(source, out, into="8,2")
+    before = files(out)
+    with pytest.raises(OutputError, match="the store 'train', which is not replaced"):
+        headrace.merge([source], out, options=replace)
+    assert files(out) == before
+    headrace.split(source, out, into=2, options=replace)
+    assert sorted(path.name for path in out.iterdir()) == ["part_00000", "part_00001"]
 
 
 def test_other_dialects_are_read(tmp_path: Path) -> None:
@@ -267,7 +291,7 @@ def test_a_wrong_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(AtomicFile, "write", flipped)
     with pytest.raises(OutputError, match=rf"{name}"):
         headrace.merge([source], tmp_path / "new" / "folder" / "out")
-    assert not (tmp_path / "new" / "folder" / "out").exists()
+    assert [path.name for path in (tmp_path / "new" / "folder" / "out").iterdir()] == [".headrace"]
     monkeypatch.undo()
     headrace.merge([source], tmp_path / "new" / "folder" / "out")
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["out"]
@@ -284,7 +308,7 @@ def test_documents_that_get_lost_are_noticed(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(headrace.copying.formats.SequenceFiles, "add", shifted)
     with pytest.raises(OutputError, match="sources"):
         headrace.merge([source], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".headrace"]
 
 
 def test_keys_of_different_numbers_of_documents(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from headrace.preparing import (
     read_recipe,
 )
 from headrace.preparing.backends import first_documents
-from headrace.preparing.output_folder import look_at_output
+from headrace.preparing.output_folder import output_at
 from headrace.preparing.parts import PartBuilder
 from headrace.preparing.shards.options import PartSpec, ShardSource
 from shards_made import write_table
@@ -333,8 +333,8 @@ def test_what_is_kept_is_said(kit: Any, tmp_path: Path) -> None:
         kit.prepare([path], output, task_bytes=1000, workers=1)
     assert f"kept in {output}/.headrace" in str(caught.value)
     assert "Nothing was written" not in str(caught.value)
-    assert look_at_output(output, overwrite=False, restart=False).startswith(f"{output} holds an unfinished run")
-    assert look_at_output(output, overwrite=False, restart=True) == ""
+    assert output_at(output, overwrite=False, restart=False).look().startswith(f"{output} holds an unfinished run")
+    assert output_at(output, overwrite=False, restart=True).look() == ""
     assert kit.prepare([path], output, task_bytes=1000, workers=1, errors=SKIP).ledger.documents.kept == 500
 
 
@@ -386,15 +386,14 @@ def test_a_look_at_the_output_writes_nothing(kit: Any, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     kit.prepare([tmp_path / "in.jsonl"], tmp_path / "made")
     before = everything(tmp_path)
-    assert look_at_output(tmp_path / "new/folder", overwrite=False, restart=False) == ""
-    assert look_at_output("s3://bucket/out", overwrite=False, restart=False) == ""
-    found = look_at_output(tmp_path / "made", overwrite=False, restart=False)
+    assert output_at(tmp_path / "new/folder", overwrite=False, restart=False).look() == ""
+    found = output_at(tmp_path / "made", overwrite=False, restart=False).look()
     assert found.startswith(f"{tmp_path}/made holds the output of an earlier run")
-    assert look_at_output(tmp_path / "made", overwrite=True, restart=False) == ""
+    assert output_at(tmp_path / "made", overwrite=True, restart=False).look() == ""
     with pytest.raises(OutputError, match=r"'in\.jsonl'"):
-        look_at_output(tmp_path, overwrite=False, restart=False)
+        output_at(tmp_path, overwrite=False, restart=False).look()
     with pytest.raises(OutputError, match=r"in\.jsonl"):
-        look_at_output(tmp_path / "in.jsonl/out", overwrite=False, restart=False)
+        output_at(tmp_path / "in.jsonl/out", overwrite=False, restart=False).look()
     assert everything(tmp_path) == before
 
 

@@ -202,7 +202,7 @@ def claim(path: Path, *, restart: bool = False) -> OutputFolder:
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     with claim(tmp_path / "out"):
-        with pytest.raises(OutputError, match="headrace"), claim(tmp_path / "out", restart=True):
+        with pytest.raises(OutputError, match="another run"), claim(tmp_path / "out", restart=True):
             pass
         assert (tmp_path / "out" / WORK_NAME / "lock").exists()
     assert not (tmp_path / "out").exists()
@@ -225,7 +225,7 @@ def test_a_lock_that_vanishes_while_it_is_taken(tmp_path: Path, monkeypatch: pyt
         real_flock(*args)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with claim(tmp_path / "out"), pytest.raises(OutputError, match="headrace"), claim(tmp_path / "out"):
+    with claim(tmp_path / "out"), pytest.raises(OutputError, match="another run"), claim(tmp_path / "out"):
         pass
     assert calls == 4
 

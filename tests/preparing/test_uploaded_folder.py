@@ -220,7 +220,7 @@ def test_a_store_that_appears_meanwhile_is_not_replaced(kit: Any, bucket: Memory
         if kind == "create" and any(name.endswith(".idx") for name in bucket.content("web")):
             bucket.put("web/headrace.json", b"another")
 
-    with watched(meet), pytest.raises(OutputError, match=r"/web/headrace.json"):
+    with watched(meet), pytest.raises(OutputError, match=r"/web: the place holds the output of an earlier run"):
         kit.prepare([inputs], f"{bucket.url}/web", options=options("one shard"))
     assert bucket.content("web")["headrace.json"] == b"another"
 

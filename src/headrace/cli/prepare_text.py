@@ -170,9 +170,9 @@ def show_estimate(
     *, overwrite: bool, restart: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the report of ``--dry-run``; the exit code is `FAULTY` if the run would end without output."""
-    from headrace.preparing.output_folder import look_at_output
+    from headrace.preparing.output_folder import output_at
 
-    if output is not None and (note := look_at_output(output, overwrite=overwrite, restart=restart)):
+    if output is not None and (note := output_at(output, overwrite=overwrite, restart=restart).look()):
         click.echo(f"note: {note}", err=True)
     found = estimate()
     print_found(found, lines(found), as_json=as_json)

@@ -7,17 +7,15 @@
     orders        ordered(request) -> CopyOrder  everything that decides a copy; reports
     jobs          CopyJobPlan, CopyJob           a task for each shard, done here or by processes on any hosts
     copier        Copier(order, sources)         -> a shard, which is read back and compared; the manifests
-    destination   Destination.finish()           one rename puts the whole output in place
-    uploaded      ObjectDestination              or, at a URL, each task puts its shard there
 
+The output appears as that of a run which prepares, see ``headrace.preparing.output_folder``.
 All three tools copy ordered ranges of documents. The manifest keeps the ranges, so that each document of a copy can be
 traced to its source. Memory does not depend on the number of documents, but the longest document must fit.
-This package imports ``engine``, ``stores``, ``plan``, ``io`` and ``errors``.
+This package imports ``preparing``, ``engine``, ``stores``, ``plan``, ``io`` and ``errors``.
 """
 
 from __future__ import annotations
 
-from headrace.copying.destination import Destination
 from headrace.copying.formats import FORMATS, CopyOptions, FormatName, Shards, SortBy
 from headrace.copying.orders import CopiedStore, CopyReport
 from headrace.copying.plan import CopiedDocument, copied_documents, is_copy
@@ -29,7 +27,6 @@ __all__ = [
     "CopiedStore",
     "CopyOptions",
     "CopyReport",
-    "Destination",
     "FormatName",
     "Shards",
     "SortBy",

@@ -13,36 +13,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Final
 
 import msgspec
 
 from headrace.copying.copier import Copier, MadeShard, manifest_of, options_of
-from headrace.copying.destination import WORK, CopyPlace, Destination
 from headrace.copying.orders import CopyOrder, CopyReport, planned, reported
 from headrace.copying.plan import FolderPlan, ranges_of
 from headrace.copying.sources import StoreSource, open_sources
 from headrace.engine.job import Do, Phase, Show, TaskResult, Tell
 from headrace.engine.serving import Failed
 from headrace.engine.tasks import PlannedJob
-from headrace.errors import InputError, OutputError, StoreAwayError, StoreError
-from headrace.io import (
-    AnyPath,
-    Storage,
-    check_new,
-    etag_of,
-    hash_bytes,
-    is_url,
-    output_errors,
-    path_at,
-    path_in,
-    reader_of,
-)
-from headrace.stores import InputFile, Manifest, load_manifest
+from headrace.errors import InputError, OutputError, StoreError
+from headrace.io import AnyPath, Storage, etag_of, hash_bytes, output_errors, path_at, path_in, reader_of
+from headrace.preparing.output_folder import WORK_NAME, OutputPlace, output_at, write_manifests
+from headrace.stores import InputFile, Manifest
 
 KIND: Final = "copy"
-IS_MADE: Final = "the output is already complete: it was made from the same sources and options, so nothing is done"
 
 
 class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,9 +143,22 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
                 raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
             is_same = etag == file.etag if file.etag and etag else found.st_mtime_ns == file.mtime_ns
             if found.st_size != file.size or not is_same:
-                output = path_at(self.order.request.output)
-                what = WORK(output) if isinstance(output, Path) else f"what is below {output}"
+                what = f"{self.order.request.output}/{WORK_NAME}"
                 raise StoreError(f"{path}: the file changed since the copy was planned; remove {what}, and plan again")
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What decides the bytes of the copy, see `OutputPlace.begin`."""
+        order, request = self.order, self.order.request
+        options = msgspec.to_builtins(msgspec.structs.replace(request.options, overwrite=False))
+        return {
+            "tool": request.tool,
+            "folder": order.folder,
+            "sources": request.paths,
+            **request.asked,
+            **options,
+            "files": msgspec.to_builtins(self.files),
+        }
 
     def path_of(self, file: CopiedFile, storage: Storage | None) -> AnyPath:
         """Return where a file of a source is."""
@@ -246,36 +246,29 @@ def _written(copier: Copier, folder: FolderPlan, task: ShardTask, results: Path)
     return TaskResult(files=tuple(names), counts=counts), made
 
 
-def place_of(order: CopyOrder, sources: Sequence[StoreSource], storage: Storage | None) -> CopyPlace:
-    """Return the destination of a copy.
+def place_of(order: CopyOrder, storage: Storage | None) -> OutputPlace:
+    """Return where a copy goes.
 
     Raises:
         ConfigError: it is at a URL, and what is there is to be replaced, or it is a web server.
     """
-    output, overwrite = order.request.output, order.request.options.overwrite
-    if not is_url(output):
-        files = [file for source in sources for file in source.files if isinstance(file, Path)]
-        return Destination(output, overwrite=overwrite, sources=files)
-    check_new(output, overwrite=overwrite)
-    made: CopyPlace = resolve_name("headrace.copying.uploaded:ObjectDestination")(output, storage)
-    return made
+    request, stores = order.request, [folder.name for folder in order.plan.folders]
+    return output_at(request.output, stores, overwrite=request.options.overwrite, restart=None, storage=storage)
 
 
-def completed(order: CopyOrder, output: AnyPath) -> list[Manifest] | None:
-    """Return the manifests of a copy that is complete; None if it is not. Its files are not read."""
-    manifests = []
-    for folder in order.plan.folders:
-        place = output / folder.name
-        try:
-            manifest = load_manifest(place)
-        except StoreAwayError:
-            raise
-        except StoreError:
-            return None
-        if manifest.options != options_of(order, folder) or not manifest.is_complete(place):
-            return None
-        manifests.append(manifest)
-    return manifests
+def check_sources(order: CopyOrder, sources: Sequence[StoreSource]) -> None:
+    """Refuse to replace a folder that holds a source; raises OutputError."""
+    output = path_at(order.request.output)
+    if not isinstance(output, Path) or not order.request.options.overwrite:
+        return
+    for file in (file for source in sources for file in source.files if isinstance(file, Path)):
+        if output.resolve() in file.resolve().parents:
+            raise OutputError(f"{output} holds {file}, which is a source; choose another destination")
+
+
+def is_made(order: CopyOrder, manifests: Sequence[Manifest]) -> bool:
+    """Whether these are the manifests of a copy, whatever its sources hold by now."""
+    return [one.options for one in manifests] == [options_of(order, folder) for folder in order.plan.folders]
 
 
 class CopyJob(PlannedJob):
@@ -297,31 +290,27 @@ class CopyJob(PlannedJob):
         """See `Job`: put the shards together, and move the output into place."""
         order = self.plan.order
         order = msgspec.structs.replace(order, request=msgspec.structs.replace(order.request, output=str(self.output)))
-        place = place_of(order, (), self.given)
-        if (report := self._completed(order, place)) is not None:
-            return report
-        self.plan.check_files(self.given)
-        receipts = self.known_receipts()
-        if receipts.failed:
-            raise InputError(receipts.failed[min(receipts.failed)].error)
-        results = [msgspec.convert(receipts.done[task.task_index].value, ShardResult) for task in self.plan.tasks]
-        hashed = {file.path: file for result in results for file in result.inputs}
-        inputs = [hashed[file.path] for file in self.plan.files]
-        shards = iter(result.made for result in results if result.made is not None)
-        manifests, sums, inner_borders = {}, dict[str, tuple[int, str]](), 0
-        for folder in order.plan.folders:
-            some = [next(shards) for _ in folder.shards]
-            manifests[folder.name] = manifest = manifest_of(order, folder, some, inputs)
-            for name, found in manifest.files().items():
-                sums[Path(folder.name, name).as_posix()] = found.size, found.xxh3_128
-            inner_borders += sum(shard.inner_borders for shard in some)
-        try:
-            place.finish(partial(self.gather, [receipts], sums), manifests)
-        except OutputError:
-            # Another process may have completed the copy meanwhile.
-            if self.is_planned or (report := self._completed(order, place)) is None:
-                raise
-            return report
+        with place_of(order, self.given) as place:
+            if (completed := place.resume()) is not None:
+                if not is_made(order, completed):
+                    raise OutputError(f"{self.output}: the copy that was planned is not there any more")
+                return reported(order, completed, ["another process has completed the copy"])
+            self.plan.check_files(self.given)
+            receipts = self.known_receipts()
+            if receipts.failed:
+                raise InputError(receipts.failed[min(receipts.failed)].error)
+            results = [msgspec.convert(receipts.done[task.task_index].value, ShardResult) for task in self.plan.tasks]
+            hashed = {file.path: file for result in results for file in result.inputs}
+            inputs = [hashed[file.path] for file in self.plan.files]
+            shards = iter(result.made for result in results if result.made is not None)
+            manifests, sums, inner_borders = {}, dict[str, tuple[int, str]](), 0
+            for folder in order.plan.folders:
+                some = [next(shards) for _ in folder.shards]
+                manifests[folder.name] = manifest = manifest_of(order, folder, some, inputs)
+                for name, found in manifest.files().items():
+                    sums[Path(folder.name, name).as_posix()] = found.size, found.xxh3_128
+                inner_borders += sum(shard.inner_borders for shard in some)
+            place.put(partial(self.gather, [receipts], sums), sums, write_manifests(place.work, manifests)[1])
         notes = []
         if inner_borders:
             notes.append(
@@ -329,15 +318,3 @@ class CopyJob(PlannedJob):
                 " borders, but has all tokens"
             )
         return reported(order, list(manifests.values()), notes)
-
-    def _completed(self, order: CopyOrder, place: CopyPlace) -> CopyReport | None:
-        """Return the report of a copy that was completed, by another process, or by one that was killed at its end."""
-        is_planned = self.is_planned
-        is_ours = not (is_planned and order.request.options.overwrite) or place.was_committed
-        manifests = completed(order, place.path) if is_ours else None
-        if manifests is not None:
-            place.clear()
-            return reported(order, manifests, [IS_MADE])
-        if not is_planned:
-            raise OutputError(f"{self.output}: the copy that was planned is not there any more, nor is its output")
-        return None

@@ -312,8 +312,8 @@ def reported(order: CopyOrder, manifests: Sequence[Manifest], notes: Sequence[st
     return _report(order, stores, inputs=manifests[0].inputs, warnings=(*order.notes, *notes), is_dry_run=False)
 
 
-def planned(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyReport:
-    """Return the report of what an order would write."""
+def planned(order: CopyOrder, sources: Sequence[StoreSource], notes: Sequence[str] = ()) -> CopyReport:
+    """Return the report of what an order would write, with further notes."""
     plan, kinds = order.plan, order.kinds
     stores = []
     for folder in plan.folders:
@@ -334,7 +334,7 @@ def planned(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyReport:
                 shards=(),
             )
         )
-    return _report(order, stores, inputs=(), warnings=order.notes, is_dry_run=True)
+    return _report(order, stores, inputs=(), warnings=(*order.notes, *notes), is_dry_run=True)
 
 
 def _path_of(order: CopyOrder, folder: FolderPlan) -> str:

@@ -8,23 +8,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Literal
 
 import msgspec
 
 from headrace.copying.formats import CopyOptions, FormatName, SortBy, check_sort_by
-from headrace.copying.jobs import IS_MADE, KIND, CopyJob, completed, place_of, plan_of
-from headrace.copying.orders import CopyReport, Parts, Request, ordered, planned, reported
+from headrace.copying.jobs import KIND, CopyJob, check_sources, is_made, place_of, plan_of
+from headrace.copying.orders import CopyOrder, CopyReport, Parts, Request, ordered, planned, reported
 from headrace.copying.plan import DocumentRange, cut, named_split, part_borders, whole
 from headrace.copying.sources import StoreSource, expand, open_sources
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import Show, TaskProgress
+from headrace.engine.job import NewPlan, Show, TaskProgress
 from headrace.engine.shared import LostError
 from headrace.engine.work_folder import BusyError
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreAwayError, StoreError
-from headrace.io import Storage, check_readable, check_storage, is_url, safe_relative
-from headrace.stores import InputFile
+from headrace.io import Storage, check_readable, check_storage, safe_relative
+from headrace.stores import Manifest, load_manifest
 
 How = Literal["copy", "plan", "dry_run"]
 OnProgress = Callable[[TaskProgress], None]
@@ -62,23 +62,20 @@ def run(
     check_storage(storage, list(request.paths), request.output)
     with open_sources(request.paths, request.options, storage=storage) as sources:
         order = ordered(request, sources, parts)
-        place = place_of(order, sources, storage)
+        place = place_of(order, storage)
+        check_sources(order, sources)
         if how == "dry_run":
-            place.check()
-            return planned(order, sources)
-        if not request.options.overwrite or place.was_committed:
-            manifests = completed(order, place.path)
-            if manifests is not None and _inputs(sources) == list(manifests[0].inputs):
-                place.clear()
-                again = "" if is_url(request.output) else " (--overwrite makes it again)"
-                return reported(order, manifests, [IS_MADE + again])
-        plan = plan_of(order, sources, place.path)
-        is_first = place.plan(KIND, plan, plan.phase)
+            note = place.look()
+            return planned(order, sources, [note] if note else [])
+        with place:
+            plan = plan_of(order, sources, place.output.absolute())
+            if complete := place.begin(plan.described, is_made=partial(_is_made, order, sources)):
+                found = [load_manifest(place.output / folder.name) for folder in order.plan.folders]
+                return reported(order, found, [complete])
+            place.save_plan(NewPlan(KIND, plan, [plan.phase]))
         if how == "plan":
             return planned(order, sources)
-    # The path as it was given, which the report repeats.
-    output = Path(request.output) if isinstance(place.path, Path) else place.path
-    job = CopyJob(output, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
+    job = CopyJob(place.output, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
     show = Show() if on_progress is None else Show(tasks=on_progress)
     try:
         report: CopyReport = drive(job, LocalExecutor(workers=0 if workers == 1 else workers), show)
@@ -86,8 +83,8 @@ def run(
         raise
     except (InputError, StoreError, ConfigError):
         # The same copy would fail again because of its sources, so nothing of it stays.
-        if is_first:
-            with contextlib.suppress(HeadraceError):
+        if not place.is_continued:
+            with contextlib.suppress(HeadraceError), place:
                 place.discard()
         raise
     except OutputError as error:
@@ -97,8 +94,9 @@ def run(
     return report
 
 
-def _inputs(sources: Sequence[StoreSource]) -> list[InputFile]:
-    return [source.input(file) for source in sources for file in source.files]
+def _is_made(order: CopyOrder, sources: Sequence[StoreSource], found: Sequence[Manifest]) -> bool:
+    inputs = (source.input(file) for source in sources for file in source.files)
+    return is_made(order, found) and tuple(inputs) == found[0].inputs
 
 
 def _how(*, dry_run: bool, plan_only: bool) -> How:
@@ -135,7 +133,7 @@ def merge(
             and ``"natural"`` sort their paths.
         options: all other options; None uses their defaults.
         dry_run: only report what would be written.
-        plan_only: only write a plan beside the output, for processes on any hosts to do its tasks: one for each shard
+        plan_only: only write a plan in the output folder, for processes on any hosts to do its tasks: one for each shard
             that is written, see `headrace.kinds.open_job`. If the output is complete already, nothing is planned.
         workers: number of processes, each of which writes a shard at a time; 1 copies in this process.
         storage: how the stores of URLs, of sources and output, are reached; None goes by the environment.

@@ -6,19 +6,19 @@ import importlib.metadata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.io import as_read_back, file_sum, output_errors
+from headrace.io import as_read_back, file_sum
 from headrace.preparing.cutting import CutResult
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.joining import Joined
 from headrace.preparing.ledger import RunLedger
+from headrace.preparing.output_folder import write_manifests
 from headrace.preparing.run_plan import RunPlan
 from headrace.stores import (
-    MANIFEST_NAME,
     BackendInfo,
     DocumentLedger,
     InputFile,
@@ -28,10 +28,7 @@ from headrace.stores import (
     SampleLedger,
     TokenizerInfo,
     TokenLedger,
-    save_manifest,
 )
-
-_MANIFESTS: Final = "manifests"
 
 DOMAIN_OPTION = "domain"
 """The key in the ``options`` of a domain's manifest that tells which documents of the whole store it holds."""
@@ -112,25 +109,16 @@ def build_manifest(
         errors=tuple(ledger.state.errors),
         provenance=cut.origins,
     )
-    manifests = work / _MANIFESTS
-    beside, files = [], {}
-    first = 0
+    domains, first = dict[str, Manifest](), 0
     for name, shards, trained in zip(cut.domains, series, supervised, strict=False):
-        own = _of_domain(plan, manifest, name, first, shards, trained)
-        with output_errors(manifests / name, "make the folder"):
-            (manifests / name).mkdir(parents=True, exist_ok=True)
-        save_manifest(manifests / name, own)
-        beside.append(
-            msgspec.structs.replace(file_sum(manifests / name / MANIFEST_NAME), name=f"{name}/{MANIFEST_NAME}")
-        )
-        files[f"{_MANIFESTS}/{name}/{MANIFEST_NAME}"] = f"{name}/{MANIFEST_NAME}"
+        domains[name] = own = _of_domain(plan, manifest, name, first, shards, trained)
         first += own.ledger.documents.kept
-    with output_errors(manifests, "make the folder"):
-        manifests.mkdir(parents=True, exist_ok=True)
-    files[f"{_MANIFESTS}/{MANIFEST_NAME}"] = MANIFEST_NAME
-    if beside:
-        manifest = msgspec.structs.replace(manifest, beside=tuple(beside))
-    return save_manifest(manifests, manifest), files
+    _, of_domains = write_manifests(work, domains)
+    if of_domains:
+        beside = tuple(msgspec.structs.replace(file_sum(work / path), name=name) for path, name in of_domains.items())
+        manifest = msgspec.structs.replace(manifest, beside=beside)
+    [manifest], last = write_manifests(work, {"": manifest})
+    return manifest, of_domains | last
 
 
 def _of_domain(

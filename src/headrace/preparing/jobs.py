@@ -63,10 +63,10 @@ def do_here(place: OutputPlace, make: Callable[[AnyPath, Shared], Job], *, worke
         phase = job.phase()
     except (OutputError, StoreError):
         with place:
-            manifest = place.resume()
-        if manifest is None:
+            completed = place.resume()
+        if completed is None:
             raise
-        return manifest  # another process has completed the run meanwhile
+        return completed[0]  # another process has completed the run meanwhile
     receipts = None if phase is None else job.receipts(phase)
     if receipts is not None and receipts.done:
         done = f"{len(receipts.done):,} of {len(receipts.tasks):,} tasks are done"

@@ -1,5 +1,7 @@
 """The output folder during a run: nothing in it changes until all output is complete, and a killed run can continue.
 
+Runs that prepare and copies write to one in the same way.
+
     DIR/.headrace/lock             held by a process that begins the run, or puts its output into place
                   run.json         what decides the bytes of the run
                   plan.json        its plan, whose tasks any process may do, see ``headrace.engine``
@@ -20,7 +22,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
@@ -29,7 +31,7 @@ from typing import Any, Final, Protocol
 from headrace.engine.job import PHASE_PREFIX, NewPlan, save_plan
 from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
-from headrace.errors import InputError, OutputError, StoreError
+from headrace.errors import InputError, OutputError, StoreAwayError, StoreError
 from headrace.io import (
     AnyPath,
     Storage,
@@ -42,7 +44,7 @@ from headrace.io import (
     safe_relative,
     sync_folder,
 )
-from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
+from headrace.stores import MANIFEST_NAME, Manifest, load_manifest, save_manifest
 
 _MAX_DIFFERENCES = 8
 
@@ -79,9 +81,11 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 WORK_NAME = ".headrace"
+ONE_STORE: Final = ("",)
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
 _GATHERED: Final = "output"
+_MANIFESTS: Final = "manifests"
 WORK_VERSION = 1
 """Version of the files in the work folder of an unfinished run. It increases with each change of their format."""
 _OUTPUT_NAMES = re.compile(
@@ -110,12 +114,19 @@ class OutputPlace(Protocol):
     def earlier(self) -> Mapping[str, Any]:
         """The description of an unfinished run in this place, or of the run whose output is here; else empty."""
 
-    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
+    def look(self) -> str:
+        """Return what a user should know of the place before a run, and write nothing.
+
+        Raises:
+            OutputError: the place holds something else, is no folder, or may not be written to.
+        """
+
+    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
         """Begin or continue this run.
 
         Args:
             run: what decides the bytes of the run, as JSON.
-            is_made: called with the manifest of complete output in this place; returns whether the run would make it.
+            is_made: called with the manifests of complete output in this place; returns whether the run would make it.
 
         Returns:
             An empty string if the run is to be done; a notice for the user if its output is complete already.
@@ -134,11 +145,11 @@ class OutputPlace(Protocol):
     def shared(self) -> Shared:
         """Return what the processes of the job share that is planned in this place, which need not be held."""
 
-    def resume(self) -> Manifest | None:
+    def resume(self) -> list[Manifest] | None:
         """Go on with the run that was planned in this place, to put its output into place.
 
         Returns:
-            The manifest of its output, if another process has completed the run meanwhile; None if it is to be done.
+            The manifests of its output, if another process has completed the run meanwhile; None if it is to be done.
 
         Raises:
             OutputError: the work folder cannot be read.
@@ -151,7 +162,7 @@ class OutputPlace(Protocol):
         Args:
             gather: brings the files that tasks have made to a folder, see `headrace.engine.job.Job.gather`.
             names: the names of these files.
-            made: further files in ``work``, with their names in the output, the manifest last.
+            made: further files in ``work``, with their names in the output, the manifests last.
 
         Raises:
             OutputError, StoreError: a file is not there, or the system refuses a write or a move.
@@ -178,21 +189,30 @@ class OutputFolder:
     If the context is left without a plan or output, the folder is as it was before, and is removed if this object
     created it. It may be entered again.
 
+    Args:
+        path: the folder.
+        stores: where the stores of the output are in it, see `output_at`.
+        overwrite: see `output_at`.
+        restart: see `output_at`.
+
     Raises:
         OutputError: the folder holds something else, another run is writing to it, or the system refuses access.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], stores: Sequence[str] = ONE_STORE, *, overwrite: bool, restart: bool | None
+    ) -> None:
         self.path = Path(path)
         self.name = os.fspath(path)
         self.work = self.path / WORK_NAME
+        self._stores = tuple(stores)
         self._overwrite = overwrite
         self._restart = restart
-        self._claimed = ClaimedFolder(self.work, f"{self.name}: another headrace prepare is writing to this folder")
+        self._claimed = ClaimedFolder(self.work, f"{self.name}: another run is writing to this folder")
         self._replaced: list[str] = []
         self._run: Mapping[str, Any] | None = None
         self._completed: Mapping[str, Any] | None = None
-        self._found: Manifest | None = None
+        self._found: list[Manifest] | None = None
         self._keep = False
         self.is_continued = False
 
@@ -204,7 +224,7 @@ class OutputFolder:
                 self._complete_commit()
                 # If something goes wrong before `begin`, this run must not discard an unfinished run.
                 self._keep = self._unfinished() is not None
-            self._found = None if self._overwrite or self._keep else self._whole_output()
+            self._found = None if self._overwrite or self._keep else whole_output(self.path, self._stores)
             if self._found is None:  # else only `begin` can tell whether it is the output that this run would make
                 self._check_content()
         except BaseException:
@@ -213,11 +233,7 @@ class OutputFolder:
         return self
 
     def look(self) -> str:
-        """Return what a user should know of the folder before a run, and write nothing.
-
-        Raises:
-            OutputError: the folder holds something else, is no folder, or may not be written to.
-        """
+        """See `OutputPlace`."""
         above = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             what = "may not be written to" if above.is_dir() else "is not a folder"
@@ -225,8 +241,8 @@ class OutputFolder:
         if above != self.path:
             return ""
         if not self._restart and self._unfinished() is not None:
-            return f"{self.name} holds an unfinished run: its own command continues it, and --restart discards it"
-        if not self._overwrite and self._whole_output() is not None:
+            return f"{self.name} holds an unfinished run: its own command continues it, or {self._discarding}"
+        if not self._overwrite and whole_output(self.path, self._stores) is not None:
             return (
                 f"{self.name} holds the output of an earlier run: if the same inputs and options made it, there is "
                 "nothing to do; otherwise --overwrite replaces it"
@@ -239,7 +255,11 @@ class OutputFolder:
     ) -> None:
         self._leave()
 
-    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
+    @property
+    def _discarding(self) -> str:
+        return f"remove {self.work} to discard it" if self._restart is None else "give --restart to discard it"
+
+    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
         """See `OutputPlace`."""
         described = described_run(run)
         run = json.loads(described)
@@ -259,12 +279,12 @@ class OutputFolder:
                     raise OutputError(
                         f"{self.name}: an unfinished run of another version of Headrace is in this folder: its work "
                         f"files are of version {before.get('version')}, those of this Headrace of version "
-                        f"{WORK_VERSION}. Finish it with the version that began it, or give --restart to discard it"
+                        f"{WORK_VERSION}. Finish it with the version that began it, or {self._discarding}"
                     )
                 if found := differences_in_words(before, run):
                     raise OutputError(
                         f"{self.name}: an unfinished run with other options is in this folder: {found}. Give the same "
-                        "command to continue it, or --restart to discard it"
+                        f"command to continue it, or {self._discarding}"
                     )
                 self._remove_temporaries()
                 self._run = run
@@ -276,11 +296,11 @@ class OutputFolder:
             self._run = run
         return ""
 
-    def resume(self) -> Manifest | None:
+    def resume(self) -> list[Manifest] | None:
         """See `OutputPlace`."""
         self._run = self._unfinished()
         if self._run is None:
-            return load_manifest(self.path)
+            return [load_manifest(self.path / name) for name in self._stores]
         with output_errors(self.work, "use as the work folder"):
             self._remove_temporaries()
         return None
@@ -294,7 +314,7 @@ class OutputFolder:
         if self._completed is not None:
             return self._completed
         if self._found is not None:
-            return self._found.options
+            return self._found[0].options
         return (None if self._restart else self._unfinished()) or {}
 
     def save_plan(self, new: NewPlan) -> None:
@@ -323,8 +343,18 @@ class OutputFolder:
         self._keep = False
 
     def _move_up(self, moves: Mapping[str, str]) -> None:
-        """Move complete files from names in the work folder to names in the output folder, in this order."""
+        """Move complete files from names in the work folder to names in the output folder, in this order.
+
+        Raises:
+            OutputError: another file has the name of one, or the system refuses a move.
+        """
         self._keep = True
+        for name in moves.values():
+            if name not in self._replaced and (self.path / name).exists():
+                raise OutputError(
+                    f"{self.name}: holds {name}, which no {MANIFEST_NAME} lists, so it is not replaced: move it away,"
+                    " and run again"
+                )
         # Old indices are removed first, so that an old index never stands beside new tokens.
         remove = sorted(self._replaced, key=lambda name: not name.endswith((".idx", "meta.json")))
         self._write_commit(remove, moves)
@@ -388,14 +418,6 @@ class OutputFolder:
             return None
         return found if isinstance(found, dict) else None
 
-    def _whole_output(self) -> Manifest | None:
-        """The manifest of the output in this folder, if all its files are there."""
-        try:
-            manifest = load_manifest(self.path)
-        except StoreError:
-            return None
-        return manifest if manifest.is_complete(self.path) else None
-
     def _clear(self) -> None:
         """Remove what an earlier run left.
 
@@ -420,28 +442,33 @@ class OutputFolder:
             names = sorted(entry.name for entry in os.scandir(self.path) if entry.name != WORK_NAME)
         if not names:
             return
-        is_ours = MANIFEST_NAME in names
+        stores = [name for name in ["", *names] if (self.path / name / MANIFEST_NAME).exists()]
+        own = [name for name in stores if not name or self._stores != ONE_STORE]
         if not self._overwrite:
-            what = "holds the output of an earlier run" if is_ours else f"is not empty: it holds {names[0]!r}"
-            advice = "--overwrite replaces it" if is_ours else "choose a new or an empty folder"
+            what = "holds the output of an earlier run" if own else f"is not empty: it holds {names[0]!r}"
+            advice = "--overwrite replaces it" if own else "choose a new or an empty folder"
             raise OutputError(f"{self.name}: the output folder {what}; {advice}")
         taken = [name for name in names if _OUTPUT_NAMES.fullmatch(name)]
-        if taken and not is_ours:
+        if taken and not own:
             raise OutputError(
-                f"{self.name}: {taken[0]} was not written by headrace prepare (there is no {MANIFEST_NAME} beside it), "
-                "so it is not overwritten; choose another folder"
+                f"{self.name}: {taken[0]} was not written by Headrace (there is no {MANIFEST_NAME} beside it), so it is"
+                " not overwritten; choose another folder"
             )
-        if is_ours:
-            self._replaced = self._listed(taken)
+        self._replaced = list(dict.fromkeys(name for store in own for name in self._listed(store)))
+        kept = [store for store in stores if Path(store, MANIFEST_NAME).as_posix() not in self._replaced]
+        if kept:
+            raise OutputError(f"{self.name}: holds the store {kept[0]!r}, which is not replaced; choose another folder")
 
-    def _listed(self, taken: list[str]) -> list[str]:
-        """The files of the output in this folder."""
+    def _listed(self, folder: str) -> list[str]:
+        """The files of a store in this folder."""
+        place = self.path / folder
         try:
-            return [MANIFEST_NAME, *_file_names(load_manifest(self.path))]
+            names = _file_names(load_manifest(place))
         except StoreError:  # damaged: only names that certainly belong to Headrace are removed
-            files = [path for name in taken for path in sorted((self.path / name).rglob("*"))]
-            inner = [str(path.relative_to(self.path)) for path in files if path.is_file()]
-            return [MANIFEST_NAME, *inner, *(name for name in taken if (self.path / name).is_file())]
+            taken = [path for path in sorted(place.iterdir()) if _OUTPUT_NAMES.fullmatch(path.name)]
+            files = [path for one in taken for path in (sorted(one.rglob("*")) if one.is_dir() else [one])]
+            names = [path.relative_to(place).as_posix() for path in files if path.is_file()]
+        return [Path(folder, name).as_posix() for name in (MANIFEST_NAME, *names)]
 
     def _leave(self) -> None:
         def end() -> None:
@@ -453,36 +480,77 @@ class OutputFolder:
         self._claimed.leave(end)
 
 
+def write_manifests(work: Path, manifests: Mapping[str, Manifest]) -> tuple[list[Manifest], dict[str, str]]:
+    """Write the manifests of the stores of an output, given by the names of their folders, to a work folder.
+
+    Returns:
+        The manifests, with their hashes; and the name of each in the work folder with that in the output, see
+        `OutputPlace.put`.
+
+    Raises:
+        OutputError: the system refuses a write.
+    """
+    saved, made = [], {}
+    for name, manifest in manifests.items():
+        place = work / _MANIFESTS / name
+        with output_errors(place, "make the folder"):
+            place.mkdir(parents=True, exist_ok=True)
+        saved.append(save_manifest(place, manifest))
+        made[f"{_MANIFESTS}/{Path(name, MANIFEST_NAME).as_posix()}"] = Path(name, MANIFEST_NAME).as_posix()
+    return saved, made
+
+
 def described_run(run: Mapping[str, Any]) -> bytes:
     """Return what ``run.json`` says of a run, given what decides its bytes."""
     return json.dumps({"version": WORK_VERSION, **run}).encode()
 
 
-def look_at_output(output: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> str:
-    """Return what a user should know of the output of a run, see `OutputFolder.look`; of a URL nothing is known."""
-    return "" if is_url(output) else OutputFolder(output, overwrite=overwrite, restart=restart).look()
+def whole_output(output: AnyPath, stores: Sequence[str]) -> list[Manifest] | None:
+    """Return the manifests of the stores of an output, if all their files are there; no file is read.
+
+    Raises:
+        StoreAwayError: the store of a URL cannot be reached.
+    """
+    found = []
+    for place in [output / name for name in stores]:
+        try:
+            manifest = load_manifest(place)
+        except StoreAwayError:
+            raise
+        except StoreError:
+            return None
+        if not manifest.is_complete(place):
+            return None
+        found.append(manifest)
+    return found
 
 
 def output_at(
-    output: str | os.PathLike[str], *, overwrite: bool, restart: bool, storage: Storage | None = None
+    output: str | os.PathLike[str] | AnyPath,
+    stores: Sequence[str] = ONE_STORE,
+    *,
+    overwrite: bool,
+    restart: bool | None,
+    storage: Storage | None = None,
 ) -> OutputPlace:
     """Return the place of the output of a run, not held yet: a local folder, or a URL.
 
     Args:
         output: a local path or a URL.
+        stores: the folders of the output, each with a manifest, that are stores; an empty name is the output itself.
         overwrite: whether to replace the output of an earlier run; only local ones are replaced.
-        restart: whether to discard an unfinished run.
+        restart: whether to discard an unfinished run; None if the command has no such option.
         storage: how the store of a URL is reached.
 
     Raises:
         ConfigError: the output of another run at a URL is to be replaced.
     """
     if not is_url(output):
-        return OutputFolder(output, overwrite=overwrite, restart=restart)
+        return OutputFolder(output, stores, overwrite=overwrite, restart=restart)
     check_new(output, overwrite=overwrite)
     # What talks to object stores is loaded when the first URL comes.
     make = resolve_name("headrace.preparing.output_url:OutputUrl")
-    made: OutputPlace = make(os.fspath(output), storage, restart=restart)
+    made: OutputPlace = make(os.fspath(output), storage, stores, restart=restart)
     return made
 
 

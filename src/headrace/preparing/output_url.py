@@ -9,7 +9,7 @@ URL/...                     the files; they are a store once there is a manifest
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,10 +18,10 @@ from headrace.engine.job import NewPlan
 from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import opened, own_folder, remove_killed, remove_with, save_plan
 from headrace.engine.uploading import PLAN, Upload
-from headrace.errors import OutputError, StoreAwayError, StoreError
+from headrace.errors import OutputError
 from headrace.io import AnyPath, Storage, path_at, reader_of
 from headrace.io.objects.writer import ObjectWriter
-from headrace.preparing.output_folder import RUN_NAME, described_run, differences_in_words
+from headrace.preparing.output_folder import RUN_NAME, described_run, differences_in_words, whole_output
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 
 
@@ -33,23 +33,25 @@ class OutputUrl:
     Args:
         url: the URL.
         storage: how the store is reached; None goes by the environment.
-        restart: whether to discard an unfinished run.
+        stores: where the stores of the output are below it, see `output_at`.
+        restart: see `output_at`.
 
     Raises:
         OutputError: something else is at the URL.
         StoreError: the store cannot be reached.
     """
 
-    def __init__(self, url: str, storage: Storage | None, *, restart: bool) -> None:
+    def __init__(self, url: str, storage: Storage | None, stores: Sequence[str], *, restart: bool | None) -> None:
         self._upload = Upload(str(path_at(url)), ObjectWriter(storage))
         self._storage = storage
+        self._stores = stores
         self._restart = restart
-        self._found: Manifest | None = None
+        self._found: list[Manifest] | None = None
         self.is_continued = False
         self.work = Path()
 
     def __enter__(self) -> OutputUrl:
-        self._found = self._whole_output()
+        self._found = whole_output(self.output, self._stores)
         if self._found is None:
             self._check_content()
         if not self.work.name:
@@ -71,10 +73,15 @@ class OutputUrl:
     def earlier(self) -> Mapping[str, Any]:
         """See `OutputPlace`."""
         if self._found is not None:
-            return self._found.options
+            return self._found[0].options
         return {} if self._restart else _decoded(self._upload.unfinished() or b"")
 
-    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
+    def look(self) -> str:
+        """See `OutputPlace`."""
+        self._check_content()
+        return ""
+
+    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
         """See `OutputPlace`."""
         upload = self._upload
         if self._found is not None:
@@ -88,10 +95,11 @@ class OutputUrl:
             upload.discard()
             before = None
         if (other := upload.claim(described)) is not None:
+            discard = "remove what is below the URL" if self._restart is None else "give --restart"
             raise OutputError(
                 f"{upload.url}: an unfinished run with other options writes to this place:"
                 f" {differences_in_words(_decoded(other), _decoded(described))}. Give the same command to continue it,"
-                " or --restart to discard it"
+                f" or {discard} to discard it"
             )
         if before is None and upload.others():
             # A run that ended between our first look and the claim has left its output.
@@ -109,15 +117,16 @@ class OutputUrl:
         """See `OutputPlace`."""
         return opened(self._upload.url, self._storage)
 
-    def resume(self) -> Manifest | None:
+    def resume(self) -> list[Manifest] | None:
         """See `OutputPlace`."""
         is_planned = self._upload.writer.read(f"{self._upload.url}/{PLAN}") is not None
         # A process that was killed at its very end may have left the plan of a run that is complete.
-        if is_planned and self._upload.unfinished() is not None and not (self.output / MANIFEST_NAME).exists():
+        is_over = (self.output / self._stores[-1] / MANIFEST_NAME).exists()
+        if is_planned and not is_over and self._upload.unfinished() is not None:
             return None
-        manifest = load_manifest(self.output)
+        manifests = [load_manifest(self.output / name) for name in self._stores]
         self.clear_left()
-        return manifest
+        return manifests
 
     def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
         """See `OutputPlace`: the files are at the URL already."""
@@ -143,25 +152,12 @@ class OutputUrl:
         self._upload.clear()
         remove_killed(self._upload.url)
 
-    def _whole_output(self) -> Manifest | None:
-        output = self.output
-        if not (output / MANIFEST_NAME).exists():
-            return None
-        try:
-            manifest = load_manifest(output)
-        except StoreAwayError:
-            raise
-        except StoreError as error:
-            raise OutputError(f"{error}; name another place, or remove it") from error
-        return manifest if manifest.is_complete(output) else None
-
     def _check_content(self) -> None:
         names = self._upload.others()
-        if not names or (MANIFEST_NAME not in names and self._upload.unfinished() is not None):
+        is_over = Path(self._stores[-1], MANIFEST_NAME).as_posix() in names
+        if not names or (not is_over and self._upload.unfinished() is not None):
             return
-        what = (
-            "holds the output of an earlier run" if MANIFEST_NAME in names else f"is not empty: it holds {names[0]!r}"
-        )
+        what = "holds the output of an earlier run" if is_over else f"is not empty: it holds {names[0]!r}"
         raise OutputError(
             f"{self._upload.url}: the place {what}; name another place, or remove what is there: outputs in object"
             " stores are not replaced"

@@ -53,7 +53,7 @@ def plan_run(
         "filter": function_fingerprint(function) if function else "",
         **deciding,
     }
-    if complete := folder.begin(run, is_made=lambda manifest: is_made(plan, manifest)):
+    if complete := folder.begin(run, is_made=lambda found: is_made(plan, found[0])):
         on_notice(complete)
         return load_manifest(folder.output)
     files = with_borders(plan.files, task_bytes=plan.task_bytes, sample_by=plan.options.records.sample_by)

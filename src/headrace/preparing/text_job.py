@@ -219,16 +219,17 @@ class TextJob(Job):
         """
         overwrite = self._plan.options.overwrite
         with output_at(self.output, overwrite=overwrite, restart=False, storage=self._storage) as folder:
-            if (manifest := folder.resume()) is None:
-                self._raise_failed()
-                done = self.receipts(self._joining).done
-                joined = [msgspec.convert(done[number].value, Joined) for number in range(len(done))]
-                wrong = self._wrong()
-                by_task = "" if wrong is None else f"task {wrong[0]}: {wrong[1]}"
-                manifest, made = build_manifest(self._plan, self._cut, joined, by_task, folder.work)
-                sums = {name: (file.size, file.xxh3_128) for name, file in manifest.files().items()}
-                receipts = [self.receipts(cutting(self._mark)), self.receipts(self._joining)]
-                folder.put(partial(self.gather, receipts, sums), list(sums), made)
+            if (found := folder.resume()) is not None:
+                return found[0]
+            self._raise_failed()
+            done = self.receipts(self._joining).done
+            joined = [msgspec.convert(done[number].value, Joined) for number in range(len(done))]
+            wrong = self._wrong()
+            by_task = "" if wrong is None else f"task {wrong[0]}: {wrong[1]}"
+            manifest, made = build_manifest(self._plan, self._cut, joined, by_task, folder.work)
+            sums = {name: (file.size, file.xxh3_128) for name, file in manifest.files().items()}
+            receipts = [self.receipts(cutting(self._mark)), self.receipts(self._joining)]
+            folder.put(partial(self.gather, receipts, sums), list(sums), made)
         return manifest
 
     def _raise_failed(self) -> None:

@@ -78,8 +78,8 @@ class ShardJob(PlannedJob):
         """See `Job`."""
         overwrite = self.plan.options.overwrite
         with output_at(self.output, overwrite=overwrite, restart=False, storage=self.given.storage) as folder:
-            if (manifest := folder.resume()) is not None:
-                return manifest
+            if (found := folder.resume()) is not None:
+                return found[0]
             self.check_inputs()
             receipts = self.known_receipts()
             if receipts.failed:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -145,7 +144,10 @@ def _planned(
             if specs:
                 notice(f"{given.name}: {', '.join(map(str, specs))}")
     described_run = deciding([described(given) for given in found], parts, options)
-    is_same = partial(is_made, inputs=found, parts=parts, options=options, storage=storage)
+
+    def is_same(made: list[Manifest]) -> bool:
+        return is_made(made[0], inputs=found, parts=parts, options=options, storage=storage)
+
     if complete := folder.begin(described_run, is_made=is_same):
         notice(complete)
         return None
