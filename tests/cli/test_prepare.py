@@ -90,7 +90,7 @@ STAGE = ("in.jsonl", "-o", "out", "--tokenizer", "t")
         ("--bos 0", TextOptions(tokens=TokenOptions(bos=0))),
         ("--bos <s>", TextOptions(tokens=TokenOptions(bos="<s>"))),
         ("--special-tokens-in-text encode", TextOptions(tokens=TokenOptions(special_tokens_in_text="encode"))),
-        ("--backend tiktoken", TextOptions(tokens=TokenOptions(backend="tiktoken"))),
+        ("--backend gigatoken", TextOptions(tokens=TokenOptions(backend="gigatoken"))),
         ("--min-chars 1 --max-chars 9", TextOptions(filters=FilterSpec(min_chars=1, max_chars=9))),
         ("--min-tokens 0 --max-tokens 5", TextOptions(filters=FilterSpec(min_tokens=0, max_tokens=5))),
         ("--filter mine:keep", TextOptions(filters=FilterSpec(function="mine:keep"))),

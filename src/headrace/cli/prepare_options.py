@@ -90,7 +90,7 @@ MAX_RECORD_BYTES = Option(
 )
 BACKEND = Option(
     ["--backend"],
-    type=click.Choice(["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]),
+    type=click.Choice(["auto", "tokenizers", "gigatoken", "fastokens"]),
     default="auto",
     help="Library that encodes (default: the fastest one that is installed and proved equal to tokenizers).",
 )

@@ -133,7 +133,7 @@ def merge(
             and ``"natural"`` sort their paths.
         options: all other options; None uses their defaults.
         dry_run: only report what would be written.
-        plan_only: only write a plan in the output folder, for processes on any hosts to do its tasks: one for each shard
+        plan_only: only write a plan in the output, for processes on any hosts to do its tasks: one for each shard
             that is written, see `headrace.kinds.open_job`. If the output is complete already, nothing is planned.
         workers: number of processes, each of which writes a shard at a time; 1 copies in this process.
         storage: how the stores of URLs, of sources and output, are reached; None goes by the environment.

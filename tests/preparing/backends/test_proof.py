@@ -22,7 +22,6 @@ from headrace.preparing.backends.layout import read_layout
 from headrace.preparing.backends.libraries import CANDIDATES, load_backend
 from headrace.preparing.backends.proof import choose_backend, find_outcome, keep_outcome, probe_texts
 from headrace.preparing.backends.reference import TokenizersBackend
-from headrace.preparing.backends.special import RoutedBackend
 
 
 class PanicError(BaseException):
@@ -50,7 +49,6 @@ def only(index: int, count: int) -> Any:
         ("gpt2", "literal", "auto", "fastokens"),
         ("cl100k", "error", "auto", "fastokens"),
         ("o200k", "encode", "fastokens", "fastokens"),
-        ("gpt2", "encode", "tiktoken", "tiktoken"),
         ("llama2", "encode", "gigatoken", "gigatoken"),
     ],
 )
@@ -70,7 +68,7 @@ def test_where_one_differs_the_next_is_tried(name: str, family: Any, monkeypatch
     """gigatoken 0.10 has a later Unicode than `tokenizers`: other letters in GPT-2's pattern, other marks in NFC."""
     without("fastokens", monkeypatch)
     choice = choose_backend(family.make(name), wanted="auto", special="encode")
-    assert choice.name == {"gpt2": "tiktoken", "qwen2": "tokenizers"}[name]
+    assert choice.name == "tokenizers"
     assert choice.reasons["fastokens"] == "not installed"
     assert choice.reasons["gigatoken"].startswith("differs on the probe: token ")
 
@@ -87,7 +85,7 @@ def test_where_none_fits_the_reference_runs_and_the_reasons_say_why(name: str, m
     assert choice.name == "tokenizers"
     assert choice.version
     reason = f"unsuitable: its model is {model}, not byte-pair encoding (BPE)"
-    assert choice.reasons == dict.fromkeys(["fastokens", "gigatoken", "tiktoken"], reason)
+    assert choice.reasons == dict.fromkeys(["fastokens", "gigatoken"], reason)
     assert msgspec.json.decode(msgspec.json.encode(choice), type=proof.Choice) == choice
 
 
@@ -97,9 +95,9 @@ def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wanted_library_that_is_not_installed_is_an_error(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    without("tiktoken", monkeypatch)
+    without("gigatoken", monkeypatch)
     with pytest.raises(MissingExtraError, match=r"'headrace\[fast\]'"):
-        choose_backend(family.make("gpt2"), wanted="tiktoken", special="encode")
+        choose_backend(family.make("gpt2"), wanted="gigatoken", special="encode")
 
 
 def test_an_unknown_library_is_an_error(family: Any) -> None:
@@ -218,16 +216,6 @@ def test_texts_with_added_tokens_that_look_beside_them_go_to_the_reference(speci
     assert encoded.ids.tolist() == expected.ids.tolist()
     assert encoded.lengths.tolist() == expected.lengths.tolist()
     assert (encoder.num_texts, encoder.num_routed, encoder.num_sampled) == (15, 9, 0)
-
-
-def test_tiktoken_is_given_no_added_tokens(family: Any) -> None:
-    content = family.make("gpt2")
-    texts = ["plain", f"a{family.eod}b", f"{family.eod}"]
-    for special, num_routed in (("encode", 2), ("literal", 0)):
-        backend = load_backend("tiktoken", content, special)
-        expected = TokenizersBackend(content, special).encode(texts)
-        assert backend.encode(texts).ids.tolist() == expected.ids.tolist()
-        assert (backend.num_routed if isinstance(backend, RoutedBackend) else 0) == num_routed
 
 
 def test_one_document_in_ten_thousand_is_found_by_the_sample(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:

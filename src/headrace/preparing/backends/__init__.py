@@ -3,7 +3,7 @@
     tokenizer.json -> layout ........ the features that the file asks for
                    -> reference ..... `tokenizers`; long texts are cut where that changes no id
                    -> special ....... texts that hold an added token, which may have to go to `tokenizers`
-                   -> libraries ..... gigatoken, fastokens, tiktoken; each refuses at once what it does not support
+                   -> libraries ..... gigatoken, fastokens; each refuses at once what it does not support
                    -> comparison .... the first difference between two libraries; encodes in a worker, and compares a
                                       sample with `tokenizers`
                    -> proof ......... probes libraries on fixed texts, and chooses the one to use

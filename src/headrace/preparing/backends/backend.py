@@ -43,7 +43,7 @@ class Backend(Protocol):
     """
 
     name: str
-    """``tokenizers``, ``gigatoken``, ``fastokens`` or ``tiktoken``."""
+    """``tokenizers``, ``gigatoken`` or ``fastokens``."""
 
     @property
     def version(self) -> str:

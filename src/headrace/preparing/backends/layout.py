@@ -139,8 +139,6 @@ def require_byte_level(layout: TokenizerParts) -> None:
         UnsuitableError: the vocabulary lacks a byte, or the text is normalised or split in another way.
     """
     require_bpe(layout)
-    if layout.model.get("byte_fallback"):
-        raise UnsuitableError("its model falls back to bytes, and is not byte-level")
     require_bytes(layout, byte_characters())
     for normalizer in layout.normalizers:
         if normalizer["type"] != "NFC":
@@ -157,14 +155,6 @@ def require_byte_level(layout: TokenizerParts) -> None:
         raise UnsuitableError(
             "its pre-tokeniser splits by its own regex and by ByteLevel's" if splits else "its text is not split"
         )
-
-
-def regexes(layout: TokenizerParts) -> list[str]:
-    """The patterns that split a text for byte-level BPE, in the order of their application."""
-    return [step["pattern"]["Regex"] for step in layout.pre_tokenizers[:-1]] or [GPT2_PATTERN]
-
-
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def is_plain(layout: TokenizerParts, *, literal: bool) -> bool:

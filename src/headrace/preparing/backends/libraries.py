@@ -1,8 +1,4 @@
-"""The fast libraries gigatoken, fastokens and tiktoken, as backends; and the loading of any library by its name.
-
-gigatoken and fastokens encode byte-level BPE and some related models; tiktoken encodes byte-level BPE whose merges
-define ranks.
-"""
+"""The fast libraries gigatoken and fastokens, as backends; and the loading of any library by its name."""
 
 from __future__ import annotations
 
@@ -15,10 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from headrace.preparing.backends.backend import (
     Backend,
@@ -30,10 +23,8 @@ from headrace.preparing.backends.backend import (
 from headrace.preparing.backends.layout import (
     TokenizerParts,
     UnsuitableError,
-    byte_characters,
     is_plain,
     read_layout,
-    regexes,
     require_bpe,
     require_byte_level,
     require_bytes,
@@ -153,121 +144,11 @@ class FastokensBackend(_CachingBackend):
         return EncodedTexts(np.frombuffer(ids, "<u4"), ends[1:] - ends[:-1])
 
 
-class TiktokenBackend(Backend):
-    """The library tiktoken, which encodes text by text and returns arrays.
-
-    It is loaded without added tokens, so a text that holds one must go to the reference tokeniser (`RoutedBackend`).
-    """
-
-    name = "tiktoken"
-
-    def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
-        """Load the library with a tokeniser.
-
-        Raises:
-            UnsuitableError: the library lacks a feature that this tokeniser needs.
-            ImportError: the library is not installed.
-        """
-        tiktoken = _import(self.name)
-        layout = read_layout(tokenizer_json)
-        require_byte_level(layout)
-        _require_only_pattern(layout)
-        ranks, self._ids = _ranks(layout)
-        try:
-            encoding = tiktoken.Encoding(
-                "headrace", pat_str=regexes(layout)[0], mergeable_ranks=ranks, special_tokens={}
-            )
-        except Exception as error:
-            raise UnsuitableError(f"the library refuses it: {error}") from error
-        self._encode: Any = encoding.encode_to_numpy
-        return_memory()
-
-    def encode(self, texts: list[str]) -> EncodedTexts:
-        """Encode each text by itself."""
-        rows = [self._encode(text, disallowed_special=()) for text in texts]
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return EncodedTexts(self._ids[np.concatenate(rows)] if rows else np.empty(0, np.uint32), lengths)
-
-
-def _require_only_pattern(layout: TokenizerParts) -> None:
-    if layout.normalizers:
-        raise UnsuitableError(f"its normaliser {layout.normalizers[0]['type']}")
-    if layout.pre_tokenizers[-1].get("add_prefix_space"):
-        raise UnsuitableError("its pre-tokeniser puts a space before each text")
-    if len(regexes(layout)) > 1:
-        raise UnsuitableError(f"its pre-tokeniser splits by {len(regexes(layout))} patterns, one after another")
-
-
-def _ranks(layout: TokenizerParts) -> tuple[dict[bytes, int], NDArray[np.uint32]]:
-    """The rank of each token in the library, and the id in the vocabulary for each rank.
-
-    In the library, ranks are the ids that it returns, and also the order of merges. All merges that make the same token
-    must therefore follow one another.
-    """
-    to_byte = byte_characters()
-    vocabulary: dict[str, int] = layout.model["vocab"]
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    ids = [0] * 256
-    for character, byte in to_byte.items():
-        ids[byte] = vocabulary[character]
-    last = ""
-    for merge in layout.model["merges"]:
-        first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
-        token = first + second
-        if token == last:
-            continue
-        last = token
-        if token not in vocabulary:
-            raise UnsuitableError(f"the merge of {first!r} and {second!r} gives no token of its vocabulary")
-        content = _as_bytes(token, to_byte)
-        if content in ranks:
-            raise UnsuitableError(f"its merges make {token!r} at two places: ranks cannot follow them")
-        ranks[content] = len(ids)
-        ids.append(vocabulary[token])
-    if layout.model.get("ignore_merges"):
-        _require_whole_words(layout, ranks)
-    else:
-        _require_reachable(layout, ranks)
-    return ranks, np.asarray(ids, np.uint32)
-
-
-def _as_bytes(token: str, to_byte: dict[str, int]) -> bytes:
-    try:
-        return bytes([to_byte[character] for character in token])
-    except KeyError:
-        raise UnsuitableError(f"its token {token!r} is not written in bytes") from None
-
-
-def _require_whole_words(layout: TokenizerParts, ranks: dict[bytes, int]) -> None:
-    """Refuse tokens without a rank: with ``ignore_merges``, a word that is a token becomes that token."""
-    to_byte = byte_characters()
-    words = layout.model["vocab"].keys() - {token.content for token in layout.added}
-    unranked = [word for word in words if _as_bytes(word, to_byte) not in ranks]
-    if unranked:
-        raise UnsuitableError(f"no merge makes its token {min(unranked)!r}, which whole words become (ignore_merges)")
-
-
-def _require_reachable(layout: TokenizerParts, ranks: dict[bytes, int]) -> None:
-    """Refuse tokens that the merges do not make: in the library, a word that is a token always becomes that token."""
-    to_byte = byte_characters()
-    plain = {"version": "1.0", "added_tokens": [], "model": layout.model}
-    encoder = Tokenizer.from_str(msgspec.json.encode(plain).decode())
-    ranked = [
-        token
-        for token in layout.model["vocab"]
-        if all(character in to_byte for character in token) and _as_bytes(token, to_byte) in ranks
-    ]
-    for token, encoding in zip(ranked, encoder.encode_batch_fast(ranked, add_special_tokens=False), strict=True):
-        if len(encoding.ids) != 1:
-            raise UnsuitableError(f"its merges do not make the token {token!r} of its own text")
-
-
 REFERENCE = "tokenizers"
 
 CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
     "fastokens": FastokensBackend,
     "gigatoken": GigatokenBackend,
-    "tiktoken": TiktokenBackend,
 }
 """The fast libraries in the order in which they are tried: the fastest first, and among equally fast ones the one with
 the newer Unicode."""
@@ -296,20 +177,16 @@ def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, referenc
         return reference()
     fast = CANDIDATES[name](tokenizer_json, special)
     layout = read_layout(tokenizer_json)
-    if not routes(name, layout, special):
+    if not routes(layout, special):
         return fast
     ordinary_only = special == "literal" and is_plain(layout, literal=True)
     return RoutedBackend(fast, reference, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
 
 
-def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
-    """Why texts with an added token must not go to this library; "" if they may."""
-    literal = special == "literal"
-    known = [token for token in layout.added if not (literal and token.special)]
-    if not is_plain(layout, literal=literal):
+def routes(layout: TokenizerParts, special: SpecialPolicy) -> str:
+    """Why texts with an added token must not go to a fast library; "" if they may."""
+    if not is_plain(layout, literal=special == "literal"):
         return "some look beside them, or at normalised text, or overlap with others"
-    if name == "tiktoken" and known:
-        return "tiktoken does not look for the longest of them"
     if len(layout.added) > MAX_ADDED:
         return f"there are {len(layout.added):,} of them, more than are probed"
     return ""

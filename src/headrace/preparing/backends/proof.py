@@ -287,7 +287,7 @@ def _try(
         return f"fails: {type(error).__name__}: {error}"
     if difference:
         return f"differs on the probe: {difference}"
-    return Choice(name=name, version=installed_version(name), reasons={}, routes=routes(name, layout, special))
+    return Choice(name=name, version=installed_version(name), reasons={}, routes=routes(layout, special))
 
 
 def _probed(
