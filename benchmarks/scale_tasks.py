@@ -28,8 +28,9 @@ from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.heartbeat import Heartbeat
 from headrace.engine.job import Job, Phase, Show, TaskResult
-from headrace.engine.receipts import Receipt, sync_files
+from headrace.engine.receipts import Receipt
 from headrace.engine.serving import Done, Parent, Reply, serve
+from headrace.engine.shared import SharedFolder, sync_files
 from headrace.engine.status import StatusReader
 from headrace.io import unique_name
 from headrace.kinds import finish_job, open_job
@@ -64,7 +65,7 @@ class EmptyJob(Job):
     main = "scale_tasks:serve_empty"
 
     def __init__(self, folder: Path, num_tasks: int) -> None:
-        super().__init__(folder, folder)
+        super().__init__(folder, SharedFolder(folder))
         self._phase = Phase(name="empty", num_tasks=num_tasks)
 
     def phase(self) -> Phase:
@@ -79,20 +80,13 @@ class EmptyJob(Job):
         """See `Job`."""
         return EmptySetup(os.getpid())
 
-    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
-        """See `Job`."""
-        return TaskResult()
-
-    def advance(self, phase: Phase, show: Show) -> None:
-        """See `Job`."""
-
     def finish(self, show: Show) -> None:
         """See `Job`."""
 
 
 def serve_empty(descriptor: int) -> None:
     def handler(parent: Parent, setup: EmptySetup) -> Callable[[Empty], Reply]:
-        return lambda task: Done(task.task_index)
+        return lambda task: Done.of(task.task_index, TaskResult())
 
     serve(descriptor, EmptySetup, Empty, handler)
 
@@ -154,7 +148,7 @@ def parts(folder: Path, num_tasks: int) -> dict[str, float]:
             receipts.create(receipt(index, name))
 
     def beat() -> None:
-        heartbeat = Heartbeat(folder, name, "empty")
+        heartbeat = Heartbeat(SharedFolder(folder), name, "empty")
         (folder / "nodes").mkdir()
         for _ in receipts.tasks:
             heartbeat._beaten_s = -1e9  # a beat each time, and not one every five seconds
