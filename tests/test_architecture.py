@@ -370,7 +370,6 @@ GOING = {
     r"\bis_url\(": 36,
     r"[Ss]pool": 11,
     r"\bthreading\.local\b": 2,
-    r"\bTextOptions\b": 51,
     r"ThreadPoolExecutor\(": 11,
     r"torch\.utils\.data\._": 1,
     r"\bshared\.is_folder\b": 7,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from headrace.engine.job import Phase, TaskProgress
 from headrace.engine.poison import MAX_POISON
 from headrace.plan.keys import source_key
-from headrace.preparing.backends import Choice, OnCompared
+from headrace.preparing.backends import Choice, OnCompared, ProvedEncoder
 from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import Column
 from headrace.preparing.messages import (
@@ -22,7 +22,7 @@ from headrace.preparing.messages import (
     Setup,
     TextTask,
 )
-from headrace.preparing.options import TextOptions, output_keys
+from headrace.preparing.options import PrepareOptions, output_keys
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
     RecordSpec,
@@ -69,7 +69,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs, tokeniser and options of a run, and what follows from them."""
 
     files: tuple[SourceFile, ...]
-    options: TextOptions
+    options: PrepareOptions
     tokenizer: TextTokenizer
     eod: int | None
     bos: int | None
@@ -80,7 +80,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     recipe: RecipePart | None = None
 
     @staticmethod
-    def record_spec(options: TextOptions) -> RecordSpec:
+    def record_spec(options: PrepareOptions) -> RecordSpec:
         """What readers must read of each record."""
         records = options.records
         return RecordSpec(
@@ -191,6 +191,17 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         if errors.on_error == "stop":
             return 1
         return min(errors.max_errors + 1, MAX_POISON) if isinstance(errors.max_errors, int) else MAX_POISON
+
+
+class Unproved(NamedTuple):
+    """The plan of a run whose library has not encoded the first documents of the run yet."""
+
+    plan: RunPlan
+    first_texts: Iterable[str]
+    """Their texts, which are read when they are asked for."""
+
+    encoder: ProvedEncoder | None
+    """The library, if it was loaded already."""
 
 
 def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, total_bytes: int = 0) -> Phase:

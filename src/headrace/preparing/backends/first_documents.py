@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from headrace.engine.forking import apart, may_fork
 from headrace.preparing.backends import REFERENCE, Choice, OnCompared, ProvedEncoder, compare
-from headrace.preparing.options import TextOptions
+from headrace.preparing.options import PrepareOptions
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, open_span
 
 NUM_DOCUMENTS = 1000
@@ -42,26 +42,15 @@ def most_characters(files: Sequence[SourceFile]) -> int:
 
 
 def prove_first_documents(
-    choice: Choice,
-    files: Sequence[SourceFile],
-    spec: RecordSpec,
-    options: TextOptions,
-    tokenizer_json: bytes,
-    on_compared: OnCompared,
+    choice: Choice, first_texts: Iterable[str], load: Callable[[], ProvedEncoder], on_compared: OnCompared
 ) -> FirstProof:
     """Encode the first documents with the chosen library and with ``tokenizers``, and compare the ids.
 
     If they differ, the result chooses ``tokenizers``.
     """
-    special = options.tokens.special_tokens_in_text
     if choice.name == REFERENCE:
-        return FirstProof(choice, 0, ProvedEncoder(REFERENCE, tokenizer_json, special) if may_fork() else None)
-    texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options))
-    return prove_texts(choice, texts, ProvedEncoder(choice.name, tokenizer_json, special), on_compared)
-
-
-def prove_texts(choice: Choice, texts: list[str], encoder: ProvedEncoder, on_compared: OnCompared) -> FirstProof:
-    """Compare the chosen library with ``tokenizers`` on these texts, see `prove_first_documents`."""
+        return FirstProof(choice, 0, load() if may_fork() else None)
+    texts, encoder = list(first_texts), load()
     reference = encoder.reference
     difference = apart(
         lambda report: compare(
@@ -78,8 +67,9 @@ def prove_texts(choice: Choice, texts: list[str], encoder: ProvedEncoder, on_com
     )
 
 
-def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions) -> Iterator[str]:
-    join = options.records.join
+def first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: PrepareOptions) -> Iterator[str]:
+    """Yield the texts of the first documents of a run over text."""
+    spec, join = msgspec.structs.replace(spec, whole=False, id_field=None), options.records.join
     documents = size = 0
     most = most_characters(files)
     for number, file in enumerate(files):
