@@ -114,7 +114,7 @@ def small_run() -> Iterator[None]:
         patch.setattr(joining, "STEP_BYTES", 4000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
-        patch.setattr("headrace.preparing.backends.first_documents.NUM_DOCUMENTS", 5)
+        patch.setattr("headrace.preparing.first_documents.NUM_DOCUMENTS", 5)
         yield
 
 

@@ -406,7 +406,7 @@ OVER_BUDGET = {
     "stores": 9_482,
     "samples": 9_617,
     "engine": 2_305,
-    "preparing": 11_384,
+    "preparing": 11_215,
     "copying": 1_822,
     "cache": 853,
     "datasets": 8_433,
@@ -415,9 +415,9 @@ OVER_BUDGET = {
     "compat": 4_846,
     "integrations": 1_702,
     "inspect": 6_572,
-    "cli": 3_331,
+    "cli": 3_197,
     "ui": 2_558,
-    "all": 85_163,
+    "all": 84_860,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

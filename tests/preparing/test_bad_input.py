@@ -30,13 +30,13 @@ from headrace.preparing import (
     TokenOptions,
     estimate,
     estimate_shards,
+    first_documents,
     joining,
     plan,
     prepare,
     prepare_shards,
     read_recipe,
 )
-from headrace.preparing.backends import first_documents
 from headrace.preparing.output_folder import look_at_output
 from headrace.preparing.parts import PartBuilder
 from headrace.preparing.shards.options import PartSpec, ShardSource

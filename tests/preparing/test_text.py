@@ -113,11 +113,12 @@ def corpora(draw: st.DrawFn) -> list[list[str]]:
     broken = st.sampled_from(['{"text": 7}', "{", "[]", '{"title": "no text", "id": 1}'])
     line = records | records | records | st.sampled_from(["", "  "])
     files = draw(st.lists(st.lists(line, max_size=30), min_size=1, max_size=3))
+    good = json.dumps({"text": "always one", "title": "t", "id": "i"})
     if draw(st.booleans()):
         for place in range(draw(st.integers(0, 4))):
             lines = files[place % len(files)]
             lines.insert(draw(st.integers(0, len(lines))), draw(broken))
-    good = json.dumps({"text": "always one", "title": "t", "id": "i"})
+            lines.append(good)  # a file none of whose records has the fields is refused as a whole
     files[0] += [good, json.dumps({"text": "word " * 300, "title": "", "id": 5})]
     return [[*lines, *lines[:3]] if draw(st.booleans()) else lines for lines in files]
 

@@ -188,9 +188,6 @@ FORMS = (
 CONTINUED = ("continuing", "the run was complete", "the output is complete")
 """Beginnings of the notices which say that an earlier run did a part of the work."""
 
-
-_TOKENS = (common.TOKENIZER, common.BACKEND)
-_RECORDS = (common.ID_FIELD, common.MAX_RECORD_BYTES, common.FILTER, common.DEDUPLICATE)
 _TEXT = (
     Option(
         ["--field", "--text-field", "fields"],
@@ -246,8 +243,8 @@ _OUTPUT = (
     short_help="Make tokens of text, or samples of records with a recipe.",
     what="texts",
     groups={
-        "Tokens": _TOKENS,
-        "Records": _RECORDS,
+        "Tokens": (common.TOKENIZER, common.BACKEND),
+        "Records": (common.ID_FIELD, common.MAX_RECORD_BYTES, common.FILTER, common.DEDUPLICATE),
         "Text (a recipe says these itself)": _TEXT,
         "Recipe": _RECIPE,
         "Output": _OUTPUT,
@@ -275,6 +272,9 @@ def command(
 
     given = given_options(click.get_current_context())
     check_shards(given)
+    if given.pop("single", False):
+        given["shard_tokens"] = None
+    given |= {name: _token(given[name]) for name in ("eod", "bos") if name in given}
     found = None
     if recipe is not None:
         found, options = _of_recipe(recipe, now, given)
@@ -326,28 +326,24 @@ def _of_recipe(path: str, now: str | None, given: dict[str, Any]) -> tuple[Recip
 
     recipe = preparing.read_recipe(path)
     options = _options({"on_error": recipe.errors.on_error, **given})
-    recipe = with_options(recipe, options, [*given, *(["shard_tokens"] if "single" in given else [])])
+    recipe = with_options(recipe, options, given)
     return (recipe if now is None else with_now(recipe, now, path)), options
 
 
 def _options(given: dict[str, Any]) -> PrepareOptions:
-    output = common.chosen(given, "format", "shard_tokens")
-    if "single" in given:
-        output["shard_tokens"] = None
-    tokens = common.chosen(given, "append_eod", "special_tokens_in_text", "backend")
-    tokens |= {name: _token(given[name]) for name in ("eod", "bos") if name in given}
-    return preparing.PrepareOptions(
-        records=preparing.RecordOptions(
-            **common.chosen(given, "fields", "join", "id_field", "sample_by", "max_record_bytes")
-        ),
-        tokens=preparing.TokenOptions(**tokens),
-        filters=preparing.FilterSpec(
-            **common.chosen(given, "min_chars", "max_chars", "min_tokens", "max_tokens", "function")
-        ),
-        output=preparing.OutputOptions(**output),
-        errors=common.error_options(given, "bad record"),
-        **common.chosen(given, "deduplicate", "workers", "overwrite", "restart"),
-    )
+    """Return the options of the library, whose fields have the names of those of the command line."""
+    groups = {
+        "records": preparing.RecordOptions,
+        "tokens": preparing.TokenOptions,
+        "filters": preparing.FilterSpec,
+        "output": preparing.OutputOptions,
+    }
+    values: dict[str, Any] = {
+        group: kind(**{name: given[name] for name in kind.__struct_fields__ if name in given})
+        for group, kind in groups.items()
+    }
+    values["errors"] = common.error_options(given, "bad record")
+    return preparing.PrepareOptions(**values, **common.chosen(given, "deduplicate", "workers", "overwrite", "restart"))
 
 
 def _token(given: str) -> str | int:

@@ -3,6 +3,7 @@
     sources        files, folders, globs -> files -> spans -> blocks of records, for every format
     backends       texts -> ids: tokenizers, and faster libraries that are proved equal to it
     run_plan       files and options -> tasks, setup of the workers                         pure
+    first_documents  proves the library on the first documents of a run
       worker       spans -> blocks -> documents -> a part                                    in the workers
       parts        documents on their way to the output
     duplicates     documents whose texts are the same, found by tasks
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.preparing.api import estimate, plan, prepare
@@ -43,25 +44,17 @@ if TYPE_CHECKING:
     from headrace.preparing.recipes import read_recipe
     from headrace.preparing.shards import ShardOptions, estimate_shards, plan_shards, prepare_shards
 
-_HOMES = {
-    "ErrorOptions": "headrace.preparing.options",
-    "Estimate": "headrace.preparing.estimating",
-    "FilterSpec": "headrace.preparing.filters",
-    "OutputOptions": "headrace.preparing.options",
-    "PrepareOptions": "headrace.preparing.options",
-    "RecordOptions": "headrace.preparing.options",
-    "ShardOptions": "headrace.preparing.shards",
-    "TokenOptions": "headrace.preparing.options",
-    "estimate": "headrace.preparing.api",
-    "estimate_shards": "headrace.preparing.shards",
-    "plan": "headrace.preparing.api",
-    "plan_energon": "headrace.preparing.energon",
-    "plan_shards": "headrace.preparing.shards",
-    "prepare": "headrace.preparing.api",
-    "prepare_energon": "headrace.preparing.energon",
-    "prepare_shards": "headrace.preparing.shards",
-    "read_recipe": "headrace.preparing.recipes",
-}
+_HOMES = homes(
+    {
+        "headrace.preparing.api": "estimate plan prepare",
+        "headrace.preparing.energon": "plan_energon prepare_energon",
+        "headrace.preparing.estimating": "Estimate",
+        "headrace.preparing.filters": "FilterSpec",
+        "headrace.preparing.options": "ErrorOptions OutputOptions PrepareOptions RecordOptions TokenOptions",
+        "headrace.preparing.recipes": "read_recipe",
+        "headrace.preparing.shards": "ShardOptions estimate_shards plan_shards prepare_shards",
+    }
+)
 
 __all__ = [
     "ErrorOptions",

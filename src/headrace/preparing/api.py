@@ -9,18 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-import msgspec
-
 from headrace.errors import ConfigError
 from headrace.io import Storage, check_readable, check_storage
 from headrace.preparing.backends import ProvedEncoder, choose_backend
-from headrace.preparing.backends.first_documents import first_texts, prove_first_documents
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.estimating import Estimate, estimate_plan
+from headrace.preparing.first_documents import Unproved, first_texts, prove_first_documents
 from headrace.preparing.options import PrepareOptions, check_options, check_text_options
 from headrace.preparing.output_folder import STDIN_NAME, OutputPlace, output_at
-from headrace.preparing.run import STDIN_IS_HERE, do_run, plan_run
-from headrace.preparing.run_plan import OnProgress, RunPlan, Unproved, show_compared
+from headrace.preparing.run import do_run, plan_run
+from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.sources.find import check_fields
 from headrace.stores import Manifest
@@ -152,7 +150,7 @@ def plan(
     """
     asked = _asked(inputs, output, tokenizer, recipe, options, None)
     if asked.reads_stdin:
-        raise ConfigError(STDIN_IS_HERE)
+        raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
     with output_at(output, overwrite=asked.options.overwrite, restart=asked.options.restart) as folder:
@@ -182,12 +180,8 @@ def estimate(
     asked = _asked(inputs, None, tokenizer, recipe, options, storage)
     if asked.reads_stdin:
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
-    found = asked.resolve(
-        stdin=lambda: None,
-        earlier={},
-        on_progress=lambda progress: None,
-        on_notice=on_notice or (lambda message: None),
-    )
+    notice = on_notice or (lambda message: None)
+    found = asked.resolve(stdin=lambda: None, earlier={}, on_progress=lambda progress: None, on_notice=notice)
     return estimate_plan(found.plan)
 
 
@@ -250,7 +244,7 @@ def _asked(
 def _planned(
     asked: _Asked, folder: OutputPlace, show: OnProgress, notice: Callable[[str], None], stdin: BinaryIO | None
 ) -> tuple[Manifest | RunPlan, ProvedEncoder | None]:
-    """Plan a run in its folder, see `plan_run`; also return the encoder if workers are forks of this process."""
+    """Plan a run in its folder, see `plan_run`; also return the encoder that workers inherit if they are forks."""
 
     def spooled() -> Path | None:
         if not asked.reads_stdin:
@@ -259,18 +253,8 @@ def _planned(
         return folder.work / STDIN_NAME
 
     found = asked.resolve(stdin=spooled, earlier=folder.earlier, on_progress=show, on_notice=notice)
-    made = found.plan
-    proof = prove_first_documents(
-        made.choice,
-        found.first_texts,
-        lambda: (
-            found.encoder
-            or ProvedEncoder(made.choice.name, made.tokenizer.json, made.options.tokens.special_tokens_in_text)
-        ),
-        show_compared(show, "prove"),
-    )
-    made = msgspec.structs.replace(made, choice=proof.choice, first_documents=proof.num_texts)
-    return plan_run(folder, made, notice), proof.encoder
+    made, encoder = prove_first_documents(found, show_compared(show, "prove"))
+    return plan_run(folder, made, notice), encoder
 
 
 def _resolve_text(
@@ -313,4 +297,4 @@ def _resolve_text(
             "Megatron adds none either. `--bos auto` adds it; documents that do not begin with it are counted as "
             "missing_bos"
         )
-    return Unproved(made, first_texts(files, spec, options), None)
+    return Unproved(made, first_texts(made))

@@ -186,7 +186,6 @@ def described_options(plan: RunPlan) -> dict[str, Any]:
     function = options.filters.function
     # The code of the function may change later.
     code = {} if function is None else {"filter": function_fingerprint(function)}
-    if plan.recipe is not None:
-        return {**plan.recipe.described, **code}
-    names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
-    return {**{name: as_read_back(getattr(options, name)) for name in names}, **code}
+    recipe, tokens = ({}, ["tokens"]) if plan.recipe is None else (plan.recipe.described, [])
+    names = ("records", *tokens, "filters", "deduplicate", "output", "errors")
+    return {**recipe, **{name: as_read_back(getattr(options, name)) for name in names}, **code}

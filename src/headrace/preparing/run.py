@@ -6,7 +6,7 @@ Runs over text and runs of a recipe share this code once their plan is made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -25,9 +25,6 @@ from headrace.stores import Manifest, load_manifest
 
 RUN_FORMAT = 8
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
-
-
-STDIN_IS_HERE: Final = "input '-': only this process can read its standard input; other hosts need files"
 
 
 def plan_run(folder: OutputPlace, plan: RunPlan, on_notice: Callable[[str], None]) -> Manifest | RunPlan:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from headrace.engine.job import Phase, TaskProgress
 from headrace.engine.poison import MAX_POISON
 from headrace.plan.keys import source_key
-from headrace.preparing.backends import Choice, OnCompared, ProvedEncoder
+from headrace.preparing.backends import Choice, OnCompared
 from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import Column
 from headrace.preparing.messages import (
@@ -59,8 +59,7 @@ class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...]
     making: RecipeSetup
     described: dict[str, Any]
-    """The recipe in full, the template and the options. The manifest lists them, and a later run compares them to tell
-    whether it is the same run."""
+    """The recipe in full and the template, which the manifest lists beside the options."""
 
     max_records: int | None = None
 
@@ -191,17 +190,6 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         if errors.on_error == "stop":
             return 1
         return min(errors.max_errors + 1, MAX_POISON) if isinstance(errors.max_errors, int) else MAX_POISON
-
-
-class Unproved(NamedTuple):
-    """The plan of a run whose library has not encoded the first documents of the run yet."""
-
-    plan: RunPlan
-    first_texts: Iterable[str]
-    """Their texts, which are read when they are asked for."""
-
-    encoder: ProvedEncoder | None
-    """The library, if it was loaded already."""
 
 
 def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, total_bytes: int = 0) -> Phase:

@@ -21,8 +21,8 @@ from headrace.preparing.backends import (
     choose_backend,
 )
 from headrace.preparing.backends.comparison import BackendFailedError, encode_safely
-from headrace.preparing.backends.first_documents import most_characters
 from headrace.preparing.backends.tokenizer import TextTokenizer
+from headrace.preparing.first_documents import most_characters
 from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.options import PrepareOptions
 from headrace.preparing.recipes.inputs import RecipeInputs

@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.io import AnyPath, Storage, path_at, reader_of
+from headrace.io import AnyPath, Storage, as_read_back, path_at, reader_of
 from headrace.preparing.backends import REFERENCE
-from headrace.preparing.backends.first_documents import NUM_DOCUMENTS
 from headrace.preparing.backends.tokenizer import TextTokenizer, load_tokenizer
 from headrace.preparing.columns import DOMAIN, Column, Kind
+from headrace.preparing.first_documents import NUM_DOCUMENTS, Unproved
 from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.options import PrepareOptions
 from headrace.preparing.recipes.first_records import choose_library, make_first
 from headrace.preparing.recipes.inputs import find_recipe_inputs
 from headrace.preparing.record_encoder import end_notices, find_end_names
-from headrace.preparing.run_plan import OnProgress, RecipePart, RunPlan, Unproved, show_compared
+from headrace.preparing.run_plan import OnProgress, RecipePart, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.recipe import Recipe, StoreKey, TemplateSpec
@@ -103,7 +103,7 @@ def resolve(
         recipe=RecipePart(
             columns=_columns(inputs.recipe, made.keys, made.dtypes),
             making=making,
-            described=_described(inputs.recipe, template, options),
+            described=as_read_back({"recipe": inputs.recipe, "template": template}),
             max_records=inputs.recipe.filters.max_records,
         ),
     )
@@ -199,16 +199,3 @@ def _check_layout(plan: RunPlan) -> None:
             raise ConfigError(f"key {column.key!r} cannot be stored as {layout}: {error}") from None
     if layout == "hdf5":
         load_h5py("output.format hdf5")
-
-
-def _described(recipe: Recipe, template: TemplateSetup | None, options: PrepareOptions) -> dict[str, Any]:
-    """The recipe and options as the manifest lists them.
-
-    They are encoded to JSON and decoded again, so that the result equals what is read back.
-    """
-    names = ("records", "filters", "deduplicate", "output", "errors")
-    described = {name: getattr(options, name) for name in names}
-    decoded: dict[str, Any] = msgspec.json.decode(
-        msgspec.json.encode({"recipe": recipe, "template": template, **described})
-    )
-    return decoded
