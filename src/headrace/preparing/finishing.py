@@ -186,6 +186,9 @@ def described_options(plan: RunPlan) -> dict[str, Any]:
     function = options.filters.function
     # The code of the function may change later.
     code = {} if function is None else {"filter": function_fingerprint(function)}
-    recipe, tokens = ({}, ["tokens"]) if plan.recipe is None else (plan.recipe.described, [])
-    names = ("records", *tokens, "filters", "deduplicate", "output", "errors")
-    return {**recipe, **{name: as_read_back(getattr(options, name)) for name in names}, **code}
+    names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
+    kept = {name: as_read_back(getattr(options, name)) for name in names}
+    if plan.recipe is not None:
+        del kept["tokens"]  # the recipe says them
+        kept = {**plan.recipe.described, **kept}
+    return {**kept, **code}
