@@ -3,9 +3,9 @@
     sources        files, folders, globs -> files -> spans -> blocks of records, for every format
     backends       texts -> ids: tokenizers, and faster libraries that are proved equal to it
     run_plan       files and options -> tasks, setup of the workers                         pure
-    first_documents  proves the library on the first documents of a run
       worker       spans -> blocks -> documents -> a part                                    in the workers
       parts        documents on their way to the output
+    first_documents  texts of the first documents -> the library of the plan is proved, or replaced
     duplicates     documents whose texts are the same, found by tasks
     cutting        parts -> which documents make up which shard, ledger, table of origins
     joining        documents of parts -> a shard

@@ -49,7 +49,7 @@ def prepare(
     ===================== ====================================
     ``tokenizer``         tokens of text
     ``recipe``            samples of records, as a recipe says
-    ``ShardOptions``      tar shards of media, as `headrace.preparing.prepare_shards` writes them
+    ``ShardOptions``      tar shards, see `prepare_shards`
     ===================== ====================================
 
     The bytes written depend on inputs, tokeniser, recipe and options alone, never on the number of workers. All files
