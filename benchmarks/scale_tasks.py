@@ -24,6 +24,7 @@ from typing import Any
 import common
 import msgspec
 
+from headrace import preparing
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.heartbeat import Heartbeat
@@ -34,7 +35,7 @@ from headrace.engine.shared import SharedFolder, sync_files
 from headrace.engine.status import StatusReader
 from headrace.io import unique_name
 from headrace.kinds import finish_job, open_job
-from headrace.preparing import OutputOptions, RecordOptions, TextOptions, TokenOptions, plan_text
+from headrace.preparing import OutputOptions, PrepareOptions, RecordOptions, TokenOptions
 
 LATER = 1000
 """Tasks that are done between two readings of the status."""
@@ -203,7 +204,7 @@ def plan(folder: Path, num_files: int, tokenizer: str) -> dict[str, float]:
             (inputs / f"{number // 1000:05d}").mkdir(parents=True)
         path = inputs / f"{number // 1000:05d}" / f"{number:07d}.jsonl"
         path.write_text(json.dumps({"text": f"record {number}"}) + "\n")
-    made = measured(lambda: plan_text([inputs], folder / "out", tokenizer=tokenizer, options=TextOptions()))
+    made = measured(lambda: preparing.plan([inputs], folder / "out", tokenizer=tokenizer, options=PrepareOptions()))
     opened = measured(lambda: open_job(folder / "out").phase())
     return {"plan_s": made["s"], "plan_cpu_s": made["cpu_s"], "open_s": opened["s"], "peak_mb": made["peak_mb"]}
 
@@ -215,13 +216,13 @@ def do(folder: Path, num_tasks: int, tokenizer: str) -> dict[str, float]:
         for number in range(num_tasks):
             line = json.dumps({"text": f"{number} "})
             file.write(line[:-2] + "ab " * ((RECORD_BYTES - len(line)) // 3) + '"}\n')
-    options = TextOptions(
+    options = PrepareOptions(
         records=RecordOptions(max_record_bytes=1 << 20),
         tokens=TokenOptions(append_eod=True, backend="tokenizers"),
         output=OutputOptions(shard_tokens=1000),
         task_bytes=RECORD_BYTES,
     )
-    plan_text([inputs], folder / "out", tokenizer=tokenizer, options=options)
+    preparing.plan([inputs], folder / "out", tokenizer=tokenizer, options=options)
     job = open_job(folder / "out")
     phase = job.phase()
     assert phase is not None

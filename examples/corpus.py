@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import headrace
-from headrace.preparing import TextOptions, TokenOptions
+from headrace.preparing import PrepareOptions, TokenOptions
 
 SOURCES = {"small": "[a-b]*.py", "large": "[c-f]*.py"}
 
@@ -31,7 +31,7 @@ def make(folder: Path | None = None) -> Path:
         place.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
         if name == "small":
             train_tokenizer(texts).save(str(folder / "tokenizer.json"))
-        options = TextOptions(tokens=TokenOptions(append_eod=True), workers=1)
+        options = PrepareOptions(tokens=TokenOptions(append_eod=True), workers=1)
         headrace.prepare(place.parent, folder / name, tokenizer=folder / "tokenizer.json", options=options)
     return folder
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
 import headrace
-from headrace.preparing import RecipeOptions
+from headrace.preparing import PrepareOptions
 from headrace.samples.recipe import parse_recipe
 
 BETA = 0.1
@@ -23,7 +23,7 @@ tokenizer: {folder}
 template: chatml
 strings: chat  # prompt and answers are strings; they are rendered as turns
 """)
-headrace.prepare([], folder / "store", recipe=recipe, options=RecipeOptions(workers=1), on_notice=print)
+headrace.prepare([], folder / "store", recipe=recipe, options=PrepareOptions(workers=1), on_notice=print)
 dataset = headrace.PreferenceDataset(headrace.open(folder / "store"))
 run = headrace.Run(dataset, global_batch_size=16, order=headrace.Order(seed=1), epochs=2, drop_last=True)
 

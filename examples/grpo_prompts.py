@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 import headrace
-from headrace.preparing import RecipeOptions
+from headrace.preparing import PrepareOptions
 from headrace.samples.recipe import parse_recipe
 
 PROMPTS, GROUP = 11, 32
@@ -22,7 +22,7 @@ folder = chats.make()
 length = "{max_tokens: 64, truncate: drop}"
 source = f"type: prompt, inputs: {folder}/prompts.jsonl, tokenizer: {folder}"
 recipe = parse_recipe(f"{{{source}, template: chatml, length: {length}}}")
-headrace.prepare([], folder / "store", recipe=recipe, options=RecipeOptions(workers=1), on_notice=print)
+headrace.prepare([], folder / "store", recipe=recipe, options=PrepareOptions(workers=1), on_notice=print)
 dataset = headrace.PromptDataset(headrace.open(folder / "store"))
 run = headrace.Run(dataset, global_batch_size=PROMPTS, order=headrace.Order(seed=1), epochs=6)
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import headrace
 from headrace.loader.attention import block_causal_mask
-from headrace.preparing import RecordOptions, TextOptions
+from headrace.preparing import PrepareOptions, RecordOptions
 
 STEPS, SIZE, WIDTH, HEADS = 20, 256, 32, 2
 
@@ -35,7 +35,7 @@ class Model(nn.Module):
 folder = corpus.make()
 records = map(json.loads, (folder / "text" / "small" / "part-0.jsonl").read_text().splitlines())
 (folder / "text.txt").write_text("\n\n".join(record["text"] for record in records))
-options = TextOptions(records=RecordOptions(sample_by="paragraph"), workers=1)
+options = PrepareOptions(records=RecordOptions(sample_by="paragraph"), workers=1)
 headrace.prepare(folder / "text.txt", folder / "short", tokenizer=folder / "tokenizer.json", options=options)
 
 packing = headrace.Packing(seq_len=SIZE, over_long="split")

@@ -28,7 +28,7 @@ def main() -> None:
     ]  # three records appear twice
     source.write_text("".join(json.dumps(row) + "\n" for row in rows) + "this is no JSON\n")
 
-    options = preparing.TextOptions(
+    options = preparing.PrepareOptions(
         records=preparing.RecordOptions(id_field="name"),
         tokens=preparing.TokenOptions(append_eod=True),
         filters=preparing.FilterSpec(min_chars=1000, function="prepare_corpus:has_classes"),
@@ -36,8 +36,8 @@ def main() -> None:
         output=preparing.OutputOptions(shard_tokens=50_000),
         errors=preparing.ErrorOptions(on_error="skip", max_errors=0.1),
     )
-    estimate = preparing.estimate_text([source], tokenizer=tokenizer, options=options)
-    print(f"at most {estimate.documents} documents, {estimate.tokens:,} tokens, {estimate.output_bytes:,} bytes")
+    found = preparing.estimate([source], tokenizer=tokenizer, options=options)
+    print(f"at most {found.documents} documents, {found.tokens:,} tokens, {found.output_bytes:,} bytes")
 
     manifest = headrace.prepare(source, folder / "store", tokenizer=tokenizer, options=options)
     documents = manifest.ledger.documents

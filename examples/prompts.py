@@ -10,14 +10,14 @@ import chats
 
 import headrace
 from headrace.loader import DispatchedPrompt
-from headrace.preparing import RecipeOptions
+from headrace.preparing import PrepareOptions
 from headrace.samples.recipe import parse_recipe
 
 GROUP, IN_FLIGHT = 4, 6
 
 folder = chats.make()
 recipe = parse_recipe(f"{{type: prompt, inputs: {folder}/prompts.jsonl, tokenizer: {folder}, template: chatml}}")
-headrace.prepare([], folder / "store", recipe=recipe, options=RecipeOptions(workers=1))
+headrace.prepare([], folder / "store", recipe=recipe, options=PrepareOptions(workers=1))
 dataset = headrace.PromptDataset(headrace.open(folder / "store"))
 run = headrace.Run(dataset, global_batch_size=8, order=headrace.Order(seed=1), samples=80)
 

@@ -29,12 +29,12 @@ def show(progress: TaskProgress) -> None:
 def main() -> None:
     folder = corpus.make()
     inputs, tokenizer, output = [folder / "text" / "large"], folder / "tokenizer.json", folder / "by-ray"
-    options = preparing.TextOptions(
+    options = preparing.PrepareOptions(
         tokens=preparing.TokenOptions(append_eod=True),
         deduplicate=True,
         task_bytes=50_000,
     )
-    if preparing.plan_text(inputs, output, tokenizer=tokenizer, options=options) is None:
+    if preparing.plan(inputs, output, tokenizer=tokenizer, options=options) is None:
         executor = RayExecutor(address=sys.argv[1] if len(sys.argv) > 1 else None)
         manifest = kinds.finish_job(output, executor, Show(tasks=show))
         assert not isinstance(manifest, Handed)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 import headrace
-from headrace.preparing import RecipeOptions
+from headrace.preparing import PrepareOptions
 from headrace.samples.recipe import parse_recipe
 
 folder = chats.make()
@@ -20,7 +20,7 @@ template: chatml
 mask: {{turns: all, end_of_turn: train}}
 length: {{max_tokens: 128, truncate: keep_last_turns}}
 """)
-headrace.prepare([], folder / "store", recipe=recipe, options=RecipeOptions(workers=1), on_notice=print)
+headrace.prepare([], folder / "store", recipe=recipe, options=PrepareOptions(workers=1), on_notice=print)
 
 dataset = headrace.SFTDataset(headrace.open(folder / "store"))
 sample, tokenizer = dataset[0], Tokenizer.from_file(str(folder / "tokenizer.json"))

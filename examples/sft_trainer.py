@@ -13,7 +13,7 @@ from torch import Tensor
 
 import headrace
 from headrace.loader import collate_fn
-from headrace.preparing import RecipeOptions
+from headrace.preparing import PrepareOptions
 from headrace.samples.recipe import parse_recipe
 
 folder = chats.make()
@@ -23,7 +23,7 @@ inputs: {folder}/chat.jsonl
 tokenizer: {folder}
 template: chatml
 """)
-headrace.prepare([], folder / "store", recipe=recipe, options=RecipeOptions(workers=1), on_notice=print)
+headrace.prepare([], folder / "store", recipe=recipe, options=PrepareOptions(workers=1), on_notice=print)
 
 # labels="same", since models of Hugging Face shift the labels themselves.
 collation = headrace.datasets.Collation(max_length=128, over_long="truncate_right", multiple_of=8)

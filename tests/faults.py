@@ -1,4 +1,4 @@
-"""Runs of `prepare_text` that are ended, or meet a full disk, at any change that they make on disk.
+"""Runs over text that are ended, or meet a full disk, at any change that they make on disk.
 
 The workers run inside this process, so a whole run takes some hundredths of a second and every moment can be tried;
 `tests/preparing/test_faults.py` kills real ones.
@@ -21,13 +21,14 @@ from typing import Any
 import msgspec
 import pytest
 
+import headrace
 import killing
 import stored
 from headrace.engine import doing, heartbeat
 from headrace.engine.processes import WorkerProcesses
 from headrace.engine.serving import Parent, Reply
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing import TextOptions, documents, joining, parts, prepare_text
+from headrace.preparing import PrepareOptions, documents, joining, parts
 from headrace.preparing import worker as text_task
 from headrace.preparing.messages import Order, Setup
 from headrace.preparing.output_folder import WORK_NAME
@@ -113,7 +114,7 @@ def small_run() -> Iterator[None]:
         patch.setattr(joining, "STEP_BYTES", 4000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
-        patch.setattr("headrace.preparing.backends.first_documents.NUM_DOCUMENTS", 5)
+        patch.setattr("headrace.preparing.first_documents.NUM_DOCUMENTS", 5)
         yield
 
 
@@ -295,11 +296,11 @@ def write_inputs(folder: Path, *, with_bad: bool) -> list[Path]:
 
 
 def prepare(
-    inputs: Path, folder: Path, tokenizer: Path, options: TextOptions, *, workers: int, **changes: Any
+    inputs: Path, folder: Path, tokenizer: Path, options: PrepareOptions, *, workers: int, **changes: Any
 ) -> Manifest:
-    """`prepare_text` with another number of workers."""
+    """A run with another number of workers."""
     options = msgspec.structs.replace(options, workers=workers, **changes)
-    return prepare_text([inputs], folder, tokenizer=tokenizer, options=options)
+    return headrace.prepare([inputs], folder, tokenizer=tokenizer, options=options)
 
 
 def error_of(action: Callable[[], object]) -> HeadraceError:

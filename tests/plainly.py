@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from headrace.preparing import TextOptions
+from headrace.preparing import PrepareOptions
 
 
 class Origin(NamedTuple):
@@ -57,7 +57,9 @@ def lines_of(file: Path) -> list[tuple[int, str]]:
     return found[:-1] if not found[-1][1] else found
 
 
-def expect(files: list[Path], tokenizer: Path, options: TextOptions, *, eod: int | None, bos: int | None) -> Expected:
+def expect(
+    files: list[Path], tokenizer: Path, options: PrepareOptions, *, eod: int | None, bos: int | None
+) -> Expected:
     """The whole output. ``eod`` and ``bos`` are the ids of the tokens that are added."""
     encoder = Tokenizer.from_file(str(tokenizer))
     encoder.encode_special_tokens = options.tokens.special_tokens_in_text == "literal"

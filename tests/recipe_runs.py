@@ -9,7 +9,7 @@ from typing import Any
 
 import headrace
 import recipes_made
-from headrace.preparing import RecipeOptions, prepare_recipe
+from headrace.preparing import PrepareOptions, RecordOptions, TokenOptions
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import Manifest
 
@@ -91,8 +91,13 @@ def write_lines(path: Path, records: Iterable[Any]) -> Path:
 
 def prepare(recipe: str, folder: Path, output: Path, **options: Any) -> Manifest:
     """A run of a recipe whose paths are of this folder."""
-    options = {"backend": "tokenizers", "workers": 1, **options}
-    return prepare_recipe(parse_recipe(in_folder(recipe, folder)), output, options=RecipeOptions(**options))
+    return headrace.prepare([], output, recipe=parse_recipe(in_folder(recipe, folder)), options=options_of(**options))
+
+
+def options_of(*, backend: Any = "tokenizers", id_field: str | None = None, **options: Any) -> PrepareOptions:
+    """The options of a run with one worker."""
+    tokens, records = TokenOptions(backend=backend), RecordOptions(id_field=id_field)
+    return PrepareOptions(**{"workers": 1, **options}, tokens=tokens, records=records)
 
 
 def in_folder(recipe: str, folder: Path) -> str:

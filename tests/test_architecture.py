@@ -367,16 +367,22 @@ def test_nothing_depends_on_the_interpreter_lock() -> None:
 
 
 GOING = {
-    r"\bis_url\(": 36,
+    r"\bis_url\(": 33,
     r"[Ss]pool": 11,
     r"\bthreading\.local\b": 2,
-    r"\bTextOptions\b": 51,
     r"ThreadPoolExecutor\(": 11,
     r"torch\.utils\.data\._": 1,
     r"\bshared\.is_folder\b": 7,
 }
 """Words whose mechanism is going, and the most lines above ``io`` that may still hold one: a number only falls."""
-GONE = [r"\bFIRST_MODULES\b", r"\bundrawn\(", r"\bOLD_WORK_NAME\b", r"older version of Headrace", r"earlier Headrace"]
+GONE = [
+    r"\b(Text|Recipe)Options\b",
+    r"\bFIRST_MODULES\b",
+    r"\bundrawn\(",
+    r"\bOLD_WORK_NAME\b",
+    r"older version of Headrace",
+    r"earlier Headrace",
+]
 """Words whose mechanism is gone."""
 
 
@@ -407,8 +413,8 @@ OVER_BUDGET = {
     "stores": 9_482,
     "samples": 9_617,
     "engine": 2_305,
-    "preparing": 11_384,
-    "copying": 1_822,
+    "preparing": 11_150,
+    "copying": 1_576,
     "cache": 853,
     "datasets": 8_433,
     "tracing": 3_221,
@@ -416,9 +422,9 @@ OVER_BUDGET = {
     "compat": 4_846,
     "integrations": 1_702,
     "inspect": 6_572,
-    "cli": 3_331,
+    "cli": 3_197,
     "ui": 2_558,
-    "all": 85_163,
+    "all": 84_549,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

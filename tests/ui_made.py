@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import corpora
 import headrace
 import warm
-from headrace.preparing import RecipeOptions, TextOptions, TokenOptions, prepare_recipe, prepare_text
+from headrace.preparing import PrepareOptions, TokenOptions, prepare
 from headrace.preparing.options import ErrorOptions, RecordOptions
 from headrace.preparing.shards import ShardOptions, prepare_shards
 from headrace.samples.recipe import parse_recipe
@@ -115,15 +115,15 @@ def picture(number: int) -> bytes:
 
 def _stores() -> None:
     tokens = TokenOptions(append_eod=True)
-    web = TextOptions(
+    web = PrepareOptions(
         tokens=tokens, workers=1, records=RecordOptions(id_field="id"), errors=ErrorOptions(on_error="skip")
     )
-    prepare_text([Path("data/docs-0.jsonl"), Path("data/docs-1.jsonl"), Path("data/docs-2.jsonl")], Path("stores/web"),
+    prepare([Path("data/docs-0.jsonl"), Path("data/docs-1.jsonl"), Path("data/docs-2.jsonl")], Path("stores/web"),
                  tokenizer=Path("model"), options=web)  # fmt: skip
-    code = TextOptions(tokens=tokens, workers=1)
-    prepare_text([Path("data/code")], Path("stores/code"), tokenizer=Path("model"), options=code)
+    code = PrepareOptions(tokens=tokens, workers=1)
+    prepare([Path("data/code")], Path("stores/code"), tokenizer=Path("model"), options=code)
     recipe = parse_recipe(json.dumps({"type": "sft", "inputs": "data/talks.jsonl", "tokenizer": "model"}))
-    prepare_recipe(recipe, Path("stores/chats"), options=RecipeOptions(workers=1))
+    prepare([], Path("stores/chats"), recipe=recipe, options=PrepareOptions(workers=1))
     prepare_shards([Path("photos")], Path("stores/captions"), options=ShardOptions(workers=1))
 
 

@@ -2,7 +2,7 @@
 
     python tools/walk.py [document|position|packed] [--root CHECKOUT] [--calls] [--json]
 
-    document    one line of JSONL to tokens on disk: prepare_text(...)
+    document    one line of JSONL to tokens on disk: prepare(...)
     position    one position of a run to a batch of windows: next(iter(headrace.Loader(...)))
     packed      samples of tar shards through a task encoder to the first batch of packs
 
@@ -149,15 +149,15 @@ Work = Callable[[str], object]
 def _document() -> Work:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from headrace.preparing import TextOptions, prepare_text
+    from headrace.preparing import PrepareOptions, prepare
 
     vocabulary = {f"word{number}": number for number in range(50)}
     tokenizer = Tokenizer(models.WordLevel({**vocabulary, "<|endoftext|>": 50}, unk_token="word0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save("tokenizer.json")
     Path("texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:1]))
-    options = TextOptions(workers=1)
-    return lambda output: prepare_text(["texts.jsonl"], output, tokenizer="tokenizer.json", options=options)
+    options = PrepareOptions(workers=1)
+    return lambda output: prepare(["texts.jsonl"], output, tokenizer="tokenizer.json", options=options)
 
 
 def _position() -> Work:

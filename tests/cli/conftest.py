@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import made
 import media_stores_made
 from headrace.cli import main
-from headrace.preparing import TextOptions, TokenOptions, prepare_text
+from headrace.preparing import PrepareOptions, TokenOptions, prepare
 
 WORDS = ["[UNK]", "<|endoftext|>", *(f"w{number}" for number in range(98))]
 
@@ -84,8 +84,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def prepared(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared") / "store"
-    options = TextOptions(tokens=TokenOptions(append_eod=True), workers=1)
-    prepare_text([corpus], folder, tokenizer=tokenizer, options=options)
+    options = PrepareOptions(tokens=TokenOptions(append_eod=True), workers=1)
+    prepare([corpus], folder, tokenizer=tokenizer, options=options)
     return folder
 
 

@@ -27,7 +27,7 @@ from headrace.datasets.packed_sequences import plan_name
 from headrace.inspect.store_checks import _check_sums
 from headrace.plan import IntArray
 from headrace.plan.packing import PackItems
-from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
+from headrace.preparing import OutputOptions, PrepareOptions, TokenOptions, prepare
 from headrace.preparing.energon import EnergonOptions, SplitChoice, prepare_energon
 from headrace.preparing.shards import ShardOptions
 from headrace.testing.damage import other_byte
@@ -343,8 +343,8 @@ TOKENS: Final = TokenOptions(append_eod=True, backend="tokenizers")
 
 def of_text(**output: Any) -> Callable[[Path, Path, Path], Path]:
     def make(folder: Path, corpus: Path, tokenizer: Path) -> Path:
-        options = TextOptions(tokens=TOKENS, output=OutputOptions(**output), workers=1)
-        prepare_text([corpus], folder / "out", tokenizer=tokenizer, options=options)
+        options = PrepareOptions(tokens=TOKENS, output=OutputOptions(**output), workers=1)
+        prepare([corpus], folder / "out", tokenizer=tokenizer, options=options)
         return folder / "out"
 
     return make

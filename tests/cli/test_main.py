@@ -23,7 +23,7 @@ from headrace.config import nearest_path
 from headrace.errors import ConfigError
 from headrace.inspect import figures
 from headrace.inspect.figures import listing, table
-from headrace.preparing import prepare_text
+from headrace.preparing import prepare
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -160,7 +160,7 @@ def test_the_nearest_key_and_column(prepared: Path, tokenizer: Path, tmp_path: P
         (lambda: headrace.Blend(children, weights={"wbe": 1, "code": 1}), r"'wbe'.*'web'"),
         (lambda: headrace.datasets.ScheduledBlend(children, stages), r"'wbe'.*'web'"),
         (
-            lambda: prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=tokenizer),
+            lambda: prepare([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=tokenizer),
             r"'text'.*'texts'.*'texts'",
         ),
     ):

@@ -27,8 +27,8 @@ from headrace.preparing import (
     Estimate,
     FilterSpec,
     OutputOptions,
+    PrepareOptions,
     RecordOptions,
-    TextOptions,
     TokenOptions,
 )
 from headrace.preparing.output_folder import WORK_NAME
@@ -77,49 +77,49 @@ STAGE = ("in.jsonl", "-o", "out", "--tokenizer", "t")
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
-        ("", TextOptions()),
-        ("--field body", TextOptions(records=RecordOptions(fields=("body",)))),
-        ("--field a --text-field b", TextOptions(records=RecordOptions(fields=("a", "b")))),
-        ("--field a --field b --join ;", TextOptions(records=RecordOptions(fields=("a", "b"), join=";"))),
-        ("--id-field url", TextOptions(records=RecordOptions(id_field="url"))),
-        ("--sample-by paragraph", TextOptions(records=RecordOptions(sample_by="paragraph"))),
-        ("--max-record-bytes 2000000", TextOptions(records=RecordOptions(max_record_bytes=2_000_000))),
-        ("--append-eod --eod 07", TextOptions(tokens=TokenOptions(append_eod=True, eod=7))),
-        ("--append-eod --eod </s>", TextOptions(tokens=TokenOptions(append_eod=True, eod="</s>"))),
-        ("--bos auto", TextOptions(tokens=TokenOptions(bos="auto"))),
-        ("--bos 0", TextOptions(tokens=TokenOptions(bos=0))),
-        ("--bos <s>", TextOptions(tokens=TokenOptions(bos="<s>"))),
-        ("--special-tokens-in-text encode", TextOptions(tokens=TokenOptions(special_tokens_in_text="encode"))),
-        ("--backend gigatoken", TextOptions(tokens=TokenOptions(backend="gigatoken"))),
-        ("--min-chars 1 --max-chars 9", TextOptions(filters=FilterSpec(min_chars=1, max_chars=9))),
-        ("--min-tokens 0 --max-tokens 5", TextOptions(filters=FilterSpec(min_tokens=0, max_tokens=5))),
-        ("--filter mine:keep", TextOptions(filters=FilterSpec(function="mine:keep"))),
-        ("--deduplicate", TextOptions(deduplicate=True)),
-        ("--format keyed", TextOptions(output=OutputOptions(format="keyed"))),
-        ("--shard-tokens 7", TextOptions(output=OutputOptions(shard_tokens=7))),
-        ("--single", TextOptions(output=OutputOptions(shard_tokens=None))),
-        ("--on-error skip", TextOptions(errors=ErrorOptions(on_error="skip"))),
-        ("--on-error skip --max-errors 0", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0))),
-        ("--on-error skip --max-errors 0.25", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0.25))),
-        ("--on-error skip --max-errors 0.5%", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0.005))),
-        ("--on-error skip --max-errors 0%", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0.0))),
-        ("--workers 3", TextOptions(workers=3)),
-        ("--overwrite", TextOptions(overwrite=True)),
-        ("--restart", TextOptions(restart=True)),
+        ("", PrepareOptions()),
+        ("--field body", PrepareOptions(records=RecordOptions(fields=("body",)))),
+        ("--field a --text-field b", PrepareOptions(records=RecordOptions(fields=("a", "b")))),
+        ("--field a --field b --join ;", PrepareOptions(records=RecordOptions(fields=("a", "b"), join=";"))),
+        ("--id-field url", PrepareOptions(records=RecordOptions(id_field="url"))),
+        ("--sample-by paragraph", PrepareOptions(records=RecordOptions(sample_by="paragraph"))),
+        ("--max-record-bytes 2000000", PrepareOptions(records=RecordOptions(max_record_bytes=2_000_000))),
+        ("--append-eod --eod 07", PrepareOptions(tokens=TokenOptions(append_eod=True, eod=7))),
+        ("--append-eod --eod </s>", PrepareOptions(tokens=TokenOptions(append_eod=True, eod="</s>"))),
+        ("--bos auto", PrepareOptions(tokens=TokenOptions(bos="auto"))),
+        ("--bos 0", PrepareOptions(tokens=TokenOptions(bos=0))),
+        ("--bos <s>", PrepareOptions(tokens=TokenOptions(bos="<s>"))),
+        ("--special-tokens-in-text encode", PrepareOptions(tokens=TokenOptions(special_tokens_in_text="encode"))),
+        ("--backend gigatoken", PrepareOptions(tokens=TokenOptions(backend="gigatoken"))),
+        ("--min-chars 1 --max-chars 9", PrepareOptions(filters=FilterSpec(min_chars=1, max_chars=9))),
+        ("--min-tokens 0 --max-tokens 5", PrepareOptions(filters=FilterSpec(min_tokens=0, max_tokens=5))),
+        ("--filter mine:keep", PrepareOptions(filters=FilterSpec(function="mine:keep"))),
+        ("--deduplicate", PrepareOptions(deduplicate=True)),
+        ("--format keyed", PrepareOptions(output=OutputOptions(format="keyed"))),
+        ("--shard-tokens 7", PrepareOptions(output=OutputOptions(shard_tokens=7))),
+        ("--single", PrepareOptions(output=OutputOptions(shard_tokens=None))),
+        ("--on-error skip", PrepareOptions(errors=ErrorOptions(on_error="skip"))),
+        ("--on-error skip --max-errors 0", PrepareOptions(errors=ErrorOptions(on_error="skip", max_errors=0))),
+        ("--on-error skip --max-errors 0.25", PrepareOptions(errors=ErrorOptions(on_error="skip", max_errors=0.25))),
+        ("--on-error skip --max-errors 0.5%", PrepareOptions(errors=ErrorOptions(on_error="skip", max_errors=0.005))),
+        ("--on-error skip --max-errors 0%", PrepareOptions(errors=ErrorOptions(on_error="skip", max_errors=0.0))),
+        ("--workers 3", PrepareOptions(workers=3)),
+        ("--overwrite", PrepareOptions(overwrite=True)),
+        ("--restart", PrepareOptions(restart=True)),
     ],
 )
-@pytest.mark.parametrize("function", ["prepare_text", "estimate_text"])
+@pytest.mark.parametrize("function", ["prepare", "estimate"])
 def test_options_reach_the_run(
-    run: Any, monkeypatch: pytest.MonkeyPatch, function: str, arguments: str, options: TextOptions
+    run: Any, monkeypatch: pytest.MonkeyPatch, function: str, arguments: str, options: PrepareOptions
 ) -> None:
     given: list[Any] = []
 
-    def stand_in(inputs: Any, *output: Any, tokenizer: Any, options: TextOptions, **callbacks: Any) -> None:
+    def stand_in(inputs: Any, *output: Any, tokenizer: Any, options: PrepareOptions, **callbacks: Any) -> None:
         given.extend([inputs, *output, tokenizer, options])
         raise ConfigError("enough")
 
     monkeypatch.setattr(f"headrace.preparing.{function}", stand_in)
-    is_dry = function == "estimate_text"
+    is_dry = function == "estimate"
     assert run("prepare", *STAGE, *arguments.split(), *["--dry-run"] * is_dry).stderr.startswith("error: enough\n")
     assert given == [("in.jsonl",), *["out"] * (not is_dry), "t", options]
 
@@ -197,7 +197,7 @@ def test_notices(run: Any, monkeypatch: pytest.MonkeyPatch, prepared: Path, quie
         on_notice("continuing the unfinished run in this folder")
         return load_manifest(prepared)
 
-    monkeypatch.setattr("headrace.preparing.prepare_text", stand_in)
+    monkeypatch.setattr("headrace.preparing.prepare", stand_in)
     result = run("prepare", *STAGE, *["--quiet"] * quiet)
     if quiet:
         assert result.output == ""
@@ -244,7 +244,7 @@ def test_the_library_that_encodes_is_another(run: Any, monkeypatch: pytest.Monke
     words = {"first_error": "", "dtype": "int32", "backend": "tokenizers", "fallback": "gigatoken differs"}
     numbers = dict.fromkeys(Estimate.__struct_fields__, 0)
     estimate = Estimate(**{**numbers, **words, "dropped": {}, "is_exact": False})
-    monkeypatch.setattr("headrace.preparing.estimate_text", lambda *inputs, **options: estimate)
+    monkeypatch.setattr("headrace.preparing.estimate", lambda *inputs, **options: estimate)
     lines = run("prepare", "in.jsonl", "--tokenizer", "t", "--dry-run").stdout.splitlines()
     assert lines[-1] == "  backend    tokenizers, since gigatoken differs"
 
@@ -307,8 +307,8 @@ def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[str, list[
         ("a -o out --tokenizer t --join --field --field x", "text a -o out --tokenizer t --join --field --field x"),
         ("-o out -- -a", "text -o out -- -a"),
         ("- -o out --shard-tokens -1", "text - -o out --shard-tokens -1"),
-        ("a --recipe r -o out --now 2026-03-01", "recipe r a -o out --now 2026-03-01"),
-        ("--recipe r --format hdf5 --json", "recipe r --format hdf5 --json"),
+        ("a --recipe r -o out --now 2026-03-01", "text a --recipe r -o out --now 2026-03-01"),
+        ("--recipe r --format hdf5 --json", "text --recipe r --format hdf5 --json"),
         ("a --format tar -o out --part a=row --part b=row", "media a -o out --part a=row --part b=row"),
         ("a --format=tar --force-overwrite --single", "media a --overwrite --single"),
         ("--executor slurm a -o out --time=3 --tokenizer t", "text a -o out --tokenizer t --time 3 --executor slurm"),
@@ -342,11 +342,14 @@ def test_a_path_that_is_called_like_a_subcommand(
     assert capsys.readouterr().err == ""
     assert called(monkeypatch, "text", "more", "-o", "out")[:2] == ("text", ["more"])
     assert capsys.readouterr().err == "note: text is the subcommand here; for the path write ./text\n"
+    assert called(monkeypatch, "text", "--recipe", "r", "-o", "out")[:2] == ("text", [])
+    assert capsys.readouterr().err == "note: text is the subcommand here; for the path write ./text\n"
+    assert called(monkeypatch, "media", "--recipe", "r", "-o", "out")[:2] == ("text", ["media"])
     assert run("prepare", "media", "--help").stdout.startswith("Usage: main prepare media [OPTIONS] INPUT...")
     assert "No such option '--bogus'" in run("prepare", "media", "--bogus").stderr
 
 
-@pytest.mark.parametrize("name", ["text", "recipe", "media", "energon"])
+@pytest.mark.parametrize("name", ["text", "media", "energon"])
 def test_help_is_in_groups(run: Any, name: str) -> None:
     shown = run("prepare", name, "--help").stdout
     assert all(

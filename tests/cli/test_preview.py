@@ -24,7 +24,7 @@ from headrace.inspect.lines import Style, preview_lines
 from headrace.inspect.shown import RecordPart, ShownSample, ShownSequence, Stretch
 from headrace.inspect.token_preview import figures_of
 from headrace.plan.packing import Packing
-from headrace.preparing import prepare_recipe
+from headrace.preparing import prepare
 from headrace.samples.recipe import parse_recipe
 from headrace.ui import page_of
 from page_checked import CheckedPage
@@ -327,7 +327,7 @@ def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pyt
         "type: sft\ninputs: {paths: chat.jsonl, layout: messages}\ntokenizer: model\n"
         "mask: {on_no_supervised: drop}\nerrors: {on_error: skip}"
     )
-    prepare_recipe(recipe, "store")
+    prepare([], "store", recipe=recipe)
     run("preview", "store", "--html", "page.html")
     text = run("preview", "store").stdout
     assert "document 0: " in text

@@ -28,7 +28,7 @@ from headrace.datasets.mix import tokenizer_of
 from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect.origins import _inputs
-from headrace.preparing import TextOptions, TokenOptions, prepare_text
+from headrace.preparing import PrepareOptions, TokenOptions, prepare
 from headrace.preparing.energon import EnergonOptions, prepare_energon
 from headrace.preparing.energon.options import SplitChoice
 from headrace.preparing.shards import ShardOptions, ShardSource, prepare_shards
@@ -39,7 +39,7 @@ from headrace.tracing import save_run
 from memory_stores import Away, MemoryBucket
 from shards_made import inline
 
-TEXT = TextOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)
+TEXT = PrepareOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)
 JOINER = {"__module__": "megatron.energon", "__class__": "TextSample"}
 
 
@@ -71,7 +71,7 @@ Act = Callable[[int], Any]
 
 def text_that_is_prepared(given: Given) -> Act:
     def act(number: int) -> Any:
-        return prepare_text([given.corpus], f"{given.bucket.url}/o", tokenizer=given.tokenizer, options=TEXT)
+        return prepare([given.corpus], f"{given.bucket.url}/o", tokenizer=given.tokenizer, options=TEXT)
 
     act(0)
     return act

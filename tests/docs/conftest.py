@@ -30,7 +30,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.cli import main
-from headrace.preparing import RecipeOptions, TextOptions, TokenOptions, prepare_recipe, prepare_text
+from headrace.preparing import PrepareOptions, TokenOptions, prepare
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import KeyedWriter
 
@@ -56,8 +56,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, output in (("data", "web"), ("more", "code")):
-        options = TextOptions(tokens=TokenOptions(append_eod=True), workers=1)
-        prepare_text([folder / name], folder / "stores" / output, tokenizer=folder / "tokenizer.json", options=options)
+        options = PrepareOptions(tokens=TokenOptions(append_eod=True), workers=1)
+        prepare([folder / name], folder / "stores" / output, tokenizer=folder / "tokenizer.json", options=options)
     page = (ROOT / "docs/prepare.md").read_text(encoding="utf-8")
     [code] = [match[2] for match in FENCE.finditer(page) if match[2].startswith("# my_filters.py")]
     (folder / "my_filters.py").write_text(code)
@@ -97,7 +97,9 @@ def docstring_template(template: Path, tmp_path_factory: pytest.TempPathFactory)
         recipe |= {"tokenizer": str(folder / "chat-tokenizer")}
         if name == "preferences":
             recipe["strings"] = "chat"
-        prepare_recipe(parse_recipe(json.dumps(recipe)), folder / "stores" / name, options=RecipeOptions(workers=1))
+        prepare(
+            [], folder / "stores" / name, recipe=parse_recipe(json.dumps(recipe)), options=PrepareOptions(workers=1)
+        )
     record = {"prompts": [2, 3, 4], "responses": [5, 6, 7], "masks": [1, 1, 1], "response_lengths": [2, 1]}
     dtypes = {"prompts": "int32", "responses": "int32", "masks": "uint8", "response_lengths": "int32"}
     with KeyedWriter(folder / "stores" / "rollouts", dtypes=dtypes | {"rewards": "float32"}) as writer:

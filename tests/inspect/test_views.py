@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.inspect import views
 from headrace.inspect.metadataset import MetadatasetDescription, NodeNumbers
 from headrace.inspect.views import finding, outlines, overviews
-from headrace.preparing import RecipeOptions, prepare_recipe
+from headrace.preparing import PrepareOptions, prepare
 from headrace.samples.recipe import parse_recipe
 from memory_stores import Away, MemoryBucket
 from token_shards import write_keyed
@@ -138,7 +138,7 @@ def test_domains(inside: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {"type": "seq", "inputs": str(tmp_path / "in.jsonl"), "tokenizer": "model"}
     parsed = parse_recipe(json.dumps({**recipe, "output": {"domain_key": "source"}}))
-    prepare_recipe(parsed, tmp_path / "out", options=RecipeOptions(workers=1))
+    prepare([], tmp_path / "out", recipe=parsed, options=PrepareOptions(workers=1))
     found = views.outline(tmp_path / "out")
     assert isinstance(found, views.StoreOutline)
     assert {one.name: one.documents for one in found.domains} == {"books": 20, "news": 10}

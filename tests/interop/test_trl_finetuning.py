@@ -28,7 +28,7 @@ import headrace
 import layouts_made
 import masks_made
 import recipe_runs
-from headrace.preparing import RecipeOptions, prepare_recipe
+from headrace.preparing import PrepareOptions, prepare
 from headrace.samples.recipe import parse_recipe
 
 pytestmark = pytest.mark.interop
@@ -84,7 +84,9 @@ class Kit:
         """The same records by a recipe."""
         data = recipe_runs.write_lines(self.folder / "data.jsonl", records)
         recipe += f"\ninputs: {data}\ntokenizer: {self.folder}\n"
-        prepare_recipe(parse_recipe(recipe), self.folder / "store", options=RecipeOptions(workers=1, overwrite=True))
+        prepare(
+            [], self.folder / "store", recipe=parse_recipe(recipe), options=PrepareOptions(workers=1, overwrite=True)
+        )
         return headrace.open(self.folder / "store")
 
 

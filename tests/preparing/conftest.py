@@ -12,8 +12,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import faults
+import headrace
 import proved_once
-from headrace.preparing import TextOptions, prepare_text
+from headrace.preparing import PrepareOptions
 from headrace.stores import Manifest
 
 EOD = "<|endoftext|>"
@@ -90,11 +91,12 @@ class Kit:
         return path
 
     def prepare(
-        self, inputs: list[Path | str], output: Path | str, *, options: TextOptions | None = None, **more: Any
+        self, inputs: list[Path | str], output: Path | str, *, options: PrepareOptions | None = None, **more: Any
     ) -> Manifest:
-        """`prepare_text` with this tokeniser, and options as a whole or by their fields."""
+        """`prepare` with this tokeniser, and options as a whole or by their fields."""
         watched = {name: more.pop(name) for name in ("on_notice", "on_progress") if name in more}
-        return prepare_text(inputs, output, tokenizer=self.tokenizer, options=options or TextOptions(**more), **watched)
+        options = options or PrepareOptions(**more)
+        return headrace.prepare(inputs, output, tokenizer=self.tokenizer, options=options, **watched)
 
 
 @pytest.fixture(scope="session")

@@ -24,20 +24,19 @@ from headrace.preparing import (
     ErrorOptions,
     Estimate,
     FilterSpec,
+    PrepareOptions,
     RecordOptions,
     ShardOptions,
-    TextOptions,
     TokenOptions,
+    estimate,
     estimate_shards,
-    estimate_text,
+    first_documents,
     joining,
-    plan_text,
-    prepare_recipe,
+    plan,
+    prepare,
     prepare_shards,
-    prepare_text,
     read_recipe,
 )
-from headrace.preparing.backends import first_documents
 from headrace.preparing.output_folder import output_at
 from headrace.preparing.parts import PartBuilder
 from headrace.preparing.shards.options import PartSpec, ShardSource
@@ -102,7 +101,7 @@ def test_a_text_that_the_tokeniser_refuses(kit: Any, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     kit.write(tmp_path / "in.jsonl", [{"text": "known"}, {"text": "known"}, {"text": "strange"}])
     with pytest.raises(InputError, match=r"in\.jsonl.*3.*'strange'"):
-        prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=tmp_path)
+        prepare([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=tmp_path)
 
 
 @pytest.mark.parametrize("change", ["shrink", "vanish"])
@@ -147,12 +146,12 @@ def test_a_torn_gzip(kit: Any, tmp_path: Path, cut: float) -> None:
     data = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
     file = tmp_path / "in.jsonl.gz"
     file.write_bytes(data[: int(len(data) * cut)])
-    options = TextOptions(tokens=REFERENCE, workers=1)
+    options = PrepareOptions(tokens=REFERENCE, workers=1)
     with pytest.raises(InputError, match=r"in\.jsonl\.gz") as caught:
         kit.prepare([file], tmp_path / "out", options=options)
     assert "gzip" in str(caught.value)
     assert not opens(tmp_path / "out")
-    options = TextOptions(tokens=REFERENCE, workers=1, errors=SKIP)
+    options = PrepareOptions(tokens=REFERENCE, workers=1, errors=SKIP)
     manifest = kit.prepare([file], tmp_path / "skip", options=options)
     kept = manifest.ledger.documents.kept
     assert 500 < kept < 5000
@@ -194,7 +193,7 @@ def test_files_that_cannot_be_read_are_skipped_and_listed(kit: Any, tmp_path: Pa
 
 def test_a_record_that_is_too_long(kit: Any, tmp_path: Path) -> None:
     file = kit.write(tmp_path / "in.jsonl", [{"text": "fine"}, {"text": "long " * 900_000}, {"text": "good"}])
-    options = TextOptions(tokens=REFERENCE, records=RecordOptions(max_record_bytes=1 << 21))
+    options = PrepareOptions(tokens=REFERENCE, records=RecordOptions(max_record_bytes=1 << 21))
     with pytest.raises(InputError, match=r"2.*4,500,013.*2,097,152"):
         kit.prepare([file], tmp_path / "out", options=options)
     options = msgspec.structs.replace(options, errors=SKIP)
@@ -205,7 +204,7 @@ def test_a_filter_that_fails(kit: Any, tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "wanted.py").write_text("def check(record):\n    return 'too old' if record['year'] < 2000 else True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     file = kit.write(tmp_path / "in.jsonl", [{"text": "a", "year": 2001}, {"text": "b", "year": 1}, {"text": "c"}])
-    options = TextOptions(tokens=REFERENCE, filters=FilterSpec(function="wanted:check"), workers=1)
+    options = PrepareOptions(tokens=REFERENCE, filters=FilterSpec(function="wanted:check"), workers=1)
     with pytest.raises(InputError, match=r"3.*KeyError.*'year'"):
         kit.prepare([file], tmp_path / "out", options=options)
     options = msgspec.structs.replace(options, errors=SKIP)
@@ -279,13 +278,13 @@ def nothing_left(folder: Path, tokenizer: Path) -> list[tuple[str, Callable[[Pat
     (folder / "u16.yaml").write_text(RECIPE.format(tokenizer=tokenizer, path=folder / "u16.jsonl"))
     (folder / "dots").mkdir()
     (folder / "dots/a.b.jpg").write_bytes(b"no picture")
-    none = TextOptions(filters=FilterSpec(min_chars=9), errors=SKIP)
+    none = PrepareOptions(filters=FilterSpec(min_chars=9), errors=SKIP)
 
-    def text(name: str, options: TextOptions | None = None, run: Callable[..., Any] = prepare_text) -> Any:
+    def text(name: str, options: PrepareOptions | None = None, run: Callable[..., Any] = prepare) -> Any:
         return lambda output: run([folder / "in" / name], output, tokenizer=tokenizer, options=options)
 
     def recipe(name: str) -> Any:
-        return lambda output: prepare_recipe(read_recipe(folder / name), output)
+        return lambda output: prepare([], output, recipe=read_recipe(folder / name))
 
     def shards(name: str, options: ShardOptions | None = None) -> Any:
         return lambda output: prepare_shards([folder / name], output, options=options)
@@ -297,7 +296,7 @@ def nothing_left(folder: Path, tokenizer: Path) -> list[tuple[str, Callable[[Pat
         (r"1.*min_chars.1.*Nothing", text("good.jsonl", none)),
         (r"bad\.jsonl.*1.*'text'.*Nothing", text("bad.jsonl")),
         (r"nowhere\.jsonl'", text("nowhere.jsonl")),
-        (r"missing\.jsonl'", text("missing.jsonl", run=plan_text)),
+        (r"missing\.jsonl'", text("missing.jsonl", run=plan)),
         (r"u16\.jsonl.*1.*UTF-8.*Nothing", recipe("u16.yaml")),
         (r"tar.*prepare.energon", shards("tars")),
         (r"record.0.*layout", recipe("in/sft.yaml")),
@@ -349,26 +348,26 @@ STOPS = {
 def test_a_dry_run_says_why_the_run_would_stop(kit: Any, tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(content)
-    estimate = estimate_text([path], tokenizer=kit.tokenizer)
-    assert re.search(STOPS[content], estimate.stops)
-    if estimate.stops:
+    found = estimate([path], tokenizer=kit.tokenizer)
+    assert re.search(STOPS[content], found.stops)
+    if found.stops:
         with pytest.raises(InputError) as caught:
             kit.prepare([path], tmp_path / "out")
-        assert estimate.stops in str(caught.value)
+        assert found.stops in str(caught.value)
     assert everything(tmp_path) == [path]
 
 
 def test_a_dry_run_knows_how_much_may_be_bad(kit: Any, tmp_path: Path) -> None:
     path = utf_16(tmp_path)
 
-    def estimate(max_errors: float) -> Estimate:
+    def estimated(max_errors: float) -> Estimate:
         errors = ErrorOptions(on_error="skip", max_errors=max_errors)
-        return estimate_text([path], tokenizer=kit.tokenizer, options=TextOptions(errors=errors))
+        return estimate([path], tokenizer=kit.tokenizer, options=PrepareOptions(errors=errors))
 
-    assert re.match(r"7 bad .* allows 3; .*a\.jsonl, line 4", estimate(3).stops)
-    assert re.match(r"7 bad records of 7 \(100\.00%\), .* 10\.00%", estimate(0.1).stops)
-    assert re.match(rf"no documents are left of 7 records: bad 7; .*{UTF_16}", estimate(9).stops)
-    assert (estimate(9).bad_records, "line 1: not UTF-8" in estimate(9).first_error) == (7, True)
+    assert re.match(r"7 bad .* allows 3; .*a\.jsonl, line 4", estimated(3).stops)
+    assert re.match(r"7 bad records of 7 \(100\.00%\), .* 10\.00%", estimated(0.1).stops)
+    assert re.match(rf"no documents are left of 7 records: bad 7; .*{UTF_16}", estimated(9).stops)
+    assert (estimated(9).bad_records, "line 1: not UTF-8" in estimated(9).first_error) == (7, True)
 
 
 def test_a_dry_run_of_media_says_why_the_run_would_stop(tmp_path: Path) -> None:
@@ -400,7 +399,7 @@ def test_a_look_at_the_output_writes_nothing(kit: Any, tmp_path: Path) -> None:
 # A field that a file lacks is an error of configuration in every format.
 
 
-LENIENT = TextOptions(tokens=REFERENCE, errors=ErrorOptions(on_error="skip", max_errors=0.99), workers=1)
+LENIENT = PrepareOptions(tokens=REFERENCE, errors=ErrorOptions(on_error="skip", max_errors=0.99), workers=1)
 RECORDS = [{"text": f"line {number}", "id": str(number)} for number in range(100)]
 OTHER = [{"content": f"row {number}", "id": str(number)} for number in range(5000)]
 
@@ -422,11 +421,11 @@ def write(folder: Path, ending: str, rows: list[Any] = OTHER) -> list[Path]:
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_texts_without_the_field_or_ids(kit: Any, tmp_path: Path, ending: str) -> None:
     inputs = write(tmp_path / "in", ending)
-    for call in (prepare_text, plan_text):
+    for call in (prepare, plan):
         with pytest.raises(ConfigError, match=rf"b\.{ending}.*'text'.*'content'"):
             call(inputs, tmp_path / call.__name__, tokenizer=kit.tokenizer, options=LENIENT)
     with pytest.raises(ConfigError, match="'text'"):
-        estimate_text(inputs, tokenizer=kit.tokenizer, options=LENIENT)
+        estimate(inputs, tokenizer=kit.tokenizer, options=LENIENT)
     inputs = write(tmp_path / "ids", ending, [{"text": "a"}] * 101)
     options = msgspec.structs.replace(LENIENT, records=RecordOptions(id_field="id"))
     with pytest.raises(ConfigError, match=rf"b\.{ending}.*'id'.*--id-field"):
@@ -466,7 +465,7 @@ def test_records_without_the_field(tmp_path: Path, ending: str) -> None:
     ):
         (tmp_path / "r.yaml").write_text(head + recipe)
         with pytest.raises(ConfigError, match=rf"b\.{ending}.*100.*'text'.*{needing}"):
-            prepare_recipe(tmp_path / "r.yaml", tmp_path / f"out{number}")
+            prepare([], tmp_path / f"out{number}", recipe=tmp_path / "r.yaml")
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "arrow", "parquet", "csv"])

@@ -20,7 +20,7 @@ from counts import cases
 from headrace.engine.serving import load
 from headrace.errors import HeadraceError, OutputError, StoreError
 from headrace.io import reader
-from headrace.preparing import OutputOptions, TextOptions, cutting, joining, parts
+from headrace.preparing import OutputOptions, PrepareOptions, cutting, joining, parts
 from headrace.preparing.backends import Choice
 from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import DOMAIN, Column, IntArray, add_ends, keep_rows, total_lengths
@@ -57,7 +57,7 @@ def plan_of(layout: Any, shard_tokens: int | None, *, unique: bool, domains: boo
     making = RecipeSetup(recipe=b"", sources=(0,), template=None, special_tokens={}, before_text=())
     return RunPlan(
         files=(FILE,),
-        options=TextOptions(deduplicate=unique, output=OutputOptions(format=layout, shard_tokens=shard_tokens)),
+        options=PrepareOptions(deduplicate=unique, output=OutputOptions(format=layout, shard_tokens=shard_tokens)),
         tokenizer=TOKENIZER,
         eod=None,
         bos=None,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
+import headrace
 from counts import cases
 from headrace.errors import OutputError, StoreError
 from headrace.io import reader
-from headrace.preparing import duplicates
+from headrace.preparing import FilterSpec, PrepareOptions, TokenOptions, duplicates
 from headrace.preparing.duplicates import (
     Columns,
     DuplicateFinder,
@@ -190,3 +193,21 @@ def test_any_damage_is_noticed(tmp_path: Path) -> None:
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"1\.ranges"):
         write_ranges(tmp_path / "none" / "1.ranges", 1, np.zeros(3, np.int64), drawn(1, 3))
+
+
+def test_a_part_without_documents_has_no_hashes(kit: Any, tmp_path: Path) -> None:
+    """The parts behind it are told apart by the places of their files of hashes."""
+    texts = [f"text {number} of a few words" for number in range(12)]
+    (tmp_path / "in").mkdir()
+    kit.write(tmp_path / "in" / "a.jsonl", [{"text": "x"}] * 9)
+    kit.write(tmp_path / "in" / "b.jsonl", [{"text": text} for text in texts])
+    kit.write(tmp_path / "in" / "c.jsonl", [{"text": text} for text in ["new one", *texts[:5], "new two"]])
+    options = PrepareOptions(
+        tokens=TokenOptions(backend="tokenizers"), filters=FilterSpec(min_chars=2), deduplicate=True, task_bytes=150
+    )
+    manifest = kit.prepare([tmp_path / "in"], tmp_path / "out", options=options)
+    assert manifest.ledger.documents.dropped == {"duplicate": 5, "min_chars": 9}
+    tokenizer = Tokenizer.from_file(str(kit.tokenizer))
+    wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in [*texts, "new one", "new two"]]
+    store = headrace.open(tmp_path / "out")
+    assert [store.document(number).tolist() for number in range(len(store))] == wanted

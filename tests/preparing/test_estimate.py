@@ -22,13 +22,13 @@ from headrace.preparing import (
     Estimate,
     FilterSpec,
     OutputOptions,
+    PrepareOptions,
     RecordOptions,
-    TextOptions,
     TokenOptions,
-    estimate_text,
+    estimate,
 )
 from headrace.preparing.backends import MismatchError, ProvedEncoder
-from headrace.preparing.backends.first_documents import most_characters
+from headrace.preparing.first_documents import most_characters
 from headrace.preparing.sources import SourceFile
 from headrace.stores import Manifest
 from shards_made import write_table
@@ -64,44 +64,44 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def both(kit: Any, path: Path, options: TextOptions, out: Path) -> tuple[Estimate, Manifest]:
+def both(kit: Any, path: Path, options: PrepareOptions, out: Path) -> tuple[Estimate, Manifest]:
     before = sorted(path.parent.rglob("*"))
-    estimate = estimate_text([path], tokenizer=kit.tokenizer, options=options)
+    found = estimate([path], tokenizer=kit.tokenizer, options=options)
     assert sorted(path.parent.rglob("*")) == before
-    return estimate, kit.prepare([path], out, options=options)
+    return found, kit.prepare([path], out, options=options)
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("jsonl", TextOptions(tokens=REFERENCE)),
-        ("jsonl.gz", TextOptions(tokens=TokenOptions(append_eod=True, bos=1))),
-        ("jsonl.zst", TextOptions(tokens=REFERENCE, output=OutputOptions(shard_tokens=9000))),
-        ("parquet", TextOptions(tokens=REFERENCE, output=OutputOptions(format="keyed"))),
-        ("arrow", TextOptions(tokens=REFERENCE, filters=FilterSpec(min_tokens=100, max_chars=1500))),
-        ("txt", TextOptions(tokens=REFERENCE, records=RecordOptions(sample_by="paragraph"))),
+        ("jsonl", PrepareOptions(tokens=REFERENCE)),
+        ("jsonl.gz", PrepareOptions(tokens=TokenOptions(append_eod=True, bos=1))),
+        ("jsonl.zst", PrepareOptions(tokens=REFERENCE, output=OutputOptions(shard_tokens=9000))),
+        ("parquet", PrepareOptions(tokens=REFERENCE, output=OutputOptions(format="keyed"))),
+        ("arrow", PrepareOptions(tokens=REFERENCE, filters=FilterSpec(min_tokens=100, max_chars=1500))),
+        ("txt", PrepareOptions(tokens=REFERENCE, records=RecordOptions(sample_by="paragraph"))),
     ],
 )
 @pytest.mark.sampled(1)
 def test_a_small_input_is_read_whole(
-    kit: Any, texts: list[str], tmp_path: Path, kind: str, options: TextOptions
+    kit: Any, texts: list[str], tmp_path: Path, kind: str, options: PrepareOptions
 ) -> None:
     path = write(tmp_path, kind, texts[:300])
-    estimate, manifest = both(kit, path, options, tmp_path / "out")
+    found, manifest = both(kit, path, options, tmp_path / "out")
     documents, tokens = manifest.ledger.documents, manifest.ledger.tokens
-    assert estimate.is_exact
-    assert (estimate.documents, estimate.sampled_documents) == (documents.kept, documents.kept)
-    assert estimate.tokens == tokens.kept
-    assert estimate.dropped == documents.dropped
-    assert estimate.dtype == "uint16"
-    assert (estimate.backend, estimate.fallback) == (manifest.backend.name, "")
-    assert estimate.sampled_bytes == pytest.approx(estimate.input_bytes, rel=0.01)
+    assert found.is_exact
+    assert (found.documents, found.sampled_documents) == (documents.kept, documents.kept)
+    assert found.tokens == tokens.kept
+    assert found.dropped == documents.dropped
+    assert found.dtype == "uint16"
+    assert (found.backend, found.fallback) == (manifest.backend.name, "")
+    assert found.sampled_bytes == pytest.approx(found.input_bytes, rel=0.01)
     # All but the manifest and some headers grows with the documents.
     growing = (".bin", ".idx", "meta.json", "order.npy")
     output_bytes = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.name.endswith(growing))
     # Empty documents take 12 bytes less; numbers as text are longer and shorter.
     slack = 4 * documents.kept if options.output.format == "keyed" else 12 * documents.empty
-    assert abs(estimate.output_bytes - output_bytes) <= 200 + slack
+    assert abs(found.output_bytes - output_bytes) <= 200 + slack
 
 
 @pytest.mark.parametrize(
@@ -120,66 +120,66 @@ def test_a_small_input_is_read_whole(
 def test_a_sample_tells_of_the_whole(
     kit: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, sample_by: Any
 ) -> None:
-    monkeypatch.setattr("headrace.preparing.estimate.SAMPLE_BYTES", 800_000)
+    monkeypatch.setattr("headrace.preparing.estimating.SAMPLE_BYTES", 800_000)
     path = write(tmp_path, kind, texts)
-    options = TextOptions(
+    options = PrepareOptions(
         tokens=REFERENCE,
         records=RecordOptions(sample_by=sample_by),
         workers=1,
         task_bytes=100_000,
     )
-    estimate, manifest = both(kit, path, options, tmp_path / "out")
-    assert not estimate.is_exact
-    assert 0.1 < estimate.sampled_bytes / estimate.input_bytes < 0.5
-    assert estimate.sampled_documents < 0.5 * estimate.documents
+    found, manifest = both(kit, path, options, tmp_path / "out")
+    assert not found.is_exact
+    assert 0.1 < found.sampled_bytes / found.input_bytes < 0.5
+    assert found.sampled_documents < 0.5 * found.documents
     documents, tokens = manifest.ledger.documents.kept, manifest.ledger.tokens.kept
-    assert estimate.tokens == pytest.approx(tokens, rel=0.15)
-    assert estimate.documents == pytest.approx(documents, rel=0.2)
-    assert estimate.output_bytes == pytest.approx(size_of(tmp_path / "out"), rel=0.15)
+    assert found.tokens == pytest.approx(tokens, rel=0.15)
+    assert found.documents == pytest.approx(documents, rel=0.2)
+    assert found.output_bytes == pytest.approx(size_of(tmp_path / "out"), rel=0.15)
 
 
 def test_files_are_read_in_their_order(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of the first file are what is seen; a file that was read whole counts with all of its bytes."""
-    monkeypatch.setattr("headrace.preparing.estimate.SAMPLE_BYTES", 300_000)
+    monkeypatch.setattr("headrace.preparing.estimating.SAMPLE_BYTES", 300_000)
     paths = [tmp_path / f"{number}.jsonl" for number in range(4)]
     for path in paths:
         kit.write(path, [{"text": "a b " * 25}] * 2000)
-    estimate = estimate_text(paths, tokenizer=kit.tokenizer, options=TextOptions(tokens=REFERENCE))
-    assert not estimate.is_exact
-    assert paths[0].stat().st_size < estimate.sampled_bytes < sum(path.stat().st_size for path in paths[:3])
-    assert estimate.documents == pytest.approx(8000, rel=0.01)
+    found = estimate(paths, tokenizer=kit.tokenizer, options=PrepareOptions(tokens=REFERENCE))
+    assert not found.is_exact
+    assert paths[0].stat().st_size < found.sampled_bytes < sum(path.stat().st_size for path in paths[:3])
+    assert found.documents == pytest.approx(8000, rel=0.01)
 
 
 def test_bytes_of_a_compressed_file_count_where_they_are_used(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader takes 256 KiB of a file at a time, and of these 100 MB of text may come."""
-    monkeypatch.setattr("headrace.preparing.estimate.SAMPLE_BYTES", 1 << 20)
+    monkeypatch.setattr("headrace.preparing.estimating.SAMPLE_BYTES", 1 << 20)
     lines = b"".join(json.dumps({"text": f"same text {number}" * 30}).encode() + b"\n" for number in range(8000))
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(lines))
     assert len(lines) > 30 * (tmp_path / "in.jsonl.gz").stat().st_size
-    estimate = estimate_text(
-        [tmp_path / "in.jsonl.gz"], tokenizer=kit.tokenizer, options=TextOptions(tokens=REFERENCE, workers=1)
+    found = estimate(
+        [tmp_path / "in.jsonl.gz"], tokenizer=kit.tokenizer, options=PrepareOptions(tokens=REFERENCE, workers=1)
     )
-    assert not estimate.is_exact
-    assert estimate.documents == pytest.approx(8000, rel=0.1)
+    assert not found.is_exact
+    assert found.documents == pytest.approx(8000, rel=0.1)
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_no_records(kit: Any, tmp_path: Path, content: str) -> None:
     (tmp_path / "in.jsonl").write_text(content)
     with pytest.raises(InputError, match=r"1.*records"):
-        estimate_text([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer)
+        estimate([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer)
 
 
 def test_bad_arguments(kit: Any, tmp_path: Path) -> None:
     kit.write(tmp_path / "in.jsonl", [{"text": "a"}])
     with pytest.raises(ConfigError, match="standard"):
-        estimate_text([tmp_path / "in.jsonl", "-"], tokenizer=kit.tokenizer)
+        estimate([tmp_path / "in.jsonl", "-"], tokenizer=kit.tokenizer)
     with pytest.raises(ConfigError, match=r"workers.*0"):
-        estimate_text([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=TextOptions(workers=0))
+        estimate([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=PrepareOptions(workers=0))
     with pytest.raises(ConfigError, match="exist"):
-        estimate_text([tmp_path / "in.jsonl"], tokenizer=tmp_path / "none")
+        estimate([tmp_path / "in.jsonl"], tokenizer=tmp_path / "none")
 
 
 def test_a_library_that_differs_in_the_sample(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,22 +191,22 @@ def test_a_library_that_differs_in_the_sample(kit: Any, tmp_path: Path, monkeypa
                 raise MismatchError(0, "gigatoken differs from tokenizers: 'a'")
             return super().encode(texts, sampled)
 
-    monkeypatch.setattr("headrace.preparing.estimate.ProvedEncoder", Differs)
+    monkeypatch.setattr("headrace.preparing.estimating.ProvedEncoder", Differs)
     kit.write(tmp_path / "in.jsonl", [{"text": "some text"}])
-    options = TextOptions(tokens=TokenOptions(backend="gigatoken"))
-    estimate = estimate_text([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=options)
-    assert (estimate.backend, estimate.fallback) == ("tokenizers", "gigatoken differs from tokenizers: 'a'")
-    assert estimate.documents == 1
+    options = PrepareOptions(tokens=TokenOptions(backend="gigatoken"))
+    found = estimate([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=options)
+    assert (found.backend, found.fallback) == ("tokenizers", "gigatoken differs from tokenizers: 'a'")
+    assert found.documents == 1
 
 
 def test_a_file_that_cannot_be_read_is_counted_where_it_is_skipped(kit: Any, tmp_path: Path) -> None:
     kit.write(tmp_path / "a.jsonl", [{"text": "some words"}] * 50)
     (tmp_path / "b.jsonl.gz").touch()
-    options = TextOptions(tokens=REFERENCE)
+    options = PrepareOptions(tokens=REFERENCE)
     with pytest.raises(InputError, match=r"b\.jsonl\.gz"):
-        estimate_text([tmp_path], tokenizer=kit.tokenizer, options=options)
-    options = TextOptions(tokens=REFERENCE, errors=ErrorOptions(on_error="skip"))
-    found = estimate_text([tmp_path], tokenizer=kit.tokenizer, options=options)
+        estimate([tmp_path], tokenizer=kit.tokenizer, options=options)
+    options = PrepareOptions(tokens=REFERENCE, errors=ErrorOptions(on_error="skip"))
+    found = estimate([tmp_path], tokenizer=kit.tokenizer, options=options)
     assert found.documents == 50
 
 

@@ -28,13 +28,7 @@ from headrace.engine.forking import ONE_THREAD
 from headrace.engine.job import TaskProgress
 from headrace.engine.serving import Failed, Parent
 from headrace.errors import InputError, OutputError, StoreError, WorkerError
-from headrace.preparing import (
-    FilterSpec,
-    OutputOptions,
-    RecordOptions,
-    TextOptions,
-    TokenOptions,
-)
+from headrace.preparing import FilterSpec, OutputOptions, PrepareOptions, RecordOptions, TokenOptions
 from headrace.preparing.backends import Choice
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.messages import HashTask, TextTask
@@ -45,11 +39,11 @@ from headrace.preparing.worker import TextWorker
 
 Wanted = dict[str, dict[str, bytes]]
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
-PLAIN = TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
+PLAIN = PrepareOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
 CASES = {
     "plain": PLAIN,
-    "shards": TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000, output=OutputOptions(shard_tokens=200_000)),
-    "keyed, no duplicates": TextOptions(
+    "shards": PrepareOptions(tokens=TOKENS, workers=2, task_bytes=50_000, output=OutputOptions(shard_tokens=200_000)),
+    "keyed, no duplicates": PrepareOptions(
         tokens=TOKENS,
         workers=2,
         task_bytes=50_000,
@@ -171,16 +165,16 @@ def test_ctrl_c_is_not_for_workers(kit: Any, file: Path, tmp_path: Path, wanted:
 PROGRAM = """
 import sys
 import msgspec
-from headrace.preparing import TextOptions, prepare_text
-options = msgspec.json.decode(sys.argv[4], type=TextOptions)
-prepare_text([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
+from headrace.preparing import PrepareOptions, prepare
+options = msgspec.json.decode(sys.argv[4], type=PrepareOptions)
+prepare([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
 """
 
 
 def start(
-    file: Path, output: Path, kit: Any, options: TextOptions, *, forks: bool = False, before: str = ""
+    file: Path, output: Path, kit: Any, options: PrepareOptions, *, forks: bool = False, before: str = ""
 ) -> subprocess.Popen[bytes]:
-    """`prepare_text` in a process of its own, of which workers are forks or not."""
+    """`prepare` in a process of its own, of which workers are forks or not."""
     encoded = msgspec.json.encode(options).decode()
     command = [sys.executable, "-c", before + PROGRAM, str(file), str(output), str(kit.tokenizer), encoded]
     environment = {**os.environ, **(ONE_THREAD if forks else {})}
@@ -347,7 +341,7 @@ def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any)
     loaded = load_tokenizer(kit.tokenizer)
     plan = RunPlan(
         files=tuple(files),
-        options=TextOptions(),
+        options=PrepareOptions(),
         tokenizer=msgspec.structs.replace(loaded, vocab_size=changes.pop("vocab_size", kit.vocab_size)),
         eod=None,
         bos=None,

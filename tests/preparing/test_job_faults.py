@@ -20,22 +20,14 @@ import faults
 from counts import cases, spread
 from headrace.errors import HeadraceError, OutputError
 from headrace.kinds import open_job
-from headrace.preparing import (
-    ErrorOptions,
-    OutputOptions,
-    RecordOptions,
-    TextOptions,
-    TokenOptions,
-    plan_text,
-    prepare_text,
-)
+from headrace.preparing import ErrorOptions, OutputOptions, PrepareOptions, RecordOptions, TokenOptions, plan, prepare
 from jobs_by_hand import do_some, finish, small_jobs
 from nfs import Nfs
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 CASES = {
-    "plain": TextOptions(tokens=TOKENS, task_bytes=3000, workers=1),
-    "no duplicates, bad records": TextOptions(
+    "plain": PrepareOptions(tokens=TOKENS, task_bytes=3000, workers=1),
+    "no duplicates, bad records": PrepareOptions(
         tokens=TOKENS,
         task_bytes=3000,
         workers=1,
@@ -65,7 +57,7 @@ def wanted(kit: Any, inputs: dict[str, Path], tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("wanted")
     with small_jobs():
         for name, options in CASES.items():
-            prepare_text([inputs[name]], folder / name, tokenizer=kit.tokenizer, options=options)
+            prepare([inputs[name]], folder / name, tokenizer=kit.tokenizer, options=options)
     return {name: faults.content(folder / name) for name in CASES}
 
 
@@ -78,7 +70,7 @@ def test_killed_at_any_change(
 
         def planned(number: int) -> Path:
             output = tmp_path / f"{number}"
-            plan_text([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
+            plan([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
             if action is finish:
                 do_some(output)
             return output
@@ -103,7 +95,7 @@ def test_a_full_disk(
     with small_jobs():
         for moment in sorted(spread(120, cases(8, 120))):
             output = tmp_path / f"{moment}"
-            plan_text([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
+            plan([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
             if action is finish:
                 do_some(output)
             with faults.full_disk(moment), contextlib.suppress(OutputError):
@@ -122,7 +114,7 @@ def test_hosts_that_share_a_folder_like_nfs(
         output = tmp_path_factory.mktemp("nfs") / "out"
         nfs = Nfs(seed, has_links=has_links)
         with nfs.mounted("login"):
-            plan_text([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
+            plan([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
         for turn in range(chance.randint(1, 8)):
             host, most = f"node{chance.randrange(3)}", chance.randint(1, 9)
 
@@ -144,7 +136,7 @@ def test_inputs_that_changed_since_the_plan(kit: Any, tmp_path: Path) -> None:
     faults.write_inputs(tmp_path / "in", with_bad=False)
     output = tmp_path / "out"
     with small_jobs():
-        plan_text([tmp_path / "in"], output, tokenizer=kit.tokenizer, options=CASES["plain"])
+        plan([tmp_path / "in"], output, tokenizer=kit.tokenizer, options=CASES["plain"])
         with (tmp_path / "in" / "a.jsonl").open("a") as file:
             file.write('{"text": "one more"}\n')
         with pytest.raises(HeadraceError, match=r"a\.jsonl"):
@@ -156,8 +148,8 @@ def test_a_bad_record_is_told_of_as_by_a_local_run(kit: Any, inputs: dict[str, P
     bad = inputs["no duplicates, bad records"]
     output, stops = tmp_path / "out", CASES["plain"]
     with small_jobs():
-        local = faults.error_of(lambda: prepare_text([bad], tmp_path / "local", tokenizer=kit.tokenizer, options=stops))
-        plan_text([bad], output, tokenizer=kit.tokenizer, options=stops)
+        local = faults.error_of(lambda: prepare([bad], tmp_path / "local", tokenizer=kit.tokenizer, options=stops))
+        plan([bad], output, tokenizer=kit.tokenizer, options=stops)
         for _ in range(2):  # the one that meets it, and another
             error = faults.error_of(lambda: do_some(output))
             assert re.search(rf"task \d+ failed on host .*{LINE}", str(error))
@@ -167,11 +159,11 @@ def test_a_bad_record_is_told_of_as_by_a_local_run(kit: Any, inputs: dict[str, P
         )
         assert re.search(rf"{LINE}.*Nothing was written; correct or remove this record", str(local))
         skips = msgspec.structs.replace(stops, errors=ErrorOptions(on_error="skip"))
-        plan_text([bad], output, tokenizer=kit.tokenizer, options=skips)
+        plan([bad], output, tokenizer=kit.tokenizer, options=skips)
         receipts = open_job(output).receipts(open_job(output).phase())  # type: ignore[arg-type]
         receipts.refresh()
         assert receipts.done, "what was done is done"
         do_some(output)
         finish(output)
-        prepare_text([bad], tmp_path / "skipped", tokenizer=kit.tokenizer, options=skips)
+        prepare([bad], tmp_path / "skipped", tokenizer=kit.tokenizer, options=skips)
     assert faults.content(output) == faults.content(tmp_path / "skipped")

@@ -13,12 +13,12 @@ from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Job, Show
 from headrace.errors import OutputError
 from headrace.kinds import open_job
-from headrace.preparing import FilterSpec, OutputOptions, TextOptions, plan_text, prepare_text
+from headrace.preparing import FilterSpec, OutputOptions, PrepareOptions, plan, prepare
 
 VARIANTS = {
-    "plain": TextOptions(task_bytes=200_000),
-    "shards": TextOptions(task_bytes=200_000, output=OutputOptions(shard_tokens=200_000)),
-    "deduplicated": TextOptions(task_bytes=200_000, deduplicate=True, filters=FilterSpec(min_chars=200)),
+    "plain": PrepareOptions(task_bytes=200_000),
+    "shards": PrepareOptions(task_bytes=200_000, output=OutputOptions(shard_tokens=200_000)),
+    "deduplicated": PrepareOptions(task_bytes=200_000, deduplicate=True, filters=FilterSpec(min_chars=200)),
 }
 
 
@@ -35,9 +35,9 @@ def test_tasks_in_any_order_give_the_bytes_of_a_local_run(
     name: str, corpus: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
     options = VARIANTS[name]
-    prepare_text([corpus], tmp_path / "local", tokenizer=tokenizer_path, options=options)
+    prepare([corpus], tmp_path / "local", tokenizer=tokenizer_path, options=options)
     output = tmp_path / "planned"
-    plan_text([corpus], output, tokenizer=tokenizer_path, options=options)
+    plan([corpus], output, tokenizer=tokenizer_path, options=options)
     phase = open_job(output).phase()
     assert phase is not None
     order = random.Random(3).sample(range(phase.num_tasks), phase.num_tasks)

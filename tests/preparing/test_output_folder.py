@@ -22,13 +22,7 @@ from headrace.engine.job import NewPlan
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import OutputError, StoreError
 from headrace.io.checksum import hash_bytes
-from headrace.preparing import (
-    ErrorOptions,
-    FilterSpec,
-    OutputOptions,
-    TextOptions,
-    TokenOptions,
-)
+from headrace.preparing import ErrorOptions, FilterSpec, OutputOptions, PrepareOptions, TokenOptions
 from headrace.preparing.output_folder import (
     COMMIT_NAME,
     RUN_NAME,
@@ -37,8 +31,8 @@ from headrace.preparing.output_folder import (
 )
 
 pytestmark = pytest.mark.usefixtures("small_run")
-PLAIN = TextOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)
-OVERWRITE = TextOptions(tokens=PLAIN.tokens, workers=1, overwrite=True)
+PLAIN = PrepareOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)
+OVERWRITE = PrepareOptions(tokens=PLAIN.tokens, workers=1, overwrite=True)
 RUN = {"inputs": ["a"], "options": {"eod": None}}
 NOT_MADE = bool  # nothing is there that might have been made
 
@@ -96,7 +90,7 @@ def are_of_complete_output(notices: list[str]) -> list[bool]:
 def test_killed_between_any_two_changes_of_the_finish(kit: Any, tmp_path: Path) -> None:
     """Also behind the last one, where the process dies before it could say that it succeeded: the same call does."""
     kit.write(tmp_path / "in.jsonl", [{"text": f"text {number % 20}"} for number in range(40)])
-    options = TextOptions(tokens=PLAIN.tokens, deduplicate=True, workers=1, task_bytes=500)
+    options = PrepareOptions(tokens=PLAIN.tokens, deduplicate=True, workers=1, task_bytes=500)
     notices: list[str] = []
 
     def action() -> None:
@@ -296,7 +290,7 @@ def test_a_commit_names_nothing_outside(tmp_path: Path) -> None:
 
 # What an earlier run left, and was damaged since: the same bytes in the end, or an error by name.
 
-SHARDS = TextOptions(
+SHARDS = PrepareOptions(
     tokens=TokenOptions(append_eod=True, backend="tokenizers"), task_bytes=6000, output=OutputOptions(shard_tokens=9000)
 )
 

@@ -23,14 +23,12 @@ from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
     OutputOptions,
-    RecipeOptions,
+    PrepareOptions,
     RecordOptions,
-    TextOptions,
     TokenOptions,
     duplicates,
-    plan_recipe,
-    plan_text,
-    prepare_text,
+    plan,
+    prepare,
 )
 from headrace.preparing.backends import MismatchError
 from headrace.preparing.messages import FindTask, TextTask
@@ -66,8 +64,8 @@ def write_texts(folder: Path, chance: random.Random) -> None:
         )
 
 
-def random_options(chance: random.Random) -> TextOptions:
-    return TextOptions(
+def random_options(chance: random.Random) -> PrepareOptions:
+    return PrepareOptions(
         tokens=TokenOptions(append_eod=True, backend="tokenizers"),
         records=RecordOptions(
             fields=chance.choice([("text",), ("title", "text")]), id_field=chance.choice([None, "id"])
@@ -105,8 +103,8 @@ def test_texts_as_in_a_local_run(kit: Any, tmp_path_factory: pytest.TempPathFact
         folder = tmp_path_factory.mktemp("texts")
         write_texts(folder / "in", chance)
         options = random_options(chance)
-        prepare_text([folder / "in"], folder / "local", tokenizer=kit.tokenizer, options=options)
-        plan_text([folder / "in"], folder / "out", tokenizer=kit.tokenizer, options=options)
+        prepare([folder / "in"], folder / "local", tokenizer=kit.tokenizer, options=options)
+        plan([folder / "in"], folder / "out", tokenizer=kit.tokenizer, options=options)
         do_unluckily(folder / "out", chance)
         assert faults.content(folder / "out") == faults.content(folder / "local")
 
@@ -134,7 +132,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", RECIPES)
 def test_recipes_as_in_a_local_run(case: str, tmp_path: Path) -> None:
     text, options = RECIPES[case]
-    options = {"task_bytes": 4000, "workers": 1, "backend": "tokenizers", **options}
+    options = {"task_bytes": 4000, **options}
     runs.make_model(tmp_path / "model", runs.THINKING)
     runs.write_lines(tmp_path / "data" / "a.jsonl", runs.conversations(70))
     runs.write_lines(tmp_path / "data" / "b.jsonl", runs.conversations(40))
@@ -142,14 +140,14 @@ def test_recipes_as_in_a_local_run(case: str, tmp_path: Path) -> None:
     for seed in range(cases(2, 40)):
         output = tmp_path / f"{seed}"
         recipe = parse_recipe(runs.in_folder(text, tmp_path))
-        plan_recipe(recipe, output, options=RecipeOptions(**options))
+        plan([], output, recipe=recipe, options=runs.options_of(**options))
         do_unluckily(output, random.Random(seed))
         assert faults.content(output) == faults.content(tmp_path / "local")
     dropped = load_manifest(tmp_path / "local").ledger.documents.dropped
     assert dropped.keys() >= {"duplicate"} or not options.get("deduplicate")
 
 
-UNIQUE = TextOptions(
+UNIQUE = PrepareOptions(
     tokens=TokenOptions(append_eod=True, backend="tokenizers"),
     deduplicate=True,
     errors=ErrorOptions(on_error="skip"),
@@ -168,13 +166,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wanted(kit: Any, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("wanted") / "out"
-    prepare_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
+    prepare([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     return faults.content(output)
 
 
 def planned(kit: Any, inputs: Path, output: Path, until: str, **changes: Any) -> Path:
     """A planned run whose tasks are done up to the phase of this name; all of them, if it is empty."""
-    plan_text([inputs], output, tokenizer=kit.tokenizer, options=msgspec.structs.replace(UNIQUE, **changes))
+    plan([inputs], output, tokenizer=kit.tokenizer, options=msgspec.structs.replace(UNIQUE, **changes))
     while (phase := open_job(output).phase()) is not None and not (until and phase.name.startswith(until)):
         do_some(output)
     return output
@@ -213,8 +211,8 @@ def test_a_local_run_goes_on_with_a_planned_one(
 ) -> None:
     output = planned(kit, inputs, tmp_path / "out", until)
     do_some(output, most=4)
-    faults.run_killed(lambda: prepare_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE), 200)
-    prepare_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
+    faults.run_killed(lambda: prepare([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE), 200)
+    prepare([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     assert faults.content(output) == wanted
 
 
@@ -223,12 +221,12 @@ def test_a_local_run_that_was_killed_goes_on_as_a_planned_one(
     kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path, share: float
 ) -> None:
     def local(output: Path) -> Callable[[], object]:
-        return lambda: prepare_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
+        return lambda: prepare([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
 
     moments = len(faults.list_changes(local(tmp_path / "count")))
     output = tmp_path / "out"
     faults.run_killed(local(output), int(share * moments))
-    plan_text([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
+    plan([inputs], output, tokenizer=kit.tokenizer, options=UNIQUE)
     do_some(output, most=5)
     finish(output)
     assert faults.content(output) == wanted
@@ -240,7 +238,7 @@ def test_a_part_that_is_lost_is_named(kit: Any, inputs: Path, wanted: dict[str, 
     sorted(output.glob(f"{WORK_NAME}/phase-*/*/*.part"))[2].unlink()
     with pytest.raises(StoreError, match=r"\d\.part"):
         finish(output)
-    prepare_text([inputs], output, tokenizer=kit.tokenizer, options=msgspec.structs.replace(UNIQUE, restart=True))
+    prepare([inputs], output, tokenizer=kit.tokenizer, options=msgspec.structs.replace(UNIQUE, restart=True))
     assert faults.content(output) == wanted
 
 
@@ -257,7 +255,7 @@ def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: Path, tmp_path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TextWork, "run", wrong)
-        prepare_text([inputs], tmp_path / "local", tokenizer=kit.tokenizer, options=options)
+        prepare([inputs], tmp_path / "local", tokenizer=kit.tokenizer, options=options)
         output = planned(kit, inputs, tmp_path / "out", "", tokens=tokens)
         names = [path.name for path in (output / WORK_NAME).glob("phase-encode-*")]
         assert sorted(name.rpartition("-")[2] for name in names) == ["fastokens", "tokenizers"]

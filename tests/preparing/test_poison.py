@@ -29,10 +29,10 @@ from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
     OutputOptions,
+    PrepareOptions,
     RecordOptions,
-    TextOptions,
     TokenOptions,
-    plan_text,
+    plan,
     run_plan,
 )
 from headrace.preparing.documents import BlockEncoder
@@ -50,8 +50,8 @@ REASONS = ("headrace.json", "provenance/provenance.json", "provenance/skipped.np
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 SKIP = ErrorOptions(on_error="skip")
 CASES = {
-    "plain": TextOptions(tokens=TOKENS, task_bytes=3000, errors=SKIP),
-    "no duplicates, ids": TextOptions(
+    "plain": PrepareOptions(tokens=TOKENS, task_bytes=3000, errors=SKIP),
+    "no duplicates, ids": PrepareOptions(
         tokens=TOKENS,
         task_bytes=20_000,
         deduplicate=True,
@@ -140,7 +140,7 @@ def test_the_bytes_are_those_without_the_poison(kit: Any, tmp_path_factory: pyte
         with mortal():
             made = kit.prepare([poisoned], folder / "local", options=options)
             assert MortalWorkers.num_deaths <= 3 * len(poison) + 3 * len(poison)
-            plan_text([poisoned], folder / "job", tokenizer=kit.tokenizer, options=options)
+            plan([poisoned], folder / "job", tokenizer=kit.tokenizer, options=options)
             for turn in range(chance.randint(0, 3)):  # some of these processes are killed on the way
                 most = chance.randint(1, 9)
                 moment = chance.choice([chance.randrange(150), 1 << 30])
@@ -186,7 +186,7 @@ def test_the_run_stops_at_the_first_that_is_found(kit: Any, tmp_path: Path, work
     One worker comes to the first one first; of several, any of them may come to one.
     """
     found = "21" if workers == 1 else "(21|141)"
-    options = TextOptions(tokens=TOKENS, task_bytes=4000, workers=workers)
+    options = PrepareOptions(tokens=TOKENS, task_bytes=4000, workers=workers)
     inputs = write(tmp_path / "in", {20, 21, 22, 140})
     with mortal():
         local = faults.error_of(lambda: kit.prepare([inputs], tmp_path / "out", options=options))
@@ -194,7 +194,7 @@ def test_the_run_stops_at_the_first_that_is_found(kit: Any, tmp_path: Path, work
         said = rf"{re.escape(str(inputs))}/a\.jsonl, line {found}: {re.escape(MESSAGE)}\. "
         assert re.match(f"{said}Nothing was written", str(local))
         assert not (tmp_path / "out").exists()
-        plan_text([inputs], tmp_path / "job", tokenizer=kit.tokenizer, options=options)
+        plan([inputs], tmp_path / "job", tokenizer=kit.tokenizer, options=options)
         told = faults.error_of(lambda: do_some(tmp_path / "job", wanted=[0]))
         assert isinstance(told, InputError)
         kept = f"What is done so far is kept in {tmp_path}/job/.headrace"
@@ -216,7 +216,7 @@ def test_a_bad_record_before_the_poison_comes_first(kit: Any, tmp_path: Path) ->
 def test_more_than_are_allowed(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more are searched for than fail the run in any case."""
     inputs = write(tmp_path / "in", set(range(300)))
-    few = TextOptions(tokens=TOKENS, workers=1, errors=ErrorOptions(on_error="skip", max_errors=4))
+    few = PrepareOptions(tokens=TOKENS, workers=1, errors=ErrorOptions(on_error="skip", max_errors=4))
     with mortal():
         error = faults.error_of(lambda: kit.prepare([inputs], tmp_path / "few", options=few))
         assert "line 5: " in str(error)
@@ -277,7 +277,9 @@ def test_real_workers(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         f"import os\n\ndef keep(record):\n    if {POISON!r} in record['text']:\n        os._exit(3)\n    return True\n"
     )
     write(tmp_path / "in", {200})
-    options = TextOptions(tokens=TOKENS, workers=1, errors=SKIP, filters=FilterSpec(function="filter_that_exits:keep"))
+    options = PrepareOptions(
+        tokens=TOKENS, workers=1, errors=SKIP, filters=FilterSpec(function="filter_that_exits:keep")
+    )
     manifest = kit.prepare(["in/d.jsonl"], "out", options=options)
     assert [(error.line, error.message) for error in manifest.errors if "worker" in error.message] == [
         (36, "the worker ended with exit status 3. It was the 3rd worker that ended at this record")

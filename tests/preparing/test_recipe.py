@@ -19,7 +19,17 @@ import recipes_made
 import wrong_tokeniser
 from headrace.cli import main
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
-from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe
+from headrace.preparing import (
+    ErrorOptions,
+    FilterSpec,
+    OutputOptions,
+    PrepareOptions,
+    RecordOptions,
+    TokenOptions,
+    estimate,
+    plan,
+    prepare,
+)
 from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, libraries
 from headrace.preparing.parts import PartBuilder
@@ -100,8 +110,89 @@ def test_options_that_change_no_sample_are_refused(folder: Path, recipe: str, re
     (folder / "r.yaml").write_text(f"{recipe}\ninputs: data.jsonl\ntokenizer: model\n")
     before = sorted(folder.rglob("*"))
     with pytest.raises(ConfigError, match=rf"{named}"):
-        prepare_recipe(parse_recipe((folder / "r.yaml").read_text()), "out", options=RecipeOptions(workers=1))
+        prepare([], "out", recipe=parse_recipe((folder / "r.yaml").read_text()), options=PrepareOptions(workers=1))
     assert sorted(folder.rglob("*")) == before
+
+
+IN_RECIPE = [
+    ("--field body", PrepareOptions(records=RecordOptions(fields=("body",))), "`fields:` of the input"),
+    ("--join ;", PrepareOptions(records=RecordOptions(join=";")), "`sections:`"),
+    ("--sample-by line", PrepareOptions(records=RecordOptions(sample_by="line")), "one record"),
+    ("--append-eod", PrepareOptions(tokens=TokenOptions(append_eod=True)), "`ends: {append_eos: true}`"),
+    ("--eod x", PrepareOptions(tokens=TokenOptions(eod="x")), "`ends: {eos: TOKEN}`"),
+    ("--bos auto", PrepareOptions(tokens=TokenOptions(bos="auto")), "`ends: {bos: auto}`"),
+    (
+        "--special-tokens-in-text error",
+        PrepareOptions(tokens=TokenOptions(special_tokens_in_text="error")),
+        "`special_tokens_in_text: ...`",
+    ),
+    ("--min-chars 1", PrepareOptions(filters=FilterSpec(min_chars=1)), "`filters: {min_chars: N}`"),
+    ("--max-chars 9", PrepareOptions(filters=FilterSpec(max_chars=9)), "`filters: {max_chars: N}`"),
+    ("--min-tokens 1", PrepareOptions(filters=FilterSpec(min_tokens=1)), "`filters: {min_tokens: N}`"),
+    ("--max-tokens 9", PrepareOptions(filters=FilterSpec(max_tokens=9)), "`length: {max_tokens: N}` to cut"),
+]
+
+
+@pytest.mark.parametrize(("flags", "options", "instead"), IN_RECIPE)
+def test_options_that_a_recipe_decides_itself(folder: Path, flags: str, options: PrepareOptions, instead: str) -> None:
+    (folder / "r.yaml").write_text("type: seq\ninputs: data.jsonl\ntokenizer: model\n")
+    for do in (prepare, plan):
+        with pytest.raises(ConfigError) as caught:
+            do([], "out", recipe="r.yaml", options=options)
+        assert " is for text, not for a recipe: " in str(caught.value)
+        assert instead in str(caught.value)
+    with pytest.raises(ConfigError, match="not for a recipe"):
+        estimate([], recipe="r.yaml", options=options)
+    result = invoke("--recipe", "r.yaml", "-o", "out", *flags.split())
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {flags.split()[0]} is for text, not for a recipe: ")
+    assert instead in result.stderr
+
+
+@pytest.mark.parametrize(("flags", "instead"), [("--bos never", "`ends: {bos: auto}`"), ("--field text", "`fields:`")])
+def test_defaults_that_are_given_are_refused_as_well(folder: Path, flags: str, instead: str) -> None:
+    (folder / "r.yaml").write_text("type: seq\ninputs: data.jsonl\ntokenizer: model\n")
+    result = invoke("--recipe", "r.yaml", "-o", "out", *flags.split())
+    assert (result.exit_code, instead in result.stderr) == (2, True)
+
+
+def test_output_and_errors_stand_in_the_recipe_or_in_the_options(folder: Path) -> None:
+    runs.write_lines(folder / "data.jsonl", [*TEXTS, {"text": 5}])
+    plain = "type: seq\ninputs: {paths: data.jsonl, layout: text}\ntokenizer: model\n"
+    said = plain + "output: {format: keyed, shard_tokens: 9}\nerrors: {on_error: skip, max_errors: 3}\n"
+    (folder / "plain.yaml").write_text(plain)
+    (folder / "said.yaml").write_text(said)
+    flags = ["--format", "keyed", "--shard-tokens", "9", "--on-error", "skip", "--max-errors", "3"]
+    options = msgspec.structs.replace(
+        runs.options_of(),
+        output=OutputOptions(format="keyed", shard_tokens=9),
+        errors=ErrorOptions(on_error="skip", max_errors=3),
+    )
+    invoke("--recipe", "said.yaml", "-o", "0")
+    invoke("--recipe", "plain.yaml", "-o", "1", *flags)
+    invoke("--recipe", "said.yaml", "-o", "2", *flags)
+    invoke("--recipe", "said.yaml", "-o", "3", "--max-errors", "3")
+    prepare([], "4", recipe="plain.yaml", options=options)
+    prepare([], "5", recipe="said.yaml", options=options)
+    wanted = load_manifest("0")
+    assert [len(wanted.errors), len(wanted.outputs) > 1, wanted.outputs[0].format] == [1, True, "keyed"]
+    for number in range(1, 6):
+        found = load_manifest(str(number))
+        assert (found.options, found.outputs) == (wanted.options, wanted.outputs)
+
+    for other, says in (
+        ("--format indexed", "the recipe says output.format: keyed, but the options say indexed"),
+        ("--shard-tokens 7", "the recipe says output.shard_tokens: 9, but the options say 7"),
+        ("--single", "the recipe says output.shard_tokens: 9, but the options say None"),
+        ("--on-error stop", "the recipe says errors.on_error: skip, but the options say stop"),
+        ("--max-errors 4", "the recipe says errors.max_errors: 3, but the options say 4"),
+    ):
+        result = invoke("--recipe", "said.yaml", "-o", "out", *other.split())
+        assert (result.exit_code, result.stderr) == (2, f"error: {says}: set it in one place\n")
+    with pytest.raises(ConfigError, match="but the options say jsonl"):
+        prepare([], "out", recipe="said.yaml", options=PrepareOptions(output=OutputOptions(format="jsonl")))
+    result = invoke("--recipe", "plain.yaml", "-o", "out", "--max-errors", "4")
+    assert (result.exit_code, "--max-errors needs --on-error skip" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", ASTRAI)
@@ -141,8 +232,11 @@ def test_other_kinds_of_files(folder: Path, kind: str) -> None:
         table = pytest.importorskip("pyarrow").Table.from_pylist(records)
         pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=4)
     recipe = f"type: sft\ninputs: {path}\ntokenizer: model\n"
-    manifest = prepare_recipe(
-        parse_recipe(recipe), "out", options=RecipeOptions(id_field="id", workers=1, backend="tokenizers")
+    manifest = prepare(
+        [],
+        "out",
+        recipe=parse_recipe(recipe),
+        options=runs.options_of(id_field="id"),
     )
     for key in manifest.keys:
         assert runs.documents(Path("out"), key) == runs.made("type: sft\n", records, key)
@@ -158,7 +252,7 @@ def test_a_json_that_is_no_whole_list_is_one_bad_record(folder: Path) -> None:
     recipe = parse_recipe(
         "type: seq\ninputs: [{paths: [b.jsonl, a.json], layout: text}]\ntokenizer: model\nerrors: {on_error: skip}\n"
     )
-    manifest = prepare_recipe(recipe, "out", options=RecipeOptions(workers=1, backend="tokenizers"))
+    manifest = prepare([], "out", recipe=recipe, options=runs.options_of())
     [error] = manifest.errors
     assert (error.file, error.unit, error.line) == ("a.json", "record", 1)
     assert error.message.startswith("not one array of records: ")
@@ -174,8 +268,12 @@ def test_several_inputs_of_different_layouts_and_text_files(folder: Path) -> Non
         "mask: {on_all_supervised: allow}\n"
     )
     notes: list[str] = []
-    manifest = prepare_recipe(
-        recipe, "out", options=RecipeOptions(workers=1, backend="tokenizers"), on_notice=notes.append
+    manifest = prepare(
+        [],
+        "out",
+        recipe=recipe,
+        options=runs.options_of(),
+        on_notice=notes.append,
     )
     assert [note.split(" ")[0] for note in notes] == ["inputs[0]", "inputs[1]", "inputs[2]"]
     assert manifest.ledger.documents.kept == len(STRINGS) + len(TALKS) + 1
@@ -328,9 +426,9 @@ def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkey
     runs.write_lines(folder / "data" / "a.jsonl", [*records, *TALKS])
     notes: list[str] = []
     right = runs.prepare(runs.SFT, folder, folder / "right", task_bytes=3000)
-    options = RecipeOptions(workers=2, backend="gigatoken", task_bytes=3000)
+    options = runs.options_of(workers=2, backend="gigatoken", task_bytes=3000)
     text = runs.SFT.replace("data", str(folder / "data")).replace("model", str(folder / "model"))
-    found = prepare_recipe(parse_recipe(text), folder / "out", options=options, on_notice=notes.append)
+    found = prepare([], folder / "out", recipe=parse_recipe(text), options=options, on_notice=notes.append)
     assert found.backend.from_task_by.startswith("task ")
     assert any("gigatoken differs from tokenizers on this text" in note for note in notes)
     assert found.ledger == right.ledger
@@ -367,10 +465,14 @@ def test_bad_records_are_listed_up_to_a_number(folder: Path) -> None:
     ("recipe", "args", "message"),
     [
         (runs.SFT, ["--append-eod"], "`ends: {append_eos: true}`"),
-        (runs.SFT, ["--field", "text"], "--field is for texts"),
+        (runs.SFT, ["--field", "text"], "--field is for text, not for a recipe: `fields:` of the input"),
         (runs.SFT, ["--min-tokens", "3"], "`filters: {min_tokens: N}`"),
-        (runs.SFT, ["--tokenizer", "other"], "r.yaml says tokenizer: model, but --tokenizer says other"),
-        (runs.SFT + "output: {format: hdf5}\n", ["--format", "keyed"], "r.yaml says output.format: hdf5"),
+        (runs.SFT, ["--tokenizer", "other"], "the recipe says tokenizer: model, but 'other' was given"),
+        (
+            runs.SFT + "output: {format: hdf5}\n",
+            ["--format", "keyed"],
+            "output.format: hdf5, but the options say",
+        ),
         (runs.SFT + "output: {format: jsonl, dtypes: {tokens: uint64}}\n", [], "jsonl: uint64"),
         (runs.SFT + "output: {dtypes: {loss_mask: bool}}\n", [], "'loss_mask' cannot be stored as indexed"),
         (runs.SFT + "template: nowhere\n", [], "'nowhere'"),
@@ -464,7 +566,7 @@ def test_an_estimate_of_all_is_exact(folder: Path, layout: str) -> None:
     assert (found["documents"], found["tokens"]) == (manifest.ledger.documents.kept, manifest.ledger.tokens.kept)
     size = sum(file.size for shard in manifest.outputs for file in shard.files)
     assert 0.5 * size < found["output_bytes"] < 2.5 * size
-    assert estimate_recipe("r.yaml", options=RecipeOptions(backend="tokenizers")).tokens == found["tokens"]
+    assert estimate([], recipe="r.yaml", options=runs.options_of()).tokens == found["tokens"]
 
 
 def test_the_summary(folder: Path) -> None:
@@ -492,7 +594,7 @@ def test_special_tokens_in_texts_are_in_the_ledger(folder: Path) -> None:
         (folder / "special.yaml").write_text(
             head + ("" if policy == "guard" else f"special_tokens_in_text: {policy}\n")
         )
-        done = CliRunner().invoke(main, ["prepare", "recipe", "special.yaml", "-o", policy, "--workers", "2"])
+        done = CliRunner().invoke(main, ["prepare", "--recipe", "special.yaml", "-o", policy, "--workers", "2"])
         assert done.exit_code == 0, done.output
         assert f"20 records with the name of a special token: {policy}" in done.output
         manifest = load_manifest(folder / policy)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import headrace
 import recipe_runs as runs
 import recipes_made
 from headrace.cli import main
 from headrace.errors import ConfigError, InputError
-from headrace.preparing import RecipeOptions, prepare_recipe
+from headrace.preparing import PrepareOptions, TokenOptions
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 
@@ -35,8 +36,8 @@ def prepare(text: str, records: list[Any], *keys: str) -> tuple[list[list[int]],
     """Tokens of all documents (of each key), what was noted of them, and the notices of the run."""
     runs.write_lines(Path("data/a.jsonl"), records)
     notices: list[str] = []
-    options = RecipeOptions(backend="tokenizers", workers=1, overwrite=True)
-    manifest = prepare_recipe(parse_recipe(text), "out", options=options, on_notice=notices.append)
+    options = PrepareOptions(tokens=TokenOptions(backend="tokenizers"), workers=1, overwrite=True)
+    manifest = headrace.prepare([], "out", recipe=parse_recipe(text), options=options, on_notice=notices.append)
     documents = [row for key in keys or ["tokens"] for row in runs.documents(Path("out"), key)]
     return documents, manifest.ledger.samples.notes, notices[1:]
 
@@ -244,7 +245,10 @@ def test_the_time_is_said_on_the_command_line(folder: Path) -> None:
     for command, message in (
         ([*args, "--now", "tomorrow"], "--now tomorrow: write a time such as 2026-03-01 or 2026-03-01T23:59"),
         (["render", "said.yaml", "--record", "0", "--now", "2025-12-24"], "said.yaml sets template.now to 2020-01-01"),
-        (["prepare", "data", "-o", "o", "--tokenizer", "model", "--now", "2025-12-24"], "--now is for a recipe"),
+        (
+            ["prepare", "data", "-o", "o", "--tokenizer", "model", "--now", "2025-12-24"],
+            "give --recipe FILE as well",
+        ),
     ):
         result = CliRunner().invoke(main, command)
         assert (result.exit_code, message in result.stderr) == (2, True), result.stderr

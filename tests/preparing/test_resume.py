@@ -26,8 +26,8 @@ from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
     OutputOptions,
+    PrepareOptions,
     RecordOptions,
-    TextOptions,
     TokenOptions,
     output_folder,
 )
@@ -36,30 +36,30 @@ from headrace.preparing.output_folder import RUN_NAME, WORK_NAME
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 SKIP = ErrorOptions(on_error="skip")
 TEXTS = {
-    "plain": TextOptions(tokens=TOKENS, task_bytes=6000, output=OutputOptions(shard_tokens=9000)),
-    "keyed": TextOptions(
+    "plain": PrepareOptions(tokens=TOKENS, task_bytes=6000, output=OutputOptions(shard_tokens=9000)),
+    "keyed": PrepareOptions(
         tokens=TOKENS,
         task_bytes=6000,
         records=RecordOptions(fields=("text", "title"), id_field="id"),
         output=OutputOptions(format="keyed", shard_tokens=9000),
     ),
-    "two fields, no duplicates": TextOptions(
+    "two fields, no duplicates": PrepareOptions(
         tokens=TOKENS,
         task_bytes=4000,
         deduplicate=True,
         records=RecordOptions(fields=("text", "title"), id_field="id"),
         output=OutputOptions(shard_tokens=6000),
     ),
-    "no duplicates, keyed, ids": TextOptions(
+    "no duplicates, keyed, ids": PrepareOptions(
         tokens=TOKENS,
         deduplicate=True,
         records=RecordOptions(id_field="id"),
         output=OutputOptions(format="keyed", shard_tokens=None),
     ),
-    "filtered, bad records skipped": TextOptions(
+    "filtered, bad records skipped": PrepareOptions(
         tokens=TOKENS, filters=FilterSpec(min_chars=3, max_tokens=250), errors=SKIP, task_bytes=6000
     ),
-    "bad records skipped, keyed": TextOptions(
+    "bad records skipped, keyed": PrepareOptions(
         tokens=TOKENS, errors=SKIP, task_bytes=6000, output=OutputOptions(format="keyed", shard_tokens=9000)
     ),
 }

@@ -24,13 +24,14 @@ from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
     OutputOptions,
-    RecipeOptions,
+    PrepareOptions,
     RecordOptions,
     ShardOptions,
-    TextOptions,
     TokenOptions,
-    choosing,
-    prepare_text,
+    estimate,
+    plan,
+    prepare,
+    shards,
 )
 from headrace.preparing.energon import EnergonOptions
 from headrace.stores import Manifest, Provenance, load_manifest
@@ -59,7 +60,7 @@ ODD_TEXTS = [
 ]
 
 
-def check_output(folder: Path, expected: plainly.Expected, options: TextOptions, names: list[str]) -> Manifest:
+def check_output(folder: Path, expected: plainly.Expected, options: PrepareOptions, names: list[str]) -> Manifest:
     """Everything that a run leaves: documents in their shards, origins, ledger, errors."""
     manifest = load_manifest(folder)
     assert plainly.stored(folder, expected.keys) == expected.documents
@@ -87,7 +88,7 @@ def check_output(folder: Path, expected: plainly.Expected, options: TextOptions,
     return manifest
 
 
-def run_and_check(kit: Any, files: list[Path], folder: Path, options: TextOptions) -> Manifest:
+def run_and_check(kit: Any, files: list[Path], folder: Path, options: PrepareOptions) -> Manifest:
     kit.prepare(files, folder, options=options)
     expected = plainly.expect(
         files,
@@ -112,11 +113,12 @@ def corpora(draw: st.DrawFn) -> list[list[str]]:
     broken = st.sampled_from(['{"text": 7}', "{", "[]", '{"title": "no text", "id": 1}'])
     line = records | records | records | st.sampled_from(["", "  "])
     files = draw(st.lists(st.lists(line, max_size=30), min_size=1, max_size=3))
+    good = json.dumps({"text": "always one", "title": "t", "id": "i"})
     if draw(st.booleans()):
         for place in range(draw(st.integers(0, 4))):
             lines = files[place % len(files)]
             lines.insert(draw(st.integers(0, len(lines))), draw(broken))
-    good = json.dumps({"text": "always one", "title": "t", "id": "i"})
+            lines.append(good)  # a file none of whose records has the fields is refused as a whole
     files[0] += [good, json.dumps({"text": "word " * 300, "title": "", "id": 5})]
     return [[*lines, *lines[:3]] if draw(st.booleans()) else lines for lines in files]
 
@@ -125,7 +127,7 @@ limits = st.none() | st.integers(0, 200)
 
 
 @st.composite
-def options_of_runs(draw: st.DrawFn) -> TextOptions:
+def options_of_runs(draw: st.DrawFn) -> PrepareOptions:
     records = draw(
         st.sampled_from(
             [
@@ -136,7 +138,7 @@ def options_of_runs(draw: st.DrawFn) -> TextOptions:
             ]
         )
     )
-    return TextOptions(
+    return PrepareOptions(
         records=records,
         tokens=TokenOptions(
             append_eod=draw(st.booleans()),
@@ -159,7 +161,11 @@ def options_of_runs(draw: st.DrawFn) -> TextOptions:
 @settings(max_examples=cases(15, 400), deadline=None)
 @given(lines=corpora(), options=options_of_runs(), compressed=st.booleans())
 def test_any_run(
-    kit: Any, tmp_path_factory: pytest.TempPathFactory, lines: list[list[str]], options: TextOptions, compressed: bool
+    kit: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[list[str]],
+    options: PrepareOptions,
+    compressed: bool,
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     files = []
@@ -179,7 +185,7 @@ def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_pa
     contents = []
     for workers in (1, 2, 3):
         output = tmp_path / str(workers)
-        options = TextOptions(
+        options = PrepareOptions(
             tokens=TokenOptions(append_eod=True),
             output=OutputOptions(shard_tokens=200_000),
             workers=workers,
@@ -200,7 +206,7 @@ def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path) -> None:
     lines[700] = "broken"
     file = tmp_path / "in.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(lines).encode()))
-    options = TextOptions(tokens=REFERENCE, errors=ErrorOptions(on_error="skip"), workers=1)
+    options = PrepareOptions(tokens=REFERENCE, errors=ErrorOptions(on_error="skip"), workers=1)
     with faults.small_run():
         manifest = run_and_check(kit, [file], tmp_path / "out", options)
     assert [error.line for error in manifest.errors] == [701]
@@ -211,7 +217,7 @@ def test_the_manifest(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("in").mkdir()
     kit.write(Path("in/small.jsonl"), [{"body": "a"}, {"body": ""}])
     kit.write(Path("in/large.jsonl"), [{"body": "word <|im_start|>" * 100}] * 30)
-    options = TextOptions(
+    options = PrepareOptions(
         records=RecordOptions(fields=("body",)), tokens=TokenOptions(append_eod=True), task_bytes=2048
     )
     manifest = kit.prepare(["in"], "out", options=options)
@@ -238,8 +244,8 @@ def test_a_large_vocabulary_takes_int32(kit: Any, tmp_path: Path) -> None:
     content["model"]["vocab"]["<|far|>"] = 70_000
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     kit.write(tmp_path / "in.jsonl", [{"text": "a<|far|>"}])
-    options = TextOptions(tokens=TokenOptions(special_tokens_in_text="encode"))
-    manifest = prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=tmp_path, options=options)
+    options = PrepareOptions(tokens=TokenOptions(special_tokens_in_text="encode"))
+    manifest = prepare([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=tmp_path, options=options)
     assert manifest.outputs[0].keys["text"].dtype == "int32"
     with headrace.open(tmp_path / "out") as store:
         assert store.document(0).tolist()[-1] == 70_000
@@ -264,70 +270,76 @@ def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (TextOptions(tokens=TokenOptions(eod="</s>")), "--append-eod"),
-        (TextOptions(tokens=TokenOptions(bos="alway")), "--bos.'alway'"),
-        (TextOptions(tokens=TokenOptions(bos="always")), "begin-of-sequence"),
-        (TextOptions(workers=0), "workers"),
-        (TextOptions(task_bytes=0), "task_bytes"),
-        (TextOptions(records=RecordOptions(fields=("",))), "name"),
-        (TextOptions(records=RecordOptions(fields=())), "name"),
-        (TextOptions(records=RecordOptions(fields=("a", "a"))), "twice"),
-        (TextOptions(records=RecordOptions(join=" ")), "--join"),
-        (TextOptions(records=RecordOptions(fields=("a/b", "c"))), "'a/b'"),
-        (TextOptions(records=RecordOptions(fields=("..", "c"))), r"'\.\.'"),
-        (TextOptions(output=OutputOptions(shard_tokens=0)), "shard_tokens"),
-        (TextOptions(errors=ErrorOptions(max_errors=1.5)), "share"),
-        (TextOptions(errors=ErrorOptions(max_errors=-1)), "max_errors"),
-        (TextOptions(filters=FilterSpec(min_chars=-1)), "min_chars"),
+        (PrepareOptions(tokens=TokenOptions(eod="</s>")), "--append-eod"),
+        (PrepareOptions(tokens=TokenOptions(bos="alway")), "--bos.'alway'"),
+        (PrepareOptions(tokens=TokenOptions(bos="always")), "begin-of-sequence"),
+        (PrepareOptions(workers=0), "workers"),
+        (PrepareOptions(task_bytes=0), "task_bytes"),
+        (PrepareOptions(records=RecordOptions(fields=("",))), "name"),
+        (PrepareOptions(records=RecordOptions(fields=())), "name"),
+        (PrepareOptions(records=RecordOptions(fields=("a", "a"))), "twice"),
+        (PrepareOptions(records=RecordOptions(join=" ")), "--join"),
+        (PrepareOptions(records=RecordOptions(fields=("a/b", "c"))), "'a/b'"),
+        (PrepareOptions(records=RecordOptions(fields=("..", "c"))), r"'\.\.'"),
+        (PrepareOptions(output=OutputOptions(shard_tokens=0)), "shard_tokens"),
+        (PrepareOptions(errors=ErrorOptions(max_errors=1.5)), "share"),
+        (PrepareOptions(errors=ErrorOptions(max_errors=-1)), "max_errors"),
+        (PrepareOptions(filters=FilterSpec(min_chars=-1)), "min_chars"),
     ],
 )
-def test_options_that_cannot_be(kit: Any, corpus: Path, tmp_path: Path, options: TextOptions, message: str) -> None:
+def test_options_that_cannot_be(kit: Any, corpus: Path, tmp_path: Path, options: PrepareOptions, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kit.prepare([corpus], tmp_path / "out", options=options)
     assert not (tmp_path / "out").exists()
 
 
-# `headrace.prepare` calls the function that fits its arguments, and refuses arguments that do not fit together.
+# `headrace.prepare` refuses arguments that do not fit together, and calls `prepare_shards` for media.
 
 
-@pytest.mark.parametrize(
-    ("given", "called"),
-    [
-        ({"tokenizer": "t"}, "prepare_text"),
-        ({"tokenizer": "t", "options": TextOptions(deduplicate=True)}, "prepare_text"),
-        ({"recipe": "r.yaml"}, "prepare_recipe"),
-        ({"recipe": "r.yaml", "tokenizer": "t", "options": RecipeOptions(deduplicate=True)}, "prepare_recipe"),
-        ({"options": ShardOptions()}, "prepare_shards"),
-    ],
-)
 @pytest.mark.parametrize("inputs", ["a", Path("a"), ["a"], []])
-def test_the_function_that_is_called(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], called: str, inputs: Any
-) -> None:
+def test_shard_options_prepare_media(monkeypatch: pytest.MonkeyPatch, inputs: Any) -> None:
     seen: list[Any] = []
-    for name in ("prepare_text", "prepare_recipe", "prepare_shards"):
-        monkeypatch.setattr(choosing, name, lambda *args, name=name, **rest: seen.append((name, args, rest)))
-    headrace.prepare(inputs, "out", **given, on_progress=print, on_notice=repr)
-    ((name, places, rest),) = seen
-    wanted = list(inputs) if isinstance(inputs, list) else [inputs]
-    assert name == called
-    assert places == (("r.yaml", "out") if called == "prepare_recipe" else (wanted, "out"))
-    assert rest.get("inputs", wanted) == wanted
-    assert (rest["on_progress"], rest["on_notice"], rest["options"]) == (print, repr, given.get("options"))
+    monkeypatch.setattr(shards, "prepare_shards", lambda *args, **rest: seen.append((args, rest)))
+    options = ShardOptions()
+    headrace.prepare(inputs, "out", options=options, on_progress=print, on_notice=repr)
+    [(places, rest)] = seen
+    assert places == (list(inputs) if isinstance(inputs, list) else [inputs], "out")
+    assert (rest["on_progress"], rest["on_notice"], rest["options"]) == (print, repr, options)
+
+
+def test_one_path_is_a_list_of_one(kit: Any, corpus: Path, tmp_path: Path) -> None:
+    options = PrepareOptions(tokens=REFERENCE, workers=1)
+    for number, inputs in enumerate([str(corpus), corpus, [corpus]]):
+        headrace.prepare(inputs, tmp_path / f"{number}", tokenizer=kit.tokenizer, options=options)
+    first = {path.name: path.read_bytes() for path in (tmp_path / "0").glob("text_document*")}
+    assert len(first) == 2
+    for number in (1, 2):
+        assert {name: (tmp_path / f"{number}" / name).read_bytes() for name in first} == first
+    found = [estimate(inputs, tokenizer=kit.tokenizer, options=options) for inputs in (str(corpus), [corpus])]
+    assert found[0] == found[1]
+
+
+NEITHER = "neither tokenizer nor recipe is given: give tokenizer="
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "neither tokenizer nor recipe is given: give tokenizer="),
-        ({"options": TextOptions()}, "neither tokenizer nor recipe is given, and options are TextOptions"),
-        ({"options": EnergonOptions()}, "headrace.preparing.prepare_energon"),
-        ({"tokenizer": "t", "options": ShardOptions()}, "ShardOptions, but text"),
-        ({"tokenizer": "t", "options": RecipeOptions()}, "RecipeOptions with recipe="),
-        ({"recipe": "r", "options": TextOptions()}, "TextOptions, but a recipe takes RecipeOptions"),
+        ({}, NEITHER),
+        ({"options": PrepareOptions()}, NEITHER),
+        ({"options": EnergonOptions()}, "options are EnergonOptions, but text and recipes take PrepareOptions"),
+        ({"tokenizer": "t", "options": ShardOptions()}, "options are ShardOptions, but text and recipes take"),
+        ({"recipe": "r", "options": ShardOptions()}, "options are ShardOptions, but text and recipes take"),
     ],
 )
-def test_arguments_that_do_not_fit(given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("do", [headrace.prepare, plan, estimate])
+def test_arguments_that_do_not_fit(do: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        headrace.prepare(["a"], "out", **given)
+        do(["a"], *([] if do is estimate else ["out"]), **given)
     assert message in str(caught.value)
+
+
+def test_media_have_functions_of_their_own() -> None:
+    for call in (lambda: plan(["a"], "out", options=ShardOptions()), lambda: estimate(["a"], options=ShardOptions())):
+        with pytest.raises(ConfigError, match="plan_shards and estimate_shards"):
+            call()

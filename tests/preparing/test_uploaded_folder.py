@@ -17,23 +17,13 @@ import recipe_runs
 from counts import cases, spread
 from headrace.engine.doing import MAX_SHOWN
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.preparing import (
-    ErrorOptions,
-    OutputOptions,
-    RecipeOptions,
-    TextOptions,
-    TokenOptions,
-    estimate_text,
-    plan_text,
-    prepare_recipe,
-    prepare_text,
-)
+from headrace.preparing import ErrorOptions, OutputOptions, PrepareOptions, TokenOptions, estimate, plan, prepare
 from headrace.preparing.recipes import read_recipe
 from headrace.stores import load_manifest
 from memory_stores import MemoryBucket, Stopped, scratch, sent_files, stop_at, watched
 
 pytestmark = pytest.mark.usefixtures("small_run")
-PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
+PLAIN = PrepareOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
 CASES = {
     "one shard": OutputOptions(),
     "shards": OutputOptions(shard_tokens=2500),
@@ -41,11 +31,11 @@ CASES = {
 }
 
 
-def options(name: str, **changes: Any) -> TextOptions:
+def options(name: str, **changes: Any) -> PrepareOptions:
     return msgspec.structs.replace(PLAIN, output=CASES[name], **changes)
 
 
-def local(kit: Any, inputs: Path, folder: Path, given: TextOptions) -> dict[str, bytes]:
+def local(kit: Any, inputs: Path, folder: Path, given: PrepareOptions) -> dict[str, bytes]:
     kit.prepare([inputs], folder, options=given)
     return faults.content(folder)
 
@@ -193,7 +183,7 @@ def test_no_secret_is_in_what_a_run_leaves(kit: Any, bucket: MemoryBucket, input
         bucket.put(f"in/{file.name}", file.read_bytes())
     given = options("shards", errors=ErrorOptions(on_error="skip"))
     with watched(stop_at(12)), pytest.raises(Stopped):
-        prepare_text([f"{bucket.url}/in"], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=given, storage=storage)
+        prepare([f"{bucket.url}/in"], f"{bucket.url}/web", tokenizer=kit.tokenizer, options=given, storage=storage)
     left = [path.read_bytes() for folder in scratch() for path in folder.rglob("*") if path.is_file()]
     assert len([*left, *bucket.content()]) > 6
     assert not any(b"planted-secret" in data for data in [*left, *bucket.content().values()])
@@ -284,12 +274,12 @@ def test_inputs_at_urls(kit: Any, bucket: MemoryBucket, inputs: Path, tmp_path: 
 
 
 def test_what_is_not_supported_is_refused_by_name(kit: Any, inputs: Path, tmp_path: Path) -> None:
-    for run in (prepare_text, plan_text):
+    for run in (prepare, plan):
         for url, message in (("http://host/a", r"http://host/a.*s3://.*gs://"), ("hdfs://x", "hdfs://")):
             with pytest.raises(ConfigError, match=message):
                 run([inputs], url, tokenizer=kit.tokenizer, options=PLAIN)
     with pytest.raises(ConfigError, match="storage"):
-        prepare_text([inputs], tmp_path / "a", tokenizer=kit.tokenizer, options=PLAIN, storage=headrace.Storage())
+        prepare([inputs], tmp_path / "a", tokenizer=kit.tokenizer, options=PLAIN, storage=headrace.Storage())
 
 
 # Tokenisers, chat templates and recipes at URLs.
@@ -305,12 +295,12 @@ def test_a_tokeniser_at_a_url(kit: Any, bucket: MemoryBucket, inputs: Path, tmp_
     bucket.put("tok/tokenizer.json", kit.tokenizer.read_bytes())
     wanted = kit.prepare([inputs], tmp_path / "local", options=PLAIN)
     url = f"{bucket.url}/{name}"
-    made = prepare_text([inputs], tmp_path / "made", tokenizer=url, options=PLAIN)
+    made = prepare([inputs], tmp_path / "made", tokenizer=url, options=PLAIN)
     assert data(tmp_path / "made") == data(tmp_path / "local")
     assert made.tokenizer.source == url
     assert made.tokenizer.xxh3_128 == wanted.tokenizer.xxh3_128
     tokens = wanted.ledger.tokens
-    assert estimate_text([inputs], tokenizer=url).tokens == tokens.kept - tokens.eod
+    assert estimate([inputs], tokenizer=url).tokens == tokens.kept - tokens.eod
 
 
 def test_tokenisers_that_are_not_there(bucket: MemoryBucket, inputs: Path, tmp_path: Path) -> None:
@@ -321,7 +311,7 @@ def test_tokenisers_that_are_not_there(bucket: MemoryBucket, inputs: Path, tmp_p
         ("hf://org/model", "hf://"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
-            prepare_text([inputs], tmp_path / "made", tokenizer=url, options=PLAIN)
+            prepare([inputs], tmp_path / "made", tokenizer=url, options=PLAIN)
         assert url in str(caught.value)
         assert not (tmp_path / "made").exists()
 
@@ -346,11 +336,11 @@ def test_a_recipe_at_a_url(
     bucket.upload(tmp_path / "chats", "recipes/chats")
     bucket.put("recipes/recipe.yaml", text.encode())
     monkeypatch.chdir(tmp_path)
-    options = RecipeOptions(workers=1, backend="tokenizers")
-    prepare_recipe("recipe.yaml", "local", options=options)
+    options = PrepareOptions(workers=1, tokens=TokenOptions(backend="tokenizers"))
+    prepare([], "local", recipe="recipe.yaml", options=options)
     for path in (model / "tokenizer.json", tmp_path / "chats" / "other.jinja"):
         path.unlink()  # nothing is read beside the process
-    made = prepare_recipe(f"{folder}/recipe.yaml", "made", options=options)
+    made = prepare([], "made", recipe=f"{folder}/recipe.yaml", options=options)
     assert data(tmp_path / "made") == data(tmp_path / "local")
     ours, wanted = made.options["template"], load_manifest(tmp_path / "local").options["template"]
     assert ours["text"] == wanted["text"]
@@ -376,5 +366,5 @@ def test_recipes_that_cannot_be_read(bucket: MemoryBucket, tmp_path: Path) -> No
     bucket.put("typo.yaml", b"type: sfft")
     for name in ("none", "bad", "typo"):
         with pytest.raises(ConfigError, match=rf"{bucket.url}/{name}\.yaml"):
-            prepare_recipe(f"{bucket.url}/{name}.yaml", tmp_path / "made")
+            prepare([], tmp_path / "made", recipe=f"{bucket.url}/{name}.yaml")
     assert not (tmp_path / "made").exists()

@@ -20,6 +20,7 @@ import faults
 import jobs_by_hand
 import recipe_runs
 from counts import cases
+from headrace import preparing
 from headrace.cli import main
 from headrace.engine import heartbeat
 from headrace.engine.doing import FailedTaskError, Limits
@@ -29,21 +30,12 @@ from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, InputError, OutputError
 from headrace.io import cache_folder
 from headrace.kinds import finish_job, open_job
-from headrace.preparing import (
-    OutputOptions,
-    RecipeOptions,
-    TextOptions,
-    TokenOptions,
-    duplicates,
-    plan_recipe,
-    plan_text,
-    prepare_text,
-)
+from headrace.preparing import OutputOptions, PrepareOptions, TokenOptions, duplicates, prepare
 from headrace.samples.recipe import parse_recipe
 from headrace.testing.work import WorkContract, inline
 from memory_stores import MemoryBucket, watched
 
-PLAIN = TextOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
+PLAIN = PrepareOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
 CASES = {
     "one shard": PLAIN,
     "shards": msgspec.structs.replace(PLAIN, output=OutputOptions(shard_tokens=2500)),
@@ -71,12 +63,12 @@ def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
     return jobs_by_hand.Hosts(tmp_path / "hosts")
 
 
-def plan(kit: Any, inputs: Path, url: str, given: TextOptions) -> None:
-    assert plan_text([inputs], url, tokenizer=kit.tokenizer, options=given) is None
+def plan(kit: Any, inputs: Path, url: str, given: PrepareOptions) -> None:
+    assert preparing.plan([inputs], url, tokenizer=kit.tokenizer, options=given) is None
 
 
-def local(kit: Any, inputs: Path, folder: Path, given: TextOptions) -> dict[str, bytes]:
-    prepare_text([inputs], folder, tokenizer=kit.tokenizer, options=given)
+def local(kit: Any, inputs: Path, folder: Path, given: PrepareOptions) -> dict[str, bytes]:
+    prepare([inputs], folder, tokenizer=kit.tokenizer, options=given)
     return faults.content(folder)
 
 
@@ -195,10 +187,10 @@ def test_an_unfinished_job_is_continued_discarded_or_refused(
     with hosts.on(0):
         plan(kit, inputs, f"{bucket.url}/taken", given)
         jobs_by_hand.do_here(open_job(f"{bucket.url}/taken"), [0])
-        prepare_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
+        prepare([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
         with pytest.raises(OutputError, match="/taken"):
             plan(kit, inputs, f"{bucket.url}/taken", other)
-        manifest = plan_text([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
+        manifest = preparing.plan([inputs], f"{bucket.url}/taken", tokenizer=kit.tokenizer, options=given)
     assert manifest is not None
     assert bucket.content("taken") == local(kit, inputs, tmp_path / "also", given)
     assert not hosts.left()
@@ -283,14 +275,15 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", RECIPES)
 def test_recipes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, case: str) -> None:
     text, options = RECIPES[case]
-    options = {"task_bytes": 4000, "workers": 1, "backend": "tokenizers", **options}
+    options = {"task_bytes": 4000, **options}
     recipe_runs.make_model(tmp_path / "model", recipe_runs.THINKING)
     recipe_runs.write_lines(tmp_path / "data" / "a.jsonl", recipe_runs.conversations(70))
     recipe_runs.write_lines(tmp_path / "data" / "b.jsonl", recipe_runs.conversations(40))
     recipe_runs.prepare(text, tmp_path, tmp_path / "local", **options)
     url = f"{bucket.url}/web"
     with hosts.on(0):
-        plan_recipe(parse_recipe(recipe_runs.in_folder(text, tmp_path)), url, options=RecipeOptions(**options))
+        recipe = parse_recipe(recipe_runs.in_folder(text, tmp_path))
+        preparing.plan([], url, recipe=recipe, options=recipe_runs.options_of(**options))
     with hosts.on(1):
         jobs_by_hand.do_here(open_job(url), [1, 3, 2])
     with hosts.on(2):

@@ -15,23 +15,17 @@ from tokenizers import Tokenizer
 import faults
 import headrace
 from counts import cases
-from headrace.preparing import (
-    OutputOptions,
-    RecordOptions,
-    TextOptions,
-    TokenOptions,
-    documents,
-)
+from headrace.preparing import OutputOptions, PrepareOptions, RecordOptions, TokenOptions, documents
 from headrace.preparing import api as text
 from headrace.preparing.backends import libraries, proof
 from headrace.preparing.sources import RecordSpec, find_inputs, plan_tasks
 from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 
-PROOF = TextOptions(tokens=TokenOptions(backend=NAME, append_eod=True), task_bytes=6000)
+PROOF = PrepareOptions(tokens=TokenOptions(backend=NAME, append_eod=True), task_bytes=6000)
 CASES = {
     "plain": PROOF,
-    "shards": TextOptions(tokens=PROOF.tokens, task_bytes=6000, output=OutputOptions(shard_tokens=9000)),
-    "keyed, no duplicates": TextOptions(
+    "shards": PrepareOptions(tokens=PROOF.tokens, task_bytes=6000, output=OutputOptions(shard_tokens=9000)),
+    "keyed, no duplicates": PrepareOptions(
         tokens=PROOF.tokens,
         task_bytes=6000,
         deduplicate=True,

@@ -21,14 +21,14 @@ from counts import FULL, PATIENCE_S, cases
 from energon_made import write_shards
 from energon_objects import made_of
 from fault_proxy import FaultProxy
-from headrace.preparing import OutputOptions, TextOptions, TokenOptions, plan_text, prepare_text
+from headrace.preparing import OutputOptions, PrepareOptions, TokenOptions, plan, prepare
 from headrace.preparing.energon import EnergonOptions, SplitChoice, plan_energon, prepare_energon
 from headrace.stores.energon import EnergonStore
 from stored import files, objects
 
 pytestmark = pytest.mark.remote
 
-OPTIONS = TextOptions(
+OPTIONS = PrepareOptions(
     tokens=TokenOptions(backend="tokenizers"), workers=1, task_bytes=20_000, output=OutputOptions(shard_tokens=30_000)
 )
 VARIANTS = {
@@ -175,13 +175,13 @@ def test_tasks_on_hosts_that_die(
     name: str,
 ) -> None:
     given = VARIANTS[name]
-    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
+    prepare([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=given)
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 100_000)
 
-    def plan(url: str) -> None:
-        plan_text([inputs / "in"], url, tokenizer=inputs / "model", options=given)
+    def plan_at(url: str) -> None:
+        plan([inputs / "in"], url, tokenizer=inputs / "model", options=given)
 
-    die_and_compare(remote_bucket, proxy, tmp_path, plan, files(tmp_path / "local"), random.Random(f"deaths {name}"))
+    die_and_compare(remote_bucket, proxy, tmp_path, plan_at, files(tmp_path / "local"), random.Random(f"deaths {name}"))
 
 
 def test_an_energon_dataset_on_hosts_that_die(
@@ -221,7 +221,7 @@ def test_slurm(weed: servers.Bucket, inputs: Path, tmp_path: Path, around: None)
         pytest.skip(f"Slurm is not installed: no {', '.join(missing)}")
     url = f"{weed.url}/{tmp_path.name}/out"
     options = msgspec.structs.replace(OPTIONS, task_bytes=None, deduplicate=True)
-    prepare_text([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=options)
+    prepare([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=options)
     command = [sys.executable, "-m", "headrace", "prepare", str(inputs / "in"), "-o", url, "--json", "--deduplicate"]
     command += ["--tokenizer", str(inputs / "model"), "--backend", "tokenizers", "--shard-tokens", "30000"]
     command += ["--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "4"]

@@ -81,7 +81,7 @@ def test_a_tokeniser_of_a_web_server(http_files: servers.Bucket, folder_key: str
     url = http_files.upload(model, folder_key)
     for name, tokenizer in (("local", str(model)), ("file", f"{url}/tokenizer.json"), ("folder", f"{url}/")):
         (tmp_path / "recipe.yaml").write_text(f"type: sft\ninputs: {tmp_path}/data.jsonl\ntokenizer: {tokenizer}\n")
-        run("prepare", "recipe", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / name))
+        run("prepare", "--recipe", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / name))
     assert data(tmp_path / "local") == data(tmp_path / "file") == data(tmp_path / "folder")
 
 

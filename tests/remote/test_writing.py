@@ -24,13 +24,13 @@ from headrace.errors import OutputError
 from headrace.io import FetchPolicy
 from headrace.io.objects import writer
 from headrace.io.objects.writer import ObjectWriter
-from headrace.preparing import OutputOptions, TextOptions, TokenOptions
+from headrace.preparing import OutputOptions, PrepareOptions, TokenOptions
 from headrace.stores import IndexedWriter
 from stored import QUICK, files, objects
 
 pytestmark = pytest.mark.remote
 
-OPTIONS = TextOptions(
+OPTIONS = PrepareOptions(
     tokens=TokenOptions(backend="tokenizers"), workers=2, task_bytes=20_000, output=OutputOptions(shard_tokens=30_000)
 )
 PART_BYTES = 5 << 20
@@ -41,7 +41,7 @@ import sys
 import headrace
 from headrace.copying import CopyOptions
 from headrace.io.objects import writer
-from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
+from headrace.preparing import OutputOptions, PrepareOptions, TokenOptions, prepare
 
 if __name__ == "__main__":
     writer.WHOLE_BYTES = writer.PART_BYTES = {PART_BYTES}
@@ -50,8 +50,8 @@ if __name__ == "__main__":
         headrace.merge([inputs + "/big"], output, options=CopyOptions(shards=4_000_000))
     else:
         shards = OutputOptions(shard_tokens=30_000)
-        options = TextOptions(tokens=TokenOptions(backend="tokenizers"), workers=2, task_bytes=20_000, output=shards)
-        prepare_text([inputs + "/in"], output, tokenizer=inputs + "/model", options=options)
+        options = PrepareOptions(tokens=TokenOptions(backend="tokenizers"), workers=2, task_bytes=20_000, output=shards)
+        prepare([inputs + "/in"], output, tokenizer=inputs + "/model", options=options)
 """
 """What a process does that may be killed. The shards that it merges are uploaded in two parts each."""
 
@@ -71,7 +71,7 @@ ALL = pytest.mark.parametrize("remote_bucket", ["weed", "azurite", "gcs"], indir
 
 
 def prepare(inputs: Path, output: str | Path, storage: headrace.Storage | None = None) -> None:
-    preparing.prepare_text([inputs / "in"], output, tokenizer=inputs / "model", options=OPTIONS, storage=storage)
+    preparing.prepare([inputs / "in"], output, tokenizer=inputs / "model", options=OPTIONS, storage=storage)
 
 
 @ALL
@@ -84,7 +84,7 @@ def test_prepare_and_copies(remote_bucket: servers.Bucket, inputs: Path, tmp_pat
     assert objects(remote_bucket, f"{url}/web") == wanted
 
     remote_bucket.upload(inputs / "in", f"{tmp_path.name}/in")
-    preparing.prepare_text(
+    preparing.prepare(
         [f"{url}/in/*.jsonl"], f"{url}/again", tokenizer=inputs / "model", options=OPTIONS, storage=storage
     )
     ours = objects(remote_bucket, f"{url}/again")

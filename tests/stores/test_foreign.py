@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 import headrace
 from headrace.errors import HeadraceError, StoreError
 from headrace.inspect import check, describe
-from headrace.preparing import prepare_energon, prepare_shards, prepare_text
+from headrace.preparing import prepare, prepare_energon, prepare_shards
 from headrace.stores import open_tokens
 from headrace.stores.foreign import foreign_format
 
@@ -75,7 +75,7 @@ def test_data_of_other_programs_are_named(tmp_path: Path, program: str, tokenize
         "open_tokens": lambda: open_tokens(folder),
         "windows": lambda: headrace.WindowDataset.open(folder, seq_len=8),
         "describe": lambda: describe(folder),
-        "prepare_text": lambda: prepare_text([folder], tmp_path / "out", tokenizer=tokenizer),
+        "prepare": lambda: prepare([folder], tmp_path / "out", tokenizer=tokenizer),
         "prepare_shards": lambda: prepare_shards([folder], tmp_path / "out"),
         "prepare_energon": lambda: prepare_energon(folder),
         **{name: (lambda name=name: headrace.open(folder / name)) for name in names},  # type: ignore[misc]
@@ -105,7 +105,7 @@ def test_nothing_else_is_named(tmp_path: Path, tokenizer: Path) -> None:
     """Texts beside nanoGPT's files are prepared, a pair whose index is missing is one, and other JSON is JSON."""
     folder = nanogpt(tmp_path / "shakespeare")
     (folder / "input.txt").write_text("w1 w2")
-    assert prepare_text([folder], tmp_path / "out", tokenizer=tokenizer).ledger.documents.kept == 1
+    assert prepare([folder], tmp_path / "out", tokenizer=tokenizer).ledger.documents.kept == 1
     put(tmp_path / "half", web_text_document_dot_bin=b"data")
     put(tmp_path / "json", index_dot_json=b'{"version": 2}')
     put(tmp_path / "list", index_dot_json=b"[1]")

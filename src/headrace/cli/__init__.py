@@ -1,7 +1,7 @@
 """The command line: one file per command or family of commands, imported when the command runs.
 
     headrace prepare text INPUT... -o DIR --tokenizer PATH      text -> tokens on disk
-    headrace prepare recipe FILE --output DIR                   records -> samples for fine-tuning and more
+    headrace prepare text --recipe FILE --output DIR            records -> samples for fine-tuning and more
     headrace prepare media INPUT... --output DIR                media -> tar shards
     headrace prepare energon PATH                               tars -> an Energon dataset, in place
     headrace job plan COMMAND ...                               plan the work of a command for any hosts

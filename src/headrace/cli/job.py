@@ -361,7 +361,7 @@ _KINDS: Final = {
 """For each kind of work the module of the command; its functions ``show`` and ``tell`` show progress and report."""
 
 PLANNED: Final = {
-    "prepare": "[text|recipe|media|energon] INPUT...",
+    "prepare": "[text|media|energon] INPUT...",
     "merge": "SRC... --output DIR",
     "convert": "SRC DST --format NAME",
     "split": "SRC DST --split SHARES",

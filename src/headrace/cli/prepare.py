@@ -1,7 +1,7 @@
 """``headrace prepare``: its subcommands, and the bare form, which finds the one that is meant by its arguments.
 
 headrace prepare INPUT... --tokenizer PATH      is  headrace prepare text INPUT... --tokenizer PATH
-headrace prepare INPUT... --recipe FILE         is  headrace prepare recipe FILE INPUT...
+headrace prepare INPUT... --recipe FILE         is  headrace prepare text INPUT... --recipe FILE
 headrace prepare INPUT... --format tar          is  headrace prepare media INPUT...
 headrace prepare DIR                            is  headrace prepare energon DIR
 """
@@ -16,16 +16,16 @@ from typing import Any
 import click
 from click import Option
 
-from headrace.cli import prepare_energon, prepare_media, prepare_recipe, prepare_text
+from headrace.cli import prepare_energon, prepare_media, prepare_text
 from headrace.cli.command import usage_errors
 
-_SUBCOMMANDS = (prepare_text.command, prepare_recipe.command, prepare_media.command, prepare_energon.command)
+_SUBCOMMANDS = (prepare_text.command, prepare_media.command, prepare_energon.command)
 _OPTIONS = [[param for param in command.params if isinstance(param, Option)] for command in _SUBCOMMANDS]
 _IN_PLACE = {param.name for param in _OPTIONS[-1]} - {param.name for options in _OPTIONS[:-1] for param in options}
 _BARE = click.Command(
     "prepare",
     options_metavar="[OPTIONS] INPUT...",
-    params=[*{param.name: param for param in [Option(["--recipe"]), *(p for some in _OPTIONS for p in some)]}.values()],
+    params=[*{param.name: param for some in _OPTIONS for param in some}.values()],
 )
 """All options of all subcommands. It only finds out which are given; the subcommand reads their values."""
 
@@ -43,7 +43,10 @@ class Prepare(click.Group):
             return super().parse_args(ctx, self._with_name(ctx, args))
 
     def _with_name(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the arguments with a subcommand in front; a name that is the only input and exists is a path."""
+        """Return the arguments with a subcommand in front; a name that is the only input and exists is a path.
+
+        With ``text --recipe FILE`` it is no path, since the recipe has inputs.
+        """
         is_named = bool(args) and args[0] in self.commands
         if is_named and not Path(args[0]).exists():
             return args
@@ -57,7 +60,7 @@ class Prepare(click.Group):
             raise
         if any(param.opts == names for param in given):
             return args if is_named else ["--help"]
-        if is_named and len(inputs) > 1:
+        if is_named and (len(inputs) > 1 or (args[0] == "text" and "recipe" in values)):
             click.echo(f"note: {args[0]} is the subcommand here; for the path write ./{args[0]}", err=True)
             return args
         return _completed(inputs, values, given)
@@ -66,8 +69,6 @@ class Prepare(click.Group):
 def _completed(inputs: list[str], values: dict[str, Any], given: Sequence[click.Parameter]) -> list[str]:
     """Return the arguments of the subcommand that is meant, with its name in front."""
     name = _meant(inputs, values)
-    if name == "recipe":
-        inputs = [values.pop("recipe"), *inputs]
     if name == "media":
         del values["format"]
     options = [param for param in dict.fromkeys(given) if isinstance(param, Option) and param.name in values]
@@ -76,11 +77,9 @@ def _completed(inputs: list[str], values: dict[str, Any], given: Sequence[click.
 
 def _meant(inputs: Sequence[str], values: dict[str, Any]) -> str:
     """Return the name of the subcommand that does what these arguments ask for."""
-    if "recipe" in values:
-        return "recipe"
-    if not values.keys() & {"output", "tokenizer"} and _is_in_place(inputs, values):
+    if not values.keys() & {"output", "tokenizer", "recipe"} and _is_in_place(inputs, values):
         return "energon"
-    return "media" if values.get("format") == "tar" else "text"
+    return "media" if values.get("format") == "tar" and "recipe" not in values else "text"
 
 
 def _again(option: Option, value: Any) -> list[str]:
@@ -117,7 +116,7 @@ def _has_tar(folder: Path) -> bool:
     name="prepare",
     commands={str(command.name): command for command in _SUBCOMMANDS},
     short_help="Make a store of text, records or media.",
-    subcommand_metavar="[text|recipe|media|energon] INPUT...",
+    subcommand_metavar="[text|media|energon] INPUT...",
 )
 def command() -> None:
     """Make a store of text, of records or of media, with the subcommand for it.

@@ -29,19 +29,11 @@ class Subcommand(JobCommand):
 
     Args:
         what: what the subcommand prepares, for messages: ``texts``.
-        instead: what to write here instead of an option of another subcommand, by the name of that option.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        what: str,
-        instead: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, what: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.what = what
-        self._instead = instead or {}
         self.params.append(JSON)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -70,9 +62,8 @@ class Subcommand(JobCommand):
         if not owners:
             return error
         option = next(iter(owners.values()))
-        instead = f": {self._instead[option]}" if option in self._instead else ""
         return click.UsageError(
-            f"{option} is for {' and '.join(owners)}, not for {self.what} (headrace prepare {self.name}){instead}", ctx
+            f"{option} is for {' and '.join(owners)}, not for {self.what} (headrace prepare {self.name})", ctx
         )
 
 
@@ -142,7 +133,7 @@ QUIET = Option(["--quiet", "-q"], is_flag=True, help="Show no progress, notes or
 
 def chosen(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Return the options of these names that have a value; the others keep the defaults of the library."""
-    return {name: given[name] for name in names if given[name] not in (None, ())}
+    return {name: given[name] for name in names if given.get(name) not in (None, ())}
 
 
 def error_options(given: Mapping[str, Any], what: str) -> ErrorOptions:
@@ -151,17 +142,12 @@ def error_options(given: Mapping[str, Any], what: str) -> ErrorOptions:
     Raises:
         ConfigError: ``--max-errors`` is no number or share, or it is given without ``--on-error skip``.
     """
-    check_skips(given["max_errors"], given["on_error"], what)
     found = chosen(given, "on_error", "max_errors")
     if "max_errors" in found:
+        if found.get("on_error") != "skip":
+            raise ConfigError(f"--max-errors needs --on-error skip: otherwise the first {what} ends the run")
         found["max_errors"] = number_or_share(found["max_errors"])
     return preparing.ErrorOptions(**found)
-
-
-def check_skips(max_errors: str | float | None, on_error: str, what: str) -> None:
-    """Raise ConfigError if ``--max-errors`` is given, but nothing is skipped."""
-    if max_errors is not None and on_error != "skip":
-        raise ConfigError(f"--max-errors needs --on-error skip: otherwise the first {what} ends the run")
 
 
 def number_or_share(given: str) -> int | float:

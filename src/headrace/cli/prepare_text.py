@@ -1,4 +1,4 @@
-"""``headrace prepare text``: its options, and the progress and reports of runs over text and of recipes."""
+"""``headrace prepare text``: its options, and the progress and reports of runs over text and recipes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from click import Option
 
 from headrace import preparing
 from headrace.cli import prepare_options as common
-from headrace.cli.command import FAULTY, check_shards, print_found
+from headrace.cli.command import FAULTY, check_shards, given_options, print_found
 from headrace.cli.job import ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, noted, plural, short, size
 
 if TYPE_CHECKING:
-    from headrace.preparing import Estimate, TextOptions
-    from headrace.preparing.options import RunOptions
+    from headrace.preparing import Estimate, PrepareOptions
     from headrace.preparing.shards import ShardEstimate
+    from headrace.samples.recipe import Recipe
     from headrace.stores import Manifest, SampleLedger
 
 AnyEstimate = TypeVar("AnyEstimate", "Estimate", "ShardEstimate")
@@ -181,45 +181,119 @@ def show_estimate(
 
 
 FORMS = (
-    "prepare has four forms. Three need --output DIR: headrace prepare text (files, folders or globs, with --tokenizer "
-    "PATH), recipe (or --recipe FILE) and media (tar shards of media, or --format tar). The fourth, headrace prepare "
-    "energon, prepares a folder of .tar shards, a .jsonl or the .yaml of a metadataset in place, with none of these "
-    "options."
+    "prepare has three forms. Two need --output DIR: headrace prepare text (files, folders or globs, with --tokenizer "
+    "PATH or --recipe FILE) and media (tar shards of media, or --format tar). The third, headrace prepare energon, "
+    "prepares a folder of .tar shards, a .jsonl or the .yaml of a metadataset in place, with none of these options."
 )
 CONTINUED = ("continuing", "the run was complete", "the output is complete")
 """Beginnings of the notices which say that an earlier run did a part of the work."""
 
+_TEXT = (
+    Option(
+        ["--field", "--text-field", "fields"],
+        metavar="NAME",
+        multiple=True,
+        help="Field of each record that holds the text (default: 'text'); several fields give one output each.",
+    ),
+    Option(["--join"], metavar="TEXT", help="Join the texts of several fields with TEXT between them."),
+    Option(
+        ["--sample-by"],
+        type=click.Choice(["document", "paragraph", "line"]),
+        help="What a document of a .txt file is (default: document, the whole file).",
+    ),
+    Option(["--append-eod"], is_flag=True, help="Append the end-of-document token to each document that has tokens."),
+    Option(
+        ["--eod"], metavar="TOKEN|ID", help="End-of-document token (default: the only usual one in the vocabulary)."
+    ),
+    Option(
+        ["--bos"],
+        metavar="auto|always|never|TOKEN|ID",
+        help="Begin token of each document: as the tokeniser begins texts, that or a usual one, none (default: never).",
+    ),
+    Option(
+        ["--special-tokens-in-text"],
+        type=click.Choice(["literal", "encode", "error"]),
+        help="What '<|endoftext|>' inside a text becomes: ordinary text (default: literal), the token, or an error.",
+    ),
+    Option(["--min-chars"], metavar="N", type=int, help="Drop documents with fewer characters."),
+    Option(["--max-chars"], metavar="N", type=int, help="Drop documents with more characters."),
+    Option(["--min-tokens"], metavar="N", type=int, help="Drop documents with fewer tokens."),
+    Option(["--max-tokens"], metavar="N", type=int, help="Drop documents with more tokens."),
+)
+_RECIPE = (
+    Option(["--recipe"], metavar="FILE", help="Make samples of records, as this file in YAML or JSON says."),
+    Option(["--now"], metavar="TIME", help="The time that the template sees (default: when the run began)."),
+)
+_OUTPUT = (
+    common.OUTPUT,
+    Option(
+        ["--format"],
+        type=click.Choice(["indexed", "keyed", "hdf5", "jsonl"]),
+        help=".bin and .idx (default: indexed), .bin and meta.json, or with a recipe .h5 or .jsonl.",
+    ),
+    common.SHARD_TOKENS,
+    common.SINGLE,
+)
 
-def run(
-    output: str | None,
-    *,
-    estimate: Callable[[], Estimate],
-    prepare: Callable[..., Manifest | None],
-    options: RunOptions,
-    executor: ExecutorOptions,
-    dry_run: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Prepare a store, or estimate it, and print the report.
 
-    Args:
-        output: the value of ``--output``.
-        estimate: what estimates the run.
-        prepare: what does the run, or plans it for an executor; it accepts the folder of the output, ``on_progress``
-            and ``on_notice``.
-        options: what the command line says about the run.
-        executor: where the run is done.
-        dry_run: whether the run is only estimated.
-        quiet: whether progress, notices and report are left out.
-        as_json: whether the report is JSON.
+@click.command(
+    cls=common.Subcommand,
+    urls=("inputs", "output", "tokenizer", "recipe"),
+    name="text",
+    short_help="Make tokens of text, or samples of records with a recipe.",
+    what="texts",
+    groups={
+        "Tokens": (common.TOKENIZER, common.BACKEND),
+        "Records": (common.ID_FIELD, common.MAX_RECORD_BYTES, common.FILTER, common.DEDUPLICATE),
+        "Text (a recipe says these itself)": _TEXT,
+        "Recipe": _RECIPE,
+        "Output": _OUTPUT,
+        "Errors": (common.ON_ERROR, common.MAX_ERRORS),
+        "Run": (common.WORKERS, common.OVERWRITE, common.RESTART, common.DRY_RUN, common.QUIET),
+    },
+)
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
+def command(
+    inputs: tuple[str, ...], output: str | None, tokenizer: str | None, recipe: str | None,
+    now: str | None, executor: ExecutorOptions, dry_run: bool, quiet: bool, as_json: bool, **_: Any,
+) -> None:  # fmt: skip
+    """Tokenise text into shards in DIR that Megatron can read, or make samples of records as a recipe says.
+
+    INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
+    .jsonl (also .gz and .zst), .parquet, .arrow and .txt. All of these may be URLs.
+
+    Text needs --tokenizer. With --recipe FILE, records become samples for fine-tuning, preferences and rollouts; see
+    docs/recipes.md. A recipe names its inputs, unless INPUT is given, and may name the tokeniser; paths in a recipe at
+    a URL begin at its folder. The options for text alone are refused then; all others go with a recipe, too.
+
+    The result does not depend on the number of workers, and appears whole or not at all. If a run ends early for any
+    reason, the same command continues it.
     """
+
+    given = given_options(click.get_current_context())
+    check_shards(given)
+    if given.pop("single", False):
+        given["shard_tokens"] = None
+    given |= {name: _token(given[name]) for name in ("eod", "bos") if name in given}
+    found = None
+    if recipe is not None:
+        found, options = _of_recipe(recipe, now, given)
+    elif now is not None:
+        raise ConfigError("--now is the time that the template of a recipe sees: give --recipe FILE as well")
+    elif tokenizer is None:
+        raise ConfigError(_missing_tokenizer(inputs))
+    elif not inputs:
+        raise ConfigError("no INPUT is given: name at least one file, folder or glob")
+    else:
+        options = _options(given)
     if dry_run:
         show_estimate(
-            estimate, estimate_lines, output, overwrite=options.overwrite, restart=options.restart, as_json=as_json
-        )
+            lambda: preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options),
+            estimate_lines, output, overwrite=options.overwrite, restart=options.restart, as_json=as_json,
+        )  # fmt: skip
         return
     folder = common.output_folder(output)
+    do = preparing.prepare if executor.is_local else preparing.plan
     is_whole = True
     with ProgressBar(quiet=quiet) as bar:
         note = notes(bar, quiet=quiet)
@@ -229,7 +303,10 @@ def run(
             is_whole = is_whole and not message.startswith(CONTINUED)
             note(message)
 
-        manifest = prepare(folder, on_progress=partial(show_tasks, bar), on_notice=notice)
+        show = partial(show_tasks, bar)
+        manifest = do(
+            inputs, folder, tokenizer=tokenizer, recipe=found, options=options, on_progress=show, on_notice=notice
+        )
         elapsed_s = bar.elapsed_s
     if manifest is None:
         hand_over(executor, folder, workers=options.workers, quiet=quiet, as_json=as_json)
@@ -238,132 +315,39 @@ def run(
     print_found(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
 
 
-_TOKENS = (
-    common.TOKENIZER,
-    Option(["--append-eod"], is_flag=True, help="Append the end-of-document token to each document that has tokens."),
-    Option(
-        ["--eod"], metavar="TOKEN|ID", help="End-of-document token (default: the only usual one in the vocabulary)."
-    ),
-    Option(
-        ["--bos"],
-        metavar="auto|always|never|TOKEN|ID",
-        default="never",
-        help="Begin token of each document: as the tokeniser begins texts, that or a usual one, none (default: never).",
-    ),
-    Option(
-        ["--special-tokens-in-text"],
-        type=click.Choice(["literal", "encode", "error"]),
-        default="literal",
-        help="What '<|endoftext|>' inside a text becomes: ordinary text (default: literal), the token, or an error.",
-    ),
-    common.BACKEND,
-)
-_RECORDS = (
-    Option(
-        ["--field", "--text-field", "fields"],
-        metavar="NAME",
-        multiple=True,
-        help="Field of each record that holds the text (default: 'text'); several fields give one output each.",
-    ),
-    Option(["--join"], metavar="TEXT", help="Join the texts of several fields with TEXT between them."),
-    common.ID_FIELD,
-    Option(
-        ["--sample-by"],
-        type=click.Choice(["document", "paragraph", "line"]),
-        default="document",
-        help="What a document of a .txt file is (default: the whole file).",
-    ),
-    common.MAX_RECORD_BYTES,
-)
-_FILTERS = (
-    Option(["--min-chars"], metavar="N", type=int, help="Drop documents with fewer characters."),
-    Option(["--max-chars"], metavar="N", type=int, help="Drop documents with more characters."),
-    Option(["--min-tokens"], metavar="N", type=int, help="Drop documents with fewer tokens."),
-    Option(["--max-tokens"], metavar="N", type=int, help="Drop documents with more tokens."),
-    common.FILTER,
-    common.DEDUPLICATE,
-)
-_OUTPUT = (
-    common.OUTPUT,
-    Option(
-        ["--format"],
-        type=click.Choice(["indexed", "keyed"]),
-        default="indexed",
-        help=".bin and .idx (default: indexed), or .bin and meta.json.",
-    ),
-    common.SHARD_TOKENS,
-    common.SINGLE,
-)
+def _of_recipe(path: str, now: str | None, given: dict[str, Any]) -> tuple[Recipe, PrepareOptions]:
+    """Read a recipe, and apply the options of the command line to it.
 
-
-@click.command(
-    cls=common.Subcommand,
-    urls=("inputs", "output", "tokenizer"),
-    name="text",
-    short_help="Make tokens of text.",
-    what="texts",
-    groups={
-        "Tokens": _TOKENS,
-        "Records": _RECORDS,
-        "Filters": _FILTERS,
-        "Output": _OUTPUT,
-        "Errors": (common.ON_ERROR, common.MAX_ERRORS),
-        "Run": (common.WORKERS, common.OVERWRITE, common.RESTART, common.DRY_RUN, common.QUIET),
-    },
-)
-@click.argument("inputs", nargs=-1, metavar="INPUT...")
-def command(
-    inputs: tuple[str, ...], output: str | None, tokenizer: str | None, executor: ExecutorOptions, dry_run: bool,
-    quiet: bool, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
-    """Tokenise text into shards in DIR that Megatron can read.
-
-    INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
-    .jsonl (also .gz and .zst), .parquet, .arrow and .txt. The result does not depend on the number of workers, and
-    appears whole or not at all. If a run ends early for any reason, the same command continues it.
+    Raises:
+        ConfigError: the recipe is not valid, or an option contradicts it.
     """
+    from headrace.preparing.recipes import with_options
+    from headrace.samples.recipe import with_now
 
-    if tokenizer is None:
-        raise ConfigError(_missing_tokenizer(inputs))
-    if not inputs:
-        raise ConfigError("no INPUT is given: name at least one file, folder or glob")
-    options = _options(given)
-    prepare = preparing.prepare_text if executor.is_local else preparing.plan_text
-    run(
-        output,
-        estimate=lambda: preparing.estimate_text(inputs, tokenizer=tokenizer, options=options),
-        prepare=partial(prepare, inputs, tokenizer=tokenizer, options=options),
-        options=options,
-        executor=executor,
-        dry_run=dry_run,
-        quiet=quiet,
-        as_json=as_json,
-    )
+    recipe = preparing.read_recipe(path)
+    options = _options({"on_error": recipe.errors.on_error, **given})
+    recipe = with_options(recipe, options, given)
+    return (recipe if now is None else with_now(recipe, now, path)), options
 
 
-def _options(given: dict[str, Any]) -> TextOptions:
-    check_shards(given)
-    output = common.chosen(given, "format", "shard_tokens")
-    if given["single"]:
-        output["shard_tokens"] = None
-    tokens = common.chosen(given, "append_eod", "special_tokens_in_text", "backend")
-    tokens |= {"eod": _token(given["eod"]), "bos": _token(given["bos"])}
-    return preparing.TextOptions(
-        records=preparing.RecordOptions(
-            **common.chosen(given, "fields", "join", "id_field", "sample_by", "max_record_bytes")
-        ),
-        tokens=preparing.TokenOptions(**tokens),
-        filters=preparing.FilterSpec(
-            **common.chosen(given, "min_chars", "max_chars", "min_tokens", "max_tokens", "function")
-        ),
-        output=preparing.OutputOptions(**output),
-        errors=common.error_options(given, "bad record"),
-        **common.chosen(given, "deduplicate", "workers", "overwrite", "restart"),
-    )
+def _options(given: dict[str, Any]) -> PrepareOptions:
+    """Return the options of the library, whose fields have the names of those of the command line."""
+    groups = {
+        "records": preparing.RecordOptions,
+        "tokens": preparing.TokenOptions,
+        "filters": preparing.FilterSpec,
+        "output": preparing.OutputOptions,
+    }
+    values: dict[str, Any] = {
+        group: kind(**{name: given[name] for name in kind.__struct_fields__ if name in given})
+        for group, kind in groups.items()
+    }
+    values["errors"] = common.error_options(given, "bad record")
+    return preparing.PrepareOptions(**values, **common.chosen(given, "deduplicate", "workers", "overwrite", "restart"))
 
 
-def _token(given: str | None) -> str | int | None:
-    return int(given) if given is not None and given.isascii() and given.isdigit() else given
+def _token(given: str) -> str | int:
+    return int(given) if given.isascii() and given.isdigit() else given
 
 
 def _missing_tokenizer(inputs: tuple[str, ...]) -> str:

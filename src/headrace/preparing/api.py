@@ -1,109 +1,138 @@
-"""`prepare_text` writes a store from texts, and `plan_text` plans that; `estimate_text` tells what it would write."""
+"""`prepare` writes a store; `plan` plans that for any hosts, and `estimate` tells from a sample what it would write."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
-
-import msgspec
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from headrace.errors import ConfigError
 from headrace.io import Storage, check_readable, check_storage
-from headrace.preparing.backends import Choice, ProvedEncoder, choose_backend
-from headrace.preparing.backends.first_documents import prove_first_documents
-from headrace.preparing.backends.tokenizer import TextTokenizer, load_tokenizer
-from headrace.preparing.estimate import Estimate, estimate_plan
-from headrace.preparing.options import (
-    TextOptions,
-    TokenOptions,
-    check_options,
-)
+from headrace.preparing.backends import ProvedEncoder, choose_backend
+from headrace.preparing.backends.tokenizer import load_tokenizer
+from headrace.preparing.estimating import Estimate, estimate_plan
+from headrace.preparing.first_documents import Unproved, first_texts, prove_first_documents
+from headrace.preparing.options import PrepareOptions, check_options, check_text_options
 from headrace.preparing.output_folder import STDIN_NAME, OutputPlace, output_at
-from headrace.preparing.run import STDIN_IS_HERE, do_run, plan_run
+from headrace.preparing.run import do_run, plan_run
 from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
-from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
+from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.sources.find import check_fields
 from headrace.stores import Manifest
 
+if TYPE_CHECKING:
+    from headrace.preparing.shards import ShardOptions
+    from headrace.samples.recipe import Recipe
 
-def prepare_text(
-    inputs: Sequence[str | os.PathLike[str]],
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def prepare(
+    inputs: Paths,
     output: str | os.PathLike[str],
     *,
-    tokenizer: str | os.PathLike[str],
-    options: TextOptions | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
+    options: PrepareOptions | ShardOptions | None = None,
     storage: Storage | None = None,
     on_progress: OnProgress | None = None,
     on_notice: Callable[[str], None] | None = None,
     stdin: BinaryIO | None = None,
 ) -> Manifest:
-    """Tokenise text into shards in a folder, and describe them in its ``headrace.json``.
+    """Prepare a store in a folder: tokens of text, samples of records, or media in tar shards.
 
-    The bytes written depend on inputs, tokeniser and options alone, never on the number of workers. All files appear
-    together at the end, or none does. If a run was interrupted or killed, the same call continues it.
+    ===================== ====================================
+    what is given         what is written
+    ===================== ====================================
+    ``tokenizer``         tokens of text
+    ``recipe``            samples of records, as a recipe says
+    ``ShardOptions``      tar shards, see `prepare_shards`
+    ===================== ====================================
+
+    The bytes written depend on inputs, tokeniser, recipe and options alone, never on the number of workers. All files
+    appear together at the end, or none does. If a run was interrupted or killed, the same call continues it.
 
     Args:
-        inputs: files, folders, globs, braces and ``-``, see `sources.find_inputs`; also URLs.
-        output: a new or empty folder, or one with an unfinished run; or such a place at a URL, see
-            `headrace.preparing.output_url`.
-        tokenizer: a ``tokenizer.json``, or a folder that holds one; also a URL.
-        options: see `TextOptions`.
-        storage: how the stores of URLs are reached; None goes by the environment.
-        on_progress: called a few times a second.
-        on_notice: called with what a user should know: that a run is continued, or that a fast library gave wrong ids
-            and is no longer used.
+        inputs: a file, folder or glob, or several of them, see `sources.find_inputs`; also URLs, and ``-`` for standard
+            input. With a recipe they replace the inputs that the recipe names; an empty list keeps those.
+        output: a new or empty folder, or one with an unfinished run; or such a place at a URL, as
+            ``s3://bucket/stores/web``, see `headrace.preparing.output_url`.
+        tokenizer: a ``tokenizer.json``, or a folder that holds one; also a URL. With a recipe it is needed only if the
+            recipe names none.
+        recipe: a recipe, or the path or URL of its file, see `read_recipe`; a configuration of AstrAI is accepted too.
+        options: `PrepareOptions` for text and for a recipe, `ShardOptions` for media.
+        storage: how the stores of URLs, wherever they stand, are reached; None goes by the environment.
+        on_progress: called a few times a second with a `headrace.engine.job.TaskProgress`.
+        on_notice: called with what a user should know: that a run is continued, say, the layout of records, or that a
+            fast library gave wrong ids and is no longer used.
         stdin: the stream that ``-`` reads; by default standard input.
 
     Returns:
         The manifest, as it was written.
 
     Raises:
-        ConfigError: inputs, tokeniser or options are not valid.
+        ConfigError: the arguments do not fit together, or one of them, or something that a recipe names, is not valid.
         InputError: a record or file is bad; the message names file and line.
         OutputError: the folder is in use or holds something else, or the system refuses a write.
         WorkerError: several worker processes ended in the same task.
-        MissingExtraError: the input or the tokeniser asked for needs a package that is not installed.
+        MissingExtraError: a package that is needed is not installed.
 
     Example:
-        >>> manifest = headrace.preparing.prepare_text(["data/*.jsonl"], "texts", tokenizer="tokenizer.json")
-        >>> manifest.ledger.documents.kept == len(headrace.open("texts"))
+        >>> manifest = headrace.prepare("data/*.jsonl", "prepared", tokenizer="tokenizer.json")
+        >>> manifest.ledger.documents.kept == len(headrace.open("prepared"))
+        True
+
+        A recipe, which names its inputs and the tokeniser:
+
+        >>> from pathlib import Path
+        >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
+        >>> _ = Path("recipe.yaml").write_text("\\n".join(lines))
+        >>> manifest = headrace.prepare([], "sequences", recipe="recipe.yaml")
+        >>> manifest.ledger.documents.kept == len(headrace.open("sequences"))
         True
     """
-    check_storage(storage, inputs, output, tokenizer)
-    options = options or TextOptions()
-    check_options(options)
+    if tokenizer is None and recipe is None and options is not None:
+        from headrace.preparing.shards import ShardOptions, prepare_shards
+
+        if isinstance(options, ShardOptions):
+            return prepare_shards(
+                _several(inputs), output, options=options, storage=storage, on_progress=on_progress, on_notice=on_notice
+            )
+    asked = _asked(inputs, output, tokenizer, recipe, options, storage)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
-    folder = output_at(output, overwrite=options.overwrite, restart=options.restart, storage=storage)
+    folder = output_at(output, overwrite=asked.options.overwrite, restart=asked.options.restart, storage=storage)
     with folder:
-        plan, encoder = _resolved_text(inputs, folder, tokenizer, options, show, stdin, storage)
-        _tell_missing(plan, notice)
-        planned = plan_run(folder, plan, _deciding(options), notice)
+        planned, encoder = _planned(asked, folder, show, notice, stdin)
     if isinstance(planned, Manifest):
         return planned
     return do_run(folder, planned, storage, encoder, on_progress=show, on_notice=notice)
 
 
-def plan_text(
-    inputs: Sequence[str | os.PathLike[str]],
+def plan(
+    inputs: Paths,
     output: str | os.PathLike[str],
     *,
-    tokenizer: str | os.PathLike[str],
-    options: TextOptions | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
+    options: PrepareOptions | None = None,
     on_progress: OnProgress | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Manifest | None:
-    """Plan a run of `prepare_text` in its output folder, for processes on any hosts to do its tasks, see `open_job`.
+    """Plan a run of `prepare` over text or records in its output folder, for processes on any hosts to do its tasks.
 
-    The output is the same, byte for byte. If the run is planned or complete already, this does nothing.
+    See `headrace.kinds.open_job`. The output is the same, byte for byte. If the run is planned or complete already,
+    this does nothing. `plan_shards` plans media.
 
     Args:
-        inputs: see `prepare_text`; not ``-``. All hosts reach URLs by what their environment says.
+        inputs: see `prepare`; not ``-``. All hosts reach URLs by what their environment says.
         output: a folder that all hosts can write to, or a URL; inputs must have the same paths on all of them.
-        tokenizer: see `prepare_text`.
-        options: see `TextOptions`.
+        tokenizer: see `prepare`.
+        recipe: see `prepare`.
+        options: see `PrepareOptions`.
         on_progress: called a few times a second.
         on_notice: called with what a user should know.
 
@@ -111,124 +140,161 @@ def plan_text(
         The manifest if the output is complete already; None if the run is planned.
 
     Raises:
-        ConfigError, InputError, OutputError, MissingExtraError: as `prepare_text`.
+        ConfigError, InputError, OutputError, MissingExtraError: as `prepare`.
 
     Example:
-        >>> headrace.preparing.plan_text(["data/*.jsonl"], "shared", tokenizer="tokenizer.json")
+        >>> headrace.preparing.plan(["data/*.jsonl"], "shared", tokenizer="tokenizer.json")
         >>> job = headrace.kinds.open_job("shared")
         >>> job.phase().name.partition("-")[0]
         'encode'
     """
-    check_readable(inputs, output, tokenizer)
-    options = options or TextOptions()
-    check_options(options)
-    if any(os.fspath(name) == "-" for name in inputs):
-        raise ConfigError(STDIN_IS_HERE)
+    asked = _asked(inputs, output, tokenizer, recipe, options, None)
+    if asked.reads_stdin:
+        raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
-    with output_at(output, overwrite=options.overwrite, restart=options.restart) as folder:
-        plan, _ = _resolved_text(inputs, folder, tokenizer, options, show, None)
-        _tell_missing(plan, notice)
-        planned = plan_run(folder, plan, _deciding(options), notice)
+    with output_at(output, overwrite=asked.options.overwrite, restart=asked.options.restart) as folder:
+        planned, _ = _planned(asked, folder, show, notice, None)
     return planned if isinstance(planned, Manifest) else None
 
 
-def _resolved_text(
-    inputs: Sequence[str | os.PathLike[str]],
-    folder: OutputPlace,
-    tokenizer: str | os.PathLike[str],
-    options: TextOptions,
-    show: OnProgress,
-    stdin: BinaryIO | None,
-    storage: Storage | None = None,
-) -> tuple[RunPlan, ProvedEncoder | None]:
-    """Return the plan of a run, and an encoder that is loaded already if there is one."""
-    show_compared(show, "tokenizer")(0, 0)
-    loaded = load_tokenizer(tokenizer, storage)
-    ends = _ends(loaded, options.tokens)
-    spec = RunPlan.record_spec(options)
-    stdin_path = None
-    if any(os.fspath(name) == "-" for name in inputs):
-        stdin_path = folder.work / STDIN_NAME
-        spool_stdin(stdin or sys.stdin.buffer, stdin_path)
-    keep_faulty = options.errors.on_error == "skip"
-    files = find_inputs(inputs, spec=spec, stdin=stdin_path, keep_faulty=keep_faulty, storage=storage)
-    special = options.tokens.special_tokens_in_text
-    choice = choose_backend(
-        loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
-    )
-    proof = prove_first_documents(choice, files, spec, options, loaded.json, show_compared(show, "prove"))
-    return _text_plan(loaded, ends, files, options, proof.choice, proof.num_texts), proof.encoder
-
-
-def estimate_text(
-    inputs: Sequence[str | os.PathLike[str]],
+def estimate(
+    inputs: Paths,
     *,
-    tokenizer: str | os.PathLike[str],
-    options: TextOptions | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
+    options: PrepareOptions | None = None,
     storage: Storage | None = None,
+    on_notice: Callable[[str], None] | None = None,
 ) -> Estimate:
-    """Tokenise the beginning of the inputs, in this process, and scale it up.
+    """Prepare the beginning of the inputs of text or records, in this process, and scale it up. Nothing is written.
 
     The first 8 MiB of text are encoded, one file after another, so changes behind them go unnoticed. Smaller inputs are
-    read whole, and the numbers are then exact.
+    read whole, and the numbers are then exact. `estimate_shards` estimates media.
 
     Raises:
-        ConfigError: inputs, tokeniser or options are not valid, or standard input is among the inputs.
+        ConfigError: as `prepare`; or standard input is among the inputs.
         InputError: a file cannot be read, or there are no records. Bad records are counted and raise nothing.
-        MissingExtraError: the input or the tokeniser needs a package that is not installed.
+        MissingExtraError: as `prepare`.
     """
-    check_storage(storage, inputs, tokenizer)
-    options = options or TextOptions()
-    check_options(options)
-    if any(os.fspath(name) == "-" for name in inputs):
+    asked = _asked(inputs, None, tokenizer, recipe, options, storage)
+    if asked.reads_stdin:
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
-    loaded = load_tokenizer(tokenizer, storage)
-    ends = _ends(loaded, options.tokens)
-    spec, keep_faulty = RunPlan.record_spec(options), options.errors.on_error == "skip"
-    files = find_inputs(inputs, spec=spec, keep_faulty=keep_faulty, storage=storage)
-    special = options.tokens.special_tokens_in_text
-    choice = choose_backend(loaded.json, wanted=options.tokens.backend, special=special)
-    return estimate_plan(_text_plan(loaded, ends, files, options, choice))
+    notice = on_notice or (lambda message: None)
+    found = asked.resolve(stdin=lambda: None, earlier={}, on_progress=lambda progress: None, on_notice=notice)
+    return estimate_plan(found.plan)
 
 
-def _ends(loaded: TextTokenizer, tokens: TokenOptions) -> tuple[int | None, int | None]:
-    """The tokens that end and begin a document; None where none is added."""
-    eod = loaded.find_eod(tokens.eod)[0] if tokens.append_eod else None
-    return eod, loaded.find_bos(tokens.bos)
+class _Asked(NamedTuple):
+    """What a caller asked for, which was checked."""
+
+    options: PrepareOptions
+    reads_stdin: bool
+    resolve: Callable[..., Unproved]
+    """Makes the plan, given the last four arguments of `recipes.resolve`."""
 
 
-def _tell_missing(plan: RunPlan, on_notice: Callable[[str], None]) -> None:
-    if plan.missing_bos is not None:
-        on_notice(
-            f"no BOS is added, although the tokeniser begins texts with "
-            f"{plan.tokenizer.token_text(plan.missing_bos)!r}: Megatron adds none either. `--bos auto` adds it; "
-            "documents that do not begin with it are counted as missing_bos"
+def _several(inputs: Paths) -> Sequence[str | os.PathLike[str]]:
+    return [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+
+
+def _asked(
+    inputs: Paths,
+    output: str | os.PathLike[str] | None,
+    tokenizer: str | os.PathLike[str] | None,
+    recipe: Recipe | str | os.PathLike[str] | None,
+    options: PrepareOptions | ShardOptions | None,
+    storage: Storage | None,
+) -> _Asked:
+    """Check the arguments of the functions above, and read the recipe.
+
+    Raises:
+        ConfigError: they do not fit together, or one of them is not valid.
+    """
+    places, options = _several(inputs), options or PrepareOptions()
+    if not isinstance(options, PrepareOptions):
+        raise ConfigError(
+            f"options are {type(options).__name__}, but text and recipes take PrepareOptions. ShardOptions are for "
+            "media, without tokenizer= and recipe=, and for plan_shards and estimate_shards"
         )
+    if recipe is None:
+        if tokenizer is None:
+            raise ConfigError(
+                "neither tokenizer nor recipe is given: give tokenizer= for text, recipe= for records, or prepare "
+                "media with options=ShardOptions(). A folder of tars becomes an Energon dataset by "
+                "headrace.preparing.prepare_energon"
+            )
+        check_storage(storage, places, output, tokenizer)
+        check_text_options(options)
+        reads_stdin = any(os.fspath(name) == "-" for name in places)
+        return _Asked(options, reads_stdin, partial(_resolve_text, places, options, tokenizer, storage))
+    # Processes that prepare text do not load what recipes need.
+    from headrace.preparing import recipes
+
+    check_readable(recipe, tokenizer, places, output)
+    read = recipes.read_recipe(recipe, storage) if isinstance(recipe, str | os.PathLike) else recipe
+    read = recipes.with_options(recipes.with_inputs(read, places), options)
+    check_storage(storage, recipes.all_paths(read), output, recipe, tokenizer)
+    options = recipes.recipe_options(read, options)
+    check_options(options)
+    resolve = partial(recipes.resolve, read, options, tokenizer=tokenizer, storage=storage)
+    return _Asked(options, recipes.reads_stdin(read), resolve)
 
 
-def _text_plan(
-    loaded: TextTokenizer,
-    ends: tuple[int | None, int | None],
-    files: Sequence[SourceFile],
-    options: TextOptions,
-    choice: Choice,
-    num_proved: int = 0,
-) -> RunPlan:
-    check_fields(files, RunPlan.record_spec(options))
-    return RunPlan(
+def _planned(
+    asked: _Asked, folder: OutputPlace, show: OnProgress, notice: Callable[[str], None], stdin: BinaryIO | None
+) -> tuple[Manifest | RunPlan, ProvedEncoder | None]:
+    """Plan a run in its folder, see `plan_run`; also return the encoder that workers inherit if they are forks."""
+
+    def spooled() -> Path | None:
+        if not asked.reads_stdin:
+            return None
+        spool_stdin(stdin or sys.stdin.buffer, folder.work / STDIN_NAME)
+        return folder.work / STDIN_NAME
+
+    found = asked.resolve(stdin=spooled, earlier=folder.earlier, on_progress=show, on_notice=notice)
+    made, encoder = prove_first_documents(found, show_compared(show, "prove"))
+    return plan_run(folder, made, notice), encoder
+
+
+def _resolve_text(
+    inputs: Sequence[str | os.PathLike[str]],
+    options: PrepareOptions,
+    tokenizer: str | os.PathLike[str],
+    storage: Storage | None,
+    *,
+    stdin: Callable[[], Path | None],
+    earlier: Any,
+    on_progress: OnProgress,
+    on_notice: Callable[[str], None],
+) -> Unproved:
+    """Make the plan of a run over text, see `recipes.resolve`."""
+    show_compared(on_progress, "tokenizer")(0, 0)
+    loaded = load_tokenizer(tokenizer, storage)
+    tokens, spec = options.tokens, RunPlan.record_spec(options)
+    eod = loaded.find_eod(tokens.eod)[0] if tokens.append_eod else None
+    bos = loaded.find_bos(tokens.bos)
+    keep_faulty = options.errors.on_error == "skip"
+    files = find_inputs(inputs, spec=spec, stdin=stdin(), keep_faulty=keep_faulty, storage=storage)
+    check_fields(files, spec)
+    made = RunPlan(
         files=tuple(files),
         options=options,
         tokenizer=loaded,
-        eod=ends[0],
-        bos=ends[1],
-        choice=choice,
-        first_documents=num_proved,
+        eod=eod,
+        bos=bos,
+        choice=choose_backend(
+            loaded.json,
+            wanted=tokens.backend,
+            special=tokens.special_tokens_in_text,
+            on_compared=show_compared(on_progress, "probe"),
+        ),
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
     )
-
-
-def _deciding(options: TextOptions) -> dict[str, Any]:
-    """The options that decide bytes. How errors are treated is not part of it: it changes no record that was read."""
-    names = ("records", "tokens", "filters", "deduplicate", "output")
-    return {name: msgspec.to_builtins(getattr(options, name)) for name in names}
+    if made.missing_bos is not None:
+        on_notice(
+            f"no BOS is added, although the tokeniser begins texts with {loaded.token_text(made.missing_bos)!r}: "
+            "Megatron adds none either. `--bos auto` adds it; documents that do not begin with it are counted as "
+            "missing_bos"
+        )
+    return Unproved(made, first_texts(made))

@@ -378,7 +378,7 @@ class Cutter:
         if self._found is None:
             return None
         hashes = part.arrays.get("text_hashes")
-        if hashes is None:
+        if hashes is None or not len(hashes):  # a part without documents has no file of hashes
             return np.zeros(0, np.bool_)
         self._num_hashed += 1
         return self._found.is_new(self._num_hashed - 1, hashes)

@@ -108,7 +108,7 @@ class FilterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Example:
         >>> filters = headrace.preparing.FilterSpec(min_chars=200, max_tokens=100_000)
-        >>> headrace.preparing.TextOptions(filters=filters).filters.min_chars
+        >>> headrace.preparing.PrepareOptions(filters=filters).filters.min_chars
         200
     """
 

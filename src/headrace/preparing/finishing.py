@@ -174,7 +174,9 @@ def described_options(plan: RunPlan) -> dict[str, Any]:
     function = options.filters.function
     # The code of the function may change later.
     code = {} if function is None else {"filter": function_fingerprint(function)}
-    if plan.recipe is not None:
-        return {**plan.recipe.described, **code}
     names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
-    return {**{name: as_read_back(getattr(options, name)) for name in names}, **code}
+    kept = {name: as_read_back(getattr(options, name)) for name in names}
+    if plan.recipe is not None:
+        del kept["tokens"]  # the recipe says them
+        kept = {**plan.recipe.described, **kept}
+    return {**kept, **code}

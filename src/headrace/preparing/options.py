@@ -1,4 +1,4 @@
-"""The options of preparing text, their defaults, and the checks that refuse invalid ones."""
+"""The options of preparing text and records, their defaults, and the checks that refuse invalid ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RecordOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Example:
         >>> records = headrace.preparing.RecordOptions(fields=("title", "text"), join=": ")
-        >>> headrace.preparing.TextOptions(records=records).records.join
+        >>> headrace.preparing.PrepareOptions(records=records).records.join
         ': '
     """
 
@@ -48,7 +48,7 @@ class TokenOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Example:
         >>> tokens = headrace.preparing.TokenOptions(append_eod=True, eod="</s>")
-        >>> headrace.preparing.TextOptions(tokens=tokens).tokens.append_eod
+        >>> headrace.preparing.PrepareOptions(tokens=tokens).tokens.append_eod
         True
     """
 
@@ -76,7 +76,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Example:
         >>> output = headrace.preparing.OutputOptions(shard_tokens=1_000_000)
-        >>> headrace.preparing.TextOptions(output=output).output.format
+        >>> headrace.preparing.PrepareOptions(output=output).output.format
         'indexed'
     """
 
@@ -94,7 +94,7 @@ class ErrorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Example:
         >>> errors = headrace.preparing.ErrorOptions(on_error="skip", max_errors=0.001)
-        >>> headrace.preparing.TextOptions(errors=errors).errors.on_error
+        >>> headrace.preparing.PrepareOptions(errors=errors).errors.on_error
         'skip'
     """
 
@@ -119,8 +119,20 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Discard what an unfinished run left in the folder, and start over."""
 
 
-class DocumentRunOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of runs over text and of recipes, both of which make documents."""
+class PrepareOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `prepare` for text and recipes; the only place that owns their defaults.
+
+    The groups (``records`` to ``errors``) and ``deduplicate`` decide the bytes of the output, and the manifest keeps
+    them. The other options change no byte, so the manifest does not keep them. What a recipe decides itself cannot be
+    given with one, as ``records.fields``; see `headrace.preparing.recipes.with_options`.
+
+    Example:
+        >>> output = headrace.preparing.OutputOptions(format="keyed")
+        >>> options = headrace.preparing.PrepareOptions(output=output, deduplicate=True, workers=1)
+        >>> manifest = headrace.prepare("data/*.jsonl", "texts", tokenizer="tokenizer.json", options=options)
+        >>> manifest.outputs[0].format
+        'keyed'
+    """
 
     deduplicate: bool = False
     """Keep only the first of several documents with the same text, or in a recipe with the same stored values of all
@@ -129,21 +141,6 @@ class DocumentRunOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_f
     task_bytes: int | None = None
     """Bytes of input in a task; None chooses a 2048th of the whole input, from 1 to 256 MiB."""
 
-
-class TextOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `prepare_text`; the only place that owns their defaults.
-
-    The groups (``records`` to ``errors``) and ``deduplicate`` decide the bytes of the output, and the manifest keeps
-    them. The other options change no byte, so the manifest does not keep them.
-
-    Example:
-        >>> output = headrace.preparing.OutputOptions(format="keyed")
-        >>> options = headrace.preparing.TextOptions(output=output, deduplicate=True, workers=1)
-        >>> manifest = headrace.prepare("data/*.jsonl", "texts", tokenizer="tokenizer.json", options=options)
-        >>> manifest.outputs[0].format
-        'keyed'
-    """
-
     records: RecordOptions = RecordOptions()
     tokens: TokenOptions = TokenOptions()
     filters: FilterSpec = FilterSpec()
@@ -151,8 +148,8 @@ class TextOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknown_
     errors: ErrorOptions = ErrorOptions()
 
 
-def check_options(options: TextOptions) -> None:
-    """Refuse options that contradict each other or are out of range.
+def check_text_options(options: PrepareOptions) -> None:
+    """Refuse options for text that contradict each other or are out of range.
 
     Raises:
         ConfigError: an option is not valid; the message says what was found and what is allowed.
@@ -164,11 +161,11 @@ def check_options(options: TextOptions) -> None:
         raise ConfigError(f"format is {name}: text is stored as indexed or keyed; only recipes can write {name}")
     if tokens.eod is not None and not tokens.append_eod:
         raise ConfigError(f"eod is {tokens.eod!r}, but nothing is appended: give --append-eod as well, or drop --eod")
-    check_documents(options)
+    check_options(options)
 
 
-def check_documents(options: TextOptions) -> None:
-    """Check the options that runs over text and runs of recipes share, as `check_options` does.
+def check_options(options: PrepareOptions) -> None:
+    """Check the options that text and recipes share, as `check_text_options` does.
 
     Raises:
         ConfigError: an option is not valid; the message says what was found and what is allowed.
@@ -213,7 +210,7 @@ def check_shares(ratio: Sequence[float]) -> None:
         raise ConfigError(f"the split ratio is {ratio}: give the shares of train, val and test, as 8,1,1")
 
 
-def _check_records(options: TextOptions) -> None:
+def _check_records(options: PrepareOptions) -> None:
     records = options.records
     if not records.fields or not all(records.fields):
         raise ConfigError("a field has no name: name the field of each record that holds the text")
@@ -233,7 +230,7 @@ def _check_records(options: TextOptions) -> None:
                 )
 
 
-def output_keys(options: TextOptions) -> tuple[str, ...]:
+def output_keys(options: PrepareOptions) -> tuple[str, ...]:
     """The keys that are written. A single key has the name that the programs which read the format expect."""
     records = options.records
     if len(records.fields) > 1 and records.join is None:

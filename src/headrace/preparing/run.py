@@ -5,17 +5,17 @@ Runs over text and runs of a recipe share this code once their plan is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from headrace.engine.job import NewPlan, Show
 from headrace.io import Storage, file_sum, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, ProvedEncoder
-from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import described_options
 from headrace.preparing.jobs import do_here
+from headrace.preparing.options import ErrorOptions
 from headrace.preparing.output_folder import OutputPlace, mark_of
 from headrace.preparing.run_plan import OnProgress, RunPlan, encoding
 from headrace.preparing.sources import SourceFile
@@ -27,12 +27,7 @@ RUN_FORMAT = 8
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 
-STDIN_IS_HERE: Final = "input '-': only this process can read its standard input; other hosts need files"
-
-
-def plan_run(
-    folder: OutputPlace, plan: RunPlan, deciding: Mapping[str, Any], on_notice: Callable[[str], None]
-) -> Manifest | RunPlan:
+def plan_run(folder: OutputPlace, plan: RunPlan, on_notice: Callable[[str], None]) -> Manifest | RunPlan:
     """Begin or continue a run in a folder that was claimed, and write its plan for any processes to do its tasks.
 
     Tasks that failed before are to be tried again.
@@ -43,15 +38,14 @@ def plan_run(
     Raises:
         OutputError: the folder holds something else, or the system refuses the write.
     """
-    function = plan.options.filters.function
     run = {
         "format": RUN_FORMAT,
         "inputs": [_described(file) for file in plan.files],
         "tokenizer": plan.tokenizer.fingerprint,
         "backend": f"{plan.choice.name} {plan.choice.version}",
         "task_bytes": plan.task_bytes,
-        "filter": function_fingerprint(function) if function else "",
-        **deciding,
+        "filter": "",
+        **_deciding(plan),
     }
     if complete := folder.begin(run, is_made=lambda found: is_made(plan, found[0])):
         on_notice(complete)
@@ -91,11 +85,11 @@ def do_run(
         plan: what `plan_run` returned.
         storage: how the stores of URLs are reached.
         encoder: the encoder that this process has loaded, which workers inherit if they are forks of it.
-        on_progress: see `prepare_text`.
-        on_notice: see `prepare_text`.
+        on_progress: see `prepare`.
+        on_notice: see `prepare`.
 
     Raises:
-        HeadraceError: see `prepare_text`.
+        HeadraceError: see `prepare`.
     """
     given = msgspec.Raw(msgspec.json.encode(plan))
     return do_here(
@@ -122,6 +116,15 @@ def is_made(plan: RunPlan, manifest: Manifest) -> bool:
         file.fault or file_sum(path_at(file.path, reader_of(file.storage))).xxh3_128 == entry.xxh3_128
         for file, entry in zip(plan.files, manifest.inputs, strict=True)
     )
+
+
+def _deciding(plan: RunPlan) -> dict[str, Any]:
+    """The options that decide bytes. How errors are treated is not part of it: it changes no record that was read."""
+    deciding = described_options(plan)
+    del deciding["errors"]
+    if plan.recipe is not None:
+        deciding["recipe"] = {**deciding["recipe"], "errors": msgspec.to_builtins(ErrorOptions())}
+    return deciding
 
 
 def _described(file: SourceFile) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from headrace.preparing.messages import (
     Setup,
     TextTask,
 )
-from headrace.preparing.options import TextOptions, output_keys
+from headrace.preparing.options import PrepareOptions, output_keys
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
     RecordSpec,
@@ -59,8 +59,7 @@ class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...]
     making: RecipeSetup
     described: dict[str, Any]
-    """The recipe in full, the template and the options. The manifest lists them, and a later run compares them to tell
-    whether it is the same run."""
+    """The recipe in full and the template, which the manifest lists beside the options."""
 
     max_records: int | None = None
 
@@ -69,7 +68,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs, tokeniser and options of a run, and what follows from them."""
 
     files: tuple[SourceFile, ...]
-    options: TextOptions
+    options: PrepareOptions
     tokenizer: TextTokenizer
     eod: int | None
     bos: int | None
@@ -80,7 +79,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     recipe: RecipePart | None = None
 
     @staticmethod
-    def record_spec(options: TextOptions) -> RecordSpec:
+    def record_spec(options: PrepareOptions) -> RecordSpec:
         """What readers must read of each record."""
         records = options.records
         return RecordSpec(

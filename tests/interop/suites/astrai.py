@@ -213,7 +213,7 @@ class Pipeline:
             config["output"]["dtype"].setdefault("loss_mask", "int32")
         file = output.with_name("headrace_config.json")
         file.write_text(json.dumps(config))
-        headrace.preparing.prepare_recipe(file, output, inputs=inputs, tokenizer=tokenizer)
+        headrace.preparing.prepare(inputs, output, recipe=file, tokenizer=tokenizer)
         [meta] = output.rglob("meta.json")
         place = output / "__default__" / "shard_0000" / "meta.json"
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ import recipes_made
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.io import hash_bytes
-from headrace.preparing import TextOptions, TokenOptions, prepare_text
+from headrace.preparing import PrepareOptions, TokenOptions
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.stores import load_manifest
 
@@ -109,8 +109,8 @@ def prepare(
 ) -> tuple[list[list[int]], Any, list[str]]:
     notices: list[str] = []
     tokens = TokenOptions(bos=bos, special_tokens_in_text=special, backend="tokenizers")
-    options = TextOptions(tokens=tokens, workers=1, overwrite=True)
-    ledger = prepare_text(["a.jsonl"], "out", tokenizer=tokenizer, options=options, on_notice=notices.append).ledger
+    options = PrepareOptions(tokens=tokens, workers=1, overwrite=True)
+    ledger = headrace.prepare(["a.jsonl"], "out", tokenizer=tokenizer, options=options, on_notice=notices.append).ledger
     store = headrace.open("out")
     return [store.document(number).tolist() for number in range(len(store))], ledger, notices
 

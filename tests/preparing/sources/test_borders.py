@@ -24,7 +24,7 @@ import spans
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.kinds import finish_job, open_job
-from headrace.preparing import OutputOptions, RecordOptions, TextOptions, TokenOptions, plan_text
+from headrace.preparing import OutputOptions, PrepareOptions, RecordOptions, TokenOptions, plan
 from headrace.preparing.sources import Block, RecordSpec, SourceFile, Span, open_span, plan_tasks
 from headrace.preparing.sources.borders import with_borders
 from headrace.stores.provenance import Provenance
@@ -257,7 +257,7 @@ def test_a_run_writes_the_bytes_of_the_plain_text(kit: Any, tmp_path: Path, writ
     (tmp_path / "cut").mkdir()
     path = tmp_path / "cut" / f"a.jsonl{ending(writer)}"
     path.write_bytes(framed(content, [3000], writer))
-    options = TextOptions(
+    options = PrepareOptions(
         tokens=TokenOptions(append_eod=True, backend="tokenizers"),
         task_bytes=4000,
         workers=2,
@@ -268,7 +268,7 @@ def test_a_run_writes_the_bytes_of_the_plain_text(kit: Any, tmp_path: Path, writ
     with faults.small_run():
         wanted = kit.prepare([tmp_path / "plain"], tmp_path / "wanted", options=options)
         made = kit.prepare([tmp_path / "cut"], tmp_path / "made", options=options)
-        plan_text([tmp_path / "cut"], tmp_path / "job", tokenizer=kit.tokenizer, options=options)
+        plan([tmp_path / "cut"], tmp_path / "job", tokenizer=kit.tokenizer, options=options)
         job = open_job(tmp_path / "job")
         phase = job.phase()
         assert phase.num_tasks > 5

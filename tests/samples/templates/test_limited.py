@@ -15,7 +15,7 @@ import recipe_runs
 import recipes_made
 from counts import cases
 from headrace.errors import ConfigError, HeadraceError, InputError
-from headrace.preparing import prepare_recipe
+from headrace.preparing import prepare
 from headrace.samples.conversation import Conversation
 from headrace.samples.recipe import parse_recipe
 from headrace.samples.templates import ChatTemplate, find, limited, suite_names
@@ -216,4 +216,4 @@ def test_a_run_says_which_line_takes_too_much(tmp_path: Path, monkeypatch: pytes
     Path("data.jsonl").write_text(lines)
     recipe = parse_recipe("type: sft\ninputs: data.jsonl\ntokenizer: model\nerrors: {on_error: skip}")
     with pytest.raises(HeadraceError, match=r"17.*0\.2.*CPU"):
-        prepare_recipe(recipe, "store")
+        prepare([], "store", recipe=recipe)

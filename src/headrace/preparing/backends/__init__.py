@@ -7,7 +7,6 @@
                    -> comparison .... the first difference between two libraries; encodes in a worker, and compares a
                                       sample with `tokenizers`
                    -> proof ......... probes libraries on fixed texts, and chooses the one to use
-                   -> first_documents proves a library on the first documents of a run
 
 Optional libraries are imported where they are used, never at the top of a module.
 """

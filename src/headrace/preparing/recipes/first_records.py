@@ -1,4 +1,4 @@
-"""`make_first` makes samples of the first records, and proves the library that encodes on their texts."""
+"""`make_first` makes samples of the first records, and keeps their texts for the proof of the library that encodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.forking import may_fork
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.preparing.backends import (
     REFERENCE,
@@ -22,10 +21,10 @@ from headrace.preparing.backends import (
     choose_backend,
 )
 from headrace.preparing.backends.comparison import BackendFailedError, encode_safely
-from headrace.preparing.backends.first_documents import FirstProof, most_characters, prove_texts
 from headrace.preparing.backends.tokenizer import TextTokenizer
+from headrace.preparing.first_documents import most_characters
 from headrace.preparing.messages import RecipeSetup
-from headrace.preparing.options import TextOptions
+from headrace.preparing.options import PrepareOptions
 from headrace.preparing.recipes.inputs import RecipeInputs
 from headrace.preparing.record_encoder import make_maker
 from headrace.samples.layouts import NUM_RECORDS
@@ -41,7 +40,7 @@ _OFFSETS = (
 )
 
 
-def choose_library(loaded: TextTokenizer, options: TextOptions, on_compared: OnCompared) -> Choice:
+def choose_library(loaded: TextTokenizer, options: PrepareOptions, on_compared: OnCompared) -> Choice:
     """Choose the library before any text is read. Special tokens in texts of recipes are encoded as tokens."""
     wanted = options.tokens.backend
     if wanted == REFERENCE or SpanEncoder(loaded.json).sums_lengths:
@@ -56,6 +55,11 @@ class FirstSamples(NamedTuple):
     keys: tuple[StoreKey, ...]
     dtypes: Mapping[str, np.dtype[Any]]
     counts: Mapping[str, int]
+    texts: list[str]
+    """What the library encoded, if that is to be proved."""
+
+    encoder: ProvedEncoder | None
+    """The library, if it is to be proved."""
 
 
 def make_first(
@@ -64,14 +68,10 @@ def make_first(
     loaded: TextTokenizer,
     choice: Choice,
     on_notice: Callable[[str], None],
-    on_compared: OnCompared,
-) -> tuple[FirstProof, FirstSamples]:
-    """Make the first records of each input, so that errors show now, and prove the library on their texts."""
-    encoder, recorder = None, None
-    if choice.name != REFERENCE or may_fork():
-        encoder = ProvedEncoder(choice.name, loaded.json, "encode")
-    if encoder is not None and choice.name != REFERENCE:
-        recorder = _Recorder(encoder.backend, most_characters(inputs.files))
+) -> FirstSamples:
+    """Make the first records of each input, so that errors show now."""
+    encoder = None if choice.name == REFERENCE else ProvedEncoder(choice.name, loaded.json, "encode")
+    recorder = None if encoder is None else _Recorder(encoder.backend, most_characters(inputs.files))
     maker: SampleMaker | None = None
     counts: Counter[str] = Counter()
     num_records, has_chats = 0, False
@@ -113,10 +113,8 @@ def make_first(
             + ("" if has_chats else f" and none of the first {num_records:,} records is a conversation")
             + ": leave it out"
         )
-    made = FirstSamples(maker.keys, maker.dtypes, counts)
-    if encoder is None or recorder is None:
-        return FirstProof(choice, 0, encoder), made
-    return prove_texts(choice, recorder.texts, encoder, on_compared), made
+    texts = [] if recorder is None else recorder.texts
+    return FirstSamples(maker.keys, maker.dtypes, counts, texts, encoder)
 
 
 def _about_templates(notes: Mapping[str, int], num_records: int) -> Iterator[str]:

@@ -12,7 +12,7 @@ import msgspec
 from headrace.errors import ConfigError, InputError, sentence
 from headrace.io import Storage, check_readable, path_at, reader_of
 from headrace.io.finding import real_name
-from headrace.preparing.backends.first_documents import MAX_TEXT_BYTES
+from headrace.preparing.first_documents import MAX_TEXT_BYTES
 from headrace.preparing.sources import (
     RecordSpec,
     SourceFile,

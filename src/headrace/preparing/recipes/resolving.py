@@ -12,20 +12,20 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.io import AnyPath, Storage, path_at, reader_of
-from headrace.preparing.backends import REFERENCE, ProvedEncoder
-from headrace.preparing.backends.first_documents import NUM_DOCUMENTS
+from headrace.io import AnyPath, Storage, as_read_back, path_at, reader_of
+from headrace.preparing.backends import REFERENCE
 from headrace.preparing.backends.tokenizer import TextTokenizer, load_tokenizer
 from headrace.preparing.columns import DOMAIN, Column, Kind
+from headrace.preparing.first_documents import NUM_DOCUMENTS, Unproved
 from headrace.preparing.messages import RecipeSetup
-from headrace.preparing.options import TextOptions
+from headrace.preparing.options import PrepareOptions
 from headrace.preparing.recipes.first_records import choose_library, make_first
 from headrace.preparing.recipes.inputs import find_recipe_inputs
 from headrace.preparing.record_encoder import end_notices, find_end_names
 from headrace.preparing.run_plan import OnProgress, RecipePart, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes
 from headrace.samples.layouts import NUM_RECORDS
-from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec
+from headrace.samples.recipe import Recipe, StoreKey, TemplateSpec
 from headrace.samples.templates import ChatTemplate, TemplateSetup
 from headrace.stores.hdf5.store import load_h5py
 from headrace.stores.indexed.layout import dtype_code
@@ -35,30 +35,30 @@ from headrace.stores.keyed.layout import check_key, key_dtype
 
 def resolve(
     recipe: Recipe,
-    options: TextOptions,
+    options: PrepareOptions,
     *,
     tokenizer: str | os.PathLike[str] | None,
-    stdin: Path | None,
-    earlier: Mapping[str, Any],
     storage: Storage | None,
+    stdin: Callable[[], Path | None],
+    earlier: Mapping[str, Any],
     on_progress: OnProgress,
     on_notice: Callable[[str], None],
-) -> tuple[RunPlan, ProvedEncoder | None]:
+) -> Unproved:
     """Make the plan of a run.
 
     Args:
         recipe: a recipe that has inputs.
-        options: the options of the run, which contain what the recipe says about output and errors.
+        options: the options of the run, see `recipe_options`.
         tokenizer: the tokeniser, if the recipe names none.
-        stdin: the copy of standard input, if that is an input.
+        storage: how the stores of URLs are reached.
+        stdin: copies standard input to a file, if that is an input.
         earlier: the description of an unfinished run in the same folder; its time is used for a template that asks for
             the time.
-        storage: how the stores of URLs are reached.
         on_progress: called with the phases before the first record is stored.
         on_notice: called with the layouts that were recognised, and other notices for the user.
 
     Returns:
-        The plan, and the loaded encoder if workers are forks of this process.
+        The plan, and the texts of the first records.
 
     Raises:
         ConfigError: something that the recipe names does not exist, or its parts do not fit together.
@@ -72,7 +72,7 @@ def resolve(
     inputs = find_recipe_inputs(
         recipe,
         RunPlan.record_spec(options),
-        stdin=stdin,
+        stdin=stdin(),
         storage=storage,
         keep_faulty=options.errors.on_error == "skip",
         num_records=NUM_RECORDS if choice.name == REFERENCE else NUM_DOCUMENTS,
@@ -88,7 +88,7 @@ def resolve(
         before_text=loaded.before_text,
         generation_ends=names.generation_ends,
     )
-    proof, made = make_first(making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove"))
+    made = make_first(making, inputs, loaded, choice, on_notice)
     begin = "".join(map(loaded.token_text, loaded.before_text)) if recipe.ends.bos == "auto" else ""
     for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records)), begin):
         on_notice(notice)
@@ -98,26 +98,17 @@ def resolve(
         tokenizer=loaded,
         eod=None,
         bos=None,
-        choice=proof.choice,
-        first_documents=proof.num_texts,
+        choice=choice,
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in inputs.files)),
         recipe=RecipePart(
             columns=_columns(inputs.recipe, made.keys, made.dtypes),
             making=making,
-            described=_described(inputs.recipe, template, options),
+            described=as_read_back({"recipe": inputs.recipe, "template": template}),
             max_records=inputs.recipe.filters.max_records,
         ),
     )
     _check_layout(plan)
-    return plan, proof.encoder
-
-
-def deciding(plan: RunPlan) -> dict[str, Any]:
-    """What decides the bytes of the run, for `run_in`. How errors are treated is not part of it."""
-    if plan.recipe is None:
-        raise ConfigError("the plan does not belong to a recipe")
-    described = {name: value for name, value in plan.recipe.described.items() if name != "errors"}
-    return {**described, "recipe": {**described["recipe"], "errors": msgspec.to_builtins(ErrorSpec())}}
+    return Unproved(plan, made.texts, made.encoder)
 
 
 def find_tokenizer(
@@ -208,16 +199,3 @@ def _check_layout(plan: RunPlan) -> None:
             raise ConfigError(f"key {column.key!r} cannot be stored as {layout}: {error}") from None
     if layout == "hdf5":
         load_h5py("output.format hdf5")
-
-
-def _described(recipe: Recipe, template: TemplateSetup | None, options: TextOptions) -> dict[str, Any]:
-    """The recipe and options as the manifest lists them.
-
-    They are encoded to JSON and decoded again, so that the result equals what is read back.
-    """
-    names = ("records", "filters", "deduplicate", "output", "errors")
-    described = {name: getattr(options, name) for name in names}
-    decoded: dict[str, Any] = msgspec.json.decode(
-        msgspec.json.encode({"recipe": recipe, "template": template, **described})
-    )
-    return decoded

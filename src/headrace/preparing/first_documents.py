@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from headrace.engine.forking import apart, may_fork
-from headrace.preparing.backends import REFERENCE, Choice, OnCompared, ProvedEncoder, compare
-from headrace.preparing.options import TextOptions
-from headrace.preparing.sources import RecordSpec, SourceFile, Span, open_span
+from headrace.preparing.backends import REFERENCE, OnCompared, ProvedEncoder, compare
+from headrace.preparing.run_plan import RunPlan
+from headrace.preparing.sources import SourceFile, Span, open_span
 
 NUM_DOCUMENTS = 1000
 MAX_TEXT_BYTES = 16 << 20
@@ -24,15 +24,15 @@ SHARE_OF_TEXT = 0.009
 later, less than 1 % of the text is encoded twice."""
 
 
-class FirstProof(NamedTuple):
-    """The result of the proof of the first documents."""
+class Unproved(NamedTuple):
+    """The plan of a run whose library has not encoded the first documents of the run yet."""
 
-    choice: Choice
-    """The choice that was proved, or ``tokenizers`` if a text differs."""
-    num_texts: int
-    """Number of texts that were proved; 0 if one differs."""
-    encoder: ProvedEncoder | None
-    """The loaded encoder, which workers inherit if they are forks of this process; else None."""
+    plan: RunPlan
+    first_texts: Iterable[str]
+    """Their texts, which are read when they are asked for."""
+
+    encoder: ProvedEncoder | None = None
+    """The library, if it was loaded already."""
 
 
 def most_characters(files: Sequence[SourceFile]) -> int:
@@ -41,28 +41,21 @@ def most_characters(files: Sequence[SourceFile]) -> int:
     return min(max(share, MIN_TEXT_BYTES), MAX_TEXT_BYTES)
 
 
-def prove_first_documents(
-    choice: Choice,
-    files: Sequence[SourceFile],
-    spec: RecordSpec,
-    options: TextOptions,
-    tokenizer_json: bytes,
-    on_compared: OnCompared,
-) -> FirstProof:
-    """Encode the first documents with the chosen library and with ``tokenizers``, and compare the ids.
+def prove_first_documents(found: Unproved, on_compared: OnCompared) -> tuple[RunPlan, ProvedEncoder | None]:
+    """Encode the first documents with the library of the plan and with ``tokenizers``, and compare the ids.
 
-    If they differ, the result chooses ``tokenizers``.
+    Returns:
+        The plan, which chooses ``tokenizers`` if the ids differ, and the loaded encoder, which workers inherit if they
+        are forks of this process; else None.
     """
-    special = options.tokens.special_tokens_in_text
+    plan, choice = found.plan, found.plan.choice
+    if choice.name == REFERENCE and not may_fork():
+        return plan, None
+    special = plan.options.tokens.special_tokens_in_text
+    encoder = found.encoder or ProvedEncoder(choice.name, plan.tokenizer.json, special)
     if choice.name == REFERENCE:
-        return FirstProof(choice, 0, ProvedEncoder(REFERENCE, tokenizer_json, special) if may_fork() else None)
-    texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options))
-    return prove_texts(choice, texts, ProvedEncoder(choice.name, tokenizer_json, special), on_compared)
-
-
-def prove_texts(choice: Choice, texts: list[str], encoder: ProvedEncoder, on_compared: OnCompared) -> FirstProof:
-    """Compare the chosen library with ``tokenizers`` on these texts, see `prove_first_documents`."""
-    reference = encoder.reference
+        return plan, encoder
+    texts, reference = list(found.first_texts), encoder.reference
     difference = apart(
         lambda report: compare(
             encoder.backend, reference, texts, on_compared=lambda done, total: report((done, total))
@@ -70,19 +63,20 @@ def prove_texts(choice: Choice, texts: list[str], encoder: ProvedEncoder, on_com
         lambda progress: on_compared(*progress),
     )
     if difference is None:
-        return FirstProof(choice, len(texts), encoder if may_fork() else None)
+        return msgspec.structs.replace(plan, first_documents=len(texts)), encoder if may_fork() else None
     reason = f"differs on text {difference.index + 1:,} of the first {len(texts):,} of the run: {difference.message}"
     reasons = {**choice.reasons, choice.name: reason}
-    return FirstProof(
-        msgspec.structs.replace(choice, name=reference.name, version=reference.version, reasons=reasons), 0, None
-    )
+    choice = msgspec.structs.replace(choice, name=reference.name, version=reference.version, reasons=reasons)
+    return msgspec.structs.replace(plan, choice=choice), None
 
 
-def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions) -> Iterator[str]:
+def first_texts(plan: RunPlan) -> Iterator[str]:
+    """Yield the texts of the first documents of a run over text."""
+    options, most = plan.options, most_characters(plan.files)
+    spec = msgspec.structs.replace(plan.record_spec(options), whole=False, id_field=None)
     join = options.records.join
     documents = size = 0
-    most = most_characters(files)
-    for number, file in enumerate(files):
+    for number, file in enumerate(plan.files):
         # The whole file is one span here, of which only the beginning is read.
         reader = open_span(file, Span(number, 0, file.extent), spec, max_record_bytes=options.records.max_record_bytes)
         for block in reader.blocks():

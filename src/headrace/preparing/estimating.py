@@ -66,7 +66,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate_plan(plan: RunPlan) -> Estimate:
-    """Estimate what a run of this plan would write, see `estimate_text`."""
+    """Estimate what a run of this plan would write, see `estimate`."""
     backend, fallback = plan.choice.name, ""
     try:
         sample = _sample(plan, backend)
