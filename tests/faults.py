@@ -27,11 +27,11 @@ import stored
 from headrace.engine import doing, heartbeat
 from headrace.engine.processes import WorkerProcesses
 from headrace.engine.serving import Parent, Reply
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import HeadraceError, WorkerError
 from headrace.preparing import PrepareOptions, documents, joining, parts
 from headrace.preparing import worker as text_task
 from headrace.preparing.messages import Order, Setup
-from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.parts import BLOCK_BYTES
 from headrace.preparing.sources import open_span
 from headrace.preparing.worker import TextWorker

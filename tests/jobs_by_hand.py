@@ -20,9 +20,9 @@ from headrace.engine.job import Job, Phase, Show, TaskResult
 from headrace.engine.receipts import Receipt
 from headrace.engine.serving import Done
 from headrace.engine.shared import remove_files, sync_files
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import OutputError
 from headrace.kinds import finish_job, open_job
-from headrace.preparing.output_folder import WORK_NAME
 from headrace.testing.work import InlineWorkers
 from headrace.testing.work import inline as inline
 

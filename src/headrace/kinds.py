@@ -19,21 +19,20 @@ from headrace.datasets.measuring.running import WORK as MEASURE_WORK
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
 from headrace.engine.job import Job, KindOfWork, Show
-from headrace.engine.work_folder import inside
+from headrace.engine.work_folder import WORK_NAME, inside
 from headrace.errors import HeadraceError
-from headrace.inspect.decode_job import PLACE as DECODE_PLACE
-from headrace.inspect.decode_job import WORK as DECODE_WORK
-from headrace.inspect.decode_job import clear_left, last_report
+from headrace.inspect import decode_job
 from headrace.io import check_readable, path_at
 from headrace.preparing import jobs as preparing_jobs
-from headrace.preparing.output_folder import WORK_NAME, output_at, tell_kept
+from headrace.preparing.outputs.folder import output_at
+from headrace.preparing.outputs.place import tell_kept
 from headrace.stores import MANIFEST_NAME, load_manifest
 
 KINDS: Final = {
     **preparing_jobs.KINDS,
     "copy": KindOfWork("headrace.copying.jobs:CopyJob", inside(WORK_NAME)),
     "measure": KindOfWork("headrace.inspect.measure_job:NamedMeasureJob", MEASURE_WORK),
-    "decode": KindOfWork("headrace.inspect.decode_job:DecodeJob", DECODE_WORK, DECODE_PLACE),
+    "decode": KindOfWork("headrace.inspect.decode_job:DecodeJob", decode_job.WORK, decode_job.PLACE),
 }
 
 
@@ -67,7 +66,7 @@ def kind_of(output: str | os.PathLike[str]) -> str:
     """
     if kind := engine_job.kind_at(output, KINDS):
         return kind
-    if last_report(output) is not None:
+    if decode_job.last_report(output) is not None:
         return "decode"
     if (path_at(output) / MANIFEST_NAME).exists():
         return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
@@ -85,8 +84,8 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
     """
     check_readable(output)
     if not engine_job.is_planned(output, KINDS):
-        if (report := last_report(output)) is not None:
-            clear_left(output)
+        if (report := decode_job.last_report(output)) is not None:
+            decode_job.clear_left(output)
             return report
         if (path_at(output) / MANIFEST_NAME).exists():
             with output_at(output, overwrite=False, restart=False) as place:

@@ -21,6 +21,7 @@ from copies_made import content, documents, files
 from counts import PATIENCE_S
 from headrace.cli import main, progress
 from headrace.cli.prepare import command
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import ConfigError
 from headrace.preparing import (
     ErrorOptions,
@@ -31,7 +32,6 @@ from headrace.preparing import (
     RecordOptions,
     TokenOptions,
 )
-from headrace.preparing.output_folder import WORK_NAME
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -17,8 +17,9 @@ import headrace
 from copies_made import documents, drawn, files, pair
 from counts import cases
 from headrace.copying import CopyOptions, CopyReport
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import OutputError
-from headrace.preparing.output_folder import COMMIT_NAME, WORK_NAME, OutputFolder
+from headrace.preparing.outputs.folder import COMMIT_NAME, OutputFolder
 
 OPTIONS = CopyOptions(shards=30, overwrite=True)
 

@@ -37,7 +37,7 @@ from headrace.preparing import (
     prepare_shards,
     read_recipe,
 )
-from headrace.preparing.output_folder import output_at
+from headrace.preparing.outputs.folder import output_at
 from headrace.preparing.parts import PartBuilder
 from headrace.preparing.shards.options import PartSpec, ShardSource
 from shards_made import write_table

@@ -27,12 +27,12 @@ from headrace.engine.doing import Doer
 from headrace.engine.forking import ONE_THREAD
 from headrace.engine.job import TaskProgress
 from headrace.engine.serving import Failed, Parent
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError, StoreError, WorkerError
 from headrace.preparing import FilterSpec, OutputOptions, PrepareOptions, RecordOptions, TokenOptions
 from headrace.preparing.backends import Choice
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.messages import HashTask, TextTask
-from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
 from headrace.preparing.worker import TextWorker

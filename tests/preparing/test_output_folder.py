@@ -19,16 +19,12 @@ import headrace
 from counts import cases
 from damage import endured
 from headrace.engine.job import NewPlan
-from headrace.engine.work_folder import PLAN_NAME
+from headrace.engine.work_folder import PLAN_NAME, WORK_NAME
 from headrace.errors import OutputError, StoreError
 from headrace.io.checksum import hash_bytes
 from headrace.preparing import ErrorOptions, FilterSpec, OutputOptions, PrepareOptions, TokenOptions
-from headrace.preparing.output_folder import (
-    COMMIT_NAME,
-    RUN_NAME,
-    WORK_NAME,
-    OutputFolder,
-)
+from headrace.preparing.outputs.folder import COMMIT_NAME, OutputFolder
+from headrace.preparing.outputs.place import RUN_NAME
 
 pytestmark = pytest.mark.usefixtures("small_run")
 PLAIN = PrepareOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)

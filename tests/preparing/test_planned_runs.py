@@ -17,6 +17,7 @@ import faults
 import recipe_runs as runs
 from counts import cases
 from headrace.engine.job import TaskResult
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import StoreError
 from headrace.kinds import open_job
 from headrace.preparing import (
@@ -32,7 +33,6 @@ from headrace.preparing import (
 )
 from headrace.preparing.backends import MismatchError
 from headrace.preparing.messages import FindTask, TextTask
-from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.worker import TextWork
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest

@@ -21,6 +21,7 @@ import faults
 import headrace
 import recipe_runs
 from counts import FULL, cases
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import HeadraceError, OutputError, StoreError
 from headrace.preparing import (
     ErrorOptions,
@@ -29,9 +30,8 @@ from headrace.preparing import (
     PrepareOptions,
     RecordOptions,
     TokenOptions,
-    output_folder,
 )
-from headrace.preparing.output_folder import RUN_NAME, WORK_NAME
+from headrace.preparing.outputs.place import RUN_NAME
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 SKIP = ErrorOptions(on_error="skip")
@@ -394,7 +394,9 @@ def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch:
     shutil.copytree(unfinished / "out", tmp_path / "before")
     # The table of origins goes before run.json, if nobody takes care.
     in_order = lambda path: sorted(os.scandir(path), key=lambda entry: entry.name)  # noqa: E731
-    monkeypatch.setattr(output_folder, "os", types.SimpleNamespace(**{**vars(os), "scandir": in_order}))
+    monkeypatch.setattr(
+        "headrace.preparing.outputs.folder.os", types.SimpleNamespace(**{**vars(os), "scandir": in_order})
+    )
     for moment in range(0, 60, cases(20, 1)):
         shutil.rmtree(unfinished / "out")
         shutil.copytree(tmp_path / "before", unfinished / "out")

@@ -170,7 +170,7 @@ def show_estimate(
     *, overwrite: bool, restart: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the report of ``--dry-run``; the exit code is `FAULTY` if the run would end without output."""
-    from headrace.preparing.output_folder import output_at
+    from headrace.preparing.outputs.folder import output_at
 
     if output is not None and (note := output_at(output, overwrite=overwrite, restart=restart).look()):
         click.echo(f"note: {note}", err=True)

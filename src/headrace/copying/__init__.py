@@ -8,7 +8,7 @@
     jobs          CopyJobPlan, CopyJob           a task for each shard, done here or by processes on any hosts
     copier        Copier(order, sources)         -> a shard, which is read back and compared; the manifests
 
-The output appears as that of a run which prepares, see ``headrace.preparing.output_folder``.
+The output appears as that of a run which prepares, see ``headrace.preparing.outputs.folder``.
 All three tools copy ordered ranges of documents. The manifest keeps the ranges, so that each document of a copy can be
 traced to its source. Memory does not depend on the number of documents, but the longest document must fit.
 This package imports ``preparing``, ``engine``, ``stores``, ``plan``, ``io`` and ``errors``.

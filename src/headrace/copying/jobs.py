@@ -24,9 +24,11 @@ from headrace.copying.sources import StoreSource, open_sources
 from headrace.engine.job import Do, Phase, Show, TaskResult, Tell
 from headrace.engine.serving import Failed
 from headrace.engine.tasks import PlannedJob
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import AnyPath, Storage, etag_of, hash_bytes, output_errors, path_at, path_in, reader_of
-from headrace.preparing.output_folder import WORK_NAME, OutputPlace, output_at, write_manifests
+from headrace.preparing.outputs.folder import output_at
+from headrace.preparing.outputs.place import OutputPlace, write_manifests
 from headrace.stores import InputFile, Manifest
 
 KIND: Final = "copy"

@@ -29,8 +29,8 @@ from typing import Final
 from headrace.engine.heartbeat import host_and_process, process_exists
 from headrace.engine.job import NewPlan, decoded_plan, encoded_plan, receipts_of
 from headrace.engine.shared import Delivered, LostError, Shared, lost, remove_files
-from headrace.engine.uploading import PLAN, RUN, WORK_NAME
-from headrace.engine.work_folder import PLAN_NAME, outputs_folder
+from headrace.engine.uploading import PLAN, RUN
+from headrace.engine.work_folder import PLAN_NAME, WORK_NAME, outputs_folder
 from headrace.errors import HeadraceError, OutputError
 from headrace.io import Storage, atomic_write, file_sum, output_errors, path_at, reader_of, unique_name
 from headrace.io.objects.writer import ObjectWriter

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from headrace.engine.work_folder import WORK_NAME
 from headrace.io import path_at
 from headrace.io.objects.writer import ObjectWriter
 
-WORK_NAME: Final = ".headrace"
 RUN: Final = f"{WORK_NAME}/run.json"
 PLAN: Final = f"{WORK_NAME}/plan.json"
 """The plan, if processes on any hosts do the tasks, see `headrace.engine.shared_objects`."""

@@ -19,6 +19,9 @@ from headrace.errors import ConfigError, OutputError
 from headrace.io import cache_folder, claim_folder, path_at
 from headrace.io.atomic import LOCK_NAME
 
+WORK_NAME: Final = ".headrace"
+"""The work folder that lies in an output, or below its URL."""
+
 PLAN_NAME: Final = "plan.json"
 MAX_NAME_BYTES: Final = 255
 """The longest name of a file that file systems allow."""

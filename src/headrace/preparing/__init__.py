@@ -10,7 +10,7 @@
     cutting        parts -> which documents make up which shard, ledger, table of origins
     joining        documents of parts -> a shard
     tally          the counts of a block, a part and a run, up to the ledger of the manifest
-    output_folder  puts all files into the output folder, at once or not at all; output_url the same at a URL
+    outputs        puts all files into the output folder, at once or not at all; or the same at a URL
     text_job       all of that as phases of tasks, which any process may do, see ``headrace.engine``
     api            the whole way: `prepare`; `plan` for a job, and `estimate` for a sample
     estimating     a sample of the inputs -> what a run would write

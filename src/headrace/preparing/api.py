@@ -16,7 +16,8 @@ from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.estimating import Estimate, estimate_plan
 from headrace.preparing.first_documents import Unproved, first_texts, prove_first_documents
 from headrace.preparing.options import PrepareOptions, check_options, check_text_options
-from headrace.preparing.output_folder import STDIN_NAME, OutputPlace, output_at
+from headrace.preparing.outputs.folder import output_at
+from headrace.preparing.outputs.place import STDIN_NAME, OutputPlace
 from headrace.preparing.run import do_run, plan_run
 from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
@@ -59,7 +60,7 @@ def prepare(
         inputs: a file, folder or glob, or several of them, see `sources.find_inputs`; also URLs, and ``-`` for standard
             input. With a recipe they replace the inputs that the recipe names; an empty list keeps those.
         output: a new or empty folder, or one with an unfinished run; or such a place at a URL, as
-            ``s3://bucket/stores/web``, see `headrace.preparing.output_url`.
+            ``s3://bucket/stores/web``, see `headrace.preparing.outputs.url`.
         tokenizer: a ``tokenizer.json``, or a folder that holds one; also a URL. With a recipe it is needed only if the
             recipe names none.
         recipe: a recipe, or the path or URL of its file, see `read_recipe`; a configuration of AstrAI is accepted too.

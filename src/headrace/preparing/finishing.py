@@ -16,7 +16,7 @@ from headrace.preparing.cutting import CutResult
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.joining import Joined
 from headrace.preparing.ledger import RunLedger
-from headrace.preparing.output_folder import write_manifests
+from headrace.preparing.outputs.place import write_manifests
 from headrace.preparing.run_plan import RunPlan
 from headrace.stores import (
     BackendInfo,

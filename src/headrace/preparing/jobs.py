@@ -11,10 +11,10 @@ from headrace.engine.job import Job, KindOfWork, Show
 from headrace.engine.processes import usable_cores
 from headrace.engine.receipts import Receipts
 from headrace.engine.shared import Shared
-from headrace.engine.work_folder import inside
+from headrace.engine.work_folder import WORK_NAME, inside
 from headrace.errors import HeadraceError, InputError, OutputError, StoreError
 from headrace.io import AnyPath, path_at
-from headrace.preparing.output_folder import WORK_NAME, NothingLeftError, OutputPlace, tell_kept
+from headrace.preparing.outputs.place import NothingLeftError, OutputPlace, tell_kept
 from headrace.stores import Manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 

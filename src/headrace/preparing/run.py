@@ -16,7 +16,7 @@ from headrace.preparing.backends import REFERENCE, ProvedEncoder
 from headrace.preparing.finishing import described_options
 from headrace.preparing.jobs import do_here
 from headrace.preparing.options import ErrorOptions
-from headrace.preparing.output_folder import OutputPlace, mark_of
+from headrace.preparing.outputs.place import OutputPlace, mark_of
 from headrace.preparing.run_plan import OnProgress, RunPlan, encoding
 from headrace.preparing.sources import SourceFile
 from headrace.preparing.sources.borders import with_borders

@@ -41,7 +41,8 @@ from headrace.preparing.finishing import build_manifest
 from headrace.preparing.joining import Joined
 from headrace.preparing.ledger import ADVICE, check_tolerance, described, error_entry
 from headrace.preparing.messages import FindTask, JoinTask, Order, Setup, TextTask
-from headrace.preparing.output_folder import RUN_NAME, mark_of, output_at
+from headrace.preparing.outputs.folder import output_at
+from headrace.preparing.outputs.place import RUN_NAME, mark_of
 from headrace.preparing.parts import PartReader, hashes_name, part_name
 from headrace.preparing.run_plan import RunPlan, cutting, encoding, finding, joining
 from headrace.preparing.sources import check_all, open_span

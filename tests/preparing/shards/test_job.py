@@ -18,10 +18,10 @@ from headrace.engine.doing import Limits
 from headrace.engine.executors import LocalExecutor, drive, take_part
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError
 from headrace.kinds import finish_job, open_job
 from headrace.preparing import ErrorOptions, plan_shards, prepare_shards
-from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource
 from headrace.preparing.shards.plan import Planner
 from headrace.stores import load_manifest

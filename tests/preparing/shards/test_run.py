@@ -20,13 +20,13 @@ import jobs_by_hand
 from counts import cases
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
+from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import ConfigError, InputError, OutputError
 from headrace.inspect.origins import find_sample_origins, find_shards
 from headrace.io import file_sum
 from headrace.io.atomic import LOCK_NAME
 from headrace.kinds import finish_job, open_job
 from headrace.preparing import ErrorOptions
-from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.shards import (
     PartSpec,
     ShardOptions,

@@ -20,7 +20,7 @@ from headrace.errors import InputError
 from headrace.io import AnyPath, Storage
 from headrace.preparing.energon.report import tell_misfit
 from headrace.preparing.ledger import described
-from headrace.preparing.output_folder import output_at
+from headrace.preparing.outputs.folder import output_at
 from headrace.preparing.shards.finishing import Finish
 from headrace.preparing.shards.packing import BadSampleError, PackedTask
 from headrace.preparing.shards.plan import MediaPlan, PackSetup

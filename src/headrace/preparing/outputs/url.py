@@ -21,7 +21,7 @@ from headrace.engine.uploading import PLAN, Upload
 from headrace.errors import OutputError
 from headrace.io import AnyPath, Storage, path_at, reader_of
 from headrace.io.objects.writer import ObjectWriter
-from headrace.preparing.output_folder import RUN_NAME, described_run, differences_in_words, whole_output
+from headrace.preparing.outputs.place import RUN_NAME, described_run, differences_in_words, whole_output
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 
 
