@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -178,6 +179,19 @@ def test_a_complete_copy_is_not_planned_again() -> None:
     with pytest.raises(OutputError, match="'part_00000'"):
         merged(Path("out"), plan_only=True)
     assert not Path("out/.headrace").exists()
+
+
+def test_the_output_that_a_copy_finds_at_its_end_is_its_own() -> None:
+    merged(Path("out"), plan_only=True)
+    job = open_job("out")
+    shutil.rmtree("out")
+    converted(Path("out"))
+    with pytest.raises(OutputError, match="out: the copy that was planned is not there any more"):
+        job.finish(Show())
+    shutil.rmtree("out")
+    told = merged(Path("out"))
+    report = job.finish(Show())
+    assert (report.stores, report.warnings[-1]) == (told.stores, "another process has completed the copy")
 
 
 def test_another_copy_is_refused_where_one_is_planned(tmp_path: Path) -> None:
