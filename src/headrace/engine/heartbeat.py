@@ -87,6 +87,10 @@ class Nodes:
                 found.append(msgspec.json.decode(data, type=Node))
         return found
 
+    def any_here(self) -> bool:
+        """Return whether a process of this host is at work."""
+        return any(node.host == platform.node() and process_exists(node.process) for node in self.read())
+
     def alive(self) -> set[str]:
         """Return the names of the processes that are alive, or were until a minute ago, as far as this one knows."""
         now = time.monotonic()

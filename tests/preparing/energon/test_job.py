@@ -15,9 +15,11 @@ import jobs_by_hand
 from counts import cases
 from energon_made import PNG, write_tar
 from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.heartbeat import Heartbeat
 from headrace.engine.job import Show
 from headrace.engine.status import StatusReader
 from headrace.errors import ConfigError, InputError, OutputError
+from headrace.io import unique_name
 from headrace.kinds import open_job
 from headrace.preparing import ErrorOptions
 from headrace.preparing.energon import (
@@ -184,6 +186,24 @@ def test_faults_that_another_plan_skips_are_found(tmp_path: Path) -> None:
         prepare_energon(root, options=CASES["new"])
     report = prepare_energon(root, options=EnergonOptions(split=SPLIT, errors=ErrorOptions(on_error="skip")))
     assert list(report.faults) == ["s5.tar"]
+
+
+@pytest.mark.parametrize(
+    "other", [CASES["indices"], EnergonOptions(split=SPLIT, restart=True)], ids=["other", "restart"]
+)
+def test_a_run_that_is_at_work_is_not_replaced(tmp_path: Path, other: EnergonOptions) -> None:
+    root = make(tmp_path / "d")
+    plan_energon(root, options=CASES["new"])
+    plan = open_job(root).work / "plan.json"
+    before = plan.read_bytes()
+    with Heartbeat(open_job(root).shared, unique_name(), "scan"):
+        for replace in (plan_energon, prepare_energon):
+            with pytest.raises(OutputError, match="another headrace prepare is reading this dataset"):
+                replace(root, options=other)
+        plan_energon(root, options=CASES["new"])  # the same run may be joined
+        assert plan.read_bytes() == before
+    plan_energon(root, options=other)
+    assert plan.read_bytes() != before or other.restart
 
 
 def test_a_run_that_was_begun_alone_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

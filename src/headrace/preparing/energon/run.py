@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.config import nearest_path
 from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.heartbeat import Nodes
 from headrace.engine.job import Show, TaskProgress
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
@@ -145,9 +146,11 @@ def _job_of(
         return EnergonJob(root, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
 
     with place.claimed():
-        if options.restart:
-            place.clear()
         before = place.planned()
+        is_busy = isinstance(root, Path) and before is not None and Nodes(place.shared()).any_here()
+        if options.restart and not is_busy:
+            place.clear()
+            before = None
         job = None if before is None else opened(before)
         is_plain = options.media_only and folder_kind(root) != "webdataset"
         if job is not None and job.is_merged:
@@ -164,6 +167,11 @@ def _job_of(
             job.put_into_place(place)
             place.clear()
         plan = plan_of(root, files, options, on_notice, is_plain=is_plain)
+        if is_busy and before is not None and (options.restart or plan.described != before.described):
+            raise OutputError(
+                f"{root}: another headrace prepare is reading this dataset, with other options or other shards: wait"
+                " until it has ended, or end it first"
+            )
         place.save(plan)
         job = opened(plan)
     if job.num_read and not is_plain:
