@@ -20,11 +20,13 @@ from headrace.engine import heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
+from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import SharedObjects
 from headrace.engine.work_folder import outputs_folder
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io.objects.writer import ObjectWriter
 from headrace.kinds import finish_job, open_job
+from headrace.preparing.outputs.url import OutputUrl
 from memory_stores import MemoryBucket, Stopped, scratch, sent_files, stop_at, watched
 
 Tool = Callable[..., CopyReport]
@@ -208,6 +210,26 @@ def test_one_shard_lies_on_the_disk(bucket: MemoryBucket, sources: list[str]) ->
         report = TOOLS["merge"](sources, f"{bucket.url}/out")
     assert report.stores[0].num_shards > 2
     assert max(seen) == 1
+
+
+@pytest.mark.parametrize("name", ["merge", "split"])
+def test_a_copy_that_another_process_completes_before_it_begins(
+    bucket: MemoryBucket, sources: list[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    url, num_calls, shared = f"{bucket.url}/out", 0, OutputUrl.shared
+
+    def late(place: OutputUrl) -> Shared:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            TOOLS[name](sources, url)
+        return shared(place)
+
+    monkeypatch.setattr(OutputUrl, "shared", late)
+    report = TOOLS[name](sources, url)
+    assert report.warnings[-1] == "another process has completed the copy"
+    assert report.stores == TOOLS[name](sources, url).stores
+    assert not scratch()
 
 
 def test_what_is_there_is_not_replaced(bucket: MemoryBucket, sources: list[str]) -> None:

@@ -32,6 +32,7 @@ from headrace.preparing.outputs.place import OutputPlace, write_manifests
 from headrace.stores import InputFile, Manifest
 
 KIND: Final = "copy"
+COMPLETED: Final = "another process has completed the copy"
 
 
 class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,7 +297,7 @@ class CopyJob(PlannedJob):
             if (completed := place.resume()) is not None:
                 if not is_made(order, completed):
                     raise OutputError(f"{self.output}: the copy that was planned is not there any more")
-                return reported(order, completed, ["another process has completed the copy"])
+                return reported(order, completed, [COMPLETED])
             self.plan.check_files(self.given)
             receipts = self.known_receipts()
             if receipts.failed:

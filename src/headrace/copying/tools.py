@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from headrace.copying.formats import CopyOptions, FormatName, SortBy, check_sort_by
-from headrace.copying.jobs import KIND, CopyJob, check_sources, is_made, place_of, plan_of
+from headrace.copying.jobs import COMPLETED, KIND, CopyJob, check_sources, is_made, place_of, plan_of
 from headrace.copying.orders import CopyOrder, CopyReport, Parts, Request, ordered, planned, reported
 from headrace.copying.plan import DocumentRange, cut, named_split, part_borders, whole
 from headrace.copying.sources import StoreSource, expand, open_sources
@@ -75,7 +75,15 @@ def run(
             place.save_plan(NewPlan(KIND, plan, [plan.phase]))
         if how == "plan":
             return planned(order, sources)
-    job = CopyJob(place.output, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
+    try:
+        shared = place.shared()
+    except OutputError:
+        with place:
+            completed = place.resume()
+        if completed is None or not is_made(order, completed):
+            raise
+        return reported(order, completed, [COMPLETED])
+    job = CopyJob(place.output, shared, msgspec.Raw(msgspec.json.encode(plan)), storage)
     show = Show() if on_progress is None else Show(tasks=on_progress)
     try:
         report: CopyReport = drive(job, LocalExecutor(workers=0 if workers == 1 else workers), show)
