@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -229,13 +230,21 @@ def test_a_file_that_no_manifest_lists_is_not_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["headrace.json", "text_document.bin", "text_document.idx"]
 
 
-def test_stores_in_a_folder_are_not_replaced_by_one(tmp_path: Path) -> None:
+def test_only_the_output_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:
     source, out, replace = drawn(tmp_path / "a", 1, 40), tmp_path / "out", CopyOptions(overwrite=True)
     headrace.split(source, out, into="8,2")
+    headrace.merge([source], out / "web")
     before = files(out)
-    with pytest.raises(OutputError, match="the store 'train', which is not replaced"):
-        headrace.merge([source], out, options=replace)
+    for again in (
+        lambda: headrace.merge([source], out, options=replace),
+        lambda: headrace.split(source, out, into=2, options=replace),
+    ):
+        with pytest.raises(OutputError, match=r"out: holds web/headrace\.json, of a store that is no output"):
+            again()
     assert files(out) == before
+    shutil.rmtree(out / "web")
+    headrace.merge([source], out, options=replace)  # the parts of a split are the output of an earlier run
+    assert sorted(path.name for path in out.iterdir()) == ["headrace.json", "text_document.bin", "text_document.idx"]
     headrace.split(source, out, into=2, options=replace)
     assert sorted(path.name for path in out.iterdir()) == ["part_00000", "part_00001"]
 

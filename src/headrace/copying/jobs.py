@@ -146,7 +146,8 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
                 raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
             is_same = etag == file.etag if file.etag and etag else found.st_mtime_ns == file.mtime_ns
             if found.st_size != file.size or not is_same:
-                what = f"{self.order.request.output}/{WORK_NAME}"
+                output = path_at(self.order.request.output)
+                what = output / WORK_NAME if isinstance(output, Path) else f"what is below {output}"
                 raise StoreError(f"{path}: the file changed since the copy was planned; remove {what}, and plan again")
 
     @property

@@ -87,9 +87,10 @@ class Nodes:
                 found.append(msgspec.json.decode(data, type=Node))
         return found
 
-    def any_here(self) -> bool:
-        """Return whether a process of this host is at work."""
-        return any(node.host == platform.node() and process_exists(node.process) for node in self.read())
+    def here(self) -> list[Node]:
+        """Return what other processes of this host say that exist; the number of one that was killed may come again."""
+        others = (node for node in self.read() if node.host == platform.node() and node.process != os.getpid())
+        return [node for node in others if process_exists(node.process)]
 
     def alive(self) -> set[str]:
         """Return the names of the processes that are alive, or were until a minute ago, as far as this one knows."""

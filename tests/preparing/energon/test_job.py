@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import jobs_by_hand
 from counts import cases
 from energon_made import PNG, write_tar
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.heartbeat import Heartbeat
+from headrace.engine.heartbeat import Heartbeat, Node
 from headrace.engine.job import Show
 from headrace.engine.status import StatusReader
 from headrace.errors import ConfigError, InputError, OutputError
@@ -196,13 +200,19 @@ def test_a_run_that_is_at_work_is_not_replaced(tmp_path: Path, other: EnergonOpt
     plan_energon(root, options=CASES["new"])
     plan = open_job(root).work / "plan.json"
     before = plan.read_bytes()
-    with Heartbeat(open_job(root).shared, unique_name(), "scan"):
+    shared = open_job(root).shared
+    with Heartbeat(shared, unique_name(), "scan"), subprocess.Popen([sys.executable], stdin=subprocess.PIPE) as process:
+        node = Node(host=platform.node(), process=process.pid, phase="scan", beat=1)
+        shared.note("nodes/another.json", msgspec.json.encode(node))
         for replace in (plan_energon, prepare_energon):
-            with pytest.raises(OutputError, match="another headrace prepare is reading this dataset"):
+            with pytest.raises(
+                OutputError, match=rf"process {process.pid} of this host.*remove .*/\.nv-meta/\.headrace"
+            ):
                 replace(root, options=other)
         plan_energon(root, options=CASES["new"])  # the same run may be joined
         assert plan.read_bytes() == before
-    plan_energon(root, options=other)
+        process.communicate()
+        plan_energon(root, options=other)  # that process has ended, and this one says itself that it is at work
     assert plan.read_bytes() != before or other.restart
 
 

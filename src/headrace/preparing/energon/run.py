@@ -147,8 +147,8 @@ def _job_of(
 
     with place.claimed():
         before = place.planned()
-        is_busy = isinstance(root, Path) and before is not None and Nodes(place.shared()).any_here()
-        if options.restart and not is_busy:
+        busy = Nodes(place.shared()).here() if isinstance(root, Path) and before is not None else []
+        if options.restart and not busy:
             place.clear()
             before = None
         job = None if before is None else opened(before)
@@ -167,10 +167,11 @@ def _job_of(
             job.put_into_place(place)
             place.clear()
         plan = plan_of(root, files, options, on_notice, is_plain=is_plain)
-        if is_busy and before is not None and (options.restart or plan.described != before.described):
+        if busy and before is not None and (options.restart or plan.described != before.described):
             raise OutputError(
-                f"{root}: another headrace prepare is reading this dataset, with other options or other shards: wait"
-                " until it has ended, or end it first"
+                f"{root}: process {busy[0].process} of this host is reading this dataset, with other options or other"
+                " shards: wait until it has ended, or end it first. If it is no headrace prepare, but has the number of"
+                f" one that was killed, remove {place.shared().here}"
             )
         place.save(plan)
         job = opened(plan)

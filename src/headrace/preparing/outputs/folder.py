@@ -89,7 +89,7 @@ class OutputFolder:
         self._overwrite = overwrite
         self._restart = restart
         self._claimed = ClaimedFolder(self.work, f"{self.name}: another run is writing to this folder")
-        self._replaced: list[str] = []
+        self._replaced: dict[str, None] = {}
         self._run: Mapping[str, Any] | None = None
         self._completed: Mapping[str, Any] | None = None
         self._found: list[Manifest] | None = None
@@ -121,7 +121,7 @@ class OutputFolder:
         if above != self.path:
             return ""
         if not self._restart and self._unfinished() is not None:
-            return f"{self.name} holds an unfinished run: its own command continues it, or {self._discarding}"
+            return f"{self.name} holds an unfinished run: give its own command to continue it, or {self._discarding}"
         if not self._overwrite and whole_output(self.path, self._stores) is not None:
             return (
                 f"{self.name} holds the output of an earlier run: if the same inputs and options made it, there is "
@@ -323,7 +323,7 @@ class OutputFolder:
         if not names:
             return
         stores = [name for name in ["", *names] if (self.path / name / MANIFEST_NAME).exists()]
-        own = [name for name in stores if not name or self._stores != ONE_STORE]
+        own = [name for name in stores if name in ("", *self._stores) or _is_part(self.path / name)]
         if not self._overwrite:
             what = "holds the output of an earlier run" if own else f"is not empty: it holds {names[0]!r}"
             advice = "--overwrite replaces it" if own else "choose a new or an empty folder"
@@ -334,10 +334,13 @@ class OutputFolder:
                 f"{self.name}: {taken[0]} was not written by Headrace (there is no {MANIFEST_NAME} beside it), so it is"
                 " not overwritten; choose another folder"
             )
-        self._replaced = list(dict.fromkeys(name for store in own for name in self._listed(store)))
-        kept = [store for store in stores if Path(store, MANIFEST_NAME).as_posix() not in self._replaced]
-        if kept:
-            raise OutputError(f"{self.name}: holds the store {kept[0]!r}, which is not replaced; choose another folder")
+        self._replaced = {name: None for store in own for name in self._listed(store)}
+        manifests = [Path(store, MANIFEST_NAME).as_posix() for store in stores]
+        if kept := [name for name in manifests if name not in self._replaced]:
+            raise OutputError(
+                f"{self.name}: holds {kept[0]}, of a store that is no output of an earlier run here, so it is not"
+                " replaced; choose another folder"
+            )
 
     def _listed(self, folder: str) -> list[str]:
         """The files of a store in this folder."""
@@ -387,6 +390,15 @@ def output_at(
     make = resolve_name("headrace.preparing.outputs.url:OutputUrl")
     made: OutputPlace = make(os.fspath(output), storage, stores, restart=restart)
     return made
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a store is a part of a split, as its manifest says."""
+    try:
+        copied = load_manifest(folder).options.get("copy", {})
+    except StoreError:
+        return False
+    return bool(copied.get("request", {}).get("part") == folder.name)
 
 
 def _file_names(manifest: Manifest) -> list[str]:
