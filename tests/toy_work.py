@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.engine.job import Job, KindOfWork, NewPlan, Phase, Show, TaskResult, save_plan
+from headrace.engine.job import Job, Phase, Show, TaskResult
+from headrace.engine.planning import KindOfWork, NewPlan, job_at
 from headrace.engine.serving import Done, Failed, Reply, attempted, serve
 from headrace.engine.shared import Shared
-from headrace.engine.shared_objects import save_plan as save_plan_at
-from headrace.engine.uploading import upload_at
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import InputError, OutputError
-from headrace.io import atomic_write, is_url, path_at, read_whole
+from headrace.io import path_at, read_whole, replace_file
 from headrace.kinds import KINDS
 
 WORK = beside("adding")
@@ -61,13 +60,7 @@ class ToySetup(msgspec.Struct, frozen=True):
 
 def plan(output: str, toy: ToyPlan) -> None:
     """Plan work for an output."""
-    if is_url(output):
-        upload = upload_at(output)
-        upload.claim(msgspec.json.encode(toy))
-        save_plan_at(output, upload.writer, NewPlan("toy", toy, toy.phases))
-        return
-    WORK(Path(output)).mkdir(exist_ok=True)
-    save_plan(WORK(Path(output)), NewPlan("toy", toy))
+    job_at(WORK(path_at(output))).save(NewPlan("toy", toy))
 
 
 class ToyJob(Job):
@@ -118,12 +111,10 @@ class ToyJob(Job):
                 raise OutputError(f"{self.output}: sum-{index} is lost") from None
         if self.shared.is_folder:
             Path(self.output).mkdir(exist_ok=True)
-            atomic_write(Path(self.output) / RESULT, data)
+        replace_file(self.output / RESULT, data)
+        job_at(WORK(self.output)).clear()
+        if self.shared.is_folder:
             remove_work(self.work)
-        else:
-            upload = upload_at(str(self.output))
-            upload.writer.put({f"{self.output}/{RESULT}": data})
-            upload.clear()
         return data
 
 

@@ -16,9 +16,9 @@ import os
 from typing import Any, Final
 
 from headrace.datasets.measuring.running import WORK as MEASURE_WORK
-from headrace.engine import job as engine_job
+from headrace.engine import planning
 from headrace.engine.executors import Executor, drive
-from headrace.engine.job import Job, KindOfWork, Show
+from headrace.engine.job import Job, Show
 from headrace.engine.work_folder import WORK_NAME, inside
 from headrace.errors import HeadraceError
 from headrace.inspect import decode_job
@@ -30,9 +30,9 @@ from headrace.stores import MANIFEST_NAME, load_manifest
 
 KINDS: Final = {
     **preparing_jobs.KINDS,
-    "copy": KindOfWork("headrace.copying.jobs:CopyJob", inside(WORK_NAME)),
-    "measure": KindOfWork("headrace.inspect.measure_job:NamedMeasureJob", MEASURE_WORK),
-    "decode": KindOfWork("headrace.inspect.decode_job:DecodeJob", decode_job.WORK, decode_job.PLACE),
+    "copy": planning.KindOfWork("headrace.copying.jobs:CopyJob", inside(WORK_NAME)),
+    "measure": planning.KindOfWork("headrace.inspect.measure_job:NamedMeasureJob", MEASURE_WORK),
+    "decode": planning.KindOfWork("headrace.inspect.decode_job:DecodeJob", decode_job.WORK),
 }
 
 
@@ -55,7 +55,7 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
         ('copy', 1)
     """
     check_readable(output)
-    return engine_job.open_job(output, KINDS, checks_software=checks_software)
+    return planning.open_job(output, KINDS, checks_software=checks_software)
 
 
 def kind_of(output: str | os.PathLike[str]) -> str:
@@ -64,7 +64,7 @@ def kind_of(output: str | os.PathLike[str]) -> str:
     Raises:
         OutputError: nothing is planned there, and nothing is known to be complete.
     """
-    if kind := engine_job.kind_at(output, KINDS):
+    if kind := planning.kind_at(output, KINDS):
         return kind
     if decode_job.last_report(output) is not None:
         return "decode"
@@ -83,7 +83,7 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         Exception: see `headrace.engine.executors.drive`.
     """
     check_readable(output)
-    if not engine_job.is_planned(output, KINDS):
+    if not planning.kind_at(output, KINDS):
         if (report := decode_job.last_report(output)) is not None:
             decode_job.clear_left(output)
             return report

@@ -14,9 +14,10 @@ import pytest
 
 import headrace
 from counts import PATIENCE_S
-from headrace.engine.uploading import RUN, Upload
+from headrace.engine.planning import NewPlan
+from headrace.engine.shared_objects import JobUrl
 from headrace.errors import ConfigError, OutputError, StoreAwayError
-from headrace.io import FetchPolicy
+from headrace.io import FetchPolicy, RemotePath
 from headrace.io.objects import writer
 from headrace.io.objects.failures import advice_for
 from headrace.io.objects.lookups import Objects
@@ -211,12 +212,12 @@ def test_a_store_that_overwrites_what_is_to_be_created_is_refused(keeps: bool) -
         return (200, there[path]) if path in there else (404, b"")
 
     with server(answers) as (storage, asked):
-        upload = Upload("s3://bucket/out", ObjectWriter(storage))
+        job = JobUrl(RemotePath("s3://bucket/out/.headrace", Objects(storage)))
         if keeps:
-            assert upload.claim(b"run") is None
-            assert list(there) == [f"/bucket/out/{RUN}"]
+            job.save(NewPlan("toy", {}))
+            assert list(there) == ["/bucket/out/.headrace/plan.json"]
         else:
             with pytest.raises(OutputError, match=re.escape("If-None-Match: *")):
-                upload.claim(b"run")
+                job.save(NewPlan("toy", {}))
             assert not there
-    assert asked[:2] == ["PUT", "PUT"]
+    assert asked[:3] == ["HEAD", "PUT", "PUT"]

@@ -17,7 +17,7 @@ from headrace import HeadraceError
 from headrace.compat.megatron.caches import read_description
 from headrace.datasets.metadataset import load_dataset
 from headrace.encoders.faults import read_fault_report
-from headrace.engine.job import load_plan
+from headrace.engine.planning import load_plan
 from headrace.io import map_npy, read_small, reader
 from headrace.io.paths import MAX_SMALL_BYTES
 from headrace.loader import load_recipe

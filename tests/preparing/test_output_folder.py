@@ -18,13 +18,12 @@ import faults
 import headrace
 from counts import cases
 from damage import endured
-from headrace.engine.job import NewPlan
-from headrace.engine.work_folder import PLAN_NAME, WORK_NAME
+from headrace.engine.planning import NewPlan
+from headrace.engine.work_folder import PLAN_NAME, RUN_NAME, WORK_NAME
 from headrace.errors import OutputError, StoreError
 from headrace.io.checksum import hash_bytes
 from headrace.preparing import ErrorOptions, FilterSpec, OutputOptions, PrepareOptions, TokenOptions
 from headrace.preparing.outputs.folder import COMMIT_NAME, OutputFolder
-from headrace.preparing.outputs.place import RUN_NAME
 
 pytestmark = pytest.mark.usefixtures("small_run")
 PLAIN = PrepareOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)

@@ -21,7 +21,7 @@ import faults
 import headrace
 import recipe_runs
 from counts import FULL, cases
-from headrace.engine.work_folder import WORK_NAME
+from headrace.engine.work_folder import RUN_NAME, WORK_NAME
 from headrace.errors import HeadraceError, OutputError, StoreError
 from headrace.preparing import (
     ErrorOptions,
@@ -31,7 +31,6 @@ from headrace.preparing import (
     RecordOptions,
     TokenOptions,
 )
-from headrace.preparing.outputs.place import RUN_NAME
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 SKIP = ErrorOptions(on_error="skip")

@@ -250,14 +250,14 @@ def _written(copier: Copier, folder: FolderPlan, task: ShardTask, results: Path)
     return TaskResult(files=tuple(names), counts=counts), made
 
 
-def place_of(order: CopyOrder, storage: Storage | None) -> OutputPlace:
+def place_of(order: CopyOrder, output: str | AnyPath) -> OutputPlace:
     """Return where a copy goes.
 
     Raises:
         ConfigError: it is at a URL, and what is there is to be replaced, or it is a web server.
     """
-    request, stores = order.request, [folder.name for folder in order.plan.folders]
-    return output_at(request.output, stores, overwrite=request.options.overwrite, restart=None, storage=storage)
+    stores = [folder.name for folder in order.plan.folders]
+    return output_at(output, stores, overwrite=order.request.options.overwrite, restart=None)
 
 
 def check_sources(order: CopyOrder, sources: Sequence[StoreSource]) -> None:
@@ -294,7 +294,7 @@ class CopyJob(PlannedJob):
         """See `Job`: put the shards together, and move the output into place."""
         order = self.plan.order
         order = msgspec.structs.replace(order, request=msgspec.structs.replace(order.request, output=str(self.output)))
-        with place_of(order, self.given) as place:
+        with place_of(order, self.output) as place:
             if (completed := place.resume()) is not None:
                 if not is_made(order, completed):
                     raise OutputError(f"{self.output}: the copy that was planned is not there any more")

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from io import FileIO, RawIOBase
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -25,7 +24,6 @@ from headrace.io import (
     Reader,
     Storage,
     folder_of,
-    is_url,
     natural_key,
     path_at,
     path_in,
@@ -38,7 +36,7 @@ from headrace.stores.indexed.pairs import SUFFIXES
 from headrace.stores.manifest import find_manifest
 from headrace.stores.written import META_NAME
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 8 << 20
 
 
 class HashingMixin(Reader):
@@ -66,21 +64,9 @@ class HashingMixin(Reader):
             StoreError: the file cannot be read, or has changed since it was opened.
         """
         hasher, size = self._hasher(str(path)), self.size(str(path))
-        try:
-            with self._as_file(path) as file:
-                file.seek(hasher.size)
-                while hasher.size < size and (data := file.read(_READ_BYTES)):
-                    hasher.update(data)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-        if hasher.size != size:
-            raise StoreError(
-                f"{path}: the file changed while it was read: it had {size} bytes, and now has {hasher.size}"
-            )
+        while hasher.size < size:
+            self.read(str(path), hasher.size, min(_READ_BYTES, size - hasher.size))
         return hasher.sum(path.name)
-
-    def _as_file(self, path: AnyPath) -> RawIOBase | FileIO:
-        return FileIO(path)
 
     def _hasher(self, path: str) -> FileHasher:
         return self._hashers.setdefault(path, FileHasher())
@@ -92,7 +78,7 @@ class HashingReader(HashingMixin, PreadReader):
 
 def _hashing_reader(path: str, storage: Storage | None) -> HashingMixin:
     """Return the reader for a source."""
-    if not is_url(path):
+    if isinstance(path_at(path), Path):
         return HashingReader()
     made: HashingMixin = resolve_name("headrace.copying.remote_sources:HashingObjectReader")(storage)
     return made

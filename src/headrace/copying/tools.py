@@ -19,11 +19,12 @@ from headrace.copying.orders import CopyOrder, CopyReport, Parts, Request, order
 from headrace.copying.plan import DocumentRange, cut, named_split, part_borders, whole
 from headrace.copying.sources import StoreSource, expand, open_sources
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import NewPlan, Show, TaskProgress
+from headrace.engine.job import Show, TaskProgress
+from headrace.engine.planning import NewPlan
 from headrace.engine.shared import LostError
 from headrace.engine.work_folder import BusyError
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreAwayError, StoreError
-from headrace.io import Storage, check_readable, check_storage, safe_relative
+from headrace.io import Storage, check_readable, check_storage, path_at, reader_of, safe_relative
 from headrace.stores import Manifest, load_manifest
 
 How = Literal["copy", "plan", "dry_run"]
@@ -62,7 +63,7 @@ def run(
     check_storage(storage, list(request.paths), request.output)
     with open_sources(request.paths, request.options, storage=storage) as sources:
         order = ordered(request, sources, parts)
-        place = place_of(order, storage)
+        place = place_of(order, path_at(request.output, reader_of(storage)))
         check_sources(order, sources)
         if how == "dry_run":
             note = place.look()

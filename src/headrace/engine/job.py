@@ -6,22 +6,15 @@
 
 A phase is over when each of its tasks has a receipt. At the end, one process puts the output into place.
 
-Which kinds of work there are is not known here: `open_job` imports the class that the plan names from a table of its
-caller, see `KindOfWork`.
+See `headrace.engine.planning` for how it is planned and opened.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import os
-import platform
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -29,39 +22,12 @@ import msgspec
 from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Failed
-from headrace.engine.shared import Delivered, Shared, SharedFolder, sync_files
-from headrace.engine.work_folder import PLAN_NAME
+from headrace.engine.shared import Delivered, Shared, SharedFolder
 from headrace.errors import ConfigError, OutputError
-from headrace.io import AnyPath, atomic_write, hash_bytes, is_url, output_errors, path_at, read_small
+from headrace.io import AnyPath
 
 PHASE_PREFIX: Final = "phase-"
 """How the names of the folders of phases begin."""
-
-_OBJECTS: Final = "headrace.engine.shared_objects"  # loaded when the first URL comes
-
-PLAN_VERSION: Final = 4
-"""Version of the plan and of the receipts; it increases with each change of their format."""
-
-
-class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``plan.json``."""
-
-    version: int = PLAN_VERSION
-    kind: str
-    software: dict[str, str]
-    """Versions that decide the results: a process with another one may do no task."""
-
-    folder: str
-    """Where the job was planned; modules of the user are imported from there, too."""
-
-    plan: msgspec.Raw
-    """What the kind of work keeps."""
-
-    digest: str = ""
-    """The xxh3_128 of what the kind of work keeps, as JSON without blanks."""
-
-    name: str = ""
-    """At a URL, a name that no other job has: below it lies what this one shares."""
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,222 +231,3 @@ def receipts_of(work: Path | Shared, phase: Phase) -> Receipts:
     """Return the receipts of a phase in a work folder, or in what else is shared, not read yet."""
     shared = SharedFolder(work) if isinstance(work, Path) else work
     return Receipts(shared, f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)
-
-
-class NewPlan(msgspec.Struct, frozen=True):
-    """A job to be planned."""
-
-    kind: str
-    plan: Any
-    """What the kind of work keeps."""
-
-    phases: Sequence[Phase] = ()
-    """The phases of which tasks that failed before are to be tried again."""
-
-    software: Mapping[str, str] = {}
-    """Versions that decide the results, besides those of every kind of work."""
-
-    files: Mapping[str, bytes] = {}
-    """Further files that each process finds in its work folder."""
-
-    made: Sequence[str] = ()
-    """Names of files that are made already, of which each task needs only some, see `Shared.place`."""
-
-
-def save_plan(work: Path, new: NewPlan) -> None:
-    """Write ``plan.json``, and what belongs to it.
-
-    Raises:
-        OutputError: the system refuses a write.
-    """
-    for name, data in new.files.items():
-        atomic_write(work / name, data)
-    sync_files(work, new.made)
-    for phase in new.phases:
-        receipts = receipts_of(work, phase)
-        receipts.refresh()
-        receipts.forget_failed()
-    atomic_write(work / PLAN_NAME, encoded_plan(new))
-
-
-def encoded_plan(new: NewPlan, name: str = "") -> bytes:
-    """Return the content of ``plan.json``."""
-    content = msgspec.json.encode(new.plan)
-    found = PlanFile(
-        kind=new.kind,
-        software={**own_software(), **new.software},
-        folder=os.getcwd(),  # noqa: PTH109
-        plan=msgspec.Raw(content),
-        digest=hash_bytes(content),
-        name=name,
-    )
-    return msgspec.json.format(msgspec.json.encode(found), indent=1)
-
-
-def load_plan(work: Path) -> PlanFile:
-    """Read ``plan.json``.
-
-    Raises:
-        OutputError: there is none, or it is damaged or of another version.
-    """
-    path = work / PLAN_NAME
-    with output_errors(path, "read the plan"):
-        data = read_small(path)
-    return decoded_plan(data, path)
-
-
-def decoded_plan(data: bytes, path: os.PathLike[str] | str) -> PlanFile:
-    """Decode ``plan.json``, which was read from a path or a URL; raises OutputError as `load_plan` does."""
-    try:
-        plan = msgspec.json.decode(data, type=PlanFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _damaged(path, error) from error
-    if plan.version != PLAN_VERSION:
-        raise OutputError(f"{path}: the plan has version {plan.version}; this Headrace reads version {PLAN_VERSION}")
-    if plan.digest != hash_bytes(msgspec.json.format(bytes(plan.plan), indent=-1)):
-        raise _damaged(path, "what it says has another hash than when it was written")
-    return plan
-
-
-def _damaged(path: os.PathLike[str] | str, error: object) -> OutputError:
-    return OutputError(
-        f"{path}: the plan is damaged, or of another version of Headrace: {error}; plan again with --restart"
-    )
-
-
-def own_software() -> dict[str, str]:
-    """Return the versions of what every kind of work depends on."""
-    python = ".".join(map(str, sys.version_info[:2]))
-    return {"python": python, **{name: _installed(name) for name in ("headrace", "tokenizers", "numpy")}}
-
-
-def check_software(plan: PlanFile) -> None:
-    """Refuse to do tasks of a plan with other software than it was made with.
-
-    Raises:
-        ConfigError: a version differs; the message names the host.
-    """
-    own = own_software()
-    wrong = []
-    for name, version in plan.software.items():
-        found = own.get(name) or _installed(name)
-        if found != version:
-            wrong.append(f"{name} {found or 'is missing'}, where the plan has {version}")
-    if wrong:
-        raise ConfigError(
-            f"host {platform.node()} has other software than the plan: {'; '.join(wrong)}. Install the versions of the"
-            " plan there, or plan again on such a host"
-        )
-
-
-def _installed(name: str) -> str:
-    """Return the version of a package; empty if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-class KindOfWork(msgspec.Struct, frozen=True):
-    """What a table of kinds of work says of one."""
-
-    job: str
-    """Its class, as ``module:class``."""
-
-    work: Callable[[Path], Path]
-    """Returns the work folder of an output, see `inside` and `beside` in `work_folder`."""
-
-    place: Callable[[str], str] = str
-    """Returns the URL below which a job lies, see `shared_objects`, if its output is a URL: usually the same."""
-
-
-def kind_at(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> str:
-    """Return the kind of the job that is planned for an output; empty if none is, or it is completed.
-
-    Raises:
-        OutputError: the plan is damaged.
-        StoreError: the output is a URL, whose store cannot be reached.
-    """
-    if is_url(output):
-        return next((kind for place in _places(output, kinds) if (kind := _kind_at(place))), "")
-    work = _work_of(output, kinds)
-    return "" if work is None else load_plan(work).kind
-
-
-def is_planned(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> bool:
-    """Return whether a job is planned for an output, and not completed; raises as `kind_at`."""
-    return bool(kind_at(output, kinds))
-
-
-def open_job(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork], *, checks_software: bool) -> Job:
-    """Open the job that was planned for an output; of several the first in the order of the kinds.
-
-    Args:
-        output: the path or the URL of the output.
-        kinds: the kinds of work, by their names.
-        checks_software: whether this host must have the software of the plan, without which it may do no task.
-
-    Raises:
-        OutputError: there is no plan, or it cannot be read.
-        StoreError: the output is a URL, whose store cannot be reached.
-        ConfigError: the software of this host differs from the plan's.
-    """
-    if is_url(output):
-        places = _places(output, kinds)
-        shared = shared_at(next((place for place in places if _kind_at(place)), places[0]))
-    else:
-        work = _work_of(output, kinds)
-        if work is None:
-            raise OutputError(
-                f"{output}: nothing is planned in this folder, or it is complete: it has no work folder with a"
-                f" {PLAN_NAME}"
-            )
-        shared = SharedFolder(work)
-    kind = load_plan(shared.here).kind
-    if kind not in kinds:
-        raise OutputError(f"{output}: the plan is of kind {kind!r}; this Headrace knows {', '.join(kinds)}")
-    return reopened(path_at(output), shared, kinds[kind].job, checks_software=checks_software)
-
-
-def _work_of(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> Path | None:
-    """Return the work folder of an output that has a plan; the first in the order of the kinds. None if none has."""
-    works = dict.fromkeys(kind.work(Path(output)) for kind in kinds.values())
-    return next((work for work in works if (work / PLAN_NAME).exists()), None)
-
-
-def _places(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> list[str]:
-    """Return the URLs below which a job may lie whose output is a URL, in the order of the kinds."""
-    return list(dict.fromkeys(kind.place(os.fspath(output)) for kind in kinds.values()))
-
-
-def _kind_at(place: str) -> str:
-    found: str = resolve_name(f"{_OBJECTS}:kind_at")(place)
-    return found
-
-
-def shared_at(address: str) -> Shared:
-    """Return what the processes of a job share, given its `Shared.address`, or the URL below which it lies.
-
-    Raises:
-        OutputError: nothing is planned at the URL, or the plan cannot be read.
-        StoreError: its store cannot be reached.
-    """
-    if not is_url(address):
-        return SharedFolder(Path(address))
-    found: Shared = resolve_name(f"{_OBJECTS}:opened")(address)
-    return found
-
-
-def reopened(output: AnyPath, shared: Shared, kind: str, *, checks_software: bool = True) -> Job:
-    """Open a job whose class is known, as ``module:class``; raises what `open_job` raises."""
-    plan = load_plan(shared.here)
-    if checks_software:
-        check_software(plan)
-    if plan.folder not in sys.path:
-        sys.path.append(plan.folder)
-    module, _, name = kind.partition(":")
-    try:
-        made: Job = getattr(importlib.import_module(module), name)(output, shared, plan.plan)
-    except msgspec.DecodeError as error:
-        raise _damaged(shared.here / PLAN_NAME, error) from error
-    return made

@@ -18,7 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engine.doing import Doer, Limits
-from headrace.engine.job import Job, Phase, Show, TaskProgress, reopened, shared_at
+from headrace.engine.job import Job, Phase, Show, TaskProgress
+from headrace.engine.planning import job_at, reopened
 from headrace.errors import ConfigError, MissingExtraError, WorkerError
 from headrace.io import path_at
 
@@ -71,7 +72,7 @@ class RayExecutor(msgspec.Struct, frozen=True, kw_only=True):
 
 def do_batch(output: str, work: str, kind: str, phase: str, tasks: list[int]) -> list[float]:
     """Do a batch in a Ray worker; return the seconds that each of its tasks took there."""
-    job = reopened(path_at(output), shared_at(work), kind)
+    job = reopened(path_at(output), job_at(path_at(work)).shared(), kind)
     now = job.phase()
     if now is None or now.name != phase:
         return []  # others have done the phase

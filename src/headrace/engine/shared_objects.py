@@ -1,13 +1,15 @@
-"""`SharedObjects`: what the processes of a job share if its output is a URL, so that no folder has to be seen by all.
+"""A job at a URL, so that no folder has to be seen by all of its processes: `SharedObjects` is what these share.
 
-URL is that of the output, or what the kind of work names instead, see `headrace.engine.job.KindOfWork`:
+WORK is the URL of the work folder, see `headrace.engine.planning.KindOfWork`; files of the output go to the folder that
+holds it, each to its place:
 
-    URL/.headrace/run.json             what decides the bytes of the output, see `headrace.engine.uploading`
-                  plan.json            the plan, which names the job
-                  job-NAME/...         what lies in a shared work folder elsewhere: files that the plan refers to,
-                                       receipts, claims, notes, and the results of attempts
+    WORK/run.json         what decides the bytes of the output, if a run writes one: created first, and removed last
+         plan.json        the plan, which names the job
+         job-NAME/...     what lies right in a local work folder: files that the plan refers to, receipts, claims,
+                          notes, and the results of attempts
 
-No other job has the same NAME: a process of a job that was discarded cannot get in the way of the next one. What is
+As long as there is a ``run.json`` and no manifest, the output is not complete, and nothing opens it as a store. No
+other job has the same NAME: a process of a job that was discarded cannot get in the way of the next one. What is
 created once is a PUT with ``If-None-Match: *``. Each process makes its files in a scratch folder of its own,
 
     SCRATCH/task.HOST.PROCESS.RANDOM/  beside the scratch folders of outputs that one host makes
@@ -22,18 +24,18 @@ import os
 import platform
 import shutil
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from headrace.engine.heartbeat import host_and_process, process_exists
-from headrace.engine.job import NewPlan, decoded_plan, encoded_plan, receipts_of
+from headrace.engine.job import receipts_of
+from headrace.engine.planning import NewPlan, PlanFile, decoded_plan, encoded_plan
 from headrace.engine.shared import Delivered, LostError, Shared, lost, remove_files
-from headrace.engine.uploading import PLAN, RUN
-from headrace.engine.work_folder import PLAN_NAME, WORK_NAME, outputs_folder
+from headrace.engine.work_folder import PLAN_NAME, RUN_NAME, outputs_folder
 from headrace.errors import HeadraceError, OutputError
-from headrace.io import Storage, atomic_write, file_sum, output_errors, path_at, reader_of, unique_name
-from headrace.io.objects.writer import ObjectWriter
+from headrace.io import RemotePath, atomic_write, file_sum, output_errors, path_at, reader_of, unique_name
+from headrace.io.objects.writer import ObjectWriter, writer_of
 from headrace.io.remote import Status
 
 _PREFIX: Final = "task."
@@ -45,7 +47,7 @@ class SharedObjects(Shared):
     """What the processes of a job share below a URL.
 
     Args:
-        url: the URL below which the job lies, without a slash at its end.
+        work: the URL of its work folder.
         name: the name of the job, as its plan says.
         writer: what reaches the store.
         here: the folder in which this process makes its files.
@@ -55,23 +57,24 @@ class SharedObjects(Shared):
     beat_s = 15.0
     pause_s = 2.0
 
-    def __init__(self, url: str, name: str, writer: ObjectWriter, here: Path) -> None:
-        self._url = url
+    def __init__(self, work: str, name: str, writer: ObjectWriter, here: Path) -> None:
+        self._work = work
+        self._output = work.rpartition("/")[0]
         self._name = name
-        self._base = f"{url}/{WORK_NAME}/job-{name}"
+        self._base = f"{work}/job-{name}"
         self._writer = writer
         self._listed: dict[str, Status] = {}
         self.here = here
 
     @property
     def address(self) -> str:
-        """See `Shared`: the URL."""
-        return self._url
+        """See `Shared`: the URL of the work folder."""
+        return self._work
 
     def is_planned(self) -> bool:
         """See `Shared`."""
-        data = self._writer.read(f"{self._url}/{PLAN}")
-        return data is not None and decoded_plan(data, f"{self._url}/{PLAN}").name == self._name
+        plan = _plan_at(self._work, self._writer)
+        return plan is not None and plan.name == self._name
 
     def make(self, folders: Iterable[str]) -> None:
         """See `Shared`: objects need no folders."""
@@ -175,20 +178,20 @@ class SharedObjects(Shared):
             return {}
         place, etags = self.here / folder, dict[str, str]()
         for at in range(0, len(names), _AT_ONCE):
-            some = {f"{self._url}/{name}": place / name for name in names[at : at + _AT_ONCE]}
+            some = {f"{self._output}/{name}": place / name for name in names[at : at + _AT_ONCE]}
             etags |= {url: status.etag for url, status in self._anew().put_files(some).items()}
         remove_files(place, names)
-        return {url.removeprefix(f"{self._url}/"): etag for url, etag in etags.items()}
+        return {url.removeprefix(f"{self._output}/"): etag for url, etag in etags.items()}
 
     def gather(self, delivered: Iterable[Delivered], target: Path) -> None:
         """See `Shared`: they are there. One that was written again is read, unless the store says that it is the same.
 
         Another process of this job writes the same bytes, and one of a job that was discarded may write others.
         """
-        found = self._writer.statuses(self._url)
+        found = self._writer.statuses(self._output)
         for file in delivered:
             status = found.get(file.name)
-            url = f"{self._url}/{file.name}"
+            url = f"{self._output}/{file.name}"
             if status is None or status.size != file.size:
                 raise lost(url, file, None if status is None else status.size, "remove what is below the URL")
             if file.etag != status.etag and file_sum(path_at(url, reader_of(self._writer.storage))).xxh3_128 != (
@@ -204,9 +207,8 @@ class SharedObjects(Shared):
         with contextlib.suppress(HeadraceError):
             if self.is_planned():
                 return
-            below = f"{self._url}/{WORK_NAME}"
-            left = [f"{below}/{name}" for name in self._writer.statuses(below)]
-            is_free = all(self._writer.read(f"{self._url}/{name}") is None for name in (RUN, PLAN))
+            left = [f"{self._work}/{name}" for name in self._writer.statuses(self._work)]
+            is_free = all(self._writer.read(f"{self._work}/{name}") is None for name in (RUN_NAME, PLAN_NAME))
             self._writer.delete([one for one in left if is_free or one.startswith(f"{self._base}/")])
 
     def mirror(self) -> None:
@@ -217,8 +219,8 @@ class SharedObjects(Shared):
         """
         for name in self.names(_FILES):
             self.fetch(f"{_FILES}/{name}", self.here / name)
-        if (run := self._writer.read(f"{self._url}/{RUN}")) is not None:
-            atomic_write(self.here / Path(RUN).name, run)
+        if (run := self._writer.read(f"{self._work}/{RUN_NAME}")) is not None:
+            atomic_write(self.here / RUN_NAME, run)
 
     def _anew(self) -> ObjectWriter:
         """Return what reaches the store and has looked up nothing, for use in any thread."""
@@ -232,74 +234,76 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
 
 
-def kind_at(url: str) -> str:
-    """Return the kind of the job that is planned at a URL; empty if none is, or it is completed.
-
-    Raises:
-        OutputError: the plan is damaged.
-        StoreError: the store cannot be reached.
-    """
-    where = f"{path_at(url)}/{PLAN}"
-    data = ObjectWriter().read(where)
-    return "" if data is None else decoded_plan(data, where).kind
-
-
-def save_plan(url: str, writer: ObjectWriter, new: NewPlan, here: Path = Path()) -> None:
-    """Write the plan of a job at the URL of its output, and what belongs to it.
+class JobUrl:
+    """The `headrace.engine.planning.JobPlace` of an output at a URL.
 
     Args:
-        url: the URL below which the job lies; if a run has claimed it, that does the same.
-        writer: what reaches the store.
-        new: the plan.
-        here: the folder on this host with the files that are made already, if there are any.
-
-    Raises:
-        OutputError, StoreError: the store refuses it.
+        work: the URL of its work folder, with what reaches its store.
     """
-    where = f"{url}/{PLAN}"
-    before = writer.read(where)
-    name = unique_name() if before is None else decoded_plan(before, where).name
-    while True:
-        shared = SharedObjects(url, name, writer, Path())
-        for file, data in new.files.items():
-            shared.replace(f"{_FILES}/{file}", data)
-        shared.show({made: here / made for made in new.made})
-        for phase in new.phases if before is not None else ():
-            receipts = receipts_of(shared, phase)
-            receipts.refresh()
-            receipts.forget_failed()
-        encoded = encoded_plan(new, name)
-        if before is not None:
-            writer.put({where: encoded})  # the software may be another one now
-            return
-        # Of two processes that plan the same at the same time, one names the job.
-        if (before := writer.create(where, encoded)) is None:
-            writer.check_creation(where, encoded)
-            return
-        name = decoded_plan(before, where).name
+
+    def __init__(self, work: RemotePath) -> None:
+        self.work = str(work)
+        self.writer = writer_of(work)
+
+    def planned(self) -> PlanFile | None:
+        """See `headrace.engine.planning.JobPlace`."""
+        return _plan_at(self.work, self.writer)
+
+    def save(self, new: NewPlan, here: Path = Path()) -> None:
+        """See `headrace.engine.planning.JobPlace`. A plan that is there keeps its name."""
+        writer, where = self.writer, f"{self.work}/{PLAN_NAME}"
+        before = self.planned()
+        name = unique_name() if before is None else before.name
+        while True:
+            shared = SharedObjects(self.work, name, writer, Path())
+            for file, data in new.files.items():
+                shared.replace(f"{_FILES}/{file}", data)
+            shared.show({made: here / made for made in new.made})
+            for phase in new.phases if before is not None else ():
+                receipts = receipts_of(shared, phase)
+                receipts.refresh()
+                receipts.forget_failed()
+            encoded = encoded_plan(new, name)
+            if before is not None:
+                writer.put({where: encoded})  # the software may be another one now
+                return
+            # Of two processes that plan the same at the same time, one names the job.
+            if (other := writer.create(where, encoded)) is None:
+                writer.check_creation(where, encoded)
+                return
+            before = decoded_plan(other, where)
+            name = before.name
+
+    def shared(self) -> SharedObjects:
+        """See `headrace.engine.planning.JobPlace`. The files of the plan are brought to this host."""
+        where = f"{self.work}/{PLAN_NAME}"
+        data = self.writer.read(where)
+        if data is None:
+            raise OutputError(f"{self.work}: nothing is planned there, or it is complete: there is no {where}")
+        plan = decoded_plan(data, where)
+        here = own_folder(self.work)
+        shared = SharedObjects(self.work, plan.name, self.writer, here)
+        atomic_write(here / PLAN_NAME, data)
+        shared.mirror()
+        remove_with(shared, here)
+        return shared
+
+    def clear(self, keep: Collection[str] = ()) -> None:
+        """See `headrace.engine.planning.JobPlace`."""
+        self.remove_below(self.work, keep)
+
+    def remove_below(self, url: str, keep: Collection[str] = ()) -> None:
+        """Remove all objects below the URL of the output, or of the work folder: the plan first, ``run.json`` last."""
+        ends = [f"{self.work}/{PLAN_NAME}", f"{self.work}/{RUN_NAME}"]
+        found = [one for name in self.writer.statuses(url) if name not in keep and (one := f"{url}/{name}") not in ends]
+        for some in (ends[:1], found, ends[1:]):
+            self.writer.delete(some)
 
 
-def opened(url: str, storage: Storage | None = None) -> SharedObjects:
-    """Return what the processes of the job share that is planned at a URL, with the files of its plan on this host.
-
-    The store is reached by what the environment of this process says, or by ``storage``.
-
-    Raises:
-        OutputError: nothing is planned there, or the plan is damaged or of another version.
-        StoreError: the store cannot be reached.
-    """
-    url, writer = str(path_at(url)), ObjectWriter(storage)
-    where = f"{url}/{PLAN}"
+def _plan_at(work: str, writer: ObjectWriter) -> PlanFile | None:
+    where = f"{work}/{PLAN_NAME}"
     data = writer.read(where)
-    if data is None:
-        raise OutputError(f"{url}: nothing is planned at this URL, or it is complete: there is no {where}")
-    plan = decoded_plan(data, where)
-    here = own_folder(url)
-    shared = SharedObjects(url, plan.name, writer, here)
-    atomic_write(here / PLAN_NAME, data)
-    shared.mirror()
-    remove_with(shared, here)
-    return shared
+    return None if data is None else decoded_plan(data, where)
 
 
 def own_folder(url: str) -> Path:

@@ -16,29 +16,32 @@ from pathlib import Path
 from typing import IO, Final
 
 from headrace.errors import ConfigError, OutputError
-from headrace.io import cache_folder, claim_folder, path_at
+from headrace.io import AnyPath, cache_folder, claim_folder
 from headrace.io.atomic import LOCK_NAME
 
 WORK_NAME: Final = ".headrace"
 """The work folder that lies in an output, or below its URL."""
 
 PLAN_NAME: Final = "plan.json"
+RUN_NAME: Final = "run.json"
+"""What decides the bytes of an output that a run writes."""
+
 MAX_NAME_BYTES: Final = 255
 """The longest name of a file that file systems allow."""
 
 
-def inside(name: str) -> Callable[[Path], Path]:
+def inside(name: str) -> Callable[[AnyPath], AnyPath]:
     """Return where a kind of work has its work folder that is in the output."""
     return lambda output: output / name
 
 
-def beside(ending: str) -> Callable[[Path], Path]:
+def beside(ending: str) -> Callable[[AnyPath], AnyPath]:
     """Return where a kind of work has its work folder that is beside the output: ``.NAME.ENDING``.
 
     The function that is returned raises OutputError if this name is too long.
     """
 
-    def place(output: Path) -> Path:
+    def place(output: AnyPath) -> AnyPath:
         output = output.resolve()
         name = f".{output.name}.{ending}"
         if len(os.fsencode(name)) > MAX_NAME_BYTES:
@@ -47,16 +50,6 @@ def beside(ending: str) -> Callable[[Path], Path]:
                 f"{len(os.fsencode(name))} bytes, and file systems allow {MAX_NAME_BYTES}"
             )
         return output.with_name(name)
-
-    return place
-
-
-def beside_url(ending: str) -> Callable[[str], str]:
-    """Return the same for a URL, as of the folder that `shared_objects` has below it."""
-
-    def place(url: str) -> str:
-        path = path_at(url)
-        return str(path.with_name(f".{path.name}.{ending}"))
 
     return place
 

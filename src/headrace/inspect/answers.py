@@ -7,14 +7,14 @@ line shows the options in their place: ``--num 5``.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.figures import duration, writable
-from headrace.io import is_url, path_at
+from headrace.io import path_at
+from headrace.io.finding import is_found
 from headrace.stores import Problem
 from headrace.stores.kept_arrays import KEPT_NAME
 from headrace.stores.opening import sample_layout
@@ -128,6 +128,6 @@ def problem_of(error: HeadraceError, path: str) -> Problem:
         StoreAwayError: see `Problem.of`.
     """
     file, _, message = str(error).partition(": ")
-    if message and (is_url(file) or Path(file).exists()):
+    if message and is_found(file):
         return Problem.of(file, error)
     return Problem.of(path, error)

@@ -4,7 +4,7 @@ The work folder is beside the dataset, and nothing in the dataset changes. The e
 what was decoded; it reads headers and hashes itself. Its verdict stays in the work folder until another check is
 planned: the process that finds it may have nobody to tell, as in a job of Slurm.
 
-Of a dataset at a URL, all of this lies below a URL beside it, see `headrace.engine.shared_objects`.
+Of a dataset at a URL, the same names stand for URLs, see `headrace.engine.shared_objects`.
 """
 
 from __future__ import annotations
@@ -13,29 +13,21 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from headrace.engine.job import NewPlan, Show, save_plan
-from headrace.engine.work_folder import ClaimedFolder, beside, beside_url
+from headrace.engine.job import Show
+from headrace.engine.planning import NewPlan, job_at
+from headrace.engine.work_folder import beside
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.answers import check_quarantine, kind_of
 from headrace.inspect.decoding import KIND, DecodePlan, DecodingJob, as_ascii, open_checked, task_samples
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples, leave_out_bad
-from headrace.io import atomic_write, folder_of, is_url, output_errors, path_at, read_whole
-
-if TYPE_CHECKING:
-    from headrace.engine.uploading import Upload
+from headrace.io import can_list, folder_of, path_at, read_whole, remove_file, replace_file
 
 WORK: Final = beside("checking")
-PLACE: Final = beside_url("checking")
-
 VERDICT_NAME: Final = "verdict.json"
-
-_UPLOAD_AT: Final = "headrace.engine.uploading:upload_at"  # loaded when the first URL comes
 
 
 def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = False) -> None:
@@ -51,7 +43,8 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
         ConfigError: ``decode`` is not asked for, or it is a metadataset, or a plan cannot lie beside it.
         OutputError: the plan cannot be written.
     """
-    if is_url(path) and path.lower().startswith("http"):
+    work = WORK(path_at(path))
+    if not can_list(work):
         raise ConfigError(
             f"{path}: a plan lies beside the dataset, and nothing is written to a web server: check it on one host,"
             " or copy the dataset to s3://, gs:// or az://"
@@ -64,8 +57,8 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
         raise ConfigError("other processes can only decode: add `decode`, or check it on this host")
     if quarantine:
         check_quarantine(path, kind, decodes=True)
-    if not is_url(path) and not WORK(Path(path)).parent.is_dir():
-        raise ConfigError(f"{path}: a plan lies beside the dataset, and there is no folder {WORK(Path(path)).parent}")
+    if not work.parent.is_dir():
+        raise ConfigError(f"{path}: a plan lies beside the dataset, and there is no folder {work.parent}")
     with open_checked(path, check.dataset, "mmap") as store:
         plan = DecodePlan(
             path=path,
@@ -76,27 +69,8 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
             samples=len(store),
             task_samples=task_samples(len(store)),
         )
-    if is_url(path):
-        _plan_at(PLACE(path), plan)
-        return
-    work = WORK(Path(path))
-    with output_errors(work, "make the folder"):
-        work.mkdir(exist_ok=True)
-        (work / VERDICT_NAME).unlink(missing_ok=True)
-    save_plan(work, NewPlan(KIND, plan))
-
-
-def _plan_at(place: str, plan: DecodePlan) -> None:
-    """Write the plan below a URL; another check that was planned there is discarded."""
-    upload: Upload = resolve_name(_UPLOAD_AT)(place)
-    described = msgspec.json.encode(plan)
-    if upload.unfinished() not in (None, described):
-        upload.discard()
-    if upload.claim(described) is not None:
-        raise OutputError(f"{place}: another check of this dataset was planned at the same time: plan again")
-    upload.writer.delete([f"{place}/{VERDICT_NAME}"])
-    save = resolve_name("headrace.engine.shared_objects:save_plan")  # loaded when the first URL comes
-    save(place, upload.writer, NewPlan(KIND, plan, [plan.phase]))
+    remove_file(work / VERDICT_NAME)
+    job_at(work).save(NewPlan(KIND, plan, [plan.phase]))
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +97,7 @@ def last_report(path: str | os.PathLike[str]) -> CheckReport | None:
     Raises:
         OutputError: the file cannot be read, or is damaged.
     """
-    file = path_at(PLACE(os.fspath(path)) if is_url(path) else WORK(Path(path))) / VERDICT_NAME
+    file = WORK(path_at(path)) / VERDICT_NAME
     if not file.is_file():
         return None
     try:
@@ -137,14 +111,12 @@ def last_report(path: str | os.PathLike[str]) -> CheckReport | None:
 
 
 def clear_left(path: str | os.PathLike[str]) -> None:
-    """Remove what a process may have left at a URL that was killed after its verdict was there.
+    """Remove what a process may have left that was killed after its verdict was there.
 
     Raises:
-        OutputError, StoreError: the store refuses it.
+        OutputError, StoreError: the system or the store refuses it.
     """
-    if is_url(path):
-        upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(os.fspath(path)))
-        upload.clear()
+    job_at(WORK(path_at(path))).clear(keep=(VERDICT_NAME,))
 
 
 class DecodeJob(DecodingJob):
@@ -154,7 +126,7 @@ class DecodeJob(DecodingJob):
         """See `Job`: check everything else, and put together what was decoded."""
         began_s = time.monotonic()
         plan, path = self.plan, str(self.output)
-        if not self.shared.is_folder and not self.is_planned:
+        if not self.is_planned:
             # Another process has completed the check meanwhile, or has planned another one.
             if (report := last_report(path)) is None:
                 raise OutputError(f"{path}: the check that was planned was discarded: another one was planned")
@@ -169,15 +141,16 @@ class DecodeJob(DecodingJob):
         left_out = leave_out_bad(path, verdict, plan.dataset) if plan.quarantine else ""
         report = CheckReport(verdict=verdict, left_out=left_out)
         data = as_ascii(report).encode()
-        if self.shared.is_folder:
-            atomic_write(self.work / VERDICT_NAME, data)
-            with output_errors(self.work, "clear"):
-                ClaimedFolder(self.work, "").clear(keep=(VERDICT_NAME,))
-        elif self.is_planned:
-            upload: Upload = resolve_name(_UPLOAD_AT)(PLACE(path))
-            upload.writer.put({f"{upload.url}/{VERDICT_NAME}": data})
-            upload.clear()
+        if self.is_planned:
+            replace_file(WORK(self.output) / VERDICT_NAME, data)
+            clear_left(path)
         return report
+
+    @property
+    def is_planned(self) -> bool:
+        """See `Job`: False also if another check of this dataset was planned meanwhile."""
+        found = job_at(WORK(self.output)).planned()
+        return found is not None and msgspec.json.decode(found.plan, type=DecodePlan) == self.plan
 
     def _check(self, show: Show, began_s: float) -> SampleVerdict:
         plan, path = self.plan, str(self.output)

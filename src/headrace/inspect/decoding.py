@@ -13,16 +13,16 @@ import msgspec
 import numpy as np
 
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import Do, NewPlan, Phase, Show, TaskProgress, TaskResult, Tell, save_plan
+from headrace.engine.job import Do, Phase, Show, TaskProgress, TaskResult, Tell
+from headrace.engine.planning import JobFolder, NewPlan
 from headrace.engine.serving import load, save
-from headrace.engine.shared import SharedFolder
 from headrace.engine.tasks import PlannedJob, SpanTask, spans
 from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError, StoreAwayError, StoreError
 from headrace.inspect.answers import OnProgress
 from headrace.inspect.figures import count, plural
 from headrace.inspect.sample_preview import field_map_of
 from headrace.inspect.samples import SampleOptions, open_sample_store
-from headrace.io import PreadReader, hash_bytes, is_url, output_errors, path_at, path_in
+from headrace.io import PreadReader, hash_bytes, output_errors, path_at, path_in
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parts_of
@@ -39,7 +39,7 @@ _MOST_TASKS: Final = 4096
 """Of very many samples, a task has more."""
 
 _READ_SAMPLES: Final = 16
-"""Samples at a URL that are read together, so that they take one round trip."""
+"""Samples that are read together, so that those at a URL take one round trip."""
 
 
 def as_ascii(found: msgspec.Struct) -> str:
@@ -98,9 +98,8 @@ class RangeDecoder:
         """Decode the samples ``[first, end)``; ``on_done`` is called with how many are done."""
         result = DecodedRange(0, 0, {}, {}, [], [], {})
         samples = faulty = 0
-        step = _READ_SAMPLES if is_url(self.store.path) else 1
-        for begin in range(first, end, step):
-            for number, raw in self._read(begin, min(begin + step, end)):
+        for begin in range(first, end, _READ_SAMPLES):
+            for number, raw in self._read(begin, min(begin + _READ_SAMPLES, end)):
                 problems = self._sample(number, raw, result)
                 samples += problems is not None
                 faulty += bool(problems)
@@ -299,7 +298,8 @@ def decoded_here(
             samples=len(store),
             task_samples=task_samples(len(store)),
         )
-        save_plan(Path(folder), NewPlan(KIND, plan))
+        place = JobFolder(Path(folder))
+        place.save(NewPlan(KIND, plan))
         content = msgspec.Raw(msgspec.json.encode(plan))
-        job = DecodingJob(path_at(store.path), SharedFolder(Path(folder)), content, RangeDecoder(store, exclude))
+        job = DecodingJob(path_at(store.path), place.shared(), content, RangeDecoder(store, exclude))
         yield drive(job, LocalExecutor(workers=0 if workers == 1 else workers), Show(tasks=tell))

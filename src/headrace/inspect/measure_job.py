@@ -14,10 +14,9 @@ import msgspec
 from headrace.datasets.encoded.dataset import opening_options
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.measuring.chunk import Measuring
-from headrace.datasets.measuring.running import WORK, MeasureJob, MeasurePlan, begin, stored_facts
+from headrace.datasets.measuring.running import MeasureJob, MeasurePlan, begin, remove_left, stored_facts
 from headrace.datasets.media.dataset import MediaDataset
 from headrace.encoders import TaskEncoder
-from headrace.engine.work_folder import remove_work
 from headrace.errors import ConfigError
 from headrace.io import folder_of, output_errors
 from headrace.preparing.filters import function_fingerprint, load_function
@@ -142,7 +141,7 @@ def plan_measure(request: MeasureRequest, *, folder: str | os.PathLike[str] | No
     measuring = Measuring(*request.opened())
     place, found = stored_facts(measuring, folder)
     if found is not None:
-        remove_work(WORK(place))  # of a process that was killed at its end
+        remove_left(place)
     else:
         plan = NamedPlan(
             request=request,

@@ -17,7 +17,7 @@ from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.decoding import DecodedRange, decoded_here, excluded, open_checked
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
 from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
-from headrace.io import AnyPath, PreadReader, is_url, path_at
+from headrace.io import AnyPath, PreadReader, path_at
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
@@ -187,7 +187,7 @@ def check_samples(
     """
     try:
         # What an object store sends is not watched: it is read in few large pieces.
-        store = open_checked(path, check.dataset, "mmap" if is_url(path) else Watched(on_progress))
+        store = open_checked(path, check.dataset, Watched(on_progress) if isinstance(path_at(path), Path) else "mmap")
         manifest = _manifest(path)
     except StoreAwayError:
         raise

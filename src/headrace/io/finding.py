@@ -5,12 +5,14 @@ matching      a pattern                    -> the names that it matches, in natu
 names_below   a folder                     -> the relative names of all files at any depth
 real_name     a name                       -> what is the same for all names of the same file
 status_of     a path                       -> size, ETag and time, by which a file is known again
+folder_of_all files                        -> the folder that holds them all; `names_in` gives their names there
 each          files                        -> the results of a function, of objects many at a time
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from headrace.errors import ConfigError
 from headrace.io.paths import expand_braces, natural_key
 from headrace.io.places import AnyPath, is_url, path_at, reader_at
 from headrace.io.readers import Reader
@@ -45,6 +48,11 @@ def reader_among(paths: Sequence[str | os.PathLike[str]], storage: Storage | Non
 def storage_for(paths: str | Sequence[str | os.PathLike[str]], storage: Storage | None) -> Storage | None:
     """Return how the stores of paths are reached: a storage, if any of them is a URL."""
     return storage if any(map(is_url, [paths] if isinstance(paths, str) else paths)) else None
+
+
+def remote_among(paths: Iterable[str]) -> list[str]:
+    """Return those of some paths that are URLs, since it pays to ask for many of them at the same time."""
+    return list(filter(is_url, paths))
 
 
 def expand(argument: str, using: str | Reader) -> Iterator[tuple[str, list[str]]]:
@@ -116,6 +124,33 @@ def _local_names(folder: str, relative: str, above: frozenset[str]) -> Iterator[
 
 def _is_hidden(relative: str) -> bool:
     return any(part.startswith(".") for part in relative.split("/"))
+
+
+def folder_of_all(names: Sequence[str]) -> str:
+    """Return the deepest folder that holds all of these files.
+
+    Raises:
+        ConfigError: some are local, and some are objects, or they are in several buckets.
+    """
+    if any(map(is_url, names)):
+        parts = [name.split("/")[:-1] for name in names]
+        shared = [each[0] for each in itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))]
+        if len(shared) < 3:
+            raise ConfigError(f"{names[0]} and others: files of one store must lie in one bucket: open several stores")
+        return "/".join(shared)
+    return os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names])  # noqa: PTH100, PTH120 - 10,000s
+
+
+def names_in(folder: str, names: Sequence[str]) -> list[str]:
+    """Return the names of files relative to the folder that `folder_of_all` has found."""
+    if is_url(folder):
+        return [name[len(folder) + 1 :] for name in names]
+    return [os.path.relpath(name, folder) for name in names]
+
+
+def is_found(text: str) -> bool:
+    """Return whether a text is the URL of an object, which is not asked for, or the path of something that is there."""
+    return is_url(text) or Path(text).exists()
 
 
 def real_name(name: str | os.PathLike[str]) -> str:

@@ -318,6 +318,19 @@ class Reader(ABC):
         """Return the bytes of one range; raises as `read_ranges` does."""
         return self.read_ranges(path, np.array([begin]), np.array([length]))
 
+    def peek(self, path: str, begin: int, length: int) -> bytes:
+        """Return some bytes of a file of which nothing else may be read: a local one is not kept open.
+
+        Raises:
+            OSError: a local file cannot be read.
+            StoreError: as `read_ranges`, of an object.
+        """
+        place = self.path_at(path)
+        if not isinstance(place, Path):
+            return self.read(path, begin, length).tobytes()
+        with place.open("rb") as file:
+            return os.pread(file.fileno(), length, begin)
+
     def read_files(self, paths: Sequence[str]) -> list[ByteArray]:
         """Return all bytes of each of some files; objects in stores are fetched at the same time.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from headrace.errors import ConfigError
-from headrace.io import Storage, check_readable, check_storage
+from headrace.io import Storage, check_readable, check_storage, path_at, reader_of
 from headrace.preparing.backends import ProvedEncoder, choose_backend
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.estimating import Estimate, estimate_plan
@@ -105,7 +105,9 @@ def prepare(
     asked = _asked(inputs, output, tokenizer, recipe, options, storage)
     show = on_progress or (lambda progress: None)
     notice = on_notice or (lambda message: None)
-    folder = output_at(output, overwrite=asked.options.overwrite, restart=asked.options.restart, storage=storage)
+    folder = output_at(
+        path_at(output, reader_of(storage)), overwrite=asked.options.overwrite, restart=asked.options.restart
+    )
     with folder:
         planned, encoder = _planned(asked, folder, show, notice, stdin)
     if isinstance(planned, Manifest):

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import Job, KindOfWork, Show
+from headrace.engine.job import Job, Show
+from headrace.engine.planning import KindOfWork
 from headrace.engine.processes import usable_cores
 from headrace.engine.receipts import Receipts
 from headrace.engine.shared import Shared
 from headrace.engine.work_folder import WORK_NAME, inside
 from headrace.errors import HeadraceError, InputError, OutputError, StoreError
-from headrace.io import AnyPath, path_at
+from headrace.io import AnyPath
 from headrace.preparing.outputs.place import NothingLeftError, OutputPlace, tell_kept
 from headrace.stores import Manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
@@ -21,11 +22,7 @@ from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 KINDS: Final = {
     "text": KindOfWork("headrace.preparing.text_job:TextJob", inside(WORK_NAME)),
     "shards": KindOfWork("headrace.preparing.shards.job:ShardJob", inside(WORK_NAME)),
-    "energon": KindOfWork(
-        "headrace.preparing.energon.job:EnergonJob",
-        inside(f"{META_FOLDER}/{META_WORK_NAME}"),
-        lambda url: f"{path_at(url)}/{META_FOLDER}",
-    ),
+    "energon": KindOfWork("headrace.preparing.energon.job:EnergonJob", inside(f"{META_FOLDER}/{META_WORK_NAME}")),
 }
 """The kinds of work of this room."""
 

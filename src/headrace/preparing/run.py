@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.engine.job import NewPlan, Show
+from headrace.engine.job import Show
+from headrace.engine.planning import NewPlan
 from headrace.io import Storage, file_sum, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, ProvedEncoder
 from headrace.preparing.finishing import described_options

@@ -23,11 +23,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from headrace.engine.job import PHASE_PREFIX, Do, Job, Phase, Show, TaskResult, Tell, load_plan
+from headrace.engine.job import PHASE_PREFIX, Do, Job, Phase, Show, TaskResult, Tell
+from headrace.engine.planning import load_plan
 from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Failed, decoded
 from headrace.engine.shared import Shared
-from headrace.engine.work_folder import PLAN_NAME
+from headrace.engine.work_folder import PLAN_NAME, RUN_NAME
 from headrace.errors import ConfigError, InputError, OutputError, WorkerError
 from headrace.io import AnyPath, Reader, Storage, output_errors, path_at, read_small, reader, reader_at
 from headrace.io.finding import each, storage_for
@@ -42,7 +43,7 @@ from headrace.preparing.joining import Joined
 from headrace.preparing.ledger import ADVICE, check_tolerance, described, error_entry
 from headrace.preparing.messages import FindTask, JoinTask, Order, Setup, TextTask
 from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import RUN_NAME, mark_of
+from headrace.preparing.outputs.place import mark_of
 from headrace.preparing.parts import PartReader, hashes_name, part_name
 from headrace.preparing.run_plan import RunPlan, cutting, encoding, finding, joining
 from headrace.preparing.sources import check_all, open_span
@@ -219,7 +220,7 @@ class TextJob(Job):
             InputError, WorkerError: a task has failed.
         """
         overwrite = self._plan.options.overwrite
-        with output_at(self.output, overwrite=overwrite, restart=False, storage=self._storage) as folder:
+        with output_at(self.output, overwrite=overwrite, restart=False) as folder:
             if (found := folder.resume()) is not None:
                 return found[0]
             self._raise_failed()

@@ -6,6 +6,7 @@ import errno
 import operator
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, is_url
+from headrace.io import AnyPath, path_at
 
 IntArray = NDArray[np.int64]
 TokenArray = NDArray[Any]
@@ -156,7 +157,7 @@ def check_case(folder: str | AnyPath, names: Iterable[str], endings: str | tuple
 def check_name(path: str | os.PathLike[str]) -> None:
     """Raise StoreError if a file cannot have this name, with or without a suffix: it is too long, or has a NUL byte."""
     name = os.fspath(path)
-    if is_url(name):
+    if not isinstance(path_at(path), Path):
         return
     try:
         if not os.path.lexists(name):

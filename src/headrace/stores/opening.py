@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal, overload
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import AnyPath, Reader, can_list, is_url, path_at, reader, reader_at, walk
+from headrace.io import AnyPath, Reader, can_list, path_at, reader, reader_at, walk
 from headrace.stores import energon
 from headrace.stores.arguments import check_name
 from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER, folder_kind
@@ -126,19 +126,13 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
     using = reader_at(name, using)
     if not isinstance(using, str) and not name.endswith(FILES):
         # It may be a folder, or a prefix.
-        _look_around(name, using)
+        using.look_up(*files_around(name))  # at once
         _check_complete(path_at(name, using))
     return next((found for found, layout in SAMPLE_LAYOUTS.items() if layout.is_at(name, using)), None)
 
 
-def _look_around(name: str, using: Reader) -> None:
-    """Ask at once for what tells the layouts apart, at a URL."""
-    if is_url(name):
-        using.look_up(*files_around(name))
-
-
 def files_around(name: str) -> tuple[list[str], list[str]]:
-    """Return the files at a URL, and the folders, that tell which layout is there."""
+    """Return the files, and the folders, that tell which layout is at a URL."""
     folder = name.rstrip("/")
     beside = [f"{folder.rpartition('/')[0]}/{MANIFEST_NAME}", *(folder + suffix for suffix in SUFFIXES)]
     folders = [folder, f"{folder}/{META_FOLDER}"]

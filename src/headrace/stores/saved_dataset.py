@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, MissingExtraError, StoreError
-from headrace.io import AnyPath, Reader, can_list, is_url, local_file, path_at, read_small, reader, reader_at
+from headrace.io import AnyPath, Reader, can_list, local_file, path_at, read_small, reader, reader_at
 from headrace.stores.arguments import IntArray, read_only
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds
 from headrace.stores.store import MAIN, Problem, Store, TokenArray
@@ -97,11 +97,11 @@ class SavedDatasetStore(SegmentedStore):
 
     def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> None:
         using = reader_at(path, using)
-        if using != "mmap" and not is_url(path):
-            raise StoreError(f"{path}: a saved dataset can only be mapped: leave reader and cache out")
         self._reader = reader(using)
         self._using = using
         self.folder = self._reader.path_at(os.fspath(path))
+        if using != "mmap" and isinstance(self.folder, Path):
+            raise StoreError(f"{path}: a saved dataset can only be mapped: leave reader and cache out")
         if (self.folder / DICT_NAME).is_file():
             splits = ", ".join(splits_of(self.folder))
             raise StoreError(f"{self.folder}: this is a DatasetDict: open one of its folders, {splits}")

@@ -36,7 +36,7 @@ from headrace.datasets.encoded import EncodedDataset
 from headrace.datasets.excluded import masks_of
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
-from headrace.io import as_read_back, is_url
+from headrace.io import as_read_back, folder_of
 from headrace.plan.packing import Packing
 from headrace.plan.recipe import OURS, without_contents
 from headrace.samples.media import SampleDecoder, resolve_sample_type
@@ -83,7 +83,7 @@ def filed_run(path: str | os.PathLike[str], *, read_data: bool = True) -> Run:
 
 def place_of(saved: SavedStore, folder: str) -> str:
     """Return the path of a saved store; ``folder`` is that of the training, to which paths are relative."""
-    if is_url(saved.path):
+    if not folder_of(saved.path):
         return saved.path
     path = Path(folder, saved.path)
     # In the folder of the training the name stays as it was, since samples of media tell it.

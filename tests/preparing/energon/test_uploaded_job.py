@@ -19,7 +19,8 @@ from energon_objects import FEW, MEDIA, local, made_of, remote, upload
 from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Limits
 from headrace.engine.executors import LocalExecutor, take_part
-from headrace.engine.job import Show, is_planned
+from headrace.engine.job import Show
+from headrace.engine.planning import kind_at
 from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import is_url
@@ -173,7 +174,7 @@ def test_tasks_on_hosts_that_share_nothing(
     assert {name: getattr(report, name) for name in fields} == {name: getattr(told, name) for name in fields}
     with hosts.on(4):
         assert late.finish(Show()).samples == report.samples
-        with pytest.raises(OutputError, match=r"/ds.*URL"):
+        with pytest.raises(OutputError, match=r"/ds: nothing is planned"):
             open_job(url)
     del late
     assert remote(bucket) == local(tmp_path / "ds")
@@ -194,7 +195,7 @@ def test_whatever_ends_processes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts
             bucket.put(name, data)
 
         def finished() -> None:
-            if is_planned(url, KINDS):
+            if kind_at(url, KINDS):
                 finish_job(url, LOCAL, Show())
             else:  # it is complete; the process may have died before all was removed
                 report = prepare_energon(url, options=msgspec.structs.replace(CASES[case], overwrite=False))

@@ -23,12 +23,12 @@ from headrace.datasets.measuring.chunk import Chunk, Measuring
 from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary
 from headrace.encoders import Fault
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import Do, NewPlan, Phase, Show, TaskResult, Tell, save_plan
-from headrace.engine.shared import SharedFolder
+from headrace.engine.job import Do, Phase, Show, TaskResult, Tell
+from headrace.engine.planning import JobPlace, NewPlan, job_at
 from headrace.engine.tasks import PlannedJob, SpanTask, spans
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
-from headrace.io import cache_folder, check_local, hash_bytes, output_errors
+from headrace.io import cache_folder, check_local, hash_bytes, local_path
 from headrace.plan.recipe import contents_hash
 from headrace.stores import find_cache, keep_arrays
 
@@ -263,12 +263,16 @@ class MeasureJob(PlannedJob):
         return found
 
 
-def begin(place: Path, plan: MeasurePlan) -> None:
-    """Write a plan beside the folder of the facts; raises OutputError."""
-    work = WORK(place)
-    with output_errors(work, "make the folder"):
-        work.mkdir(parents=True, exist_ok=True)
-    save_plan(work, NewPlan(KIND, plan))
+def begin(place: Path, plan: MeasurePlan) -> JobPlace:
+    """Write a plan beside the folder of the facts, and return where it lies; raises OutputError."""
+    job = job_at(WORK(place))
+    job.save(NewPlan(KIND, plan))
+    return job
+
+
+def remove_left(place: Path) -> None:
+    """Remove the work folder beside facts that are complete, of a process that was killed at its end."""
+    remove_work(local_path(WORK(place)))
 
 
 def measure(
@@ -314,11 +318,11 @@ def measure(
     measuring = Measuring(dataset, encoder, settings)
     place, found = stored_facts(measuring, folder)
     if found is not None:
-        remove_work(WORK(place))
+        remove_left(place)
         return found
     plan = MeasurePlan(facts=measuring.contents_name, samples=len(dataset))
-    begin(place, plan)
-    job = MeasureJob(place, SharedFolder(WORK(place)), msgspec.Raw(msgspec.json.encode(plan)), measuring)
+    shared = begin(place, plan).shared()
+    job = MeasureJob(place, shared, msgspec.Raw(msgspec.json.encode(plan)), measuring)
     show = Show(tasks=lambda progress: on_samples(progress.counts.get("samples", 0), plan.samples))
     facts: MeasuredFacts = drive(job, LocalExecutor(workers=0 if workers == 1 else workers), show)
     return facts

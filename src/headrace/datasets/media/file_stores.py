@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from headrace.errors import ConfigError, SampleError
-from headrace.io import Reader, hash_bytes, is_url
+from headrace.io import Reader, hash_bytes
 from headrace.plan.recipe import CONTENTS
 from headrace.samples.media import MediaFacts, SampleDecoder, SourceInfo, add_sources, media_facts
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
@@ -257,9 +257,8 @@ def file_store(place: FileStore | SampleStore | str | os.PathLike[str], remote: 
         return place
     if isinstance(place, str) and place.startswith(FILESYSTEM):
         folder = place.removeprefix(FILESYSTEM)
-        return SystemFileStore(folder, using=remote if remote is not None and is_url(folder) else "pread")
-    using = remote if remote is not None and is_url(place) else "mmap"
-    store = place if isinstance(place, SampleStore) else open_store(place, reader=using)
+        return SystemFileStore(folder, using=remote or "pread")
+    store = place if isinstance(place, SampleStore) else open_store(place, reader=remote or "mmap")
     if isinstance(store, FilesystemStore):
         return SystemFileStore(store)
     if isinstance(store, QuarantinedStore):

@@ -41,7 +41,7 @@ from headrace.datasets.metadataset.reading import (
 )
 from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError, InputError, StoreAwayError, StoreError
-from headrace.io import SCHEMES, AnyPath, Reader, check_readable, is_url, path_at, reader_at, reader_of
+from headrace.io import SCHEMES, AnyPath, Reader, check_readable, path_at, reader_at, reader_of
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
 from headrace.stores.energon.config_file import read_config
@@ -64,9 +64,9 @@ def place(text: str, base: AnyPath, where: str) -> str:
         if text.startswith("/"):
             return os.path.normpath(text)
         return os.path.normpath(base / text) if isinstance(base, Path) else str(base / text)
-    if is_url(text):
-        return text
     protocol, rest = found[1].lower(), found[2]
+    if f"{protocol}://" in SCHEMES:
+        return text
     if protocol == "file":
         return os.path.normpath(rest.removeprefix("localhost"))
     if protocol == "filesystem":
@@ -196,7 +196,7 @@ def _read_ahead_of_nested(entry: MixEntry, origin: MetadatasetPlace) -> None:
         named = [one for one in entry.children if isinstance(one, PathEntry) and one.path.endswith(SUFFIX)]
         with contextlib.suppress(ConfigError):  # of a path that cannot be read, which is told in its turn
             paths = [place(one.path, origin.base, f"{one.where}: path") for one in named]
-            read_together([SmallReads(origin.reader, kept=list(filter(is_url, paths)))])
+            read_together([SmallReads(origin.reader, kept=paths)])
 
 
 def _resolve_path(entry: PathEntry, handed: _Handed, origin: MetadatasetPlace) -> Tree:

@@ -17,8 +17,9 @@ from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, Sou
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreAwayError, StoreError
-from headrace.io import Reader, is_url, path_at, reader_at
+from headrace.io import Reader, path_at, reader_at
 from headrace.io import reader as reader_called
+from headrace.io.finding import remote_among
 from headrace.plan.packing import Packing
 from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
 from headrace.stores import open_tokens
@@ -169,16 +170,17 @@ def opener_of(options: SourceOptions, found: Iterable[NamedSource | JoinedSource
         StoreAwayError: the store of a URL gives no answer.
     """
     found = list(found)
+    remote = set(remote_among([one.path for source in found for one in _named(source)]))
     places: dict[str, dict[str, None]] = {}
     for source in found:
         more = (UUID_NAME,) if isinstance(source, JoinedSource) else ()
         for one in _named(source):
-            if is_url(one.path):
+            if one.path in remote:
                 names = (INFO_NAME, OLD_INFO_NAME, one.split_config or SPLIT_NAME, one.dataset_config or DATASET_NAME)
                 places.setdefault(one.path, {}).update(dict.fromkeys((*names, *more)))
     if not places:
         return options.dataset
-    joins = {str(source.folder) for source in found if isinstance(source, JoinedSource) and is_url(source.folder)}
+    joins = {str(source.folder) for source in found if isinstance(source, JoinedSource)}
     try:
         made = reader_called(reader_at(next(iter(places)), options.reader, None, options.cache))
     except ConfigError:  # each source says so, with its place
@@ -191,7 +193,7 @@ def opener_of(options: SourceOptions, found: Iterable[NamedSource | JoinedSource
     shared = msgspec.structs.replace(options, reader=made, cache=None)
 
     def open_source(source: NamedSource | JoinedSource) -> Dataset:
-        return (shared if all(is_url(one.path) for one in _named(source)) else options).dataset(source)
+        return (shared if all(one.path in remote for one in _named(source)) else options).dataset(source)
 
     return open_source
 

@@ -251,24 +251,28 @@ class ObjectWriter:
 
 def replace(path: RemotePath, data: bytes) -> None:
     """Write an object in the place of what was there; raises as `headrace.io.replace_file` does."""
-    _writer_of(path).put({str(path): data})
+    writer_of(path).put({str(path): data})
     path.objects.forget()
 
 
 def upload(path: RemotePath, file: Path) -> None:
     """Do as `replace` does, with a file of any size."""
-    _writer_of(path).put_files({str(path): file})
+    writer_of(path).put_files({str(path): file})
     path.objects.forget()
 
 
 def remove(path: RemotePath) -> None:
     """Remove an object; raises as `headrace.io.remove_file` does."""
-    _writer_of(path).delete([str(path)])
+    writer_of(path).delete([str(path)])
     path.objects.forget()
 
 
-def _writer_of(path: RemotePath) -> ObjectWriter:
-    """Return what writes to the store of a path, as that is reached."""
+def writer_of(path: RemotePath) -> ObjectWriter:
+    """Return what writes to the store of a path, as that is reached.
+
+    Raises:
+        ConfigError: it is the URL of a web server.
+    """
     if str(path).startswith("http"):
         raise ConfigError(f"{path}: objects are written to s3://, gs:// and az://, not to a web server")
     known = path.objects

@@ -14,17 +14,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.engine.job import NewPlan, decoded_plan
+from headrace.engine.planning import NewPlan
 from headrace.engine.shared import Shared
-from headrace.engine.shared_objects import opened, save_plan
-from headrace.engine.uploading import PLAN, Upload
+from headrace.engine.shared_objects import JobUrl
 from headrace.io import FetchPolicy, ObjectReader, RemotePath, Storage
 from headrace.io.objects.writer import PART_BYTES, ObjectWriter
 from headrace.io.remote import Status
 from headrace.preparing.energon.place import KIND
 from headrace.preparing.energon.plan import ReadPlan
 from headrace.preparing.energon.scanning import FoundFile, ShardScan
-from headrace.stores.energon.config_file import META_FOLDER
+from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.jsonl import index_place, scan_lines
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.kept_arrays import ENTRY
@@ -75,7 +74,7 @@ class ObjectPlace:
     def __init__(self, url: str, storage: Storage | None) -> None:
         self._url = url
         self._storage = storage
-        self._upload = Upload(f"{url}/{META_FOLDER}", ObjectWriter(storage))
+        self._job = JobUrl(RemotePath(f"{url}/{META_FOLDER}/{META_WORK_NAME}", ObjectReader(storage).objects))
 
     def claimed(self) -> AbstractContextManager[object]:
         """See `Place`."""
@@ -83,17 +82,16 @@ class ObjectPlace:
 
     def planned(self) -> ReadPlan | None:
         """See `Place`."""
-        url = f"{self._upload.url}/{PLAN}"
-        data = self._upload.writer.read(url)
-        return None if data is None else msgspec.json.decode(decoded_plan(data, url).plan, type=ReadPlan)
+        found = self._job.planned()
+        return None if found is None else msgspec.json.decode(found.plan, type=ReadPlan)
 
     def save(self, plan: ReadPlan) -> None:
         """See `Place`."""
-        save_plan(self._upload.url, self._upload.writer, NewPlan(KIND, plan))
+        self._job.save(NewPlan(KIND, plan))
 
     def shared(self) -> Shared:
         """See `Place`."""
-        return opened(self._upload.url, self._storage)
+        return self._job.shared()
 
     def put_index(self, scan: ShardScan) -> None:
         """See `Place`."""
@@ -103,8 +101,8 @@ class ObjectPlace:
 
     def put(self, name: str, made: Path) -> None:
         """See `Place`."""
-        self._upload.writer.put_files({f"{self._upload.url}/{name}": made})
+        self._job.writer.put_files({f"{self._url}/{META_FOLDER}/{name}": made})
 
     def clear(self) -> None:
         """See `Place`."""
-        self._upload.clear()
+        self._job.clear()

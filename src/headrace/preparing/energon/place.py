@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from headrace.engine.job import NewPlan, load_plan, save_plan
+from headrace.engine.planning import JobFolder, NewPlan, load_plan
 from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
 from headrace.io import AnyPath, AtomicFile, Storage, output_errors, sync_folder
@@ -96,7 +96,7 @@ class LocalPlace:
 
     def save(self, plan: ReadPlan) -> None:
         """See `Place`."""
-        save_plan(self._work, NewPlan(KIND, plan))
+        JobFolder(self._work).save(NewPlan(KIND, plan))
 
     def shared(self) -> Shared:
         """See `Place`."""

@@ -28,25 +28,24 @@ from pkgutil import resolve_name
 from types import TracebackType
 from typing import Any, Final
 
-from headrace.engine.job import PHASE_PREFIX, NewPlan, save_plan
+from headrace.engine.job import PHASE_PREFIX
+from headrace.engine.planning import JobFolder, NewPlan
 from headrace.engine.shared import Shared, SharedFolder
-from headrace.engine.work_folder import PLAN_NAME, WORK_NAME, ClaimedFolder
+from headrace.engine.work_folder import PLAN_NAME, RUN_NAME, WORK_NAME, ClaimedFolder
 from headrace.errors import OutputError, StoreError
 from headrace.io import (
     AnyPath,
-    Storage,
     atomic_write,
     check_new,
     hash_bytes,
-    is_url,
     output_errors,
+    path_at,
     read_small,
     safe_relative,
     sync_folder,
 )
 from headrace.preparing.outputs.place import (
     ONE_STORE,
-    RUN_NAME,
     STDIN_NAME,
     WORK_VERSION,
     OutputPlace,
@@ -199,7 +198,7 @@ class OutputFolder:
 
     def save_plan(self, new: NewPlan) -> None:
         """See `OutputPlace`."""
-        save_plan(self.work, new)
+        JobFolder(self.work).save(new)
         self._keep = True
 
     @property
@@ -369,26 +368,24 @@ def output_at(
     *,
     overwrite: bool,
     restart: bool | None,
-    storage: Storage | None = None,
 ) -> OutputPlace:
     """Return the place of the output of a run, not held yet: a local folder, or a URL.
 
     Args:
-        output: a local path or a URL.
+        output: a local path or a URL, with what reaches its store; that of a text goes by the environment.
         stores: the folders of the output, each with a manifest, that are stores; an empty name is the output itself.
         overwrite: whether to replace the output of an earlier run; only local ones are replaced.
         restart: whether to discard an unfinished run; None if the command has no such option.
-        storage: how the store of a URL is reached.
 
     Raises:
         ConfigError: the output of another run at a URL is to be replaced.
     """
-    if not is_url(output):
+    path = path_at(output)
+    if isinstance(path, Path):
         return OutputFolder(output, stores, overwrite=overwrite, restart=restart)
-    check_new(output, overwrite=overwrite)
+    check_new(path, overwrite=overwrite)
     # What talks to object stores is loaded when the first URL comes.
-    make = resolve_name("headrace.preparing.outputs.url:OutputUrl")
-    made: OutputPlace = make(os.fspath(output), storage, stores, restart=restart)
+    made: OutputPlace = resolve_name("headrace.preparing.outputs.url:OutputUrl")(path, stores, restart=restart)
     return made
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from headrace.engine.job import NewPlan
+from headrace.engine.planning import NewPlan
 from headrace.engine.shared import Shared
+from headrace.engine.work_folder import RUN_NAME
 from headrace.errors import InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, hash_bytes, output_errors
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest, save_manifest
 
 ONE_STORE: Final = ("",)
-RUN_NAME = "run.json"
 WORK_VERSION = 1
 """Version of the files in the work folder of an unfinished run. It increases with each change of their format."""
 _MANIFESTS: Final = "manifests"

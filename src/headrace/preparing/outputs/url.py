@@ -14,14 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.engine.job import NewPlan
+from headrace.engine.planning import NewPlan
 from headrace.engine.shared import Shared
-from headrace.engine.shared_objects import opened, own_folder, remove_killed, remove_with, save_plan
-from headrace.engine.uploading import PLAN, Upload
+from headrace.engine.shared_objects import JobUrl, own_folder, remove_killed, remove_with
+from headrace.engine.work_folder import RUN_NAME, WORK_NAME
 from headrace.errors import OutputError
-from headrace.io import AnyPath, Storage, path_at, reader_of
-from headrace.io.objects.writer import ObjectWriter
-from headrace.preparing.outputs.place import RUN_NAME, described_run, differences_in_words, whole_output
+from headrace.io import AnyPath, RemotePath, path_at, reader_of
+from headrace.preparing.outputs.place import described_run, differences_in_words, whole_output
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 
 
@@ -31,8 +30,7 @@ class OutputUrl:
     Once it was entered, it has a folder on this host for files on their way.
 
     Args:
-        url: the URL.
-        storage: how the store is reached; None goes by the environment.
+        url: the URL, with what reaches its store.
         stores: where the stores of the output are below it, see `output_at`.
         restart: see `output_at`.
 
@@ -41,9 +39,9 @@ class OutputUrl:
         StoreError: the store cannot be reached.
     """
 
-    def __init__(self, url: str, storage: Storage | None, stores: Sequence[str], *, restart: bool | None) -> None:
-        self._upload = Upload(str(path_at(url)), ObjectWriter(storage))
-        self._storage = storage
+    def __init__(self, url: RemotePath, stores: Sequence[str], *, restart: bool | None) -> None:
+        self._url = str(url)
+        self._job = JobUrl(url / WORK_NAME)
         self._stores = stores
         self._restart = restart
         self._found: list[Manifest] | None = None
@@ -55,7 +53,7 @@ class OutputUrl:
         if self._found is None:
             self._check_content()
         if not self.work.name:
-            self.work = own_folder(self._upload.url)
+            self.work = own_folder(self._url)
             remove_with(self, self.work)
         return self
 
@@ -67,14 +65,14 @@ class OutputUrl:
     @property
     def output(self) -> AnyPath:
         """The URL, as nobody has looked it up yet."""
-        return path_at(self._upload.url, reader_of(self._storage))
+        return path_at(self._url, reader_of(self._job.writer.storage))
 
     @property
     def earlier(self) -> Mapping[str, Any]:
         """See `OutputPlace`."""
         if self._found is not None:
             return self._found[0].options
-        return {} if self._restart else _decoded(self._upload.unfinished() or b"")
+        return {} if self._restart else _decoded(self._unfinished() or b"")
 
     def look(self) -> str:
         """See `OutputPlace`."""
@@ -83,46 +81,45 @@ class OutputUrl:
 
     def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
         """See `OutputPlace`."""
-        upload = self._upload
         if self._found is not None:
             if is_made(self._found):
-                upload.clear()
+                self._job.clear()
                 return "the output is complete already: the same inputs and options made it, so there is nothing to do"
             self._check_content()
         described = described_run(run)
-        before = upload.unfinished()
+        before = self._unfinished()
         if self._restart and before is not None:
-            upload.discard()
+            self.discard()
             before = None
-        if (other := upload.claim(described)) is not None:
+        if (other := self._claim(described)) is not None:
             discard = "remove what is below the URL" if self._restart is None else "give --restart"
             raise OutputError(
-                f"{upload.url}: an unfinished run with other options writes to this place:"
+                f"{self._url}: an unfinished run with other options writes to this place:"
                 f" {differences_in_words(_decoded(other), _decoded(described))}. Give the same command to continue it,"
                 f" or {discard} to discard it"
             )
-        if before is None and upload.others():
+        if before is None and self._others():
             # A run that ended between our first look and the claim has left its output.
-            upload.clear()
-            raise OutputError(f"{upload.url}: another run has written to this place meanwhile; name another one")
+            self._job.clear()
+            raise OutputError(f"{self._url}: another run has written to this place meanwhile; name another one")
         self.is_continued = before is not None
         (self.work / RUN_NAME).write_bytes(described)
         return ""
 
     def save_plan(self, new: NewPlan) -> None:
         """See `OutputPlace`."""
-        save_plan(self._upload.url, self._upload.writer, new, self.work)
+        self._job.save(new, self.work)
 
     def shared(self) -> Shared:
         """See `OutputPlace`."""
-        return opened(self._upload.url, self._storage)
+        return self._job.shared()
 
     def resume(self) -> list[Manifest] | None:
         """See `OutputPlace`."""
-        is_planned = self._upload.writer.read(f"{self._upload.url}/{PLAN}") is not None
+        is_planned = self._job.planned() is not None
         # A process that was killed at its very end may have left the plan of a run that is complete.
         is_over = (self.output / self._stores[-1] / MANIFEST_NAME).exists()
-        if is_planned and not is_over and self._upload.unfinished() is not None:
+        if is_planned and not is_over and self._unfinished() is not None:
             return None
         manifests = [load_manifest(self.output / name) for name in self._stores]
         self.clear_left()
@@ -131,8 +128,8 @@ class OutputUrl:
     def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
         """See `OutputPlace`: the files are at the URL already."""
         gather(Path())
-        writer = self._upload.writer
-        places = {f"{self._upload.url}/{name}": self.work / path for path, name in made.items()}
+        writer = self._job.writer
+        places = {f"{self._url}/{name}": self.work / path for path, name in made.items()}
         manifests = {url: path for url, path in places.items() if path.name == MANIFEST_NAME}
         writer.put_files({url: path for url, path in places.items() if url not in manifests})
         for url, path in manifests.items():
@@ -141,27 +138,50 @@ class OutputUrl:
                 raise OutputError(
                     f"{url}: another store is there, which this run does not replace; name another place, or remove it"
                 )
-        self._upload.clear()
+        self._job.clear()
 
     def discard(self) -> None:
         """See `OutputPlace`."""
-        self._upload.discard()
+        self._job.remove_below(self._url)
 
     def clear_left(self) -> None:
         """See `OutputPlace`: what lies at the URL, and the folders of tasks that were killed on this host."""
-        self._upload.clear()
-        remove_killed(self._upload.url)
+        self._job.clear()
+        remove_killed(self._url)
 
     def _check_content(self) -> None:
-        names = self._upload.others()
+        names = self._others()
         is_over = Path(self._stores[-1], MANIFEST_NAME).as_posix() in names
-        if not names or (not is_over and self._upload.unfinished() is not None):
+        if not names or (not is_over and self._unfinished() is not None):
             return
         what = "holds the output of an earlier run" if is_over else f"is not empty: it holds {names[0]!r}"
         raise OutputError(
-            f"{self._upload.url}: the place {what}; name another place, or remove what is there: outputs in object"
+            f"{self._url}: the place {what}; name another place, or remove what is there: outputs in object"
             " stores are not replaced"
         )
+
+    def _others(self) -> list[str]:
+        """Return the names of all objects below the URL, except those that belong to a run."""
+        return [name for name in self._job.writer.statuses(self._url) if not name.startswith(f"{WORK_NAME}/")]
+
+    def _claim(self, run: bytes) -> bytes | None:
+        """Say that this run writes the output: the first one does, and every other that is the same.
+
+        Returns:
+            None, or the description of another run that has not completed its output.
+
+        Raises:
+            OutputError: the store replaces what it must not, see `ObjectWriter.check_creation`.
+        """
+        writer, url = self._job.writer, f"{self._job.work}/{RUN_NAME}"
+        other = writer.create(url, run)
+        if other is None:
+            writer.check_creation(url, run)
+        return other
+
+    def _unfinished(self) -> bytes | None:
+        """Return the description of a run that has not completed its output; None if there is none."""
+        return self._job.writer.read(f"{self._job.work}/{RUN_NAME}")
 
 
 def _decoded(data: bytes) -> dict[str, Any]:

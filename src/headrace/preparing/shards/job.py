@@ -77,7 +77,7 @@ class ShardJob(PlannedJob):
     def finish(self, show: Show) -> Manifest:
         """See `Job`."""
         overwrite = self.plan.options.overwrite
-        with output_at(self.output, overwrite=overwrite, restart=False, storage=self.given.storage) as folder:
+        with output_at(self.output, overwrite=overwrite, restart=False) as folder:
             if (found := folder.resume()) is not None:
                 return found[0]
             self.check_inputs()

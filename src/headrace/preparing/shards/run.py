@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.engine.job import NewPlan, Show, TaskProgress, load_plan
+from headrace.engine.job import Show, TaskProgress
+from headrace.engine.planning import NewPlan, load_plan
 from headrace.engine.processes import REPORT_S
 from headrace.errors import MissingExtraError, OutputError
-from headrace.io import Storage, check_readable, check_storage
+from headrace.io import Storage, check_readable, check_storage, path_at, reader_of
 from headrace.preparing.jobs import do_here
 from headrace.preparing.outputs.folder import output_at
 from headrace.preparing.outputs.place import OutputPlace
@@ -83,7 +84,8 @@ def prepare_shards(
     check_storage(storage, list(inputs), output, options.source.root, options.source.captions)
     check_ready(options)
     notice, report = on_notice or (lambda message: None), on_progress or (lambda progress: None)
-    with output_at(output, overwrite=options.overwrite, restart=options.restart, storage=storage) as folder:
+    place = path_at(output, reader_of(storage))
+    with output_at(place, overwrite=options.overwrite, restart=options.restart) as folder:
         plan = _planned(inputs, folder, options, notice, report, storage)
         if plan is None:
             return load_manifest(folder.output)

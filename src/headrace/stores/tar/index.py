@@ -23,14 +23,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.config import nearest_path
-from headrace.errors import ConfigError, InputError, OutputError, StoreError
+from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import (
     AnyPath,
     Reader,
     cache_folder,
     expand_braces,
     hash_bytes,
-    is_url,
     natural_key,
     output_errors,
     path_at,
@@ -76,28 +75,6 @@ def find_tars(path: TarPaths, using: str | Reader = "mmap") -> list[str]:
     for tar in tars:
         check_uncompressed(tar)
     return tars
-
-
-def common_root(tars: Sequence[str]) -> str:
-    """Return the deepest folder that holds all of the tars.
-
-    Raises:
-        ConfigError: some are local, and some are objects, or they are in several buckets.
-    """
-    if any(map(is_url, tars)):
-        parts = [tar.split("/")[:-1] for tar in tars]
-        shared = [each[0] for each in itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))]
-        if len(shared) < 3:
-            raise ConfigError(f"{tars[0]} and others: tars of one store must lie in one bucket: open several stores")
-        return "/".join(shared)
-    return os.path.commonpath([os.path.dirname(os.path.abspath(tar)) for tar in tars])  # noqa: PTH100, PTH120 - 10,000s
-
-
-def relative_names(tars: Sequence[str], root: str) -> list[str]:
-    """Return the names of tars relative to the folder that holds them all."""
-    if is_url(root):
-        return [tar[len(root) + 1 :] for tar in tars]
-    return [os.path.relpath(tar, root) for tar in tars]
 
 
 def _expanded(name: str, using: str | Reader) -> list[str]:
@@ -238,10 +215,10 @@ def shard_indexes(
     def find(tar: str) -> ShardIndex | None:
         return _found(tar, where, hidden, using)
 
-    if any(map(is_url, tars)):
+    if using.reads_urls:
         with ThreadPoolExecutor(_MAX_REMOTE) as threads:
             # By them the tars are known when a run begins; with the indexes they take no round trip of their own.
-            ends = threads.submit(using.keep_all, [], dict.fromkeys(filter(is_url, tars), ENDS_BYTES))
+            ends = threads.submit(using.keep_all, [], dict.fromkeys(tars, ENDS_BYTES))
             found = dict(zip(tars, threads.map(find, tars), strict=True))
             ends.result()
     else:
@@ -284,20 +261,12 @@ def _ends_right(tar: str, size: int, place: str, index_size: int, using: Reader)
     if not index_size or index_size % ENTRY_BYTES:
         return False
     using.keep(place)
-    last = int.from_bytes(_bytes_at(place, index_size - ENTRY_BYTES, ENTRY_BYTES, using), "little", signed=True)
+    last = int.from_bytes(using.peek(place, index_size - ENTRY_BYTES, ENTRY_BYTES), "little", signed=True)
     if last == size > 0:
         return True
     if not 0 <= last <= size - BLOCK:
         return False
-    return _bytes_at(tar, last, BLOCK, using) == bytes(BLOCK)
-
-
-def _bytes_at(path: str, offset: int, length: int, using: Reader) -> bytes:
-    """Return some bytes of a file of which nothing else may be read, so that it is not kept open."""
-    if is_url(path):
-        return using.read(path, offset, length).tobytes()
-    with Path(path).open("rb") as file:
-        return os.pread(file.fileno(), length, offset)
+    return using.peek(tar, last, BLOCK) == bytes(BLOCK)
 
 
 def _check_together(tar: str, found: ScannedShard) -> None:

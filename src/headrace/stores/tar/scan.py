@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from headrace.errors import InputError
-from headrace.io import AnyPath, PreadReader, Reader, is_url
+from headrace.io import AnyPath, PreadReader, Reader
 from headrace.stores.arguments import IntArray
 from headrace.stores.tar.members import (
     BLOCK,
@@ -151,7 +152,7 @@ def scan_shard(
     path = str(path)
     using = PreadReader() if using is None else using
     try:
-        window = Window(using, path, OF_OBJECTS if is_url(path) else None)
+        window = Window(using, path, None if isinstance(using.path_at(path), Path) else OF_OBJECTS)
         if window.size >= BLOCK:
             check_uncompressed(path, window.fetch(0, BLOCK).tobytes())
         found = _scan(window, hidden=hidden)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
+from headrace.io.finding import folder_of_all, names_in
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, with_ends
@@ -28,13 +29,11 @@ from headrace.stores.tar.index import (
     KeyTable,
     TarPaths,
     beside,
-    common_root,
     find_tars,
     index_entries,
     index_faults,
     index_path,
     open_index,
-    relative_names,
     shard_indexes,
 )
 from headrace.stores.tar.members import (
@@ -470,8 +469,8 @@ class TarStore(SampleStore):
         self._options: dict[str, Any] = {"hidden": hidden, "index": index, "faulty": faulty}
         tars = find_tars(path, using)
         self.path = os.fspath(path) if isinstance(path, str | os.PathLike) else f"{tars[0]} and {len(tars) - 1} more"
-        root = common_root(tars)
-        names = relative_names(tars, root)
+        root = folder_of_all(tars)
+        names = names_in(root, tars)
         self._indexes = shard_indexes(tars, where=index, hidden=hidden, skip=faulty == "skip", using=using)
         counts = np.array([shard.count for shard in self._indexes], np.int64)
         places = [shard.place for shard in self._indexes].__getitem__
