@@ -207,7 +207,7 @@ class SharedObjects(Shared):
         with contextlib.suppress(HeadraceError):
             if self.is_planned():
                 return
-            left = [f"{self._work}/{name}" for name in self._writer.statuses(self._work)]
+            left = [f"{self._work}/{name}" for name in self._writer.statuses(self._work) if name.startswith("job-")]
             is_free = all(self._writer.read(f"{self._work}/{name}") is None for name in (RUN_NAME, PLAN_NAME))
             self._writer.delete([one for one in left if is_free or one.startswith(f"{self._base}/")])
 
