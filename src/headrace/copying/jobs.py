@@ -8,6 +8,7 @@ documents; if several tasks copy them, by a task of its own.
 from __future__ import annotations
 
 import bisect
+import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from headrace.engine.serving import Failed
 from headrace.engine.tasks import PlannedJob
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import AnyPath, Storage, etag_of, hash_bytes, output_errors, path_at, path_in, reader_of
+from headrace.io import AnyPath, Reader, etag_of, hash_bytes, output_errors, path_at, path_in
 from headrace.preparing.outputs.folder import output_at
 from headrace.preparing.outputs.place import OutputPlace, write_manifests
 from headrace.stores import InputFile, Manifest
@@ -113,12 +114,12 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StoreError: a source cannot be read, or has changed.
         """
-        order = self.order
-        self.check_files(given)
+        order, using = self.order, given or "mmap"
+        self.check_files(using)
         hashed: dict[int, list[CopiedFile]] = {}
         for file in self.files:
             hashed.setdefault(file.task, []).append(file)
-        with open_sources(order.request.paths, order.request.options, order.folder, given) as sources:
+        with open_sources(order.request.paths, order.request.options, order.folder, using) as sources:
 
             def do(task: ShardTask | FileTask, results: Path, tell: Tell) -> TaskResult:
                 mine = hashed.get(task.task_index, ())
@@ -126,20 +127,21 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
                 if isinstance(task, ShardTask):
                     copier = Copier(order, sources, tell)
                     found, made = _written(copier, order.plan.folders[task.folder], task, results)
-                inputs = tuple(sources[file.source].input(self.path_of(file, given)) for file in mine)
+                inputs = tuple(sources[file.source].input(self.path_of(file, using)) for file in mine)
                 value = msgspec.to_builtins(ShardResult(made=made, inputs=inputs))
                 return msgspec.structs.replace(found, value=value)
 
             yield do
 
-    def check_files(self, storage: Storage | None) -> None:
+    def check_files(self, using: str | Reader) -> None:
         """Refuse sources that have changed.
 
         Raises:
             StoreError: a file is missing here, or is another one than when the copy was planned.
         """
+        using = copy.copy(using)  # which has looked up nothing
         for file in self.files:
-            path = self.path_of(file, storage)
+            path = self.path_of(file, using)
             try:
                 found, etag = path.stat(), etag_of(path)
             except OSError as error:
@@ -164,9 +166,9 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
             "files": msgspec.to_builtins(self.files),
         }
 
-    def path_of(self, file: CopiedFile, storage: Storage | None) -> AnyPath:
+    def path_of(self, file: CopiedFile, using: str | Reader) -> AnyPath:
         """Return where a file of a source is."""
-        return path_in(self.order.folder, file.path, reader_of(storage))
+        return path_in(self.order.folder, file.path, using)
 
 
 def plan_of(order: CopyOrder, sources: Sequence[StoreSource], output: AnyPath) -> CopyJobPlan:
@@ -276,7 +278,7 @@ def is_made(order: CopyOrder, manifests: Sequence[Manifest]) -> bool:
 
 
 class CopyJob(PlannedJob):
-    """See the module. What is given is how the stores of URLs are reached; None goes by the environment."""
+    """See the module. What is given is the reader of URLs; None goes by the environment."""
 
     kind = KIND
     plan_type = CopyJobPlan
@@ -299,7 +301,7 @@ class CopyJob(PlannedJob):
                 if not is_made(order, completed):
                     raise OutputError(f"{self.output}: the copy that was planned is not there any more")
                 return reported(order, completed, [COMPLETED])
-            self.plan.check_files(self.given)
+            self.plan.check_files(self.given or "mmap")
             receipts = self.known_receipts()
             if receipts.failed:
                 raise InputError(receipts.failed[min(receipts.failed)].error)

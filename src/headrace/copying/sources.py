@@ -22,12 +22,10 @@ from headrace.io import (
     FileSum,
     PreadReader,
     Reader,
-    Storage,
     folder_of,
     natural_key,
     path_at,
     path_in,
-    reader_of,
 )
 from headrace.io.readers import ByteArray
 from headrace.stores import MANIFEST_NAME, IndexedStore, InputFile, KeyInfo, Manifest, Store, check_file, open_keys
@@ -76,11 +74,11 @@ class HashingReader(HashingMixin, PreadReader):
     """Reads local files, and hashes them."""
 
 
-def _hashing_reader(path: str, storage: Storage | None) -> HashingMixin:
+def _hashing_reader(place: AnyPath) -> HashingMixin:
     """Return the reader for a source."""
-    if isinstance(path_at(path), Path):
+    if isinstance(place, Path):
         return HashingReader()
-    made: HashingMixin = resolve_name("headrace.copying.remote_sources:HashingObjectReader")(storage)
+    made: HashingMixin = resolve_name("headrace.copying.remote_sources:hashing_reader")(place)
     return made
 
 
@@ -96,17 +94,18 @@ class StoreSource:
         path: a path as for `headrace.open`, or a file of one JSON object, the first store format of AstrAI.
         options: how pairs are interpreted.
         folder: the folder that a relative path is in; empty for the current one.
-        storage: how the store of a URL is reached.
+        using: how the store of a URL is reached.
 
     Raises:
         StoreError: there is no store, it is malformed, or its keys have different numbers of documents.
     """
 
-    def __init__(self, path: str, options: CopyOptions, folder: str = "", storage: Storage | None = None) -> None:
+    def __init__(self, path: str, options: CopyOptions, folder: str = "", using: str | Reader = "mmap") -> None:
         self.path = path
-        self._reader = _hashing_reader(path, storage)
+        place = path_in(folder, path, using)
+        self._reader = _hashing_reader(place)
         self._folder = folder and folder_of(path) and folder
-        path = str(path_in(folder, path))
+        path = str(place)
         found = find_manifest(self._reader.path_at(path))
         self.folder: AnyPath | None = None if found is None else found[0]
         self.manifest: Manifest | None = None if found is None else found[1]
@@ -255,9 +254,9 @@ class StoreSource:
 
 @contextlib.contextmanager
 def open_sources(
-    paths: Sequence[str], options: CopyOptions, folder: str = "", storage: Storage | None = None
+    paths: Sequence[str], options: CopyOptions, folder: str = "", using: str | Reader = "mmap"
 ) -> Iterator[list[StoreSource]]:
-    """Open stores, and close them at the end. Relative paths are in ``folder``; ``storage`` is for URLs.
+    """Open stores, and close them at the end. Relative paths are in ``folder``; ``using`` is for URLs.
 
     Raises:
         StoreError: as for `StoreSource`.
@@ -266,14 +265,14 @@ def open_sources(
     with contextlib.ExitStack() as stack:
         sources = []
         for path in paths:
-            source = StoreSource(path, options, folder, storage)
+            source = StoreSource(path, options, folder, using)
             stack.callback(source.close)
             sources.append(source)
         yield sources
 
 
 def expand(
-    paths: Sequence[str | os.PathLike[str]], sort_by: SortBy, storage: Storage | None = None
+    paths: Sequence[str | os.PathLike[str]], sort_by: SortBy, using: str | Reader = "mmap"
 ) -> tuple[list[str], list[str]]:
     """Return the paths of all sources in their order, and notes for the user about that order.
 
@@ -284,7 +283,7 @@ def expand(
     notes = []
     for given in paths:
         path = os.fspath(given)
-        folder = path_at(path, reader_of(storage))
+        folder = path_at(path, using)
         stems = _bare_pairs(folder)
         if not stems:
             found.append(path)

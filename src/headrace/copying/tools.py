@@ -61,9 +61,10 @@ def run(
     if workers < 1:
         raise ConfigError(f"workers is {workers}; expected at least 1, which copies in this process")
     check_storage(storage, list(request.paths), request.output)
-    with open_sources(request.paths, request.options, storage=storage) as sources:
+    using = reader_of(storage)
+    with open_sources(request.paths, request.options, using=using) as sources:
         order = ordered(request, sources, parts)
-        place = place_of(order, path_at(request.output, reader_of(storage)))
+        place = place_of(order, path_at(request.output, using))
         check_sources(order, sources)
         if how == "dry_run":
             note = place.look()
@@ -84,7 +85,7 @@ def run(
         if completed is None or not is_made(order, completed):
             raise
         return reported(order, completed, [COMPLETED])
-    job = CopyJob(place.output, shared, msgspec.Raw(msgspec.json.encode(plan)), storage)
+    job = CopyJob(place.output, shared, msgspec.Raw(msgspec.json.encode(plan)), using if storage else None)
     show = Show() if on_progress is None else Show(tasks=on_progress)
     try:
         report: CopyReport = drive(job, LocalExecutor(workers=0 if workers == 1 else workers), show)
@@ -166,7 +167,7 @@ def merge(
     check_sort_by(sort_by)
     if isinstance(sources, str | os.PathLike) or not sources:
         raise ConfigError("merge needs a list of at least one store")
-    paths, notes = expand(sources, sort_by, storage)
+    paths, notes = expand(sources, sort_by, reader_of(storage))
     request = Request(
         tool="merge",
         paths=tuple(paths),
