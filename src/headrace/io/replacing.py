@@ -1,4 +1,4 @@
-"""Replaces and removes small files, which may be objects."""
+"""Replaces and removes files, which may be objects."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ def replace_file(path: AnyPath, data: bytes) -> None:
         atomic_write(path, data)
     else:
         resolve_name(f"{_WRITER}:replace")(path, data)
+
+
+def move_file(made: Path, path: AnyPath) -> None:
+    """Put a file of the same disk into the place of what was there; at a URL, upload it. One that is gone was moved.
+
+    Raises:
+        OutputError: the system or the store refuses it.
+        ConfigError: it is the URL of a web server.
+    """
+    if not isinstance(path, Path):
+        resolve_name(f"{_WRITER}:upload")(path, made)
+    elif made.exists():
+        with output_errors(path, "replace"):
+            made.rename(path)
 
 
 def remove_file(path: AnyPath) -> None:

@@ -16,14 +16,13 @@ metadataset  makes the indices of the joins in a metadataset
 from __future__ import annotations
 
 from headrace.preparing.energon.options import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice
-from headrace.preparing.energon.report import DuplicateKey, EnergonProgress, EnergonReport
+from headrace.preparing.energon.report import DuplicateKey, EnergonReport
 from headrace.preparing.energon.run import plan_energon, prepare_energon
 
 __all__ = [
     "DatasetChoice",
     "DuplicateKey",
     "EnergonOptions",
-    "EnergonProgress",
     "EnergonReport",
     "MediaFilter",
     "SplitChoice",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -28,7 +27,6 @@ from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import index_place, scan_lines
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.kept_arrays import ENTRY
-from headrace.stores.tar.index import beside
 
 
 def reading(plan: ReadPlan, storage: Storage | None) -> Callable[[FoundFile], ShardScan | MediaRow | None]:
@@ -73,7 +71,6 @@ class ObjectPlace:
     """
 
     def __init__(self, url: str, storage: Storage | None) -> None:
-        self._url = url
         self._storage = storage
         self._upload = Upload(f"{url}/{META_FOLDER}", ObjectWriter(storage))
 
@@ -89,21 +86,11 @@ class ObjectPlace:
 
     def save(self, plan: ReadPlan) -> None:
         """See `Place`."""
-        save_plan(self._upload.url, self._upload.writer, NewPlan(KIND, plan))
+        save_plan(self._upload.url, self._upload.writer, NewPlan(KIND, plan, [plan.phase, plan.merging]))
 
     def shared(self) -> Shared:
         """See `Place`."""
         return opened(self._upload.url, self._storage)
-
-    def put_index(self, scan: ShardScan) -> None:
-        """See `Place`."""
-        writer, url = ObjectWriter(self._storage), f"{self._url}/{beside(scan.tar.name)}"
-        if writer.read(url) != scan.offsets:
-            writer.put({url: scan.offsets})
-
-    def put(self, name: str, made: Path) -> None:
-        """See `Place`."""
-        self._upload.writer.put_files({f"{self._upload.url}/{name}": made})
 
     def clear(self) -> None:
         """See `Place`."""

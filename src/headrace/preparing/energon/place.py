@@ -20,11 +20,9 @@ import msgspec
 from headrace.engine.job import NewPlan, load_plan, save_plan
 from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
-from headrace.io import AnyPath, AtomicFile, Storage, output_errors, sync_folder
+from headrace.io import AnyPath, Storage, output_errors, sync_folder
 from headrace.preparing.energon.plan import OBJECTS, ReadPlan
-from headrace.preparing.energon.scanning import ShardScan
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
-from headrace.stores.tar.index import index_path
 
 KIND: Final = "energon"
 
@@ -44,12 +42,6 @@ class Place(Protocol):
     def shared(self) -> Shared:
         """Return what the processes of the job share."""
 
-    def put_index(self, scan: ShardScan) -> None:
-        """Write the ``.tar.idx`` of a shard, unless it is right; in any thread."""
-
-    def put(self, name: str, made: Path) -> None:
-        """Put a file into ``.nv-meta``, unless that was done."""
-
     def clear(self) -> None:
         """Remove the plan, and what belongs to it."""
 
@@ -66,7 +58,6 @@ class LocalPlace:
     """The `Place` of a local dataset."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
         self._meta = root / META_FOLDER
         self._work = self._meta / META_WORK_NAME
         self._claimed = ClaimedFolder(self._work, f"{root}: another headrace prepare is working in this folder")
@@ -96,26 +87,11 @@ class LocalPlace:
 
     def save(self, plan: ReadPlan) -> None:
         """See `Place`."""
-        save_plan(self._work, NewPlan(KIND, plan))
+        save_plan(self._work, NewPlan(KIND, plan, [plan.phase, plan.merging]))
 
     def shared(self) -> Shared:
         """See `Place`."""
         return SharedFolder(self._work)
-
-    def put_index(self, scan: ShardScan) -> None:
-        """See `Place`. If this is killed, it leaves a temporary file that the next process overwrites."""
-        path = Path(index_path(self._root / scan.tar.name))
-        with output_errors(path, "read"):
-            is_right = path.exists() and path.read_bytes() == scan.offsets
-        if not is_right:
-            with AtomicFile(path, resumable=True) as file:
-                file.write(scan.offsets)
-
-    def put(self, name: str, made: Path) -> None:
-        """See `Place`."""
-        with output_errors(self._meta, "replace files in"):
-            if made.exists():
-                made.rename(self._meta / name)
 
     def clear(self) -> None:
         """See `Place`."""

@@ -58,6 +58,13 @@ class ReadTask(msgspec.Struct, frozen=True):
         return first if len(self.files) == 1 else f"{len(self.files):,} files from {first} on"
 
 
+class MergeTask(msgspec.Struct, frozen=True):
+    """Make the new files of what was read."""
+
+    task_index: int = 0
+    label: str = "the new files"
+
+
 class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is read, and the options of the run."""
 
@@ -93,13 +100,20 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phase(self) -> Phase:
-        """The only phase. Its name tells it from that of a plan whose tasks read something else."""
+        """The phase of reading. Its name tells it from that of a plan whose tasks read something else."""
         decides = msgspec.json.encode((self.is_plain, self.media, self.skips_faults, self.files, self.task_files))
         return Phase(
             name=f"scan-{hash_bytes(decides)[:8]}",
             num_tasks=-(-len(self.files) // self.task_files),
             total_bytes=sum(file.size for file in self.files),
         )
+
+    @property
+    def merging(self) -> Phase:
+        """The phase that follows, of one task; no other plan has it."""
+        name = hash_bytes(msgspec.json.encode(msgspec.structs.replace(self, root="")))[:8]
+        total_bytes = sum(file.size for file in (*self.files, *self.unchanged))
+        return Phase(name=f"merge-{name}", num_tasks=1, total_bytes=total_bytes, is_light=True)
 
     @property
     def tasks(self) -> list[ReadTask]:
