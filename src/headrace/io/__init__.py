@@ -14,7 +14,7 @@
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
                create_once, read_once            of several processes that create a file, one succeeds
                write_json_file                   a JSON document that people may read
-               replace_file, move_file           ... of a path or a URL, as remove_file
+               replace_file, remove_file         ... of a path or a URL; replacing.move_file
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
     sizes      parse_size                        "500MB" as a number of bytes
     folders    claim_folder                      one process at a time works in a folder
@@ -57,7 +57,6 @@ from headrace.io.places import (
     folder_of,
     is_url,
     local_file,
-    local_path,
     path_at,
     path_in,
     read_whole,
@@ -82,7 +81,7 @@ if TYPE_CHECKING:
     from headrace.io.objects import FetchPolicy, FetchStats, ObjectReader
     from headrace.io.once import create_once, read_once, unique_name
     from headrace.io.remote import RemotePath
-    from headrace.io.replacing import move_file, remove_file, replace_file
+    from headrace.io.replacing import remove_file, replace_file
     from headrace.io.sizes import parse_size
     from headrace.io.storage import Storage
 
@@ -94,7 +93,6 @@ _HOMES = {
     "Storage": "headrace.io.storage",
     "create_once": "headrace.io.once",
     "map_npy": "headrace.io.npy",
-    "move_file": "headrace.io.replacing",
     "parse_size": "headrace.io.sizes",
     "read_once": "headrace.io.once",
     "remove_file": "headrace.io.replacing",
@@ -144,10 +142,8 @@ __all__ = [
     "is_url",
     "json_bytes",
     "local_file",
-    "local_path",
     "map_npy",
     "may_pass",
-    "move_file",
     "natural_key",
     "output_errors",
     "parse_size",

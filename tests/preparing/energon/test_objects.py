@@ -16,7 +16,7 @@ from energon_made import PNG, PRIMARY, write_files, write_shards, write_tar
 from energon_objects import FEW, INDEX, MEDIA, local, remote, upload
 from headrace.engine.job import Show, TaskProgress
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.io import FetchStats, ObjectReader, cache_folder
+from headrace.io import FetchStats, ObjectReader, Reader, cache_folder
 from headrace.kinds import open_job
 from headrace.preparing import ErrorOptions
 from headrace.preparing.energon import (
@@ -32,6 +32,7 @@ from headrace.preparing.energon import media as energon_media
 from headrace.preparing.energon import objects as energon_objects
 from headrace.preparing.energon import plan as energon_plan
 from headrace.stores.energon import FilesystemStore, JsonlSamplesStore
+from headrace.stores.energon.jsonl import scan_lines
 from headrace.stores.tar import scan as tar_scan
 from memory_stores import MemoryBucket, Stopped, scratch, stop_at, watched
 
@@ -317,16 +318,13 @@ def test_lines_that_are_none_or_change(bucket: MemoryBucket, tmp_path: Path, mon
     with pytest.raises(ConfigError, match="gathered"):
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice(), media=IMAGES)
     monkeypatch.setattr("headrace.stores.energon.jsonl._CHUNK_BYTES", 100)
-    whole = energon_objects.scan_lines
 
-    def scan(*given: Any) -> Any:
+    def scan(path: str, using: Reader) -> Any:
+        using.size(path)  # looked up before it changes, as by a longer pass
         bucket.put("ds/x.jsonl", LINES)
-        return whole(*given)
+        return scan_lines(path, using)
 
-    monkeypatch.setattr(energon_objects, "scan_lines", scan)
-    reader = ObjectReader()
-    reader.size(f"{bucket.url}/ds/x.jsonl")  # looked up before it changes, as by a longer pass
-    monkeypatch.setattr(energon_objects, "ObjectReader", lambda storage: reader)
+    monkeypatch.setattr("headrace.stores.energon.jsonl.scan_lines", scan)
     with pytest.raises(StoreError, match=r"ds/x.jsonl"):
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice())
     assert not remote(bucket).keys() - {"x.jsonl"}

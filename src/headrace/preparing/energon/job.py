@@ -27,7 +27,6 @@ from headrace.io import (
     AnyPath,
     AtomicFile,
     Storage,
-    move_file,
     output_errors,
     path_at,
     reader_of,
@@ -35,6 +34,7 @@ from headrace.io import (
     replace_file,
     sync_folder,
 )
+from headrace.io.replacing import move_file
 from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
 from headrace.preparing.energon.place import KIND, place_of
 from headrace.preparing.energon.plan import MergeTask, ReadPlan, found_files, plan_of

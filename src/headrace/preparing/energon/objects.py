@@ -11,22 +11,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
-import numpy as np
 
 from headrace.engine.job import NewPlan, decoded_plan
 from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import opened, save_plan
 from headrace.engine.uploading import PLAN, Upload
-from headrace.io import FetchPolicy, ObjectReader, RemotePath, Storage
-from headrace.io.objects.writer import PART_BYTES, ObjectWriter
+from headrace.io import ObjectReader, RemotePath, Storage
+from headrace.io.objects.writer import ObjectWriter
 from headrace.io.remote import Status
 from headrace.preparing.energon.place import KIND
 from headrace.preparing.energon.plan import ReadPlan
 from headrace.preparing.energon.scanning import FoundFile, ShardScan
 from headrace.stores.energon.config_file import META_FOLDER
-from headrace.stores.energon.jsonl import index_place, scan_lines
 from headrace.stores.energon.sqlite_index import MediaRow
-from headrace.stores.kept_arrays import ENTRY
 
 
 def reading(plan: ReadPlan, storage: Storage | None) -> Callable[[FoundFile], ShardScan | MediaRow | None]:
@@ -42,24 +39,6 @@ def reading(plan: ReadPlan, storage: Storage | None) -> Callable[[FoundFile], Sh
         return plan.read(root, file, reader)
 
     return read
-
-
-def write_remote_lines(root: RemotePath, storage: Storage | None) -> int:
-    """Write the index of a ``.jsonl`` beside it, and return the number of records.
-
-    Raises:
-        InputError: a line is not a JSON object.
-        StoreError: the object cannot be read, or changes meanwhile.
-        OutputError: the index cannot be written.
-    """
-    reader = ObjectReader(storage)
-    offsets = scan_lines(str(root), reader)
-    data = np.ascontiguousarray(offsets, ENTRY).tobytes()
-    # It is sent whole, so that nothing has to be found after a kill; a long one has more time.
-    parts, usual = 1 + len(data) // PART_BYTES, FetchPolicy()
-    policy = FetchPolicy(attempt_s=parts * usual.attempt_s, deadline_s=parts * usual.deadline_s)
-    ObjectWriter(storage, policy).put({str(index_place(root, reader)): data})
-    return len(offsets) - 1
 
 
 class ObjectPlace:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 
 import msgspec
 
@@ -24,7 +23,7 @@ from headrace.preparing.energon.job import EnergonJob
 from headrace.preparing.energon.metadataset import prepare_joins
 from headrace.preparing.energon.options import EnergonOptions, check_options
 from headrace.preparing.energon.place import place_of
-from headrace.preparing.energon.plan import OBJECTS, ReadPlan, found_files, plan_of
+from headrace.preparing.energon.plan import ReadPlan, found_files, plan_of
 from headrace.preparing.energon.report import EnergonReport
 from headrace.stores.energon.config_file import folder_kind
 from headrace.stores.energon.jsonl import index_place, write_lines
@@ -202,10 +201,7 @@ def _check_plain(path: str | os.PathLike[str], options: EnergonOptions) -> None:
 
 
 def _lines(root: AnyPath, storage: Storage | None) -> EnergonReport:
-    if isinstance(root, Path):
-        count = write_lines(root)
-    else:
-        count = resolve_name(f"{OBJECTS}:write_remote_lines")(root, storage)
+    count = write_lines(root, reader_at(root, "pread", storage))
     return EnergonReport(kind="jsonl", path=str(root), samples=count, written=(str(index_place(root)),))
 
 
