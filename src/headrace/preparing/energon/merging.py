@@ -273,7 +273,7 @@ class ShardMerger:
                 bytes.fromhex(state.digest or ""),
                 self._before.index.media is not None,
             )
-            added = self._writer.copy_shard(len(self._names) - 1, earlier, skip_duplicates=True)
+            added = self._writer.copy_shard(len(self._names) - 1, earlier)
             self._check(added.duplicates)
             if added.duplicates:
                 state = msgspec.structs.replace(state, digest=None)
