@@ -29,7 +29,6 @@ from headrace.preparing.energon import (
     prepare_energon,
 )
 from headrace.preparing.energon import media as energon_media
-from headrace.preparing.energon import objects as energon_objects
 from headrace.preparing.energon import plan as energon_plan
 from headrace.stores.energon import FilesystemStore, JsonlSamplesStore
 from headrace.stores.energon.jsonl import scan_lines
@@ -253,7 +252,7 @@ def test_a_shard_that_changes_during_the_run(
 def stats_of_reading(monkeypatch: pytest.MonkeyPatch) -> FetchStats:
     """What the tasks of the next run fetch."""
     reader = ObjectReader()
-    monkeypatch.setattr(energon_objects, "ObjectReader", lambda storage: reader)
+    monkeypatch.setattr(energon_plan, "reader_at", lambda *given: reader)
     return reader.stats
 
 
@@ -387,14 +386,14 @@ def test_files_that_change_and_stores_that_are_away(
 ) -> None:
     url = upload(bucket, write_files(tmp_path, MEDIA), "*")
     options: dict[str, Any] = {"split": SplitChoice(), "media": IMAGES, "media_only": True}
-    whole = energon_objects.reading
+    whole = energon_plan.reader_at
 
     def reading(*given: Any) -> Any:
         bucket.put("ds/video.mp4", PNG)
         return whole(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(energon_objects, "reading", reading)
+        patch.setattr(energon_plan, "reader_at", reading)
         with pytest.raises(StoreError, match=rf"{url}/video.mp4"):
             prepare(url, **options)
     assert not any(name.startswith(".nv-meta") for name in bucket.content("ds"))

@@ -7,7 +7,6 @@ on any host, carries out the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -16,29 +15,11 @@ from headrace.engine.job import NewPlan, decoded_plan
 from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import opened, save_plan
 from headrace.engine.uploading import PLAN, Upload
-from headrace.io import ObjectReader, RemotePath, Storage
+from headrace.io import Storage
 from headrace.io.objects.writer import ObjectWriter
-from headrace.io.remote import Status
 from headrace.preparing.energon.place import KIND
 from headrace.preparing.energon.plan import ReadPlan
-from headrace.preparing.energon.scanning import FoundFile, ShardScan
 from headrace.stores.energon.config_file import META_FOLDER
-from headrace.stores.energon.sqlite_index import MediaRow
-
-
-def reading(plan: ReadPlan, storage: Storage | None) -> Callable[[FoundFile], ShardScan | MediaRow | None]:
-    """Return what reads a file of a plan at a URL, in any thread, see `ReadPlan.read`.
-
-    All answers must come from the object that was found; otherwise that raises StoreError.
-    """
-    reader = ObjectReader(storage)
-    root = RemotePath(plan.root, reader.objects)
-
-    def read(file: FoundFile) -> ShardScan | MediaRow | None:
-        reader.objects.expect(str(root / file.name), Status(file.size, file.etag, file.mtime_ns))
-        return plan.read(root, file, reader)
-
-    return read
 
 
 class ObjectPlace:

@@ -21,7 +21,7 @@ from headrace.engine.job import NewPlan, load_plan, save_plan
 from headrace.engine.shared import Shared, SharedFolder
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
 from headrace.io import AnyPath, Storage, output_errors, sync_folder
-from headrace.preparing.energon.plan import OBJECTS, ReadPlan
+from headrace.preparing.energon.plan import ReadPlan
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
 KIND: Final = "energon"
@@ -50,7 +50,7 @@ def place_of(root: AnyPath, storage: Storage | None) -> Place:
     """Return where the job of a dataset lies."""
     if isinstance(root, Path):
         return LocalPlace(root)
-    made: Place = resolve_name(f"{OBJECTS}:ObjectPlace")(str(root), storage)
+    made: Place = resolve_name("headrace.preparing.energon.objects:ObjectPlace")(str(root), storage)
     return made
 
 

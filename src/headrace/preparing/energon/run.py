@@ -18,7 +18,7 @@ from headrace.engine.heartbeat import Nodes
 from headrace.engine.job import Show, TaskProgress
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
-from headrace.io import AnyPath, Storage, check_new, check_readable, check_storage, is_url, path_at, reader_at
+from headrace.io import AnyPath, Storage, check_new, check_readable, check_storage, path_at, reader_at
 from headrace.preparing.energon.job import EnergonJob
 from headrace.preparing.energon.metadataset import prepare_joins
 from headrace.preparing.energon.options import EnergonOptions, check_options
@@ -171,8 +171,6 @@ def _reached(path: str | os.PathLike[str], storage: Storage | None) -> AnyPath:
     Raises:
         ConfigError: it is the URL of a web server.
     """
-    if not is_url(path):
-        return Path(path)
     check_new(path, overwrite=False)
     return path_at(path, reader_at(path, "mmap", storage))
 
