@@ -142,9 +142,9 @@ def _local_bytes(path: Path, found: Status) -> Iterator[bytes]:
         )
 
 
-def digests(root: str, files: Iterable[ListedFile], storage: Storage | None) -> Iterator[bytes]:
-    """Yield the xxh3_128 of each file of a folder; raises as `contents_of` does."""
-    for pieces in contents_of(((root, file) for file in files), storage):
+def digests(files: Iterable[tuple[str, ListedFile]], storage: Storage | None) -> Iterator[bytes]:
+    """Yield the xxh3_128 of each file; takes and raises what `contents_of` does."""
+    for pieces in contents_of(files, storage):
         hasher = xxhash.xxh3_128()
         for data in pieces:
             hasher.update(data)
