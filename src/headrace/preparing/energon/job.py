@@ -29,6 +29,7 @@ from headrace.io import (
     Storage,
     output_errors,
     path_at,
+    read_whole,
     reader_of,
     remove_file,
     replace_file,
@@ -36,7 +37,7 @@ from headrace.io import (
 )
 from headrace.io.replacing import move_file
 from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
-from headrace.preparing.energon.place import KIND, place_of
+from headrace.preparing.energon.place import KIND, claimed, place_of, plan_in
 from headrace.preparing.energon.plan import MergeTask, ReadPlan, found_files, plan_of
 from headrace.preparing.energon.report import EnergonReport, tell_misfit
 from headrace.preparing.energon.scanning import ShardScan
@@ -97,17 +98,17 @@ class EnergonJob(PlannedJob):
     def abandon(self) -> None:
         """Remove the plan if nothing is read, since the same run would fail again."""
         place = place_of(self.output, self.given)
-        with suppress(HeadraceError), place.claimed():
-            if not self.num_read and place.planned() == self._planned:
+        with suppress(HeadraceError), claimed(self.output):
+            if not self.num_read and plan_in(place) == self._planned:
                 place.clear()
 
     def finish(self, show: Show) -> EnergonReport:
         """See `Job`: put the new files into place."""
         place = place_of(self.output, self.given)
-        with place.claimed():
-            now = place.planned()
+        with claimed(self.output):
+            now = plan_in(place)
             merged = self.put_into_place() if now == self._planned else self._merged_by_others(now)
-            if place.planned() == self._planned:
+            if plan_in(place) == self._planned:
                 place.clear()
             else:
                 self.shared.sweep()
@@ -149,6 +150,8 @@ class EnergonJob(PlannedJob):
                 self._put_indexes()
             for name in merged.moves:
                 move_file(made / name, meta / name)
+            if isinstance(meta, Path):
+                sync_folder(meta / "any")  # before the plan is removed
         self._look_anew()
         return merged
 
@@ -161,8 +164,12 @@ class EnergonJob(PlannedJob):
     def _put_index(self, scan: ShardScan) -> None:
         """Write the ``.tar.idx`` of a shard, unless it is right; in any thread, each of which has its own look-ups."""
         path = index_path(path_at(self.plan.root, reader_of(self.given)) / scan.tar.name)
-        with output_errors(path, "read"):
-            is_right = path.is_file() and path.read_bytes() == scan.offsets
+        try:
+            is_right = read_whole(path) == scan.offsets
+        except FileNotFoundError:
+            is_right = False
+        except OSError as error:
+            raise OutputError(f"{path}: cannot read: {error.strerror or error}") from error
         if is_right:
             return
         if isinstance(path, Path):

@@ -15,14 +15,14 @@ import msgspec
 from headrace.config import nearest_path
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.heartbeat import Nodes
-from headrace.engine.job import Show, TaskProgress
+from headrace.engine.job import NewPlan, Show, TaskProgress
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.io import AnyPath, Storage, check_new, check_readable, check_storage, path_at, reader_at
 from headrace.preparing.energon.job import EnergonJob
 from headrace.preparing.energon.metadataset import prepare_joins
 from headrace.preparing.energon.options import EnergonOptions, check_options
-from headrace.preparing.energon.place import place_of
+from headrace.preparing.energon.place import KIND, claimed, place_of, plan_in
 from headrace.preparing.energon.plan import ReadPlan, found_files, plan_of
 from headrace.preparing.energon.report import EnergonReport
 from headrace.stores.energon.config_file import folder_kind
@@ -130,8 +130,8 @@ def _job_of(
     def opened(plan: ReadPlan) -> EnergonJob:
         return EnergonJob(root, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
 
-    with place.claimed():
-        before = place.planned()
+    with claimed(root):
+        before = plan_in(place)
         busy = Nodes(place.shared()).here() if isinstance(root, Path) and before is not None else []
         if options.restart and not busy:
             place.clear()
@@ -158,7 +158,7 @@ def _job_of(
                 " shards: wait until it has ended, or end it first. If it is no headrace prepare, but has the number of"
                 f" one that was killed, remove {place.shared().here}"
             )
-        place.save(plan)
+        place.save(NewPlan(KIND, plan, [plan.phase, plan.merging]))
         job = opened(plan)
     if job.num_read and not is_plain:
         on_notice(f"continuing the unfinished run in this folder: {job.num_read:,} shards are read")
