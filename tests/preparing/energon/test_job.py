@@ -18,13 +18,14 @@ import pytest
 import jobs_by_hand
 from counts import cases
 from energon_made import PNG, write_tar
-from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.doing import Limits
+from headrace.engine.executors import LocalExecutor, drive, take_part
 from headrace.engine.heartbeat import Heartbeat, Node
 from headrace.engine.job import Show, TaskProgress
 from headrace.engine.status import StatusReader
 from headrace.errors import ConfigError, InputError, OutputError
 from headrace.io import unique_name
-from headrace.kinds import open_job
+from headrace.kinds import finish_job, open_job
 from headrace.preparing import ErrorOptions
 from headrace.preparing.energon import (
     EnergonOptions,
@@ -176,6 +177,27 @@ def test_a_local_run_goes_on_with_what_others_read(tmp_path: Path) -> None:
     plan_energon(root, options=EnergonOptions(overwrite=True))
     prepare_energon(root, options=EnergonOptions(restart=True))
     assert not (root / ".nv-meta/.headrace").exists()
+
+
+def test_what_another_process_has_made_is_put_into_place(tmp_path: Path) -> None:
+    """What was decided is told by the process that ends the job; new files that are lost are made again."""
+    local, root = make(tmp_path / "local"), tmp_path / "d"
+    shutil.copytree(local, root, copy_function=shutil.copy2)
+    told: list[str] = []
+    prepare_energon(local, options=CASES["new"], on_notice=told.append)
+    assert any("crude" in notice for notice in told)
+    plan_energon(root, options=CASES["new"])
+    silent: list[str] = []
+    take_part(open_job(root), Limits(), Show(notice=silent.append), workers=1)
+    assert silent == []
+    assert open_job(root).phase() is None
+    assert not (root / ".nv-meta/.info.json").exists()
+    (merged,) = root.glob(".nv-meta/.headrace/phase-merge-*/*/merged")
+    merged.unlink()
+    notices: list[str] = []
+    finish_job(root, LocalExecutor(workers=1), Show(notice=notices.append))
+    assert notices == told
+    assert content(root) == content(local)
 
 
 def test_faults_that_another_plan_skips_are_found(tmp_path: Path) -> None:
