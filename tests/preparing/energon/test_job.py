@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import random
 import re
@@ -192,6 +193,11 @@ def test_what_another_process_has_made_is_put_into_place(tmp_path: Path) -> None
     assert silent == []
     assert open_job(root).phase() is None
     assert not (root / ".nv-meta/.info.json").exists()
+    before = (root / "s2.tar").stat()
+    os.utime(root / "s2.tar", ns=(0, 0))
+    with pytest.raises(InputError, match=r"s2\.tar: has changed"):
+        finish_job(root, LocalExecutor(workers=1), Show())
+    os.utime(root / "s2.tar", ns=(0, before.st_mtime_ns))
     (merged,) = root.glob(".nv-meta/.headrace/phase-merge-*/*/merged")
     merged.unlink()
     notices: list[str] = []

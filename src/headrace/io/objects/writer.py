@@ -134,8 +134,7 @@ class ObjectWriter:
         """
         begun = {}
         for url, path in files.items():
-            what = Put(url=url, path=str(path), part_bytes=part_bytes(path.stat().st_size))
-            begun[url] = self._begin(what)
+            begun[url] = self._begin(Put(url=url, path=str(path), part_bytes=part_bytes(path.stat().st_size)))
         done = {url: self._finish(url, future).status for url, future in begun.items()}
         return {url: status for url, status in done.items() if status is not None}
 

@@ -22,7 +22,7 @@ from headrace.engine.poison import AnyTask
 from headrace.engine.serving import load, save
 from headrace.engine.shared import Shared
 from headrace.engine.tasks import PlannedJob
-from headrace.errors import HeadraceError, OutputError
+from headrace.errors import HeadraceError, InputError, OutputError
 from headrace.io import (
     AnyPath,
     AtomicFile,
@@ -35,12 +35,13 @@ from headrace.io import (
     replace_file,
     sync_folder,
 )
+from headrace.io.finding import each
 from headrace.io.replacing import move_file
 from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
 from headrace.preparing.energon.place import KIND, claimed, place_of, plan_in
 from headrace.preparing.energon.plan import MergeTask, ReadPlan, found_files, plan_of
 from headrace.preparing.energon.report import EnergonReport, tell_misfit
-from headrace.preparing.energon.scanning import ShardScan
+from headrace.preparing.energon.scanning import ShardScan, found_file
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.tar.index import index_path
@@ -103,11 +104,20 @@ class EnergonJob(PlannedJob):
                 place.clear()
 
     def finish(self, show: Show) -> EnergonReport:
-        """See `Job`: put the new files into place."""
+        """See `Job`: put the new files into place.
+
+        Raises:
+            InputError: a tar has changed since it was found.
+        """
         place = place_of(self.output, self.given)
         with claimed(self.output):
             now = plan_in(place)
-            merged = self.put_into_place() if now == self._planned else self._merged_by_others(now)
+            if now == self._planned:
+                self._look_anew()
+                self.check_inputs()
+                merged = self.put_into_place()
+            else:
+                merged = self._merged_by_others(now)
             if plan_in(place) == self._planned:
                 place.clear()
             else:
@@ -118,6 +128,17 @@ class EnergonJob(PlannedJob):
         if merged.shards and not options.index_only:
             misfit = tell_misfit(self.output, options.dataset.name, merged.shards, show.notice)
         return msgspec.structs.replace(merged.report, misfit=misfit)
+
+    def check_inputs(self) -> None:
+        """See `Job`. Media are as they were when they were read."""
+        tars = () if self.plan.is_plain else (*self.plan.files, *self.plan.unchanged)
+        now = each(lambda tar: found_file(self.output, tar.name), tars, [self.output])
+        for tar, found in zip(tars, now, strict=True):
+            if tar != found:
+                raise InputError(
+                    f"{self.output / tar.name}: has changed since it was found; run again, or plan again, which reads"
+                    " what is new"
+                )
 
     def put_into_place(self) -> Merged:
         """Put the new files into place, as far as no other process has done so.

@@ -18,11 +18,10 @@ import yaml
 from headrace.engine.job import Tell
 from headrace.errors import InputError, OutputError, StoreAwayError, StoreError, some
 from headrace.io import AnyPath, atomic_write, file_sum, local_file, output_errors
-from headrace.io.finding import each
 from headrace.preparing.energon.options import MediaFilter, SplitChoice, part_patterns
 from headrace.preparing.energon.plan import ReadPlan, hash_of, splits_to_keep, state_before
 from headrace.preparing.energon.report import DuplicateKey, EnergonReport
-from headrace.preparing.energon.scanning import MAX_PARTS, ShardScan, found_file, path_key
+from headrace.preparing.energon.scanning import MAX_PARTS, ShardScan, path_key
 from headrace.preparing.energon.state import (
     STATE_NAME,
     DatasetState,
@@ -171,7 +170,6 @@ class ShardMerger:
         tell: called with what is done so far.
 
     Raises:
-        InputError: a tar has changed since it was read.
         OutputError: the dataset has changed since the run was planned.
     """
 
@@ -193,13 +191,6 @@ class ShardMerger:
         self._faulty: list[str] = []
         if plan.unchanged and hash_of(self._before) != plan.state:
             raise OutputError(f"{root}: another run has written to this dataset meanwhile; run again")
-        now = each(lambda tar: found_file(root, tar.name), self._tars, [root])
-        for tar, found in zip(self._tars, now, strict=True):
-            if tar != found:
-                raise InputError(
-                    f"{root / tar.name}: has changed since it was found; run again, or plan again, which reads what is"
-                    " new"
-                )
 
     def merge(self, scans: Iterator[ShardScan]) -> Merged:
         """Write the new files.
