@@ -174,3 +174,17 @@ def test_files_are_uploaded_whole_and_in_parts(
 def test_a_file_that_vanished_is_named(bucket: MemoryBucket, tmp_path: Path) -> None:
     with pytest.raises((OutputError, OSError), match="vanished"):
         ObjectWriter().put_files({f"{bucket.url}/x": tmp_path / "vanished"})
+
+
+def test_what_is_sent_whole_has_time_for_its_size(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    policies: list[client.FetchPolicy] = []
+
+    def noted(request: client.FetchRequest) -> Any:
+        policies.append(request.policy)
+        return client.submit(request)
+
+    monkeypatch.setattr(writer, "submit", noted)
+    monkeypatch.setattr(writer, "PART_BYTES", 10)
+    usual = client.FetchPolicy(attempt_s=7, deadline_s=70)
+    ObjectWriter(policy=usual).put({f"{bucket.url}/long": b"x" * 25, f"{bucket.url}/empty": b""})
+    assert [(policy.attempt_s, policy.deadline_s) for policy in policies] == [(21, 210), (7, 70)]

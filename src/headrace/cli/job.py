@@ -142,6 +142,8 @@ _PHASES: Final = {
     "duplicates": "finding duplicates",
     "cut": "cutting shards",
     "join": "joining shards",
+    "scan": "reading",
+    "merge": "indexing",
 }
 """How phases are called that have another name."""
 

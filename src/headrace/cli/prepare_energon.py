@@ -14,13 +14,13 @@ from click import Option
 
 from headrace.cli import prepare_options as common
 from headrace.cli.command import print_found
-from headrace.cli.job import ExecutorOptions, hand_over
+from headrace.cli.job import ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
 
 if TYPE_CHECKING:
-    from headrace.preparing.energon import EnergonOptions, EnergonProgress, EnergonReport, MediaFilter
+    from headrace.preparing.energon import EnergonOptions, EnergonReport, MediaFilter
     from headrace.preparing.energon.scanning import Peek
 
 _SHOWN = 5
@@ -118,22 +118,13 @@ def command(inputs: tuple[str, ...], executor: ExecutorOptions, quiet: bool, as_
         return
     with ProgressBar(quiet=quiet or not given["progress"]) as bar:
         note = notes(bar, quiet=quiet)
-        report = prepare_energon(path, options=options, on_progress=partial(show, bar), on_notice=note)
+        report = prepare_energon(path, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
     tell(report, path, elapsed_s, quiet=quiet, as_json=as_json)
 
 
 def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:
     return not (given["non_interactive"] or quiet or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def show(bar: ProgressBar, progress: EnergonProgress) -> None:
-    """Show how far a run is."""
-    done, total = progress.done, progress.total
-    text = f"{count(done)} of {count(total)}  {count(progress.samples)} samples"
-    if progress.total_bytes:
-        done, total = progress.done_bytes, progress.total_bytes
-    bar.update(progress.step, done, total, text=text, speeds={"samples": progress.samples})
 
 
 def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:

@@ -319,7 +319,7 @@ class Doer:
     def _show(self, receipt: Receipt) -> tuple[Receipt, bool]:
         """Create the receipt of a task, or throw its files away if there is one already; return which it was."""
         receipt = self._job.publish(self._folder, receipt)
-        is_ours = self._receipts.write(receipt)
+        is_ours = self._receipts.create(receipt)
         if not is_ours:
             self._shared.withdraw(self._folder, receipt.files)
         return receipt, is_ours

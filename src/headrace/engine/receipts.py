@@ -102,16 +102,11 @@ class Receipts:
     def create(self, receipt: Receipt) -> bool:
         """Create the receipt of a task, whose files are on the disk; return False if the task has one already.
 
+        It is safe in threads; `add` then lets the process know of the receipt.
+
         Raises:
             OutputError: the system refuses the write.
         """
-        is_ours = self.write(receipt)
-        if is_ours:
-            self.add(receipt)
-        return is_ours
-
-    def write(self, receipt: Receipt) -> bool:
-        """Do as `create` does, in any thread; `add` then lets the process know of the receipt."""
         return self.shared.create(self._path(RECEIPTS_NAME, receipt.task_index), msgspec.json.encode(receipt))
 
     def refresh(self) -> None:

@@ -167,7 +167,8 @@ class SharedObjects(Shared):
 
     def fetch(self, name: str, path: Path) -> None:
         """See `Shared`. It is safe in threads."""
-        self._anew().fetch(self._at(name), path)
+        if not path.exists():
+            self._anew().fetch(self._at(name), path)
 
     def deliver(self, folder: str, names: Sequence[str]) -> dict[str, str]:
         """See `Shared`: upload them to where they stay, and remove them here. It is safe in threads.

@@ -14,7 +14,7 @@
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
                create_once, read_once            of several processes that create a file, one succeeds
                write_json_file                   a JSON document that people may read
-               replace_file, remove_file         ... of a path or a URL
+               replace_file, remove_file         ... of a path or a URL; replacing.move_file
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
     sizes      parse_size                        "500MB" as a number of bytes
     folders    claim_folder                      one process at a time works in a folder
@@ -57,7 +57,6 @@ from headrace.io.places import (
     folder_of,
     is_url,
     local_file,
-    local_path,
     path_at,
     path_in,
     read_whole,
@@ -143,7 +142,6 @@ __all__ = [
     "is_url",
     "json_bytes",
     "local_file",
-    "local_path",
     "map_npy",
     "may_pass",
     "natural_key",

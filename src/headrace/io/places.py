@@ -243,13 +243,3 @@ def check_new(url: str | os.PathLike[str], *, overwrite: bool) -> None:
             f"{url}: overwrite is for local outputs: objects may be in use, and are not replaced; name another place,"
             " or remove what is there"
         )
-
-
-def local_path(path: str | AnyPath) -> Path:
-    """Return a path as a local one, which it has to be: to write to it, say.
-
-    Raises:
-        ConfigError: it is a URL.
-    """
-    check_local(path)
-    return Path(path)

@@ -131,6 +131,9 @@ class ObjectLookup(Protocol):
     def known(self, url: str) -> Status:
         """Return the identity of an object; raises FileNotFoundError."""
 
+    def expect(self, url: str, status: Status) -> None:
+        """Take this for the identity of an object: what is read of another one raises StoreError."""
+
     def listing(self, url: str) -> tuple[list[str], list[str]]:
         """Return the URLs of the folders and of the objects right below a folder."""
 

@@ -1,15 +1,17 @@
-"""Replaces and removes small files, which may be objects."""
+"""Replaces and removes files, which may be objects."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Final
+from typing import TYPE_CHECKING, Any
 
 from headrace.io.atomic import atomic_write, output_errors
 from headrace.io.places import AnyPath
 
-_WRITER: Final = "headrace.io.objects.writer"  # loaded when the first URL comes
+if TYPE_CHECKING:
+    from headrace.io.remote import RemotePath
 
 
 def replace_file(path: AnyPath, data: bytes) -> None:
@@ -22,7 +24,21 @@ def replace_file(path: AnyPath, data: bytes) -> None:
     if isinstance(path, Path):
         atomic_write(path, data)
     else:
-        resolve_name(f"{_WRITER}:replace")(path, data)
+        _change(path, lambda writer: writer.put({str(path): data}))
+
+
+def move_file(made: Path, path: AnyPath) -> None:
+    """Put a file of the same disk into the place of what was there; at a URL, upload it. One that is gone was moved.
+
+    Raises:
+        OutputError: the system or the store refuses it.
+        ConfigError: it is the URL of a web server.
+    """
+    if not isinstance(path, Path):
+        _change(path, lambda writer: writer.put_files({str(path): made}))
+    elif made.exists():
+        with output_errors(path, "replace"):
+            made.rename(path)
 
 
 def remove_file(path: AnyPath) -> None:
@@ -31,4 +47,10 @@ def remove_file(path: AnyPath) -> None:
         with output_errors(path, "remove"):
             path.unlink(missing_ok=True)
     else:
-        resolve_name(f"{_WRITER}:remove")(path)
+        _change(path, lambda writer: writer.delete([str(path)]))
+
+
+def _change(path: RemotePath, change: Callable[[Any], Any]) -> None:
+    """Change an object, and forget what was looked up."""
+    change(resolve_name("headrace.io.objects.writer:writer_of")(path))  # loaded when the first URL comes
+    path.objects.forget()

@@ -35,14 +35,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import OutputError, StoreError
 from headrace.io import (
+    AnyPath,
     Reader,
-    atomic_write,
     cache_folder,
     file_digest,
     hash_bytes,
     json_bytes,
     map_npy,
     output_errors,
+    replace_file,
     sync_folder,
 )
 from headrace.stores.arguments import IntArray
@@ -280,13 +281,13 @@ Kept = tuple[Mapping[str, NDArray[Any]], bytes]
 """What an index consists of: arrays by name, and JSON."""
 
 
-def write_offsets(path: str | Path, offsets: ArrayLike) -> None:
+def write_offsets(path: AnyPath, offsets: ArrayLike) -> None:
     """Write (N + 1,) offsets, whole or not at all. An existing file is replaced.
 
     Raises:
-        OutputError: the system reports an error.
+        OutputError: the system or the store reports an error.
     """
-    atomic_write(path, offsets_bytes(offsets))
+    replace_file(path, offsets_bytes(offsets))
 
 
 def offsets_bytes(offsets: ArrayLike) -> bytes:

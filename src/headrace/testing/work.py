@@ -93,7 +93,7 @@ def inline() -> Iterator[None]:
 
 def killed_at_a_receipt(action: Callable[[], object], *, is_created: bool) -> None:
     """This process ends where ``action`` creates its first receipt, before it or after it."""
-    create = Receipts.write
+    create = Receipts.create
 
     def last(receipts: Receipts, receipt: Receipt) -> bool:
         if is_created:
@@ -101,7 +101,7 @@ def killed_at_a_receipt(action: Callable[[], object], *, is_created: bool) -> No
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Receipts, "write", last)
+        patch.setattr(Receipts, "create", last)
         action()
 
 

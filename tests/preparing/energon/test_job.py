@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import random
 import re
@@ -18,17 +19,17 @@ import pytest
 import jobs_by_hand
 from counts import cases
 from energon_made import PNG, write_tar
-from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.doing import Limits
+from headrace.engine.executors import LocalExecutor, drive, take_part
 from headrace.engine.heartbeat import Heartbeat, Node
-from headrace.engine.job import Show
+from headrace.engine.job import Show, TaskProgress
 from headrace.engine.status import StatusReader
 from headrace.errors import ConfigError, InputError, OutputError
 from headrace.io import unique_name
-from headrace.kinds import open_job
+from headrace.kinds import finish_job, open_job
 from headrace.preparing import ErrorOptions
 from headrace.preparing.energon import (
     EnergonOptions,
-    EnergonProgress,
     EnergonReport,
     MediaFilter,
     SplitChoice,
@@ -156,7 +157,9 @@ def test_what_was_read_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert (report.shards, report.read, report.samples) == (4, 7, 6)
     assert read == ["s5.tar"]
     plan_energon(root, options=EnergonOptions())
-    assert open_job(root).phase() is None
+    phase = open_job(root).phase()
+    assert phase is not None
+    assert phase.name.startswith("merge-"), "there is nothing to read"
     assert drive(open_job(root), LocalExecutor(workers=1), Show()).unchanged == 7
 
 
@@ -175,6 +178,32 @@ def test_a_local_run_goes_on_with_what_others_read(tmp_path: Path) -> None:
     plan_energon(root, options=EnergonOptions(overwrite=True))
     prepare_energon(root, options=EnergonOptions(restart=True))
     assert not (root / ".nv-meta/.headrace").exists()
+
+
+def test_what_another_process_has_made_is_put_into_place(tmp_path: Path) -> None:
+    """What was decided is told by the process that ends the job; new files that are lost are made again."""
+    local, root = make(tmp_path / "local"), tmp_path / "d"
+    shutil.copytree(local, root, copy_function=shutil.copy2)
+    told: list[str] = []
+    prepare_energon(local, options=CASES["new"], on_notice=told.append)
+    assert any("crude" in notice for notice in told)
+    plan_energon(root, options=CASES["new"])
+    silent: list[str] = []
+    take_part(open_job(root), Limits(), Show(notice=silent.append), workers=1)
+    assert silent == []
+    assert open_job(root).phase() is None
+    assert not (root / ".nv-meta/.info.json").exists()
+    before = (root / "s2.tar").stat()
+    os.utime(root / "s2.tar", ns=(0, 0))
+    with pytest.raises(InputError, match=r"s2\.tar: has changed"):
+        finish_job(root, LocalExecutor(workers=1), Show())
+    os.utime(root / "s2.tar", ns=(0, before.st_mtime_ns))
+    (merged,) = root.glob(".nv-meta/.headrace/phase-merge-*/*/merged")
+    merged.unlink()
+    notices: list[str] = []
+    finish_job(root, LocalExecutor(workers=1), Show(notice=notices.append))
+    assert notices == told
+    assert content(root) == content(local)
 
 
 def test_faults_that_another_plan_skips_are_found(tmp_path: Path) -> None:
@@ -220,13 +249,13 @@ def test_a_run_that_was_begun_alone_is_a_job(tmp_path: Path, monkeypatch: pytest
     """Ended at its fourth tar, it is completed as a planned one is; and it tells how far it is."""
     local, root = make(tmp_path / "local"), tmp_path / "d"
     shutil.copytree(local, root, copy_function=shutil.copy2)
-    seen: list[EnergonProgress] = []
+    seen: list[TaskProgress] = []
     prepare_energon(local, options=CASES["new"], on_progress=seen.append)
-    assert [(one.step, one.done, one.total) for one in seen][-8:] == [
-        ("reading", 7, 7),
-        *(("indexing", number + 1, 7) for number in range(7)),
-    ]
-    assert seen[-1].samples == sum(number % 3 for number in range(7))
+    ends = {one.phase.partition("-")[0]: one for one in seen}
+    assert [(name, one.done, one.num_tasks) for name, one in ends.items()] == [("scan", 7, 7), ("merge", 1, 1)]
+    for one in ends.values():
+        assert one.counts["bytes"] == one.total_bytes == 7 * 10240
+        assert one.counts["samples"] == sum(number % 3 for number in range(7))
 
     def scanned(root: Path, tar: Any, *rest: Any, **options: Any) -> Any:
         if tar.name == "s3.tar":

@@ -14,15 +14,14 @@ import headrace
 import media_made
 from energon_made import PNG, PRIMARY, write_files, write_shards, write_tar
 from energon_objects import FEW, INDEX, MEDIA, local, remote, upload
-from headrace.engine.job import Show
+from headrace.engine.job import Show, TaskProgress
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.io import FetchStats, ObjectReader, cache_folder
+from headrace.io import FetchStats, ObjectReader, Reader, cache_folder
 from headrace.kinds import open_job
 from headrace.preparing import ErrorOptions
 from headrace.preparing.energon import (
     DatasetChoice,
     EnergonOptions,
-    EnergonProgress,
     EnergonReport,
     MediaFilter,
     SplitChoice,
@@ -30,9 +29,9 @@ from headrace.preparing.energon import (
     prepare_energon,
 )
 from headrace.preparing.energon import media as energon_media
-from headrace.preparing.energon import objects as energon_objects
 from headrace.preparing.energon import plan as energon_plan
 from headrace.stores.energon import FilesystemStore, JsonlSamplesStore
+from headrace.stores.energon.jsonl import scan_lines
 from headrace.stores.tar import scan as tar_scan
 from memory_stores import MemoryBucket, Stopped, scratch, stop_at, watched
 
@@ -253,7 +252,7 @@ def test_a_shard_that_changes_during_the_run(
 def stats_of_reading(monkeypatch: pytest.MonkeyPatch) -> FetchStats:
     """What the tasks of the next run fetch."""
     reader = ObjectReader()
-    monkeypatch.setattr(energon_objects, "ObjectReader", lambda storage: reader)
+    monkeypatch.setattr(energon_plan, "reader_at", lambda *given: reader)
     return reader.stats
 
 
@@ -318,16 +317,13 @@ def test_lines_that_are_none_or_change(bucket: MemoryBucket, tmp_path: Path, mon
     with pytest.raises(ConfigError, match="gathered"):
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice(), media=IMAGES)
     monkeypatch.setattr("headrace.stores.energon.jsonl._CHUNK_BYTES", 100)
-    whole = energon_objects.scan_lines
 
-    def scan(*given: Any) -> Any:
+    def scan(path: str, using: Reader) -> Any:
+        using.size(path)  # looked up before it changes, as by a longer pass
         bucket.put("ds/x.jsonl", LINES)
-        return whole(*given)
+        return scan_lines(path, using)
 
-    monkeypatch.setattr(energon_objects, "scan_lines", scan)
-    reader = ObjectReader()
-    reader.size(f"{bucket.url}/ds/x.jsonl")  # looked up before it changes, as by a longer pass
-    monkeypatch.setattr(energon_objects, "ObjectReader", lambda storage: reader)
+    monkeypatch.setattr("headrace.stores.energon.jsonl.scan_lines", scan)
     with pytest.raises(StoreError, match=r"ds/x.jsonl"):
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice())
     assert not remote(bucket).keys() - {"x.jsonl"}
@@ -345,10 +341,10 @@ def test_a_folder_of_files(bucket: MemoryBucket, tmp_path: Path, wanted: MediaFi
     url = upload(bucket, write_files(tmp_path, MEDIA), "*")
     made = same(bucket, tmp_path, split=SplitChoice(), media=wanted, media_only=True)
     assert (made.kind, made.written) == ("media", (f"{url}/{INDEX}",))
-    seen: list[EnergonProgress] = []
+    seen: list[TaskProgress] = []
     options = EnergonOptions(media=wanted, media_only=True)
     assert prepare_energon(url, options=options, on_progress=seen.append).media == made.media
-    assert (seen[-1].done, seen[-1].total, seen[-1].samples) == (made.samples,) * 3
+    assert [one.counts["samples"] for one in seen if one.done == one.num_tasks][-1] == made.samples
     with headrace.open(url) as ours, headrace.open(tmp_path) as theirs:
         assert isinstance(ours, FilesystemStore)
         assert isinstance(theirs, FilesystemStore)
@@ -390,14 +386,14 @@ def test_files_that_change_and_stores_that_are_away(
 ) -> None:
     url = upload(bucket, write_files(tmp_path, MEDIA), "*")
     options: dict[str, Any] = {"split": SplitChoice(), "media": IMAGES, "media_only": True}
-    whole = energon_objects.reading
+    whole = energon_plan.reader_at
 
     def reading(*given: Any) -> Any:
         bucket.put("ds/video.mp4", PNG)
         return whole(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(energon_objects, "reading", reading)
+        patch.setattr(energon_plan, "reader_at", reading)
         with pytest.raises(StoreError, match=rf"{url}/video.mp4"):
             prepare(url, **options)
     assert not any(name.startswith(".nv-meta") for name in bucket.content("ds"))

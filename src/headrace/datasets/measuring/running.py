@@ -28,7 +28,7 @@ from headrace.engine.planning import JobPlace, NewPlan, job_at
 from headrace.engine.tasks import PlannedJob, SpanTask, spans
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
-from headrace.io import cache_folder, check_local, hash_bytes, local_path
+from headrace.io import cache_folder, check_local, hash_bytes
 from headrace.plan.recipe import contents_hash
 from headrace.stores import find_cache, keep_arrays
 
@@ -272,7 +272,7 @@ def begin(place: Path, plan: MeasurePlan) -> JobPlace:
 
 def remove_left(place: Path) -> None:
     """Remove the work folder beside facts that are complete, of a process that was killed at its end."""
-    remove_work(local_path(WORK(place)))
+    remove_work(Path(WORK(place)))
 
 
 def measure(

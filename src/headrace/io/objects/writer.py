@@ -1,7 +1,5 @@
 """`ObjectWriter` writes, reads and removes whole objects: all that an output in an object store is made of.
 
-`replace`, `upload` and `remove` change one object among those that were looked up; see `headrace.io.replace_file`.
-
     small file      one PUT; with ``create`` one that leaves an object which is there as it is (``If-None-Match: *``)
     file from 64 MiB on     parts of 32 MiB, several at a time; the object appears when all are there
     killed upload   its parts stay, hidden and billed, until a rule of the bucket's life cycle removes them
@@ -17,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io.atomic import AtomicFile
@@ -134,19 +134,17 @@ class ObjectWriter:
         """
         begun = {}
         for url, path in files.items():
-            what = Put(url=url, path=str(path), part_bytes=part_bytes(path.stat().st_size))
-            begun[url] = self._begin(what)
+            begun[url] = self._begin(Put(url=url, path=str(path), part_bytes=part_bytes(path.stat().st_size)))
         done = {url: self._finish(url, future).status for url, future in begun.items()}
         return {url: status for url, status in done.items() if status is not None}
 
     def put(self, data: Mapping[str, bytes]) -> None:
-        """Write small objects, by their URLs, all at the same time.
+        """Write objects, by their URLs, each whole, all at the same time.
 
         Raises:
             OutputError: one cannot be written.
         """
-        begun = [(url, self._begin(Put(url=url, data=content))) for url, content in data.items()]
-        for url, future in begun:
+        for url, future in [(url, self._begin(Put(url=url, data=content))) for url, content in data.items()]:
             self._finish(url, future)
 
     def read(self, url: str) -> bytes | None:
@@ -240,31 +238,17 @@ class ObjectWriter:
                 self._finish(url, future)
 
     def _begin(self, what: Put | Delete) -> Future[FetchReply]:
-        return submit(FetchRequest(what=what, storage=self.storage, policy=self._objects.policy))
+        usual = self._objects.policy
+        # What is sent whole and is not small has more time.
+        times = 1 + len(what.data) // PART_BYTES if isinstance(what, Put) else 1
+        policy = msgspec.structs.replace(usual, attempt_s=times * usual.attempt_s, deadline_s=times * usual.deadline_s)
+        return submit(FetchRequest(what=what, storage=self.storage, policy=policy))
 
     def _finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
         try:
             return self._objects.finish(url, future)
         except StoreError as error:
             raise OutputError(str(error)) from None
-
-
-def replace(path: RemotePath, data: bytes) -> None:
-    """Write an object in the place of what was there; raises as `headrace.io.replace_file` does."""
-    writer_of(path).put({str(path): data})
-    path.objects.forget()
-
-
-def upload(path: RemotePath, file: Path) -> None:
-    """Do as `replace` does, with a file of any size."""
-    writer_of(path).put_files({str(path): file})
-    path.objects.forget()
-
-
-def remove(path: RemotePath) -> None:
-    """Remove an object; raises as `headrace.io.remove_file` does."""
-    writer_of(path).delete([str(path)])
-    path.objects.forget()
 
 
 def writer_of(path: RemotePath) -> ObjectWriter:

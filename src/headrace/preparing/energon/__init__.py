@@ -6,9 +6,9 @@ run          `prepare_energon` and `plan_energon`, which write a plan
     scanning   finds the tars of a folder, in Energon's order, and reads the headers of each
     media      metadata of images, video and sound, in tars or in plain files
     state      what earlier runs recorded, to find the shards that have not changed
-  job        its end: makes the new files, and puts them into place, all together, or after a kill by the next run
+  job        a last task makes the new files; the end puts them into place, all together, or after a kill the next run
     merging    index, split file, dataset.yaml, state and info
-    place      where the job lies, and where its files go; objects is the same at a URL
+    place      where the job lies; objects is the same at a URL
 report       what a run returns; checks that the field map fits the samples
 metadataset  makes the indices of the joins in a metadataset
 """
@@ -16,14 +16,13 @@ metadataset  makes the indices of the joins in a metadataset
 from __future__ import annotations
 
 from headrace.preparing.energon.options import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice
-from headrace.preparing.energon.report import DuplicateKey, EnergonProgress, EnergonReport
+from headrace.preparing.energon.report import DuplicateKey, EnergonReport
 from headrace.preparing.energon.run import plan_energon, prepare_energon
 
 __all__ = [
     "DatasetChoice",
     "DuplicateKey",
     "EnergonOptions",
-    "EnergonProgress",
     "EnergonReport",
     "MediaFilter",
     "SplitChoice",

@@ -1,39 +1,50 @@
-"""An Energon dataset as a `Job`: tasks read its tars or media, and the end merges what they have read.
+"""An Energon dataset as a `Job`: tasks read its tars or media, and a last one makes the new files of that.
 
-New files are made beside the old ones, by a process that then creates their receipt. From there on any process can put
-them into place: it removes the info file, without which no reader opens the dataset, writes the others, and the info
-last.
+New files are made beside the old ones. Once the last task has its receipt, any process can put them into place: it
+removes the info file, without which no reader opens the dataset, writes the others, and the info last.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import platform
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from headrace.engine.job import Phase, Show
-from headrace.engine.receipts import Receipt
+from headrace.engine.job import Do, Phase, Show, TaskResult, Tell
+from headrace.engine.poison import AnyTask
 from headrace.engine.serving import load, save
 from headrace.engine.shared import Shared
 from headrace.engine.tasks import PlannedJob
-from headrace.errors import HeadraceError, OutputError
-from headrace.io import AnyPath, Storage, hash_bytes, output_errors, remove_file, sync_folder, unique_name
+from headrace.errors import HeadraceError, InputError, OutputError
+from headrace.io import (
+    AnyPath,
+    AtomicFile,
+    Storage,
+    output_errors,
+    path_at,
+    read_whole,
+    reader_of,
+    remove_file,
+    replace_file,
+    sync_folder,
+)
+from headrace.io.finding import each
+from headrace.io.replacing import move_file
 from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
-from headrace.preparing.energon.place import KIND, Place, place_of
-from headrace.preparing.energon.plan import ReadPlan, found_files, plan_of
+from headrace.preparing.energon.place import KIND, claimed, place_of, plan_in
+from headrace.preparing.energon.plan import MergeTask, ReadPlan, found_files, plan_of
 from headrace.preparing.energon.report import EnergonReport, tell_misfit
-from headrace.preparing.energon.scanning import ShardScan
+from headrace.preparing.energon.scanning import ShardScan, found_file
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.sqlite_index import MediaRow
+from headrace.stores.tar.index import index_path
 
 _MERGED: Final = "merged"
 _INDEXES_AT_ONCE: Final = 64
@@ -51,16 +62,33 @@ class EnergonJob(PlannedJob):
         self._planned = self.plan
         """The plan as it is written."""
 
+        self._merging = self.plan.merging
         self.plan = msgspec.structs.replace(self.plan, root=str(output.absolute()))
-        self._merging = self.receipts(
-            Phase(name=f"merge-{hash_bytes(msgspec.json.encode(self._planned))[:8]}", num_tasks=1)
-        )
+
+    def phase(self) -> Phase | None:
+        """See `Job`."""
+        reading = super().phase()
+        return reading if reading is not None or self.is_merged or not self.is_planned else self._merging
+
+    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
+        """See `Job`."""
+        return [MergeTask()] if phase == self._merging else super().tasks(phase)
+
+    @contextmanager
+    def doing(self, phase: Phase) -> Iterator[Do]:
+        """See `Job`."""
+        if phase == self._merging:
+            yield self._merge
+        else:
+            with super().doing(phase) as do:
+                yield do
 
     @property
     def is_merged(self) -> bool:
         """Whether all new files are made."""
-        self._merging.refresh()
-        return bool(self._merging.done)
+        merging = self.receipts(self._merging)
+        merging.refresh()
+        return bool(merging.done)
 
     @property
     def num_read(self) -> int:
@@ -70,100 +98,126 @@ class EnergonJob(PlannedJob):
 
     def abandon(self) -> None:
         """Remove the plan if nothing is read, since the same run would fail again."""
-        place = place_of(self.output, self.given)
-        with contextlib.suppress(HeadraceError), place.claimed():
-            if not self.num_read and place.planned() == self._planned:
+        place = place_of(self.output)
+        with suppress(HeadraceError), claimed(self.output):
+            if not self.num_read and plan_in(place) == self._planned:
                 place.clear()
 
     def finish(self, show: Show) -> EnergonReport:
-        """See `Job`: make the new files, and put them into place."""
-        place = place_of(self.output, self.given)
-        with place.claimed():
-            if (now := place.planned()) == self._planned:
-                if not self.is_merged:
-                    self._merge(show)
-                merged = self.put_into_place(place)
+        """See `Job`: put the new files into place.
+
+        Raises:
+            InputError: a tar has changed since it was found.
+        """
+        place = place_of(self.output)
+        with claimed(self.output):
+            now = plan_in(place)
+            if now == self._planned:
+                self._look_anew()
+                self.check_inputs()
+                merged = self.put_into_place()
             else:
                 merged = self._merged_by_others(now)
-            if place.planned() == self._planned:
+            if plan_in(place) == self._planned:
                 place.clear()
             else:
                 self.shared.sweep()
+        for notice in merged.notices:
+            show.notice(notice)
         options, misfit = self.plan.options, None
         if merged.shards and not options.index_only:
             misfit = tell_misfit(self.output, options.dataset.name, merged.shards, show.notice)
         return msgspec.structs.replace(merged.report, misfit=misfit)
 
-    def put_into_place(self, place: Place) -> Merged:
+    def check_inputs(self) -> None:
+        """See `Job`. Media are as they were when they were read."""
+        tars = () if self.plan.is_plain else (*self.plan.files, *self.plan.unchanged)
+        now = each(lambda tar: found_file(self.output, tar.name), tars, [self.output])
+        for tar, found in zip(tars, now, strict=True):
+            if tar != found:
+                raise InputError(
+                    f"{self.output / tar.name}: has changed since it was found; run again, or plan again, which reads"
+                    " what is new"
+                )
+
+    def put_into_place(self) -> Merged:
         """Put the new files into place, as far as no other process has done so.
 
         Raises:
             OutputError, StoreError: a file cannot be moved or written; the next process goes on with it.
         """
-        [receipt] = self._merging.done.values()
-        folder = self._merging.folder / receipt.attempt
+        receipts = self.receipts(self._merging)
+        receipts.refresh()
+        [receipt] = receipts.done.values()
+        folder, meta = receipts.folder / receipt.attempt, self.output / META_FOLDER
         with output_errors(folder, "make the folder"):
             (folder / META_FOLDER).mkdir(parents=True, exist_ok=True)
         for name in receipt.files:
-            self.shared.fetch(self._merging.away(receipt, name), folder / name)
-        merged = load(folder / _MERGED, Merged)
-        if merged is None:
-            raise OutputError(f"{self.output}: the new files are lost: run again with --restart --overwrite")
+            self.shared.fetch(receipts.away(receipt, name), folder / name)
+        if (merged := load(folder / _MERGED, Merged)) is None:
+            self._merge(MergeTask(), folder, lambda counts: None)
+            if (merged := load(folder / _MERGED, Merged)) is None:
+                raise OutputError(f"{self.output}: the new files are lost: run again with --restart --overwrite")
+        if merged.moves and not self.plan.is_plain:
+            list(self.results(lambda path: path))  # what is needed is here before anything is removed
         if merged.moves and self.is_planned:  # else another process has done it meanwhile
             made = folder / META_FOLDER
             for name in merged.remove:
                 if name not in merged.moves or (made / name).exists():
-                    remove_file(self.output / META_FOLDER / name)
-            if isinstance(self.output, Path):
-                sync_folder(self.output / META_FOLDER / "any")
+                    remove_file(meta / name)
+            if isinstance(meta, Path):
+                sync_folder(meta / "any")
             if not self.plan.is_plain:
-                self._put_indexes(place)
+                self._put_indexes()
             for name in merged.moves:
-                place.put(name, made / name)
+                move_file(made / name, meta / name)
+            if isinstance(meta, Path):
+                sync_folder(meta / "any")  # before the plan is removed
         self._look_anew()
         return merged
 
-    def _put_indexes(self, place: Place) -> None:
+    def _put_indexes(self) -> None:
         scans = (scan for scan in self._scans() if scan.count)
         with ThreadPoolExecutor(_INDEXES_AT_ONCE, thread_name_prefix="headrace-index") as threads:
             while some := list(itertools.islice(scans, _INDEXES_AT_ONCE)):
-                list(threads.map(place.put_index, some))
+                list(threads.map(self._put_index, some))
 
-    def _merge(self, show: Show) -> None:
-        """Make the new files, and create their receipt."""
-        receipts, began_s = self._merging, time.time()
-        name = f"{receipts.name}/{unique_name()}"
-        folder = self.shared.here / name
-        with output_errors(folder, "make the folder"):
-            shutil.rmtree(receipts.folder, ignore_errors=True)  # what a process was making that was killed
-            (folder / META_FOLDER).mkdir(parents=True)
-        receipts.prepare()
+    def _put_index(self, scan: ShardScan) -> None:
+        """Write the ``.tar.idx`` of a shard, unless it is right; in any thread, each of which has its own look-ups."""
+        path = index_path(path_at(self.plan.root, reader_of(self.given)) / scan.tar.name)
+        try:
+            is_right = read_whole(path) == scan.offsets
+        except FileNotFoundError:
+            is_right = False
+        except OSError as error:
+            raise OutputError(f"{path}: cannot read: {error.strerror or error}") from error
+        if is_right:
+            return
+        if isinstance(path, Path):
+            # If this is killed, it leaves a temporary file that the next process overwrites.
+            with AtomicFile(path, resumable=True) as file:
+                file.write(scan.offsets)
+        else:
+            replace_file(path, scan.offsets)
+
+    def _merge(self, task: MergeTask, results: Path, tell: Tell) -> TaskResult:
+        """Make the new files."""
+        made = results / META_FOLDER
+        with output_errors(made, "make the folder"):
+            made.mkdir(exist_ok=True)
         self._look_anew()
         try:
-            merged = self._merged(folder, show)
+            if self.plan.is_plain:
+                rows = itertools.chain.from_iterable(self.results(lambda path: load(path, list[MediaRow])))
+                merged = merge_media(self.output, self.plan, list(rows), results)
+            else:
+                merged = ShardMerger(self.output, self.plan, results, tell).merge(self._scans())
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(made, ignore_errors=True)
             raise
-        save(folder / _MERGED, merged)
-        files = (_MERGED, *(f"{META_FOLDER}/{one}" for one in merged.moves))
-        self.shared.publish(name, files)
-        made = Receipt(
-            task_index=0,
-            attempt=folder.name,
-            host=platform.node(),
-            finished_s=time.time(),
-            seconds=time.time() - began_s,
-            files=files,
-        )
-        if not receipts.create(made):
-            self.shared.withdraw(name, files)
-            receipts.refresh()
-
-    def _merged(self, folder: Path, show: Show) -> Merged:
-        if self.plan.is_plain:
-            rows = self.results(lambda path: load(path, list[MediaRow]))
-            return merge_media(self.output, self.plan, list(itertools.chain.from_iterable(rows)), folder)
-        return ShardMerger(self.output, self.plan, folder, show).merge(self._scans())
+        save(results / _MERGED, merged)
+        files = (_MERGED, *(f"{META_FOLDER}/{name}" for name in merged.moves))
+        return TaskResult(files=files, counts={"samples": merged.report.samples, "bytes": self._merging.total_bytes})
 
     def _scans(self) -> Iterator[ShardScan]:
         """Yield what was read of each tar, in the order of the plan."""
@@ -171,20 +225,25 @@ class EnergonJob(PlannedJob):
 
     def _merged_by_others(self, now: ReadPlan | None) -> Merged:
         """Return what another process has merged, which has completed the dataset; nothing else may be planned now."""
-        plan, root, quiet = self.plan, self.output, Show()
+        plan, root = self.plan, self.output
         self._look_anew()
+
+        def quiet(told: Any) -> None:
+            pass
+
         if now is not None:
             raise OutputError(f"{root}: another run was planned in place of this one: complete that, or run again")
         if plan.is_plain:
             return Merged(EnergonReport(kind="media", path=str(root), samples=len(plan.files)))
         options = msgspec.structs.replace(plan.options, overwrite=False)
-        found = found_files(root, options, quiet.notice, is_plain=False)
-        again = plan_of(root, found, options, quiet.notice, is_plain=False)
+        found = found_files(root, options, quiet, is_plain=False)
+        again = plan_of(root, found, options, quiet, is_plain=False)
         if again.is_new:
             raise OutputError(f"{root}: what was planned is not there any more, and the dataset is not complete")
         with tempfile.TemporaryDirectory(prefix="headrace-energon-") as folder:
             (Path(folder) / META_FOLDER).mkdir()
-            return ShardMerger(root, again, Path(folder), quiet).merge(iter(()))
+            merged = ShardMerger(root, again, Path(folder), quiet).merge(iter(()))
+        return msgspec.structs.replace(merged, notices=())
 
     def _look_anew(self) -> None:
         """Forget what was looked up at a URL."""

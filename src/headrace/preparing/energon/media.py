@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError
-from headrace.io import AnyPath, PreadReader, Reader
+from headrace.io import AnyPath, Reader
 from headrace.preparing.energon.options import MediaFilter
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
@@ -143,21 +143,20 @@ def _local_names(root: Path) -> Iterator[str]:
         yield from (prefix + name for name in files)
 
 
-def read_medium(root: AnyPath, name: str, wanted: MediaFilter, using: Reader | None = None) -> MediaRow | None:
+def read_medium(root: AnyPath, name: str, wanted: MediaFilter, using: Reader) -> MediaRow | None:
     """Read the metadata of a file; None if it is no medium, or cannot be decoded.
 
     Args:
         root: the folder, or its URL.
         name: the file.
         wanted: the filter that chooses media.
-        using: what reads an object; by default a reader of files.
+        using: what reads it.
 
     Raises:
         StoreError: it cannot be read.
         MissingExtraError: the package that reads media is not installed.
     """
     finder, path = MediaFinder(wanted), str(root / name)
-    using = PreadReader() if using is None else using
     try:
         if finder.needs_head and using.size(path) > _WHOLE_BYTES:
             head = using.read(path, 0, HEAD_BYTES).tobytes()

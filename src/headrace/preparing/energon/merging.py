@@ -15,14 +15,13 @@ from typing import Any
 import msgspec
 import yaml
 
-from headrace.engine.job import Show
+from headrace.engine.job import Tell
 from headrace.errors import InputError, OutputError, StoreAwayError, StoreError, some
 from headrace.io import AnyPath, atomic_write, file_sum, local_file, output_errors
-from headrace.io.finding import each
 from headrace.preparing.energon.options import MediaFilter, SplitChoice, part_patterns
 from headrace.preparing.energon.plan import ReadPlan, hash_of, splits_to_keep, state_before
-from headrace.preparing.energon.report import DuplicateKey, EnergonProgress, EnergonReport
-from headrace.preparing.energon.scanning import MAX_PARTS, ShardScan, found_file, path_key
+from headrace.preparing.energon.report import DuplicateKey, EnergonReport
+from headrace.preparing.energon.scanning import MAX_PARTS, ShardScan, path_key
 from headrace.preparing.energon.state import (
     STATE_NAME,
     DatasetState,
@@ -61,12 +60,14 @@ class Merged(msgspec.Struct, frozen=True):
         shards: the shards that hold samples.
         remove: files of ``.nv-meta`` that are removed first: without them no reader opens the rest as a dataset.
         moves: new files of ``.nv-meta``, in the order in which they are put there.
+        notices: what was decided, left out or kept.
     """
 
     report: EnergonReport
     shards: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 def assign_parts(names: Sequence[str], choice: SplitChoice) -> Parts:
@@ -166,20 +167,20 @@ class ShardMerger:
         root: the dataset.
         plan: what was read.
         folder: where the new files go, as in the dataset.
-        show: what tells how far it is, and what was decided, left out or kept.
+        tell: called with what is done so far.
 
     Raises:
-        InputError: a tar has changed since it was read.
         OutputError: the dataset has changed since the run was planned.
     """
 
-    def __init__(self, root: AnyPath, plan: ReadPlan, folder: Path, show: Show) -> None:
+    def __init__(self, root: AnyPath, plan: ReadPlan, folder: Path, tell: Tell) -> None:
         self._root = root
         self._meta = root / META_FOLDER
         self._plan = plan
         self._options = plan.options
         self._folder = folder
-        self._show = show
+        self._tell = tell
+        self._notices: list[str] = []
         self._before = state_before(root, plan.options)
         self._numbers = self._before.numbers()
         self._tars = sorted((*plan.files, *plan.unchanged), key=lambda tar: path_key(tar.name))
@@ -190,13 +191,6 @@ class ShardMerger:
         self._faulty: list[str] = []
         if plan.unchanged and hash_of(self._before) != plan.state:
             raise OutputError(f"{root}: another run has written to this dataset meanwhile; run again")
-        now = each(lambda tar: found_file(root, tar.name), self._tars, [root])
-        for tar, found in zip(self._tars, now, strict=True):
-            if tar != found:
-                raise InputError(
-                    f"{root / tar.name}: has changed since it was found; run again, or plan again, which reads what is"
-                    " new"
-                )
 
     def merge(self, scans: Iterator[ShardScan]) -> Merged:
         """Write the new files.
@@ -224,8 +218,7 @@ class ShardMerger:
     def _add_all(self, scans: Iterator[ShardScan]) -> None:
         read = {tar.name for tar in self._plan.files}
         samples = done_bytes = 0
-        total_bytes = sum(tar.size for tar in self._tars)
-        for number, tar in enumerate(self._tars):
+        for tar in self._tars:
             if tar.name in read:
                 self._take(next(scans))
             else:
@@ -233,16 +226,7 @@ class ShardMerger:
             self._check_faults(tar.name)
             samples += self._states[tar.name].count
             done_bytes += tar.size
-            self._show.progress(
-                EnergonProgress(
-                    step="indexing",
-                    done=number + 1,
-                    total=len(self._tars),
-                    done_bytes=done_bytes,
-                    total_bytes=total_bytes,
-                    samples=samples,
-                )
-            )
+            self._tell({"samples": samples, "bytes": done_bytes})
 
     def _take(self, scan: ShardScan) -> None:
         """Add a shard that was read."""
@@ -280,7 +264,7 @@ class ShardMerger:
                 bytes.fromhex(state.digest or ""),
                 self._before.index.media is not None,
             )
-            added = self._writer.copy_shard(len(self._names) - 1, earlier, skip_duplicates=True)
+            added = self._writer.copy_shard(len(self._names) - 1, earlier)
             self._check(added.duplicates)
             if added.duplicates:
                 state = msgspec.structs.replace(state, digest=None)
@@ -335,7 +319,7 @@ class ShardMerger:
             )
         empty = tuple(name for name, state in self._states.items() if not state.count)
         if empty:
-            self._show.notice(f"{len(empty):,} tars hold no sample and are left out: {some(empty)}")
+            self._notices.append(f"{len(empty):,} tars hold no sample and are left out: {some(empty)}")
         is_new, has_rows = self._plan.is_new, not self._options.index_only
         written = [INDEX_NAME, UUID_NAME] if is_new and has_rows else []
         uuid = self._uuid(self._folder / META_FOLDER if written else self._meta) if has_rows else None
@@ -346,7 +330,7 @@ class ShardMerger:
         parts, split_name = self._write_split(splits, names, new, excluded)
         written += [split_name] if split_name else []
         for message in dict.fromkeys(said for part in parts for said in repeated(parts, part)):
-            self._show.notice(message)
+            self._notices.append(message)
         written += self._write_dataset()
         remove: list[str] = []
         if is_new:
@@ -355,7 +339,7 @@ class ShardMerger:
             if not has_rows:
                 remove += [INDEX_NAME, UUID_NAME]
                 if (self._meta / INDEX_NAME).exists():
-                    self._show.notice(f"the old {INDEX_NAME} is removed: it does not match these shards any more")
+                    self._notices.append(f"the old {INDEX_NAME} is removed: it does not match these shards any more")
         states = self._states
         report = EnergonReport(
             kind="shards",
@@ -375,7 +359,7 @@ class ShardMerger:
             uuid=uuid,
             written=tuple(written),
         )
-        return Merged(report, tuple(names), tuple(remove), tuple(written))
+        return Merged(report, tuple(names), tuple(remove), tuple(written), tuple(self._notices))
 
     def _write_split(
         self, splits: Splits | None, names: Sequence[str], new: Sequence[str], excluded: Sequence[str]
@@ -390,7 +374,7 @@ class ShardMerger:
         else:
             parts = bring_up_to_date(splits.parts, names, new, choice)
             if choice.ratio and assign_parts(names, choice) != parts:
-                self._show.notice(
+                self._notices.append(
                     f"{splits.path.name} is kept as it is; to assign all shards by the ratio, use --overwrite"
                 )
             exclude, name = self._exclude_up_to_date(splits, names, excluded), splits.path.name
@@ -412,7 +396,7 @@ class ShardMerger:
     def _notice_new(self, new: Sequence[str], parts: Parts) -> None:
         if new and not self._options.split.parts:
             target = next((part for part, shards in parts.items() if new[-1] in shards), "no part")
-            self._show.notice(
+            self._notices.append(
                 f"{len(new):,} new shards go to {target}: {some(new)}; --split-parts NAME:REGEX can change that"
             )
         elif new:
@@ -422,7 +406,7 @@ class ShardMerger:
         assigned = {name for listed in parts.values() for name in listed}
         unassigned = [name for name in names if name not in assigned]
         if unassigned:
-            self._show.notice(f"{len(unassigned):,} shards are in no part of the split: {some(unassigned)}")
+            self._notices.append(f"{len(unassigned):,} shards are in no part of the split: {some(unassigned)}")
 
     def _write_dataset(self) -> list[str]:
         choice = self._options.dataset
@@ -430,10 +414,10 @@ class ShardMerger:
             return []
         if (self._meta / choice.name).exists() and not (self._options.overwrite and choice.sample_type is not None):
             if choice.sample_type is not None:
-                self._show.notice(f"{choice.name} is kept; to replace it, use --overwrite")
+                self._notices.append(f"{choice.name} is kept; to replace it, use --overwrite")
             return []
         if choice.sample_type is None:
-            self._show.notice(
+            self._notices.append(
                 f"{choice.name}: samples are crude and need a cooker; --sample-type chooses a type instead"
             )
         data = dataset_yaml(choice.sample_type, choice.field_map, choice.part_filter)

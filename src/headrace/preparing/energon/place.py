@@ -1,124 +1,64 @@
-"""Where the job of a dataset lies, and where its new files go: a folder, or below a URL, for which see `objects`.
+"""Where the job of a dataset lies: a folder in its ``.nv-meta``, or the same below a URL.
 
 .nv-meta/.headrace/plan.json    what is read, and the options
                    scan-*/      what the tasks have read
                    merge-*/     the new files; once their receipt is there, any process can put them into place
-                   lock         held by the process that plans, or that makes the new files, of a local dataset
+                   lock         held by the process that plans, or that puts new files into place, of a local dataset
+
+Nothing is written beside the job before all new files are ready. Then the info file is removed, without which no reader
+opens the dataset; the others are written, and a new info file last. If the process is killed in between, any other one,
+on any host, carries out the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from headrace.engine.planning import JobFolder, NewPlan, load_plan
-from headrace.engine.shared import Shared, SharedFolder
+from headrace.engine.planning import JobPlace, job_at
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
-from headrace.io import AnyPath, AtomicFile, Storage, output_errors, sync_folder
-from headrace.preparing.energon.plan import OBJECTS, ReadPlan
-from headrace.preparing.energon.scanning import ShardScan
+from headrace.io import AnyPath, output_errors
+from headrace.preparing.energon.plan import ReadPlan
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
-from headrace.stores.tar.index import index_path
 
 KIND: Final = "energon"
 
 
-class Place(Protocol):
-    """See the module. Each of its methods raises OutputError or StoreError if the system or the store refuses it."""
-
-    def claimed(self) -> AbstractContextManager[object]:
-        """Let no other process of this host plan or make new files; raises BusyError if one does."""
-
-    def planned(self) -> ReadPlan | None:
-        """Return the plan that is there."""
-
-    def save(self, plan: ReadPlan) -> None:
-        """Write a plan."""
-
-    def shared(self) -> Shared:
-        """Return what the processes of the job share."""
-
-    def put_index(self, scan: ShardScan) -> None:
-        """Write the ``.tar.idx`` of a shard, unless it is right; in any thread."""
-
-    def put(self, name: str, made: Path) -> None:
-        """Put a file into ``.nv-meta``, unless that was done."""
-
-    def clear(self) -> None:
-        """Remove the plan, and what belongs to it."""
-
-
-def place_of(root: AnyPath, storage: Storage | None) -> Place:
+def place_of(root: AnyPath) -> JobPlace:
     """Return where the job of a dataset lies."""
-    if isinstance(root, Path):
-        return LocalPlace(root)
-    made: Place = resolve_name(f"{OBJECTS}:ObjectPlace")(str(root), storage)
-    return made
+    return job_at(root / META_FOLDER / META_WORK_NAME)
 
 
-class LocalPlace:
-    """The `Place` of a local dataset."""
+def plan_in(place: JobPlace) -> ReadPlan | None:
+    """Return the plan that is in a place."""
+    found = place.planned()
+    return None if found is None else msgspec.json.decode(found.plan, type=ReadPlan)
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._meta = root / META_FOLDER
-        self._work = self._meta / META_WORK_NAME
-        self._claimed = ClaimedFolder(self._work, f"{root}: another headrace prepare is working in this folder")
 
-    @contextmanager
-    def claimed(self) -> Iterator[None]:
-        """See `Place`."""
-        with output_errors(self._meta, "use"):
-            self._meta.mkdir(exist_ok=True)
-            self._claimed.claim()
-        try:
-            yield
-        finally:
-            self._claimed.leave(self._end)
-            with contextlib.suppress(OSError):
-                self._meta.rmdir()  # if there is nothing in it
+@contextlib.contextmanager
+def claimed(root: AnyPath) -> Iterator[None]:
+    """Let no other process plan a local dataset, or put its new files into place, meanwhile.
 
-    def _end(self) -> None:
-        if not (self._work / PLAN_NAME).exists():
-            remove_work(self._work)
-
-    def planned(self) -> ReadPlan | None:
-        """See `Place`."""
-        if not (self._work / PLAN_NAME).exists():
-            return None
-        return msgspec.json.decode(load_plan(self._work).plan, type=ReadPlan)
-
-    def save(self, plan: ReadPlan) -> None:
-        """See `Place`."""
-        JobFolder(self._work).save(NewPlan(KIND, plan))
-
-    def shared(self) -> Shared:
-        """See `Place`."""
-        return SharedFolder(self._work)
-
-    def put_index(self, scan: ShardScan) -> None:
-        """See `Place`. If this is killed, it leaves a temporary file that the next process overwrites."""
-        path = Path(index_path(self._root / scan.tar.name))
-        with output_errors(path, "read"):
-            is_right = path.exists() and path.read_bytes() == scan.offsets
-        if not is_right:
-            with AtomicFile(path, resumable=True) as file:
-                file.write(scan.offsets)
-
-    def put(self, name: str, made: Path) -> None:
-        """See `Place`."""
-        with output_errors(self._meta, "replace files in"):
-            if made.exists():
-                made.rename(self._meta / name)
-
-    def clear(self) -> None:
-        """See `Place`."""
-        with output_errors(self._meta, "clear"):
-            sync_folder(self._meta / "any")
-            self._claimed.clear()
+    Raises:
+        BusyError: one does.
+        OutputError: the system refuses it.
+    """
+    meta = root / META_FOLDER
+    if not isinstance(meta, Path):
+        yield
+        return
+    work = meta / META_WORK_NAME
+    folder = ClaimedFolder(work, f"{root}: another headrace prepare is working in this folder")
+    with output_errors(meta, "use"):
+        meta.mkdir(exist_ok=True)
+        folder.claim()
+    try:
+        yield
+    finally:
+        folder.leave(lambda: None if (work / PLAN_NAME).exists() else remove_work(work))
+        with contextlib.suppress(OSError):
+            meta.rmdir()  # if there is nothing in it

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Final
 
 import msgspec
@@ -20,8 +18,9 @@ import msgspec
 from headrace.engine.job import PHASE_PREFIX, Do, Phase, TaskResult, Tell
 from headrace.engine.serving import load, save
 from headrace.errors import ConfigError, InputError
-from headrace.io import AnyPath, Reader, Storage, hash_bytes, is_url
+from headrace.io import AnyPath, Reader, Storage, hash_bytes, path_at, reader, reader_at
 from headrace.io.finding import each
+from headrace.io.remote import Status
 from headrace.preparing.energon.media import find_files, read_medium
 from headrace.preparing.energon.options import EnergonOptions, MediaFilter
 from headrace.preparing.energon.scanning import FoundFile, ShardScan, find_shards, found_file, scan_tar
@@ -42,8 +41,6 @@ TASK_FILES: Final = 500
 TARS_AT_ONCE: Final = 16
 """Tars of a task at a URL, which are read at the same time."""
 
-OBJECTS: Final = "headrace.preparing.energon.objects"  # loaded when the first URL comes
-
 
 class ReadTask(msgspec.Struct, frozen=True):
     """Read these files."""
@@ -56,6 +53,13 @@ class ReadTask(msgspec.Struct, frozen=True):
         """What an error calls the task."""
         first = self.files[0].name
         return first if len(self.files) == 1 else f"{len(self.files):,} files from {first} on"
+
+
+class MergeTask(msgspec.Struct, frozen=True):
+    """Make the new files of what was read."""
+
+    task_index: int = 0
+    label: str = "the new files"
 
 
 class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,13 +97,20 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phase(self) -> Phase:
-        """The only phase. Its name tells it from that of a plan whose tasks read something else."""
+        """The phase of reading. Its name tells it from that of a plan whose tasks read something else."""
         decides = msgspec.json.encode((self.is_plain, self.media, self.skips_faults, self.files, self.task_files))
         return Phase(
             name=f"scan-{hash_bytes(decides)[:8]}",
             num_tasks=-(-len(self.files) // self.task_files),
             total_bytes=sum(file.size for file in self.files),
         )
+
+    @property
+    def merging(self) -> Phase:
+        """The phase that follows, of one task; no other plan has it."""
+        name = hash_bytes(msgspec.json.encode(msgspec.structs.replace(self, root="")))[:8]
+        total_bytes = sum(file.size for file in (*self.files, *self.unchanged))
+        return Phase(name=f"merge-{name}", num_tasks=1, total_bytes=total_bytes, is_light=True)
 
     @property
     def tasks(self) -> list[ReadTask]:
@@ -115,8 +126,13 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
     @contextmanager
     def doing(self, given: Storage | None) -> Iterator[Do]:
         """See `TaskPlan`. What is given is how the store of a URL is reached; None goes by the environment."""
-        is_local = not is_url(self.root)
-        read = partial(self.read, Path(self.root)) if is_local else resolve_name(f"{OBJECTS}:reading")(self, given)
+        using = reader(reader_at(self.root, "pread", given))
+        root = path_at(self.root, using)
+
+        def read(file: FoundFile) -> ShardScan | MediaRow | None:
+            if not isinstance(root, Path):
+                root.objects.expect(str(root / file.name), Status(file.size, file.etag, file.mtime_ns))
+            return self.read(root, file, using)
 
         def do(task: ReadTask, results: Path, tell: Tell) -> TaskResult:
             found, counts = [], Counter[str]()
@@ -132,7 +148,7 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
         yield do
 
-    def read(self, root: AnyPath, file: FoundFile, using: Reader | None = None) -> ShardScan | MediaRow | None:
+    def read(self, root: AnyPath, file: FoundFile, using: Reader) -> ShardScan | MediaRow | None:
         """Read a file; raises as `scan_tar` or `read_medium` does."""
         if not self.is_plain or self.media is None:
             return scan_tar(root, file, self.media, skips_faults=self.skips_faults, using=using)
@@ -140,9 +156,9 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def kept(self, task: ReadTask) -> Path | None:
         """Return the result of a task in a local folder that has read the same tars by any plan; None if none has."""
-        if is_url(self.root) or self.is_plain:
+        work = path_at(self.root) / META_FOLDER / META_WORK_NAME
+        if not isinstance(work, Path) or self.is_plain:
             return None
-        work = Path(self.root, META_FOLDER, META_WORK_NAME)
         names = [self._name(task, is_faulty=False)]
         if self.skips_faults:
             names.append(self._name(task, is_faulty=True))

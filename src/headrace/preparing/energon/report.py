@@ -168,23 +168,3 @@ class EnergonReport(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     written: tuple[str, ...] = ()
     misfit: Misfit | None = None
-
-
-class EnergonProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is.
-
-    Attributes:
-        step: the shards or files are read first, and then all shards of the dataset are put into the index.
-        done: number of shards or files that are done.
-        total: number of all shards or files of the step.
-        done_bytes: size of the tars that are done; 0 for a folder of media.
-        total_bytes: size of all tars of the step; 0 for a folder of media.
-        samples: number of samples in the shards or files that are done.
-    """
-
-    step: Literal["reading", "indexing"]
-    done: int
-    total: int
-    done_bytes: int
-    total_bytes: int
-    samples: int

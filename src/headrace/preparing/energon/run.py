@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 
 import msgspec
 
@@ -17,15 +16,16 @@ from headrace.config import nearest_path
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.heartbeat import Nodes
 from headrace.engine.job import Show, TaskProgress
+from headrace.engine.planning import NewPlan
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
-from headrace.io import AnyPath, Storage, check_new, check_readable, check_storage, is_url, path_at, reader_at
+from headrace.io import AnyPath, Storage, check_new, check_readable, check_storage, path_at, reader_at
 from headrace.preparing.energon.job import EnergonJob
 from headrace.preparing.energon.metadataset import prepare_joins
 from headrace.preparing.energon.options import EnergonOptions, check_options
-from headrace.preparing.energon.place import place_of
-from headrace.preparing.energon.plan import OBJECTS, ReadPlan, found_files, plan_of
-from headrace.preparing.energon.report import EnergonProgress, EnergonReport
+from headrace.preparing.energon.place import KIND, claimed, place_of, plan_in
+from headrace.preparing.energon.plan import ReadPlan, found_files, plan_of
+from headrace.preparing.energon.report import EnergonReport
 from headrace.stores.energon.config_file import folder_kind
 from headrace.stores.energon.jsonl import index_place, write_lines
 
@@ -35,7 +35,7 @@ def prepare_energon(
     *,
     options: EnergonOptions | None = None,
     storage: Storage | None = None,
-    on_progress: Callable[[EnergonProgress], None] = lambda progress: None,
+    on_progress: Callable[[TaskProgress], None] = lambda progress: None,
     on_notice: Callable[[str], None] = lambda message: None,
 ) -> EnergonReport:
     """Prepare the dataset at a path, in place.
@@ -51,7 +51,8 @@ def prepare_energon(
         options: all options; None uses their defaults. At a URL a process reads 16 shards or 32 files at the
             same time, so that by default ``workers`` is 1 there.
         storage: how the store of a URL is reached, or those that a metadataset names; None goes by the environment.
-        on_progress: called with how far the run is.
+        on_progress: called a few times a second with how far the run is. The phase is ``scan-...``, which reads shards
+            or files, then ``merge-...``, which makes the new files; both count samples, and of tars bytes.
         on_notice: called with messages about what was decided, left out or kept.
 
     Returns:
@@ -74,26 +75,11 @@ def prepare_energon(
         _check_plain(path, options)
         return _joins(path, storage, on_notice) if kind == ".yaml" else _lines(root, storage)
     job = _job_of(root, options, storage, on_notice)
-
-    def tell(progress: TaskProgress) -> None:
-        counts = progress.counts
-        done = counts.get("samples" if job.plan.is_plain else "shards", 0)
-        on_progress(
-            EnergonProgress(
-                step="reading",
-                done=done,
-                total=len(job.plan.files),
-                done_bytes=counts.get("bytes", 0),
-                total_bytes=progress.total_bytes,
-                samples=counts.get("samples", 0),
-            )
-        )
-
     workers = options.workers or (usable_cores() if isinstance(root, Path) else 1)
     num_open = len(job.known_receipts().open_tasks)
     executor = LocalExecutor(workers=0 if min(workers, num_open) <= 1 else workers)
     try:
-        report: EnergonReport = drive(job, executor, Show(tasks=tell, progress=on_progress, notice=on_notice))
+        report: EnergonReport = drive(job, executor, Show(tasks=on_progress, notice=on_notice))
     except HeadraceError:
         job.abandon()
         raise
@@ -140,13 +126,13 @@ def _job_of(
         OutputError: another run is working there; or one with other options has not put all its files into place at
             the URL.
     """
-    place = place_of(root, storage)
+    place = place_of(root)
 
     def opened(plan: ReadPlan) -> EnergonJob:
         return EnergonJob(root, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
 
-    with place.claimed():
-        before = place.planned()
+    with claimed(root):
+        before = plan_in(place)
         busy = Nodes(place.shared()).here() if isinstance(root, Path) and before is not None else []
         if options.restart and not busy:
             place.clear()
@@ -164,7 +150,7 @@ def _job_of(
                     f"{root}: an unfinished run with other options, or other shards, writes to this dataset. Give the"
                     " same command to continue it, or --restart to discard it"
                 )
-            job.put_into_place(place)
+            job.put_into_place()
             place.clear()
         plan = plan_of(root, files, options, on_notice, is_plain=is_plain)
         if busy and before is not None and (options.restart or plan.described != before.described):
@@ -173,7 +159,7 @@ def _job_of(
                 " shards: wait until it has ended, or end it first. If it is no headrace prepare, but has the number of"
                 f" one that was killed, remove {place.shared().here}"
             )
-        place.save(plan)
+        place.save(NewPlan(KIND, plan, [plan.phase, plan.merging]))
         job = opened(plan)
     if job.num_read and not is_plain:
         on_notice(f"continuing the unfinished run in this folder: {job.num_read:,} shards are read")
@@ -186,8 +172,6 @@ def _reached(path: str | os.PathLike[str], storage: Storage | None) -> AnyPath:
     Raises:
         ConfigError: it is the URL of a web server.
     """
-    if not is_url(path):
-        return Path(path)
     check_new(path, overwrite=False)
     return path_at(path, reader_at(path, "mmap", storage))
 
@@ -216,10 +200,7 @@ def _check_plain(path: str | os.PathLike[str], options: EnergonOptions) -> None:
 
 
 def _lines(root: AnyPath, storage: Storage | None) -> EnergonReport:
-    if isinstance(root, Path):
-        count = write_lines(root)
-    else:
-        count = resolve_name(f"{OBJECTS}:write_remote_lines")(root, storage)
+    count = write_lines(root, reader_at(root, "pread", storage))
     return EnergonReport(kind="jsonl", path=str(root), samples=count, written=(str(index_place(root)),))
 
 

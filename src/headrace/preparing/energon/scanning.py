@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import InputError
-from headrace.io import AnyPath, PreadReader, Reader
+from headrace.io import AnyPath, Reader
 from headrace.io.finding import names_below, status_of
 from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
@@ -148,7 +148,7 @@ class ShardScan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def scan_tar(
-    root: AnyPath, tar: FoundFile, media: MediaFilter | None, *, skips_faults: bool, using: Reader | None = None
+    root: AnyPath, tar: FoundFile, media: MediaFilter | None, *, skips_faults: bool, using: Reader
 ) -> ShardScan:
     """Read the headers of a shard, and its media.
 
@@ -157,7 +157,7 @@ def scan_tar(
         tar: the shard as it was found.
         media: the media whose metadata are gathered.
         skips_faults: whether the samples before a fault are used.
-        using: what reads an object, which it knows as it was found; by default a reader of files.
+        using: what reads it; an object it knows as it was found.
 
     Raises:
         InputError: the shard is malformed and faults are not skipped, or it has changed since it was found.
@@ -172,7 +172,7 @@ def scan_tar(
         if not skips_faults:
             raise InputError(f"{path}: sample {unwritable.sample}: byte {unwritable.byte}: {unwritable.message}")
         faults.append(unwritable)
-    rows = _media_rows(str(path), scanned, media, using or PreadReader()) if media is not None else []
+    rows = _media_rows(str(path), scanned, media, using) if media is not None else []
     if not tar.etag and found_file(root, tar.name) != tar:
         raise InputError(f"{path}: the shard changed during the run; run again when it is complete")
     arrays = (scanned.offsets, scanned.part_bounds, scanned.part_offsets, scanned.part_sizes)

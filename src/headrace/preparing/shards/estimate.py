@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -18,8 +16,8 @@ from headrace.preparing.ledger import check_tolerance, described
 from headrace.preparing.options import ErrorOptions
 from headrace.preparing.shards.inputs import choose_parts, find_media
 from headrace.preparing.shards.options import ShardOptions
-from headrace.preparing.shards.packing import Packer
-from headrace.preparing.shards.plan import ADVICE, BAD, DUPLICATE, PackSetup, Planner, check_left, error_entry
+from headrace.preparing.shards.packing import listed_here
+from headrace.preparing.shards.plan import ADVICE, BAD, DUPLICATE, Planner, check_left, error_entry
 from headrace.preparing.shards.run import check_ready
 from headrace.stores import ErrorEntry
 
@@ -88,10 +86,8 @@ def estimate_shards(
     # What would stop a run is told at the end.
     source = msgspec.structs.replace(options.source, duplicates="drop")
     lenient = msgspec.structs.replace(options, source=source, errors=ErrorOptions(on_error="skip", max_errors=1 << 62))
-    with tempfile.TemporaryDirectory() as folder:
-        planner = Planner(found, parts, lenient, storage=storage, on_notice=notice, on_read=lambda *counts: None)
-        plan = planner.plan(Path(folder), {})
-        packer = Packer(plan, PackSetup(listed=str(Path(folder) / plan.list_name), storage=storage))
+    planner = Planner(found, parts, lenient, storage=storage, on_notice=notice)
+    with listed_here(planner, storage) as (plan, packer):
         tasks = [task for task in plan.tasks if task.table < 0]
         chosen = sorted({at * len(tasks) // MAX_TASKS for at in range(MAX_TASKS)}) if tasks else []
         looked = [sample for at in chosen for sample in islice(packer.found(packer.listed(tasks[at])), _A_TASK)]

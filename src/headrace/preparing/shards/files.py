@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 import xxhash
 
 from headrace.errors import InputError, OutputError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Storage, holds, is_url, path_at, reader_of, safe_relative
+from headrace.io import AnyPath, Storage, holds, path_at, reader_of, safe_relative
 from headrace.io.finding import open_found, status_of
 from headrace.io.remote import Status
 from headrace.preparing.shards.listing import ListedFile, listed
@@ -55,8 +55,9 @@ class FilesBelow:
         Raises:
             StoreError: the store cannot be reached.
         """
-        may_be = not is_url(self.root) or (len(value.encode(errors="replace")) <= _MAX_KEY_BYTES and _is_plain(value))
-        return may_be and holds(self._at(value).is_file)
+        if not isinstance(path_at(self.root), Path) and not _may_be_key(value):
+            return False
+        return holds(self._at(value).is_file)
 
     def check(self, file: ListedFile) -> None:
         """Look whether a file is as it was when it was listed.
@@ -100,16 +101,16 @@ def contents_of(files: Iterable[tuple[str, ListedFile]], storage: Storage | None
         InputError: a file cannot be read, or has changed.
         StoreError: the same of an object.
     """
-    places, wanted = itertools.tee((str(path_at(root) / file.name), file.status) for root, file in files)
+    places, wanted = itertools.tee((path_at(root) / file.name, file.status) for root, file in files)
     with contextlib.closing(_fetched(wanted, storage)) as objects:
-        for place, found in places:
-            yield _next_bytes(objects, found.size) if is_url(place) else _local_bytes(Path(place), found)
+        for path, found in places:
+            yield _local_bytes(path, found) if isinstance(path, Path) else _next_bytes(objects, found.size)
 
 
-def _fetched(files: Iterable[tuple[str, Status]], storage: Storage | None) -> Generator[Any]:
+def _fetched(files: Iterable[tuple[AnyPath, Status]], storage: Storage | None) -> Generator[Any]:
     objects = import_module("headrace.io.objects.files")
-    parts = (part for place, found in files if is_url(place) for part in objects.parts_of(place, found))
-    yield from objects.fetched(parts, storage)
+    urls = ((str(path), found) for path, found in files if not isinstance(path, Path))
+    yield from objects.fetched((part for url, found in urls for part in objects.parts_of(url, found)), storage)
 
 
 def _next_bytes(objects: Iterator[Any], size: int) -> Iterator[Any]:
@@ -141,9 +142,9 @@ def _local_bytes(path: Path, found: Status) -> Iterator[bytes]:
         )
 
 
-def digests(root: str, files: Iterable[ListedFile], storage: Storage | None) -> Iterator[bytes]:
-    """Yield the xxh3_128 of each file of a folder; raises as `contents_of` does."""
-    for pieces in contents_of(((root, file) for file in files), storage):
+def digests(files: Iterable[tuple[str, ListedFile]], storage: Storage | None) -> Iterator[bytes]:
+    """Yield the xxh3_128 of each file; takes and raises what `contents_of` does."""
+    for pieces in contents_of(files, storage):
         hasher = xxhash.xxh3_128()
         for data in pieces:
             hasher.update(data)
@@ -163,13 +164,12 @@ def read_range(place: str, begin: int, end: int, storage: Storage | None) -> byt
             file.seek(begin)
             return file.read(end - begin)
     except OSError as error:
-        kind = StoreError if is_url(place) else OutputError
+        kind = OutputError if isinstance(path, Path) else StoreError
         raise kind(f"{place}: cannot be read back: {error.strerror or error}") from error
 
 
-def _is_plain(name: str) -> bool:
+def _may_be_key(name: str) -> bool:
     try:
-        safe_relative(name)
+        return len(safe_relative(name).encode(errors="replace")) <= _MAX_KEY_BYTES
     except StoreError:
         return False
-    return True

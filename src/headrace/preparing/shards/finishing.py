@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,23 @@ import msgspec
 import numpy as np
 
 from headrace.engine.serving import load
-from headrace.errors import HeadraceError, OutputError
+from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.io import FileSum, Storage, as_read_back, atomic_write, file_sum, output_errors, path_at
 from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.shards.files import digests
-from headrace.preparing.shards.inputs import MediaInput
-from headrace.preparing.shards.listing import group_files
+from headrace.preparing.shards.listing import ListedFile
 from headrace.preparing.shards.options import PartSpec, ShardOptions
-from headrace.preparing.shards.packing import FileHashes, LeftOut, PackedShard, PackedTask
-from headrace.preparing.shards.parts import PartFinder, Rows
-from headrace.preparing.shards.plan import ADVICE, MediaPlan, check_left, shard_name
-from headrace.preparing.sources import Span
+from headrace.preparing.shards.packing import (
+    BadSampleError,
+    FileHashes,
+    LeftOut,
+    PackedShard,
+    PackedTask,
+    Packer,
+    listed_here,
+)
+from headrace.preparing.shards.plan import ADVICE, MediaPlan, Planner, check_left, shard_name
 from headrace.stores import (
     MANIFEST_NAME,
     PROVENANCE_NAME,
@@ -169,7 +176,7 @@ class Finish:
             dropped[one.reason] += 1
             dropped_bytes[one.reason] += one.num_bytes
         manifest = Manifest(
-            inputs=self._inputs(),
+            inputs=input_files(plan, self._file_bytes, self._file_hashes, self._tables),
             options={
                 **plan.asked,
                 "splits": {name: list(shards) for name, shards in splits.items()},
@@ -221,25 +228,33 @@ class Finish:
                 writer.add_order(order)
             return writer.finish()
 
-    def _inputs(self) -> tuple[InputFile, ...]:
-        """Return one entry for each input, as the table of origins counts them, then one for the files of each."""
-        first, more = [], []
-        for number, (given, counted) in enumerate(zip(self._plan.inputs, self._plan.counted, strict=True)):
-            hashes = self._file_hashes.get(number, FileHashes())
-            if given.table is not None:
-                table, digest = given.table, counted.xxh3_128 or self._tables[number]
-                first.append(InputFile(path=given.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
-                if number in self._file_hashes:
-                    root = _files_root(given, self._plan.options)
-                    size = self._file_bytes[number]
-                    more.append(InputFile(path=root, format="files", size=size, xxh3_128=hashes.xxh3_128))
-                continue
-            size = self._file_bytes[number]
-            first.append(InputFile(path=given.name, format="folder", size=size, xxh3_128=hashes.xxh3_128))
-            if given.captions is not None:
-                table, digest = given.captions, counted.captions
-                more.append(InputFile(path=table.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
-        return (*first, *more)
+
+def input_files(
+    plan: MediaPlan, file_bytes: Mapping[int, int], file_hashes: Mapping[int, FileHashes], tables: Mapping[int, str]
+) -> tuple[InputFile, ...]:
+    """Return one entry for each input, as the table of origins counts them, then one for the files of each.
+
+    Args:
+        plan: the plan.
+        file_bytes: for each input the number of bytes that came from files below its root.
+        file_hashes: for each input the hashes of these files.
+        tables: the hash of each table that planning has not hashed.
+    """
+    first, more = [], []
+    for number, (given, counted) in enumerate(zip(plan.inputs, plan.counted, strict=True)):
+        size, hashes = file_bytes.get(number, 0), file_hashes.get(number, FileHashes())
+        if given.table is not None:
+            table, digest = given.table, counted.xxh3_128 or tables[number]
+            first.append(InputFile(path=given.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
+            if number in file_hashes:
+                root = plan.options.source.root or str(path_at(given.name).parent)
+                more.append(InputFile(path=root, format="files", size=size, xxh3_128=hashes.xxh3_128))
+            continue
+        first.append(InputFile(path=given.name, format="folder", size=size, xxh3_128=hashes.xxh3_128))
+        if given.captions is not None:
+            table, digest = given.captions, counted.captions
+            more.append(InputFile(path=table.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
+    return (*first, *more)
 
 
 def _packed(path: Path) -> PackedTask:
@@ -249,73 +264,49 @@ def _packed(path: Path) -> PackedTask:
     return found
 
 
-def _files_root(given: MediaInput, options: ShardOptions) -> str:
-    """Return the folder of the files that a table names, as the manifest lists it."""
-    return options.source.root or str(path_at(given.name).parent)
-
-
 def asked_options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict[str, Any]:
     """Return what the manifest records of the options."""
     groups = {name: as_read_back(getattr(options, name)) for name in ("source", "output", "errors")}
     return {**groups, "kind": "shards", "parts": [[str(spec) for spec in specs] for specs in parts]}
 
 
-def is_made(
-    manifest: Manifest,
-    inputs: Sequence[MediaInput],
-    parts: Sequence[tuple[PartSpec, ...]],
-    options: ShardOptions,
-    storage: Storage | None = None,
-) -> bool:
+def is_made(manifest: Manifest, planner: Planner, asked: Mapping[str, Any], storage: Storage | None) -> bool:
     """Whether a run would write what this manifest lists. If everything else is equal, all inputs are read.
 
-    The answer is False if samples were left out, and for captions whose rows name more files: only a run finds out
-    which of these are in the shards.
+    Args:
+        manifest: the manifest.
+        planner: plans the run.
+        asked: what its manifest would record of the options.
+        storage: how the stores of URLs are reached; None goes by the environment.
+
+    Returns:
+        The answer; False also if samples were left out: only a run finds out which files are in the shards then.
     """
     planned = {name: manifest.options.get(name) for name in ("splits", "meta_files")}
-    if manifest.options != {**asked_options(parts, options), **planned} or manifest.ledger.documents.dropped:
+    if manifest.options != {**asked, **planned} or manifest.ledger.documents.dropped:
         return False
-    found = [
-        entry
-        for given, specs in zip(inputs, parts, strict=True)
-        for entry in _read_again(given, specs, options, storage)
-    ]
-    return sorted(found) == sorted((file.path, file.xxh3_128) for file in manifest.inputs)
+    with ExitStack() as stack:
+        try:
+            plan, packer = stack.enter_context(listed_here(planner, storage))
+        except (ConfigError, InputError):
+            return False  # a run would not come to its end
+        tables = {task.table: packer.table_hash(task.table) for task in plan.tasks if task.table >= 0}
+        file_bytes, file_hashes = Counter[int](), defaultdict[int, FileHashes](FileHashes)
+        found, again = tee(_files(plan, packer))
+        wanted = ((plan.inputs[given].root, file) for given, file in again)
+        try:
+            for (given, file), digest in zip(found, digests(wanted, storage), strict=True):
+                file_bytes[given] += file.size
+                file_hashes[given].add(file.name, digest)
+        except BadSampleError:
+            return False
+        return not plan.duplicates and input_files(plan, file_bytes, file_hashes, tables) == manifest.inputs
 
 
-def _read_again(
-    given: MediaInput, specs: tuple[PartSpec, ...], options: ShardOptions, storage: Storage | None
-) -> Iterator[tuple[str, str]]:
-    """Yield path and hash of each entry that a manifest has of an input, as its files are now."""
-    if given.table is not None:
-        yield given.name, given.table.digest()
-        if any(spec.kind in ("path", "bytes") for spec in specs):
-            named = _named_files(given, specs, options, storage)
-            if named is None or named.total:
-                yield _files_root(given, options), "" if named is None else named.xxh3_128
-    if given.listing is not None:
-        total = FileHashes()
-        groups = group_files(given.listing, options.source.key_dots, None)[0]
-        files = [file for group in groups for _, file in group.files]
-        for file, digest in zip(files, digests(given.root, files, storage), strict=True):
-            total.add(file.name, digest)
-        yield given.name, total.xxh3_128
-        if given.captions is not None:
-            yield given.captions.name, given.captions.digest()
-
-
-def _named_files(
-    given: MediaInput, specs: tuple[PartSpec, ...], options: ShardOptions, storage: Storage | None
-) -> FileHashes | None:
-    """Read all files that the rows of a table name; None if a row is no sample any more, as without its file."""
-    finder = PartFinder([given.root], [specs], options.source, storage)
-    total = FileHashes()
-    table = given.table
-    for rows in [] if table is None else finder.rows(table, Rows(0, Span(0, 0, table.extent), 0, 0)):
-        samples = list(finder.found(rows))
-        if any(sample.bad for sample in samples):
-            return None
-        files = [part.file for sample in samples for part in sample.parts if part.file is not None]
-        for file, digest in zip(files, digests(given.root, files, storage), strict=True):
-            total.add(file.name, digest)
-    return total
+def _files(plan: MediaPlan, packer: Packer) -> Iterator[tuple[int, ListedFile]]:
+    """Yield the files of all samples, each with its input; raises BadSampleError for a bad sample."""
+    for task in plan.tasks:
+        for sample in packer.found(packer.listed(task)) if task.table < 0 else ():
+            if sample.bad:
+                raise BadSampleError(sample.bad)
+            yield from ((sample.input, part.file) for part in sample.parts if part.file is not None)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
+from tempfile import SpooledTemporaryFile, TemporaryDirectory
 from typing import IO, Any, Final
 
 import msgspec
@@ -22,7 +22,7 @@ import xxhash
 from headrace.engine.job import TaskResult, Tell
 from headrace.engine.serving import decoded, save
 from headrace.errors import InputError, OutputError
-from headrace.io import output_errors
+from headrace.io import Storage, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.ledger import check_tolerance
@@ -36,6 +36,7 @@ from headrace.preparing.shards.plan import (
     MediaPlan,
     PackSetup,
     PackTask,
+    Planner,
     error_entry,
     key_hash,
     shard_name,
@@ -153,7 +154,7 @@ class Packer:
             OutputError: a file cannot be written.
         """
         if task.table >= 0:
-            packed = PackedTask(xxh3_128=self._tables[task.table].digest())
+            packed = PackedTask(xxh3_128=self.table_hash(task.table))
         else:
             with SpooledTemporaryFile(_MEMORY_BYTES, dir=str(results)) as values:
                 packed = self._packed(task, values, results, tell)
@@ -168,6 +169,10 @@ class Packer:
             },
             value=msgspec.to_builtins(errors[-1]) if errors else None,
         )
+
+    def table_hash(self, given: int) -> str:
+        """Return the hash of the table of an input; raises as `run` does."""
+        return self._tables[given].digest()
 
     def listed(self, task: PackTask) -> list[ListedSample | Rows]:
         """Return the items of the range of the list of a task.
@@ -251,6 +256,14 @@ class Packer:
             for number, (begin, end) in enumerate(pairwise(ends), first):
                 if begin < end:
                     yield number, part, mine[begin:end]
+
+
+@contextmanager
+def listed_here(planner: Planner, storage: Storage | None) -> Iterator[tuple[MediaPlan, Packer]]:
+    """Plan a run for a look at its samples, with the list in a temporary folder; raises as `Planner.plan` does."""
+    with TemporaryDirectory() as folder:
+        plan = planner.plan(Path(folder), {})
+        yield plan, Packer(plan, PackSetup(listed=str(Path(folder) / plan.list_name), storage=storage))
 
 
 class _ShardWriter:

@@ -355,8 +355,8 @@ class Planner:
         options: ShardOptions,
         *,
         storage: Storage | None,
-        on_notice: Callable[[str], None],
-        on_read: Callable[[int, int], None],
+        on_notice: Callable[[str], None] = lambda message: None,
+        on_read: Callable[[int, int], None] = lambda num_bytes, samples: None,
     ) -> None:
         self._inputs = inputs
         self._tables = {given: one.table for given, one in enumerate(inputs) if one.table is not None}

@@ -147,14 +147,14 @@ def _planned(
             if specs:
                 notice(f"{given.name}: {', '.join(map(str, specs))}")
     described_run = deciding([described(given) for given in found], parts, options)
+    asked = asked_options(parts, options)
 
     def is_same(made: list[Manifest]) -> bool:
-        return is_made(made[0], inputs=found, parts=parts, options=options, storage=storage)
+        return is_made(made[0], Planner(found, parts, options, storage=storage), asked, storage)
 
     if complete := folder.begin(described_run, is_made=is_same):
         notice(complete)
         return None
-    asked = asked_options(parts, options)
     plan = _kept_plan(folder) if folder.is_continued else None
     made = []
     if plan is not None:

@@ -24,7 +24,7 @@ import yaml
 
 from headrace.config import describe, unknown_keys, without_repeats
 from headrace.errors import StoreError
-from headrace.io import AnyPath, atomic_write, local_path, read_small, safe_relative
+from headrace.io import AnyPath, read_small, replace_file, safe_relative
 
 MAX_DEPTH: Final = 100
 _NULLS: Final = frozenset(("null", "~"))
@@ -233,7 +233,7 @@ def write_info(root: AnyPath, shard_counts: Mapping[str, int], energon_version: 
         OutputError: the system reports an error.
     """
     content = {"energon_version": energon_version, "shard_counts": dict(shard_counts)}
-    atomic_write(local_path(root / META_FOLDER / INFO_NAME), json.dumps(content, indent=2).encode())
+    replace_file(root / META_FOLDER / INFO_NAME, json.dumps(content, indent=2).encode())
 
 
 def refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], where: str, strict: bool) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import filecmp
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import AnyPath, AtomicFile, RemotePath, local_file, output_errors, remove_file
+from headrace.io.replacing import move_file
 from headrace.stores.energon.joined import MAGIC, JoinColumn, check_columns, join_name
 from headrace.stores.energon.sqlite_index import BATCH_ROWS, open_read_only, read_only_uri
 from headrace.stores.energon.store import EnergonStore
@@ -62,55 +62,47 @@ def write_join(folder: AnyPath, columns: Sequence[JoinColumn]) -> Join:
     check_columns(columns)
     if len(columns) > MAX_COLUMNS:
         raise ConfigError(f"a join of {len(columns)} datasets was requested; at most {MAX_COLUMNS} are allowed")
-    return _write(folder, columns) if isinstance(folder, Path) else _upload(folder, columns)
-
-
-def _upload(folder: RemotePath, columns: Sequence[JoinColumn]) -> Join:
     ours, theirs = folder / join_name(columns, with_split=True), folder / join_name(columns)
+    with _made_in(folder) as here:
+        made, counts = here / ours.name, _Counts(len(columns))
+        with AtomicFile(made) as file:
+            file.write(MAGIC + np.array([len(columns)], "<i8").tobytes())
+            for rows in _rows(columns, counts):
+                try:
+                    file.write(np.array(rows, "<i8").tobytes())
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise StoreError(
+                        f"{columns[0].store.path}: an index.sqlite has a place that is not a number: {error}"
+                    ) from error
+        if isinstance(folder, RemotePath):
+            folder.objects.forget()  # others may have written there since it was looked at
+        is_free = not theirs.is_file() or _is_same(theirs, made)
+        place = theirs if is_free else ours
+        # A run may be reading one that is there.
+        if not (place.is_file() and _is_same(place, made)):
+            move_file(made, place)
+        if is_free and ours.is_file():  # from a time when the other name was taken, or made just now
+            remove_file(ours)
+    return Join(path=place, rows=counts.rows, skipped=counts.skipped, missing=tuple(counts.missing))
+
+
+@contextmanager
+def _made_in(folder: AnyPath) -> Iterator[Path]:
+    """Yield where an index is made: in its folder, or for a URL in a temporary one on this host."""
+    if isinstance(folder, Path):
+        with output_errors(folder, "create"):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
     with output_errors(Path("$TMPDIR"), "make a folder in"):
         made = TemporaryDirectory(prefix="headrace-join-")
     with made as here:
-        join = _write(Path(here), columns)
-        made_here = Path(join.path)
-        folder.objects.forget()  # others may have written there since it was looked at
-        is_free = not theirs.is_file() or _is_same(theirs, made_here)
-        place = theirs if is_free else ours
-        # A run may be reading one that is there.
-        if not (place.is_file() and _is_same(place, made_here)):
-            resolve_name("headrace.io.objects.writer:upload")(place, made_here)
-        if is_free and ours.is_file():
-            remove_file(ours)
-    return msgspec.structs.replace(join, path=place)
+        yield Path(here)
 
 
-def _is_same(there: RemotePath, here: Path) -> bool:
-    return there.stat().st_size == here.stat().st_size and filecmp.cmp(local_file(there), here, shallow=False)
-
-
-def _write(folder: Path, columns: Sequence[JoinColumn]) -> Join:
-    ours, theirs = folder / join_name(columns, with_split=True), folder / join_name(columns)
-    with output_errors(folder, "create"):
-        folder.mkdir(parents=True, exist_ok=True)
-    with AtomicFile(ours) as file:
-        file.write(MAGIC + np.array([len(columns)], "<i8").tobytes())
-        counts = _Counts(len(columns))
-        for rows in _rows(columns, counts):
-            try:
-                file.write(np.array(rows, "<i8").tobytes())
-            except (TypeError, ValueError, OverflowError) as error:
-                raise StoreError(
-                    f"{columns[0].store.path}: an index.sqlite has a place that is not a number: {error}"
-                ) from error
-        file.sync()
-        with output_errors(theirs, "read"):
-            is_free = not theirs.exists() or theirs.read_bytes() == file.temporary.read_bytes()
-        if is_free:
-            file.path = theirs
-    if is_free:
-        # An index may have this name, from a time when the other name was taken.
-        with output_errors(ours, "remove"):
-            ours.unlink(missing_ok=True)
-    return Join(path=file.path, rows=counts.rows, skipped=counts.skipped, missing=tuple(counts.missing))
+def _is_same(there: AnyPath, here: Path) -> bool:
+    with output_errors(here, "compare"):
+        return there.stat().st_size == here.stat().st_size and filecmp.cmp(local_file(there), here, shallow=False)
 
 
 class _Counts:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
 import msgspec
@@ -22,6 +21,7 @@ import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.io import AnyPath, Reader, path_at, read_small, reader, reader_at
+from headrace.io.finding import each
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.store import EnergonStore
@@ -38,8 +38,6 @@ MAGIC: Final = b"JIDX0001"
 HEADER_BYTES: Final = 16
 PLACE: Final = 3
 """How many numbers the place of a sample has: shard, byte, bytes."""
-
-_TRIED_AT_ONCE: Final = 32
 
 Nonmatch = Literal["error", "skip", "none"]
 
@@ -185,13 +183,8 @@ def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 1
     def key(one: tuple[int, int, tuple[int, int]]) -> str:
         return columns[one[1]].store.read_places([one[2]], ())[0].key
 
-    if any(reader.reads_urls for column in columns for reader in column.store.readers):
-        with ThreadPoolExecutor(_TRIED_AT_ONCE, thread_name_prefix="headrace-join") as threads:
-            found = list(threads.map(key, tried))
-    else:
-        found = list(map(key, tried))
     keys: dict[int, str] = {}
-    for (number, _, _), one in zip(tried, found, strict=True):
+    for (number, _, _), one in zip(tried, each(key, tried, [column.store.path for column in columns]), strict=True):
         if keys.setdefault(number, one) != one:
             return f"row {number} joins samples with different keys, so it belongs to another split"
     return None

@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError, StoreError
-from headrace.io import AnyPath, Reader, hash_bytes, local_path, path_at, reader, reader_at
+from headrace.io import AnyPath, Reader, hash_bytes, path_at, reader, reader_at
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.json.index import read_lines
 from headrace.stores.kept_arrays import kept_index, read_offsets, write_offsets
@@ -65,16 +65,21 @@ def indexed_lines(path: str, using: Reader, *, strict: bool = True) -> IntArray:
     return arrays["offsets"]
 
 
-def write_lines(path: str | Path, using: str | Reader = "pread") -> int:
+def write_lines(path: str | AnyPath, using: str | Reader = "pread") -> int:
     """Write the index of a file beside it, byte for byte as Energon does, and return the number of records.
+
+    Args:
+        path: the file, or its URL.
+        using: what reads it.
 
     Raises:
         InputError: a line is not a JSON object.
-        StoreError: the file is missing.
-        OutputError: the system reports an error.
+        StoreError: the file is missing, or an object changes meanwhile.
+        OutputError: the index cannot be written.
     """
-    offsets = scan_lines(str(path), reader(using).for_pass())
-    write_offsets(local_path(index_place(path)), offsets)
+    using = reader(reader_at(path, using))
+    offsets = scan_lines(str(path), using.for_pass())
+    write_offsets(index_place(path, using), offsets)
     return len(offsets) - 1
 
 

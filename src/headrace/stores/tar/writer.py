@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, OutputError
-from headrace.io import AtomicFile, FileSum, commit, local_path
+from headrace.io import AtomicFile, FileSum, commit
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.members import BLOCK, sample_part
 
@@ -205,7 +205,7 @@ class TarWriter:
         end = self._size + 2 * BLOCK
         self._write(bytes(end + -end % RECORD - self._size))
         self._flush()
-        index = AtomicFile(local_path(index_path(self.path)))
+        index = AtomicFile(Path(index_path(self.path)))
         try:
             index.write(np.array(offsets, "<i8").tobytes())
         except BaseException:
