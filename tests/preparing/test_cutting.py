@@ -20,20 +20,18 @@ from counts import cases
 from headrace.engine.serving import load
 from headrace.errors import HeadraceError, OutputError, StoreError
 from headrace.io import reader
-from headrace.preparing import OutputOptions, PrepareOptions, cutting, joining, parts
+from headrace.preparing import OutputOptions, PrepareOptions, cutting, finishing, parts
 from headrace.preparing.backends import Choice
 from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import DOMAIN, Column, IntArray, add_ends, keep_rows, total_lengths
 from headrace.preparing.cutting import CUT_NAME, CutResult, Cutter, PlacedPart, order_name
 from headrace.preparing.documents import Documents
 from headrace.preparing.duplicates import DuplicateFinder, FoundDuplicates, duplicates_path
-from headrace.preparing.joining import Joined, join
-from headrace.preparing.ledger import RunLedger
-from headrace.preparing.messages import FindTask, JoinTask, RecipeSetup, Setup
+from headrace.preparing.finishing import Joined, join
+from headrace.preparing.ledger import DUPLICATE, RunLedger, Tally, left_out
 from headrace.preparing.parts import PartBuilder, PartInfo, PartReader, SpanResult, hashes_name, part_name
-from headrace.preparing.run_plan import RecipePart, RunPlan
+from headrace.preparing.run_plan import FindTask, JoinTask, RecipePart, RecipeSetup, RunPlan, Setup
 from headrace.preparing.sources import SourceFile
-from headrace.preparing.tally import DUPLICATE, Tally, left_out
 from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
 
 FILE = SourceFile(name="in.jsonl", path="/in.jsonl", format="jsonl", size_bytes=100, mtime_ns=0, extent=100)
@@ -193,8 +191,8 @@ def test_shards(
     borders = sorted({0, len(made), *(cut for cut in cuts if cut < len(made) and not made[cut].is_further)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "BLOCK_BYTES", 8)
-        patch.setattr(joining, "STEP_BYTES", 20)
-        patch.setattr(joining, "BATCH_DOCUMENTS", 3)
+        patch.setattr(finishing, "STEP_BYTES", 20)
+        patch.setattr(finishing, "BATCH_DOCUMENTS", 3)
         patch.setattr(cutting, "MAX_DOCUMENTS", MOST)
         for task_index, (first, last) in enumerate(itertools.pairwise(borders)):
             write_part(plan, folder, task_index, first, made[first:last], blocks)

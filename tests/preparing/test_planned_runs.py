@@ -32,7 +32,7 @@ from headrace.preparing import (
     prepare,
 )
 from headrace.preparing.backends import MismatchError
-from headrace.preparing.messages import FindTask, TextTask
+from headrace.preparing.run_plan import FindTask, TextTask
 from headrace.preparing.worker import TextWork
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest

@@ -36,10 +36,10 @@ from headrace.preparing import (
     run_plan,
 )
 from headrace.preparing.documents import BlockEncoder
-from headrace.preparing.messages import Order
+from headrace.preparing.ledger import BAD, ENDED_WORKER
 from headrace.preparing.record_encoder import RecordEncoder
+from headrace.preparing.run_plan import Order
 from headrace.preparing.sources import streams
-from headrace.preparing.tally import BAD, ENDED_WORKER
 from headrace.stores import load_manifest
 from jobs_by_hand import do_some, finish, small_jobs
 

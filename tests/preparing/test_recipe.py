@@ -32,9 +32,9 @@ from headrace.preparing import (
 )
 from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, libraries
+from headrace.preparing.ledger import Tally
 from headrace.preparing.parts import PartBuilder
 from headrace.preparing.recipes import resolving
-from headrace.preparing.tally import Tally
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 

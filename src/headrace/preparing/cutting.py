@@ -25,11 +25,20 @@ from headrace.errors import InputError
 from headrace.io import FileSum
 from headrace.preparing.columns import Column, IntArray, num_values, stored
 from headrace.preparing.duplicates import FoundDuplicates
-from headrace.preparing.joining import Range
-from headrace.preparing.ledger import ADVICE, LedgerState, RunLedger, check_left, check_tolerance
-from headrace.preparing.parts import DocumentPart, SpanResult
+from headrace.preparing.ledger import (
+    ADVICE,
+    DUPLICATE,
+    MAX_RECORDS,
+    LedgerState,
+    RunLedger,
+    SpanResult,
+    Tally,
+    check_left,
+    check_tolerance,
+    left_out,
+)
+from headrace.preparing.parts import DocumentPart, Range
 from headrace.preparing.run_plan import RunPlan
-from headrace.preparing.tally import DUPLICATE, MAX_RECORDS, Tally, left_out
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
 from headrace.stores.keyed.writer import MAX_DOCUMENTS
 from headrace.stores.writer import ShardFilling

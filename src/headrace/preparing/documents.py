@@ -15,9 +15,9 @@ from headrace.preparing.backends import REFERENCE, ProvedEncoder, RefusedTextErr
 from headrace.preparing.columns import IntArray, Rows, add_ends, keep_rows, lacks, total_lengths
 from headrace.preparing.duplicates import hash_texts
 from headrace.preparing.filters import Filters
-from headrace.preparing.messages import Setup
+from headrace.preparing.ledger import BAD, ENDED_WORKER, Tally
+from headrace.preparing.run_plan import Setup
 from headrace.preparing.sources import BadRecord, Block
-from headrace.preparing.tally import BAD, ENDED_WORKER, Tally
 from headrace.stores import DocumentLedger, TokenLedger
 
 SAMPLE_ONE_IN = 2000

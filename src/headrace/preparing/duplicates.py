@@ -28,7 +28,7 @@ from headrace.errors import OutputError
 from headrace.io import Reader, output_errors, write_all
 from headrace.io.finding import each
 from headrace.preparing.columns import Column, IntArray, Rows
-from headrace.preparing.messages import FindTask
+from headrace.preparing.run_plan import FindTask
 
 DAMAGED: Final = "a file of this run is damaged; the machine may have lost power. Run again with --restart"
 

@@ -13,11 +13,10 @@ import numpy as np
 
 from headrace.errors import InputError
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder
-from headrace.preparing.ledger import ADVICE, check_left, check_tolerance, described, error_entry
+from headrace.preparing.ledger import ADVICE, BAD, Tally, check_left, check_tolerance, described, error_entry
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import Span, open_span
 from headrace.preparing.sources.reader import LineSpanReader
-from headrace.preparing.tally import BAD, Tally
 from headrace.preparing.worker import load_encoder
 from headrace.stores import ErrorEntry
 

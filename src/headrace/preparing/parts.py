@@ -29,60 +29,15 @@ from headrace.io import Reader, output_errors, write_all
 from headrace.preparing.columns import IntArray, Row, count_ones
 from headrace.preparing.documents import BLANK, Documents
 from headrace.preparing.duplicates import DAMAGED, write_hashes
-from headrace.preparing.messages import Setup
+from headrace.preparing.ledger import BAD, PartInfo, SpanResult, Tally
+from headrace.preparing.run_plan import Setup
 from headrace.preparing.sources import Block
-from headrace.preparing.tally import BAD, Tally
 
 _ALIGN = 8
 _NUMBER = struct.Struct("<Q")
 _TAIL_BYTES = 2 * _NUMBER.size
 BLOCK_BYTES: Final = 1 << 20
 """Values that have a hash of their own."""
-
-
-class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The counts of one span of a task. Lines are counted from the first line of the span.
-
-    Every line is either kept or listed in the part's ``skipped`` arrays; a line that was split is kept several times.
-    """
-
-    file: int
-    begin: int
-    """``[begin, end)`` was read of the file, in the unit of its extent."""
-    end: int
-    lines: int
-    blank_lines: int
-    bad: int
-    documents: int
-    """Records that were read whole: those kept, and those dropped by a filter."""
-    kept: int
-    skipped: int
-    xxh3_128: str
-    """Hash of the file if the span is the whole file, else empty."""
-    split: int = 0
-    """Documents beyond the first of each record, for records that became several; ``documents`` counts them, too."""
-
-
-class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Which task made the part, and the counts of what it holds."""
-
-    task_index: int
-    spans: tuple[SpanResult, ...] = ()
-    tally: Tally = Tally()
-    """The counts of all documents of the part, and of the lines that are none."""
-    errors: tuple[tuple[int, int, str], ...] = ()
-    """Bad records that were skipped: number of the span in ``spans``, line, message."""
-    reasons: tuple[str, ...] = ()
-    """The reasons that the codes in the array ``skipped_reasons`` refer to."""
-    domains: tuple[str, ...] = ()
-    """The domains that the numbers in the array ``domains`` refer to."""
-    hashes: tuple[bytes, ...] = ()
-    """For each column that is stored, the xxh3_64 of each block of its values."""
-
-    @property
-    def num_documents(self) -> int:
-        """Documents of the part."""
-        return self.tally.documents.kept
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True):
@@ -105,6 +60,21 @@ class DocumentPart(NamedTuple):
     def lengths(self, column: int) -> IntArray:
         """(n,) the number of values of each document in a column."""
         return self.arrays.get(f"lengths.{column}", np.zeros(0, np.int64))
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    """Documents of a part."""
+
+    folder: str
+    """The folder of the part, below the work folder."""
+
+    task_index: int
+    first: int
+    """The documents ``[first, last)``, or those of them that are kept."""
+
+    last: int
+    kept: bytes | None = None
+    """(n,) uint32, little-endian, ascending; None keeps all."""
 
 
 def part_name(task_index: int) -> str:

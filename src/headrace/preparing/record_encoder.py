@@ -23,9 +23,9 @@ from headrace.preparing.columns import Rows, num_ids
 from headrace.preparing.documents import BlockState, Documents
 from headrace.preparing.duplicates import hash_documents
 from headrace.preparing.filters import Filters
-from headrace.preparing.messages import RecipeSetup, Setup
+from headrace.preparing.ledger import LENGTH, NO_TOKENS, Tally, added
+from headrace.preparing.run_plan import RecipeSetup, Setup
 from headrace.preparing.sources import Block
-from headrace.preparing.tally import LENGTH, NO_TOKENS, Tally, added
 from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.recipe import Recipe

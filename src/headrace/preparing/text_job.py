@@ -37,16 +37,24 @@ from headrace.preparing.columns import IntArray
 from headrace.preparing.cutting import CUT_NAME, CutResult, PlacedPart, cut, order_name
 from headrace.preparing.duplicates import DAMAGED, FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
-from headrace.preparing.finishing import build_manifest
-from headrace.preparing.joining import Joined
-from headrace.preparing.ledger import ADVICE, check_tolerance, described, error_entry
-from headrace.preparing.messages import FindTask, JoinTask, Order, Setup, TextTask
+from headrace.preparing.finishing import Joined, build_manifest
+from headrace.preparing.ledger import ADVICE, BAD_RECORDS, check_tolerance, described, error_entry
 from headrace.preparing.outputs.folder import output_at
 from headrace.preparing.outputs.place import RUN_NAME, mark_of
 from headrace.preparing.parts import PartReader, hashes_name, part_name
-from headrace.preparing.run_plan import RunPlan, cutting, encoding, finding, joining
+from headrace.preparing.run_plan import (
+    FindTask,
+    JoinTask,
+    Order,
+    RunPlan,
+    Setup,
+    TextTask,
+    cutting,
+    encoding,
+    finding,
+    joining,
+)
 from headrace.preparing.sources import check_all, open_span
-from headrace.preparing.tally import BAD_RECORDS
 from headrace.stores import PROVENANCE_NAME, ErrorEntry, Manifest
 
 KIND: Final = "text"

@@ -34,11 +34,11 @@ from headrace.io.finding import storage_for
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.preparing.documents import BlockEncoder, Encoder
 from headrace.preparing.duplicates import DuplicateFinder
-from headrace.preparing.joining import join
-from headrace.preparing.messages import FindTask, HashTask, JoinTask, Order, ProbeTask, Setup, TextTask
+from headrace.preparing.finishing import join
+from headrace.preparing.ledger import BAD_RECORDS
 from headrace.preparing.parts import PartBuilder
+from headrace.preparing.run_plan import FindTask, HashTask, JoinTask, Order, ProbeTask, Setup, TextTask
 from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
-from headrace.preparing.tally import BAD_RECORDS
 
 BAD_LINE, ENDED_WORKER, MISMATCH = "bad line", "ended worker", "mismatch"
 """Failures: a line that cannot be used, or at which workers have ended, whose place only the parent can count; and a

@@ -18,10 +18,10 @@ from headrace.errors import MissingExtraError
 from headrace.preparing.backends import comparison, proof
 from headrace.preparing.backends.backend import EncodedTexts, RefusedTextError
 from headrace.preparing.backends.comparison import Difference, MismatchError, ProvedEncoder, compare
-from headrace.preparing.backends.layout import read_layout
 from headrace.preparing.backends.libraries import CANDIDATES, load_backend
 from headrace.preparing.backends.proof import choose_backend, find_outcome, keep_outcome, probe_texts
 from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.tokenizer import read_layout
 
 
 class PanicError(BaseException):

@@ -20,7 +20,9 @@ from headrace.preparing.backends.backend import (
     SpecialPolicy,
     return_memory,
 )
-from headrace.preparing.backends.layout import (
+from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
+from headrace.preparing.backends.tokenizer import (
     TokenizerParts,
     UnsuitableError,
     is_plain,
@@ -29,8 +31,6 @@ from headrace.preparing.backends.layout import (
     require_byte_level,
     require_bytes,
 )
-from headrace.preparing.backends.reference import TokenizersBackend
-from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
 
 
 def _import(name: str) -> ModuleType:

@@ -27,9 +27,9 @@ from headrace.errors import MissingExtraError, OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
 from headrace.preparing.backends.backend import Backend, SpecialPolicy, installed_version
 from headrace.preparing.backends.comparison import OnCompared, compare, silence
-from headrace.preparing.backends.layout import TokenizerParts, UnsuitableError, byte_characters, read_layout
 from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, load_with, routes
 from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.tokenizer import TokenizerParts, UnsuitableError, byte_characters, read_layout
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -33,8 +33,7 @@ from headrace.preparing.backends.backend import (
     SpecialPolicy,
     return_memory,
 )
-from headrace.preparing.backends.layout import Added, TokenizerParts, UnsuitableError, read_layout
-from headrace.preparing.backends.tokenizer import make_encoder
+from headrace.preparing.backends.tokenizer import Added, TokenizerParts, UnsuitableError, make_encoder, read_layout
 
 PIECE_BYTES = 1 << 18
 """A piece has at most about this many bytes of UTF-8, and a text of less than twice as many is not cut."""

@@ -141,10 +141,11 @@ class _Arrow:
                 return self._ipc.open_file(self._source, options=options)
             return self._ipc.open_stream(self._source, options=options)
         except self.errors as error:
-            kind = "file" if self.is_file else "stream"
-            raise InputError(
-                f"{self._name}: not a whole Arrow {kind}: {_first(error)}. Was it copied or written whole?"
-            ) from error
+            raise self._broken(_first(error)) from error
+
+    def _broken(self, what: str) -> InputError:
+        kind = "file" if self.is_file else "stream"
+        return InputError(f"{self._name}: not a whole Arrow {kind}: {what}. Was it copied or written whole?")
 
     def _buffer(self) -> Any:
         return self._pa.py_buffer(self.map)
@@ -163,7 +164,9 @@ class _Arrow:
                     found.append(BatchSize(num_rows, message.metadata.size + message.body.size))
         except (*self.errors, StopIteration) as error:
             what = _first(error) or "it has fewer record batches than its footer says"
-            raise InputError(f"{self._name}: not a whole Arrow file: {what}. Was it copied or written whole?") from error
+            raise InputError(
+                f"{self._name}: not a whole Arrow file: {what}. Was it copied or written whole?"
+            ) from error
         check_rows([size.num_rows for size in found], "record batch", self._name)
         return found
 
