@@ -407,30 +407,27 @@ WRITTEN = PartInfo(
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> list[np.ndarray[Any, Any]]:
-    """Blocks of one array: of one dtype and width."""
+def an_array(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     dtype = np.dtype(draw(DTYPES))
     width = draw(st.sampled_from([None, 2]))
-    lengths = draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+    length = draw(st.integers(0, 30))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    shapes = [length if width is None else (length, width) for length in lengths]
-    return [rng.integers(0, 200, shape).astype(dtype) for shape in shapes]
+    return rng.integers(0, 200, length if width is None else (length, width)).astype(dtype)
 
 
 @settings(deadline=None)
-@given(arrays=st.dictionaries(st.text("abc.", min_size=1), blocks(), max_size=5))
+@given(arrays=st.dictionaries(st.text("abc.", min_size=1), an_array(), max_size=5))
 def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, list[np.ndarray[Any, Any]]]
+    tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, np.ndarray[Any, Any]]
 ) -> None:
     path = tmp_path_factory.mktemp("part") / "7.part"
     parts._write_part(path, WRITTEN, arrays)
     part = PartReader(reader("pread")).part(str(path))
     assert part.info == WRITTEN
     assert part.arrays.keys() == arrays.keys()
-    for name, pieces in arrays.items():
-        whole = np.concatenate(pieces)
-        assert part.arrays[name].dtype == whole.dtype
-        np.testing.assert_array_equal(part.arrays[name], whole)
+    for name, array in arrays.items():
+        assert part.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(part.arrays[name], array)
 
 
 @settings(deadline=None)
@@ -463,7 +460,7 @@ def test_values_of_some_documents(
 
 
 def test_an_array_that_is_not_contiguous(tmp_path: Path) -> None:
-    parts._write_part(tmp_path / "7.part", WRITTEN, {"rows": [np.arange(20).reshape(4, 5)[:, ::2]]})
+    parts._write_part(tmp_path / "7.part", WRITTEN, {"rows": np.arange(20).reshape(4, 5)[:, ::2]})
     part = PartReader(reader("pread")).part(str(tmp_path / "7.part"))
     assert part.arrays["rows"].tolist() == [[r, r + 2, r + 4] for r in (0, 5, 10, 15)]
 
@@ -471,7 +468,7 @@ def test_an_array_that_is_not_contiguous(tmp_path: Path) -> None:
 def test_any_damage_is_noticed(tmp_path: Path) -> None:
     """Also zeros, which some file systems leave after a loss of power."""
     written = tmp_path / "7.part"
-    parts._write_part(written, WRITTEN, {"a": [np.arange(5, dtype=np.uint16)], "b": [np.arange(3), np.arange(2)]})
+    parts._write_part(written, WRITTEN, {"a": np.arange(5, dtype=np.uint16), "b": np.arange(5)})
     data = written.read_bytes()
     flipped = [data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :] for at in range(len(data))]
     for damaged in [*flipped, *(data[:size] for size in range(len(data))), bytes(16), bytes(100)]:
@@ -484,11 +481,7 @@ def test_any_damage_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
-    def fail() -> Any:
-        yield np.arange(3)
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OutputError, match=r"7\.part"):
-        parts._write_part(tmp_path / "7.part", WRITTEN, {"a": fail()})
-    with pytest.raises(OutputError, match=r"none/7\.part"):
-        parts._write_part(tmp_path / "none" / "7.part", WRITTEN, {})
+    (tmp_path / "7.part").mkdir()
+    for path in (tmp_path / "7.part", tmp_path / "none" / "7.part"):
+        with pytest.raises(OutputError, match=r"7\.part"):
+            parts._write_part(path, WRITTEN, {"a": np.arange(3)})
