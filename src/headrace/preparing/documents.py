@@ -175,7 +175,7 @@ class BlockEncoder:
     def _within_limits(self, state: BlockState, rows: Rows) -> tuple[Rows, dict[str, int]]:
         """Drop the records that have too few or too many tokens. Also returns the dropped tokens for each reason."""
         alive = np.flatnonzero(state.alive)
-        num_tokens = total_lengths(rows)
+        num_tokens = total_lengths((lengths for _, lengths in rows), len(alive))
         dropped: Counter[str] = Counter()
         keep = np.ones(len(alive), np.bool_)
         for row, reason in self._filters.by_length(num_tokens):

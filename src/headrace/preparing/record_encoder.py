@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError, InputError, RenderLimitError
 from headrace.preparing import documents
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
 from headrace.preparing.backends.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer
-from headrace.preparing.columns import Rows, num_ids
+from headrace.preparing.columns import Rows, total_lengths
 from headrace.preparing.documents import BlockState, Documents
 from headrace.preparing.duplicates import hash_documents
 from headrace.preparing.filters import Filters
@@ -105,6 +105,7 @@ class RecordEncoder:
             state.refuse(int(alive[bad.record]), bad.message)
         owners = alive[made.records]
         rows, domains = self._rows(made)
+        ids = [lengths for column, (_, lengths) in zip(self._columns, rows, strict=True) if column.kind == "ids"]
         num_split = len(made) - len(np.unique(made.records))
         counts, samples = made.counts, self._samples(made, num_filtered)
         return Documents(
@@ -122,7 +123,7 @@ class RecordEncoder:
                     read=len(records) + len(block.bad) + num_split,
                     kept=len(owners),
                     dropped=state.dropped_counts(),
-                    empty=int(np.count_nonzero(num_ids(self._columns, rows) == 0)) if len(owners) else 0,
+                    empty=int(np.count_nonzero(total_lengths(ids, len(owners)) == 0)),
                     blank_lines=block.num_blank,
                     with_special_tokens=counts.with_special_tokens,
                 ),

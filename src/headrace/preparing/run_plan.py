@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -167,17 +168,13 @@ class ProbeTask(msgspec.Struct, frozen=True, tag=True):
 class FindTask(msgspec.Struct, frozen=True, tag=True):
     """An order to find the duplicates among the hashes of a range."""
 
-    range: int
-
-    @property
-    def task_index(self) -> int:
-        """See `AnyTask`."""
-        return self.range
+    task_index: int
+    """The number of the range."""
 
     @property
     def label(self) -> str:
         """See `AnyTask`."""
-        return f"the texts of range {self.range:,}"
+        return f"the texts of range {self.task_index:,}"
 
 
 class HashTask(msgspec.Struct, frozen=True, tag=True):
@@ -252,7 +249,7 @@ class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
     max_records: int | None = None
 
 
-class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Inputs, tokeniser and options of a run, and what follows from them."""
 
     files: tuple[SourceFile, ...]
@@ -278,7 +275,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             lists=not records.fields,
         )
 
-    @property
+    @cached_property
     def columns(self) -> tuple[Column, ...]:
         """The columns of the documents: the keys that are written, and the domain if there is one."""
         if self.recipe is not None:
@@ -306,7 +303,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         is_missing = self.tokenizer.before_text and self.bos is None and self.recipe is None
         return self.tokenizer.before_text[0] if is_missing else None
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the tokens in the store."""
         return np.dtype(optimal_dtype(self.tokenizer.vocab_size))

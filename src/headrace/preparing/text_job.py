@@ -284,8 +284,10 @@ class TextJob(Job):
 
     def _wrong(self) -> tuple[int, str] | None:
         """The first task in which the fast library proved wrong, and what it said; None if there is none (yet)."""
-        if self._is_open(self._first):
-            return None
+        return None if self._is_open(self._first) else self._found_wrong
+
+    @cached_property
+    def _found_wrong(self) -> tuple[int, str] | None:
         done = self.receipts(self._first).done
         wrong = min((index for index, receipt in done.items() if (receipt.value or {}).get("mismatch")), default=None)
         return None if wrong is None else (wrong, done[wrong].value["mismatch"])

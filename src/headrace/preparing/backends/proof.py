@@ -48,7 +48,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: type | object) -> str:
     """A hash of everything that decides the outcome of a library's probe; ``kind`` is the class that runs it."""
-    code = Path(__file__).parent
     parts = (
         hash_bytes(tokenizer_json),
         special,
@@ -56,9 +55,15 @@ def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: ty
         f"tokenizers {installed_version('tokenizers')}",
         f"python {platform.python_version()}",
         f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind)}",
-        *(hash_bytes(file.read_bytes()) for file in sorted(code.glob("*.py"))),
+        _hash_of_code(Path(__file__).parent),
     )
     return hash_bytes("\n".join(parts).encode())
+
+
+@functools.cache
+def _hash_of_code(folder: Path) -> str:
+    files = sorted(folder.glob("*.py"))
+    return hash_bytes(b"".join(file.read_bytes() for file in files))
 
 
 def find_outcome(key: str) -> str | None:
@@ -199,7 +204,7 @@ def _vocabulary(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
     """Every token of the model that is text, on a line of its own. A changed merge or id shows in one of them."""
     to_byte = byte_characters()
     words = []
-    for token in layout.model["vocab"]:
+    for token in layout.vocabulary():
         if not is_byte_level:
             words.append(token.replace("\u2581", " "))
         elif all(character in to_byte for character in token):

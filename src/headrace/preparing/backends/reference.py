@@ -220,7 +220,7 @@ def _never_merges(kind: Kind, layout: TokenizerParts) -> bool:
                 pass  # no space is left at which it could split
             case _:
                 return False
-    return replaced and not any(_META in token.lstrip(_META) for token in model["vocab"])
+    return replaced and not any(_META in token.lstrip(_META) for token in layout.vocabulary())
 
 
 class TokenizersBackend(Backend):

@@ -221,16 +221,20 @@ class UnsuitableError(Exception):
     """A library lacks a feature that the tokeniser needs; the message says which."""
 
 
-class Added(NamedTuple):
+class Added(msgspec.Struct, frozen=True):
     """An added token, which the tokeniser searches for in the text before anything else."""
 
     content: str
     id: int
-    special: bool
-    normalized: bool
-    single_word: bool
-    lstrip: bool
-    rstrip: bool
+    special: bool = False
+    normalized: bool | None = None
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.normalized is None:
+            msgspec.structs.force_setattr(self, "normalized", not self.special)
 
     @property
     def takes_more(self) -> bool:
@@ -241,22 +245,29 @@ class Added(NamedTuple):
 class TokenizerParts(NamedTuple):
     """The parts of a tokeniser; nested sequences are flattened."""
 
-    json: Json
-    """The whole file."""
+    json: dict[str, msgspec.Raw]
+    """The parts of the whole file as they are written: most readers need no vocabulary, which is nearly all of it."""
 
     model: Json
+    """The model without its vocabulary and its merges."""
+
     normalizers: list[Json]
     pre_tokenizers: list[Json]
     added: list[Added]
+
+    def vocabulary(self) -> Any:
+        """Read the vocabulary of the model: the id of each token for byte-pair encoding."""
+        return msgspec.json.decode(msgspec.json.decode(self.json["model"], type=dict[str, msgspec.Raw])["vocab"])
 
     def without(self, *, special_tokens: bool) -> bytes:
         """The file for another library, without truncation, padding and post-processor.
 
         It also lacks the special tokens if ``special_tokens`` is True.
         """
-        json = {**self.json, "truncation": None, "padding": None, "post_processor": None}
+        json: Json = {**self.json, "truncation": None, "padding": None, "post_processor": None}
         if special_tokens:
-            json["added_tokens"] = [token for token in json.get("added_tokens") or [] if not token.get("special")]
+            added = _decoded(self.json, "added_tokens", list[Json] | None) or []
+            json["added_tokens"] = [token for token in added if not token.get("special")]
         return msgspec.json.encode(json)
 
 
@@ -267,32 +278,27 @@ def read_layout(content: bytes) -> TokenizerParts:
         UnsuitableError: the file does not have the expected structure.
     """
     try:
-        json = msgspec.json.decode(content, type=Json)
-        model = dict(json["model"])
-        added = [
-            Added(
-                content=str(token["content"]),
-                id=int(token["id"]),
-                special=bool(token.get("special", False)),
-                normalized=bool(token.get("normalized", not token.get("special", False))),
-                single_word=bool(token.get("single_word", False)),
-                lstrip=bool(token.get("lstrip", False)),
-                rstrip=bool(token.get("rstrip", False)),
-            )
-            for token in json.get("added_tokens") or []
-        ]
+        json = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        parts = msgspec.json.decode(json["model"], type=dict[str, msgspec.Raw])
+        model = {name: msgspec.json.decode(part) for name, part in parts.items() if name not in ("vocab", "merges")}
         # Files from before 2020 do not name their model; those with merges are byte-pair encoding.
-        if "type" not in model and "merges" in model:
+        if "type" not in model and "merges" in parts:
             model["type"] = "BPE"
+        added = _decoded(json, "added_tokens", list[Added] | None) or []
         return TokenizerParts(
             json=json,
             model=model,
-            normalizers=list(_unrolled(json.get("normalizer"), "normalizers")),
-            pre_tokenizers=list(_unrolled(json.get("pre_tokenizer"), "pretokenizers")),
+            normalizers=list(_unrolled(_decoded(json, "normalizer"), "normalizers")),
+            pre_tokenizers=list(_unrolled(_decoded(json, "pre_tokenizer"), "pretokenizers")),
             added=[token for token in added if token.content],
         )
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UnsuitableError(f"its tokenizer.json cannot be taken apart: {error!r}") from error
+
+
+def _decoded(json: Mapping[str, msgspec.Raw], name: str, kind: Any = Any) -> Any:
+    """A part of the file; None if it is not there or null."""
+    return msgspec.json.decode(json[name], type=kind) if name in json else None
 
 
 def _unrolled(step: Any, children: str) -> Iterator[Json]:
@@ -334,7 +340,8 @@ def require_bytes(layout: TokenizerParts, byte_of: Mapping[str, int]) -> None:
     Raises:
         UnsuitableError: the vocabulary lacks one of these tokens.
     """
-    missing = [byte for token, byte in byte_of.items() if token not in layout.model["vocab"]]
+    vocabulary = layout.vocabulary()
+    missing = [byte for token, byte in byte_of.items() if token not in vocabulary]
     if missing:
         raise UnsuitableError(f"its vocabulary lacks the byte 0x{missing[0]:02x} and {len(missing) - 1} others")
 
