@@ -222,8 +222,8 @@ def test_a_lost_document_does_not_go_unseen(
 
     def lose_in_worker(builder: PartBuilder, block: Any, documents: Any) -> None:
         if len(documents.lines) > 3:
-            first = int(documents.lengths[0][0])
-            documents.tokens, documents.lengths = [documents.tokens[0][first:]], [documents.lengths[0][1:]]
+            [(tokens, lengths)] = documents.rows
+            documents.rows = [(tokens[lengths[0] :], lengths[1:])]
             documents.lines, documents.places = documents.lines[1:], documents.places[1:]
         to_part(builder, block, documents)
 

@@ -93,8 +93,11 @@ def write_part(plan: RunPlan, folder: Path, task_index: int, first: int, made: l
             num_records = len(set(lines))
             count = TokenLedger(made=len(ids), kept=len(ids))
             documents = Documents(
-                tokens=[ids, (ids % 2).astype(np.uint8), *([domain] if is_split else [])],
-                lengths=[lengths, lengths, *([np.ones(len(some), np.int64)] if is_split else [])],
+                rows=[
+                    (ids, lengths),
+                    ((ids % 2).astype(np.uint8), lengths),
+                    *([(domain, np.ones(len(some), np.int64))] if is_split else []),
+                ],
                 lines=np.array(lines),
                 places=np.array(lines),
                 ids=None,

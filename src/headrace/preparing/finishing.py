@@ -74,7 +74,7 @@ def join(setup: Setup, task: JoinTask, using: Reader, tell: Callable[[Mapping[st
     ranges = decoded(using.whole(f"{setup.work}/{task.order}").tobytes(), tuple[Range, ...])
     if ranges is None:
         raise OutputError(f"{setup.work}/{task.order}: {DAMAGED}")
-    columns = stored(setup.columns)
+    columns = stored(setup.plan.columns)
     folder = Path(setup.results, task.folder)
     with output_errors(folder, "make the folder"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def join(setup: Setup, task: JoinTask, using: Reader, tell: Callable[[Mapping[st
                 num_bytes += values.nbytes
             tell({"bytes": num_bytes})
 
-    outputs = _written(setup.layout, columns, folder, task, counted(rows))
+    outputs = _written(setup.plan.options.output.format, columns, folder, task, counted(rows))
     masks = {column.key for column in columns if column.kind == "mask"}
     outputs = [_with_masks(shard, masks) for shard in outputs]
     names = tuple(Path(task.folder, name).as_posix() for shard in outputs for name in shard.file_names())

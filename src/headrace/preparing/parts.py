@@ -213,7 +213,7 @@ class PartBuilder:
         self._arrays: dict[str, list[NDArray[Any]]] = {}
         self._values = [
             _Values(self._folder / values_name(task_index, number))
-            for number, column in enumerate(setup.columns)
+            for number, column in enumerate(setup.plan.columns)
             if column.kind != "domain"
         ]
         self._spans: list[SpanResult] = []
@@ -249,7 +249,7 @@ class PartBuilder:
         self._add_rows(documents)
         if documents.text_hashes is not None:
             self._put("text_hashes", documents.text_hashes)
-        if documents.text_hashes is not None or self._setup.making is not None:
+        if documents.text_hashes is not None or self._setup.plan.recipe is not None:
             self._put("lines", documents.lines)
         if documents.ids is not None:
             encoded = [name.encode() for name in documents.ids]
@@ -263,8 +263,8 @@ class PartBuilder:
 
     def _add_rows(self, documents: Documents) -> None:
         masks: list[Row] = []
-        rows = zip(self._setup.columns, documents.tokens, documents.lengths, strict=True)
-        for number, (column, values, lengths) in enumerate(rows):
+        rows = zip(self._setup.plan.columns, documents.rows, strict=True)
+        for number, (column, (values, lengths)) in enumerate(rows):
             if column.kind == "domain":
                 own = [self._domains.setdefault(name, len(self._domains)) for name in documents.domains]
                 self._put("domains", np.array(own, values.dtype).take(values))

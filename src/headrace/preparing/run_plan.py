@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,10 +18,8 @@ from headrace.engine.poison import MAX_POISON, Poison, RecordPlace
 from headrace.io import Storage
 from headrace.plan.keys import source_key
 from headrace.preparing.backends import Choice, OnCompared
-from headrace.preparing.backends.backend import SpecialPolicy
 from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import Column
-from headrace.preparing.filters import FilterSpec
 from headrace.preparing.options import PrepareOptions, output_keys
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
@@ -33,23 +31,6 @@ from headrace.preparing.sources import (
     spans_in_words,
 )
 from headrace.stores import optimal_dtype
-
-
-class Encoding(msgspec.Struct, frozen=True):
-    """How texts become tokens."""
-
-    tokenizer: str
-    """Path of the copy of ``tokenizer.json`` that was made for this run."""
-
-    backend: str
-    special: SpecialPolicy
-    eod: int | None
-    bos: int | None
-    missing_bos: int | None
-    """Documents that do not begin with this token are counted."""
-
-    vocab_size: int
-    dtype: str
 
 
 class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,29 +64,20 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     results: str
     """Folder for the files that tasks write."""
 
-    records: RecordSpec
-    max_record_bytes: int
-    join: str | None
-    encoding: Encoding
-    filters: FilterSpec
-    columns: tuple[Column, ...]
-    on_error: Literal["stop", "skip"]
-    max_errors: int | None
-    """A task with more bad records need not be finished, as they alone fail the run; None sets no limit."""
-    sample_key: int
-    """Key that selects the documents which the reference tokeniser encodes as well."""
+    plan: RunPlan
+    """The plan of the run, without its files and the content of ``tokenizer.json``."""
 
-    making: RecipeSetup | None = None
-    """None: each text is a document."""
+    tokenizer: str
+    """Path of the copy of ``tokenizer.json`` that was made for this run."""
+
+    backend: str
+    """The library that encodes: that of the plan, or the reference tokeniser."""
 
     num_ranges: int = 0
     """Ranges of text hashes, in each of which a task finds the duplicates; 0 keeps them."""
 
     hashes: tuple[str, ...] = ()
     """For tasks that find duplicates: the files, or the URLs, of the hashes of all parts, in their order."""
-
-    layout: str = ""
-    """For tasks that join parts: the layout of the shards."""
 
     work: str = ""
     """For tasks that join parts: the folder, or the URL, below which these are."""
@@ -324,33 +296,20 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         least = -(-sum(file.text_bytes for file in self.files) // RANGE_BYTES)
         return min(1 << (max(least, 1) - 1).bit_length(), MAX_RANGES)
 
+    @property
+    def sample_key(self) -> int:
+        """The key that selects the documents which the reference tokeniser encodes as well."""
+        return source_key(0, self.tokenizer.fingerprint, "prepare sample")
+
     def setup(self, *, results: str, tokenizer: str, backend: str) -> Setup:
         """The first message to each worker."""
-        options = self.options
         return Setup(
             parent=os.getpid(),
             results=results,
-            records=self.record_spec(options),
-            max_record_bytes=options.records.max_record_bytes,
-            join=options.records.join,
-            encoding=Encoding(
-                tokenizer=tokenizer,
-                backend=backend,
-                special=options.tokens.special_tokens_in_text,
-                eod=self.eod,
-                bos=self.bos,
-                missing_bos=self.missing_bos,
-                vocab_size=self.tokenizer.vocab_size,
-                dtype=self.dtype.name,
-            ),
-            filters=options.filters,
-            columns=self.columns,
-            on_error=options.errors.on_error,
-            max_errors=options.errors.max_errors if isinstance(options.errors.max_errors, int) else None,
-            sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
-            making=None if self.recipe is None else self.recipe.making,
+            plan=msgspec.structs.replace(self, files=(), tokenizer=msgspec.structs.replace(self.tokenizer, json=b"")),
+            tokenizer=tokenizer,
+            backend=backend,
             num_ranges=self.num_ranges,
-            layout=options.output.format,
         )
 
     def orders(self) -> tuple[list[TextTask], list[HashTask]]:

@@ -345,8 +345,7 @@ class TextJob(Job):
         """For each file its xxh3_128, if a task of its own has hashed it."""
         hashes = [""] * len(self._plan.files)
         for task in self._hashed:
-            value = self.receipts(self._first).done[task.task_index].value
-            hashes[value["file"]] = value["xxh3_128"]
+            hashes[task.number] = self.receipts(self._first).done[task.task_index].value["xxh3_128"]
         return hashes
 
     @cached_property

@@ -13,7 +13,7 @@ Optional libraries are imported where they are used, never at the top of a modul
 
 from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError, SpecialPolicy
 from headrace.preparing.backends.comparison import Difference, MismatchError, OnCompared, ProvedEncoder, compare
-from headrace.preparing.backends.libraries import BACKENDS, REFERENCE, load_backend
+from headrace.preparing.backends.libraries import BACKENDS, REFERENCE
 from headrace.preparing.backends.proof import Choice, choose_backend
 from headrace.preparing.backends.special import SpecialFinder
 from headrace.preparing.backends.tokenizer import UnsuitableError
@@ -34,5 +34,4 @@ __all__ = [
     "UnsuitableError",
     "choose_backend",
     "compare",
-    "load_backend",
 ]

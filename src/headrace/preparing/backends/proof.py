@@ -27,7 +27,7 @@ from headrace.errors import MissingExtraError, OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
 from headrace.preparing.backends.backend import Backend, SpecialPolicy, installed_version
 from headrace.preparing.backends.comparison import OnCompared, compare, silence
-from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, load_with, routes
+from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, load_backend, routes
 from headrace.preparing.backends.reference import TokenizersBackend
 from headrace.preparing.backends.tokenizer import TokenizerParts, UnsuitableError, byte_characters, read_layout
 
@@ -304,7 +304,7 @@ def _probed(
     report: Callable[[tuple[int, int]], None],
 ) -> str:
     """The first difference between the library and the reference tokeniser on the texts of the probe; "" if none."""
-    fast = load_with(name, tokenizer_json, special, lambda: reference)
+    fast = load_backend(name, tokenizer_json, special, lambda: reference)
     texts = probe_texts(layout, is_byte_level=not layout.model.get("byte_fallback"))
     found = compare(fast, reference, texts, on_compared=lambda done, total: report((done, total)))
     return "" if found is None else found.message

@@ -9,7 +9,6 @@ columns, are for runs that read whole records.
 from __future__ import annotations
 
 import csv
-import io
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +33,7 @@ from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, i
 from headrace.preparing.sources.streams import (
     BLOCK_BYTES,
     BOM,
+    CHUNK_BYTES,
     HEAD_OF_LINE_BYTES,
     MAX_LINE_BYTES,
     NEWLINE,
@@ -47,6 +47,7 @@ from headrace.preparing.sources.streams import (
     LostLineError,
     Readable,
     ZstdStream,
+    go_to_first_line,
     read_blocks,
     split_lines,
 )
@@ -160,6 +161,8 @@ class LineSpanReader(SpanReader):
                     self._stream.border = end
                 source = cut = CutStream(self._stream, is_first=begin == 0)
             begin, end = 0, sys.maxsize
+        else:
+            begin = go_to_first_line(raw, begin, end, block_bytes=self._block_bytes)
         for lines in read_blocks(
             source, begin, end, block_bytes=self._block_bytes, max_line_bytes=self._max_record_bytes
         ):
@@ -430,27 +433,8 @@ class CsvReader(SpanReader):
         return size + len(row)
 
 
-def _text_lines(file: Any) -> Iterator[str]:
+def _text_lines(file: HashedFile) -> Iterator[str]:
     """Lines with their ends. Bytes that are not UTF-8 become surrogates, so that the record is found to be bad."""
-    is_first = True
-    buffered = io.BufferedReader(_Raw(file), 1 << 18)
-    for data in buffered:
-        if is_first:
-            data = data.removeprefix(BOM)
-            is_first = False
-        yield data.decode("utf-8", "surrogateescape")
-
-
-class _Raw(io.RawIOBase):
-    """A raw stream over an object that has only ``read``."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    for lines in read_blocks(file, 0, sys.maxsize, block_bytes=CHUNK_BYTES, max_line_bytes=sys.maxsize):
+        for line in split_lines(lines)[0]:
+            yield line.decode("utf-8", "surrogateescape") + "\n"
