@@ -280,12 +280,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The dtype of the tokens in the store."""
         return np.dtype(optimal_dtype(self.tokenizer.vocab_size))
 
-    @property
+    @cached_property
     def total_bytes(self) -> int:
         """Bytes of all input files."""
         return sum(file.size_bytes for file in self.files)
 
-    @property
+    @cached_property
     def num_ranges(self) -> int:
         """Ranges of text hashes in which tasks find duplicates; 0 if these are kept.
 

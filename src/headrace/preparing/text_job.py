@@ -237,7 +237,7 @@ class TextJob(Job):
             by_task = "" if wrong is None else f"task {wrong[0]}: {wrong[1]}"
             manifest, made = build_manifest(self._plan, self._cut, joined, by_task, folder.work)
             sums = {name: (file.size, file.xxh3_128) for name, file in manifest.files().items()}
-            receipts = [self.receipts(cutting(self._mark)), self.receipts(self._joining)]
+            receipts = [self.receipts(self._cutting), self.receipts(self._joining)]
             folder.put(partial(self.gather, receipts, sums), list(sums), made)
         return manifest
 
@@ -258,8 +258,8 @@ class TextJob(Job):
         yield from self._encoding()
         if self._plan.num_ranges:
             yield finding(self._mark, self._plan.num_ranges)
-        yield cutting(self._mark)
-        if not self._is_open(cutting(self._mark)):
+        yield self._cutting
+        if not self._is_open(self._cutting):
             yield self._joining
 
     def _is_open(self, phase: Phase) -> bool:
@@ -276,6 +276,10 @@ class TextJob(Job):
         if (wrong := self._wrong()) is not None:
             total_bytes = self._plan.total_bytes
             yield encoding(self._mark, REFERENCE, len(self._texts), first_task=wrong[0], total_bytes=total_bytes)
+
+    @cached_property
+    def _cutting(self) -> Phase:
+        return cutting(self._mark)
 
     @cached_property
     def _first(self) -> Phase:
@@ -350,7 +354,7 @@ class TextJob(Job):
 
     @cached_property
     def _cut(self) -> CutResult:
-        receipts = self.receipts(cutting(self._mark))
+        receipts = self.receipts(self._cutting)
         place = self._at(receipts, receipts.done[0], CUT_NAME)
         found = decoded(self._using.whole(place).tobytes(), CutResult)
         if found is None:
@@ -368,7 +372,7 @@ class TextJob(Job):
         return joining(self._mark, len(self._cut.shards), self._cut.value_bytes)
 
     def _joins(self) -> list[JoinTask]:
-        receipts, found = self.receipts(cutting(self._mark)), self._cut
+        receipts, found = self.receipts(self._cutting), self._cut
         numbers = Counter(shard.series for shard in found.shards)
         return [
             JoinTask(
