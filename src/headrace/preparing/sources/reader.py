@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,7 +28,7 @@ from headrace.preparing.sources.block import (
     too_long,
 )
 from headrace.preparing.sources.columnar import ParquetSpanReader
-from headrace.preparing.sources.json import JsonlParser, ListReader
+from headrace.preparing.sources.json import ListReader, parse_jsonl
 from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, is_hashed_while_read
 from headrace.preparing.sources.streams import (
     BLOCK_BYTES,
@@ -129,10 +129,9 @@ class LineSpanReader(SpanReader):
             self.begin, self.end = self._first_byte, self._reached
 
     def _read(self, raw: BinaryIO, hashed: HashedFile | None) -> Iterator[Block]:
-        parse = self._parser()
         line = counted = 0
         try:
-            for block in parse(self._lines(raw, hashed)):
+            for block in self._parsed(self._lines(raw, hashed)):
                 line += block.num_lines
                 used = self._reached - max(self._first_byte, 0)
                 if self._source is not None:
@@ -173,26 +172,23 @@ class LineSpanReader(SpanReader):
             self._reached = lines.offset + lines.size
             yield lines
 
-    def _parser(self) -> TextParser:
-        if self._file.format.startswith("txt"):
-            return text_parser(self._spec, self._max_record_bytes)
-        return JsonlParser(self._spec, self._max_record_bytes).parse
+    def _parsed(self, lines: Iterable[Lines]) -> Iterator[Block]:
+        parse = parse_text if self._file.format.startswith("txt") else parse_jsonl
+        return parse(lines, self._spec, self._max_record_bytes)
 
 
 FIELD = "text"
 """The name of a text's only field, if the spec names none."""
 
-TextParser = Callable[[Iterable[Lines]], Iterator[Block]]
 
-
-def text_parser(spec: RecordSpec, max_record_bytes: int) -> TextParser:
-    """The function that parses the lines of a file into blocks of records. If records are lines, a span is enough."""
+def parse_text(blocks: Iterable[Lines], spec: RecordSpec, max_record_bytes: int) -> Iterator[Block]:
+    """Yield the records of the lines of a file in blocks. If records are lines, those of a span are enough."""
     kinds: dict[SampleBy, type[_Parser]] = {
         "line": _LineParser,
         "paragraph": _ParagraphParser,
         "document": _DocumentParser,
     }
-    return kinds[spec.sample_by](spec, max_record_bytes).parse
+    return kinds[spec.sample_by](spec, max_record_bytes).parse(blocks)
 
 
 class _Parser(ABC):
