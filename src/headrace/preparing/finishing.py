@@ -7,7 +7,6 @@ layout.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,8 @@ from headrace.engine.job import TaskResult
 from headrace.engine.serving import decoded
 from headrace.errors import HeadraceError, OutputError
 from headrace.io import Reader, as_read_back, file_sum, output_errors
+from headrace.preparing.backends import REFERENCE
+from headrace.preparing.backends.backend import installed_version
 from headrace.preparing.columns import Column, Row, Rows, keep_rows, stored
 from headrace.preparing.cutting import CutResult
 from headrace.preparing.duplicates import DAMAGED
@@ -266,7 +267,7 @@ def build_manifest(
             bos=plan.bos,
             eod_text=plan.tokenizer.token_text(plan.eod),
             bos_text=plan.tokenizer.token_text(plan.bos),
-            library_version=importlib.metadata.version("tokenizers"),
+            library_version=installed_version(REFERENCE),
         ),
         backend=BackendInfo(
             name=choice.name,

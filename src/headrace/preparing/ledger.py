@@ -121,17 +121,17 @@ class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """
 
     file: int
-    begin: int
+    begin: int = 0
     """``[begin, end)`` was read of the file, in the unit of its extent."""
-    end: int
-    lines: int
-    blank_lines: int
-    bad: int
-    documents: int
+    end: int = 0
+    lines: int = 0
+    blank_lines: int = 0
+    bad: int = 0
+    documents: int = 0
     """Records that were read whole: those kept, and those dropped by a filter."""
-    kept: int
-    skipped: int
-    xxh3_128: str
+    kept: int = 0
+    skipped: int = 0
+    xxh3_128: str = ""
     """Hash of the file if the span is the whole file, else empty."""
     split: int = 0
     """Documents beyond the first of each record, for records that became several; ``documents`` counts them, too."""

@@ -180,11 +180,6 @@ class PartReader:
         self._using.release(place)
 
 
-_OPEN_SPAN = SpanResult(
-    file=0, begin=0, end=0, lines=0, blank_lines=0, bad=0, documents=0, kept=0, skipped=0, xxh3_128=""
-)  # fmt: skip
-
-
 class PartBuilder:
     """A part that is being written. It has these arrays, for n documents and the columns 0, 1, ...:
 
@@ -217,7 +212,7 @@ class PartBuilder:
             if column.kind != "domain"
         ]
         self._spans: list[SpanResult] = []
-        self._span = _OPEN_SPAN
+        self._span = SpanResult(file=0)
         self.tally = Tally()
         """The counts so far."""
         self.errors: list[tuple[int, int, str]] = []
@@ -226,7 +221,7 @@ class PartBuilder:
 
     def begin_span(self, file: int) -> None:
         """Begin a span of this file."""
-        self._span = msgspec.structs.replace(_OPEN_SPAN, file=file)
+        self._span = SpanResult(file=file)
 
     def end_span(self, begin: int, end: int, xxh3_128: str) -> None:
         """End the span; ``[begin, end)`` was read of the file."""
