@@ -163,10 +163,7 @@ class _Arrow:
                     num_rows = self._ipc.read_record_batch(message, self._pa.schema([])).num_rows
                     found.append(BatchSize(num_rows, message.metadata.size + message.body.size))
         except (*self.errors, StopIteration) as error:
-            what = _first(error) or "it has fewer record batches than its footer says"
-            raise InputError(
-                f"{self._name}: not a whole Arrow file: {what}. Was it copied or written whole?"
-            ) from error
+            raise self._broken(_first(error) or "it has fewer record batches than its footer says") from error
         check_rows([size.num_rows for size in found], "record batch", self._name)
         return found
 
