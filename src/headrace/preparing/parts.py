@@ -273,7 +273,8 @@ class PartBuilder:
 
     def write(self) -> tuple[str, ...]:
         """Complete the part; return the names of its files."""
-        arrays = {name: np.concatenate(pieces) for name, pieces in self._arrays.items()}
+        # Of one array at a time there are the pieces and the whole.
+        arrays = {name: np.concatenate(self._arrays.pop(name)) for name in list(self._arrays)}
         names = [values_name(self._task_index, number) for number in range(len(self._values))]
         if self._setup.num_ranges and self.tally.documents.kept:
             names.append(hashes_name(self._task_index))
