@@ -29,10 +29,10 @@ from headrace.engine.processes import WorkerProcesses
 from headrace.engine.serving import Parent, Reply
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing import PrepareOptions, documents, joining, parts
+from headrace.preparing import PrepareOptions, documents, finishing, parts
 from headrace.preparing import worker as text_task
-from headrace.preparing.messages import Order, Setup
 from headrace.preparing.parts import BLOCK_BYTES
+from headrace.preparing.run_plan import Order, Setup
 from headrace.preparing.sources import open_span
 from headrace.preparing.worker import TextWorker
 from headrace.stores import Manifest
@@ -111,10 +111,10 @@ def small_run() -> Iterator[None]:
         patch.setattr(doing, "REFRESH_S", 0.0)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
         patch.setattr(parts, "BLOCK_BYTES", 3000)
-        patch.setattr(joining, "STEP_BYTES", 4000)
+        patch.setattr(finishing, "STEP_BYTES", 4000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
-        patch.setattr("headrace.preparing.first_documents.NUM_DOCUMENTS", 5)
+        patch.setattr("headrace.preparing.run.NUM_DOCUMENTS", 5)
         yield
 
 

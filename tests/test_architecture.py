@@ -413,7 +413,7 @@ OVER_BUDGET = {
     "stores": 9_406,
     "samples": 9_617,
     "engine": 2_298,
-    "preparing": 11_100,
+    "preparing": 10_857,
     "copying": 1_570,
     "cache": 853,
     "datasets": 8_435,
@@ -424,7 +424,7 @@ OVER_BUDGET = {
     "inspect": 6_548,
     "cli": 3_193,
     "ui": 2_558,
-    "all": 84_407,
+    "all": 84_164,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.engine.processes import MAX_DEATHS, WorkerTasks
 from headrace.engine.serving import Done, Failed, Progress, Reply
 from headrace.errors import InputError, WorkerError
-from headrace.preparing.messages import FindTask, HashTask, Order
+from headrace.preparing.run_plan import FindTask, HashTask, Order
 from headrace.preparing.sources import SourceFile
 
 FILES = [

@@ -30,12 +30,12 @@ from headrace.preparing import (
     TokenOptions,
     estimate,
     estimate_shards,
-    first_documents,
-    joining,
+    finishing,
     plan,
     prepare,
     prepare_shards,
     read_recipe,
+    run,
 )
 from headrace.preparing.outputs.folder import output_at
 from headrace.preparing.parts import PartBuilder
@@ -163,7 +163,7 @@ def test_a_torn_gzip(kit: Any, tmp_path: Path, cut: float) -> None:
 
 def test_a_bad_record_ends_no_proof(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skipped like in the run: the first 1,000 documents are those behind it, over several blocks of the reader."""
-    monkeypatch.setattr(first_documents, "MIN_TEXT_BYTES", 8 << 20)  # of so little text fewer are proved
+    monkeypatch.setattr(run, "MIN_TEXT_BYTES", 8 << 20)  # of so little text fewer are proved
     file = tmp_path / "in.jsonl"
     lines = [json.dumps({"text": f"{number} " + "some words " * 300}) for number in range(1200)]
     file.write_text("\n".join(["broken", *lines]))
@@ -218,12 +218,12 @@ def test_a_lost_document_does_not_go_unseen(
     kit: Any, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """A document taken away on the way from text to store: the books do not balance, and nothing is written."""
-    to_part, rows_of = PartBuilder.add, joining._rows
+    to_part, rows_of = PartBuilder.add, finishing._rows
 
     def lose_in_worker(builder: PartBuilder, block: Any, documents: Any) -> None:
         if len(documents.lines) > 3:
-            first = int(documents.lengths[0][0])
-            documents.tokens, documents.lengths = [documents.tokens[0][first:]], [documents.lengths[0][1:]]
+            [(tokens, lengths)] = documents.rows
+            documents.rows = [(tokens[lengths[0] :], lengths[1:])]
             documents.lines, documents.places = documents.lines[1:], documents.places[1:]
         to_part(builder, block, documents)
 
@@ -233,7 +233,7 @@ def test_a_lost_document_does_not_go_unseen(
 
     with faults.small_run():
         monkeypatch.setattr(PartBuilder, "add", lose_in_worker if place == "worker" else to_part)
-        monkeypatch.setattr(joining, "_rows", lose_in_join if place == "join" else rows_of)
+        monkeypatch.setattr(finishing, "_rows", lose_in_join if place == "join" else rows_of)
         with pytest.raises(HeadraceError, match="balance"):
             kit.prepare([inputs], tmp_path / "out", tokens=REFERENCE, workers=1)
     assert not opens(tmp_path / "out")

@@ -30,7 +30,7 @@ from headrace.preparing.duplicates import (
     write_hashes,
     write_ranges,
 )
-from headrace.preparing.messages import FindTask
+from headrace.preparing.run_plan import FindTask
 
 MAX = (1 << 64) - 1
 EXTREMES = st.sampled_from([0, 1, 2, MAX, MAX - 1, 1 << 63, (1 << 63) - 1, 0x7FF0000000000001])

@@ -28,7 +28,7 @@ from headrace.preparing import (
     estimate,
 )
 from headrace.preparing.backends import MismatchError, ProvedEncoder
-from headrace.preparing.first_documents import most_characters
+from headrace.preparing.run import most_characters
 from headrace.preparing.sources import SourceFile
 from headrace.stores import Manifest
 from shards_made import write_table

@@ -32,8 +32,7 @@ from headrace.errors import InputError, OutputError, StoreError, WorkerError
 from headrace.preparing import FilterSpec, OutputOptions, PrepareOptions, RecordOptions, TokenOptions
 from headrace.preparing.backends import Choice
 from headrace.preparing.backends.tokenizer import load_tokenizer
-from headrace.preparing.messages import HashTask, TextTask
-from headrace.preparing.run_plan import RunPlan
+from headrace.preparing.run_plan import HashTask, RunPlan, TextTask
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
 from headrace.preparing.worker import TextWorker
 

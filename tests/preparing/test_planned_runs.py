@@ -32,8 +32,8 @@ from headrace.preparing import (
     prepare,
 )
 from headrace.preparing.backends import MismatchError
-from headrace.preparing.messages import FindTask, TextTask
-from headrace.preparing.worker import TextWork
+from headrace.preparing.run_plan import FindTask, TextTask
+from headrace.preparing.worker import TextWorker
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 from jobs_by_hand import do_some, finish, small_jobs
@@ -246,15 +246,15 @@ def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: Path, tmp_path:
     """What tasks before it have written is used to the end."""
     tokens = TokenOptions(append_eod=True, backend="fastokens")
     options = msgspec.structs.replace(UNIQUE, tokens=tokens)
-    run = TextWork.run
+    run = TextWorker.run
 
-    def wrong(work: TextWork, order: TextTask) -> TaskResult:
-        if order.task.number >= 5 and work._setup.encoding.backend == "fastokens":
+    def wrong(work: TextWorker, order: TextTask) -> TaskResult:
+        if order.task.number >= 5 and work._setup.backend == "fastokens":
             raise MismatchError(0, "other ids")
         return run(work, order)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextWork, "run", wrong)
+        patch.setattr(TextWorker, "run", wrong)
         prepare([inputs], tmp_path / "local", tokenizer=kit.tokenizer, options=options)
         output = planned(kit, inputs, tmp_path / "out", "", tokens=tokens)
         names = [path.name for path in (output / WORK_NAME).glob("phase-encode-*")]

@@ -36,10 +36,10 @@ from headrace.preparing import (
     run_plan,
 )
 from headrace.preparing.documents import BlockEncoder
-from headrace.preparing.messages import Order
+from headrace.preparing.ledger import BAD, ENDED_WORKER
 from headrace.preparing.record_encoder import RecordEncoder
-from headrace.preparing.sources import streams
-from headrace.preparing.tally import BAD, ENDED_WORKER
+from headrace.preparing.run_plan import Order
+from headrace.preparing.sources import reader
 from headrace.stores import load_manifest
 from jobs_by_hand import do_some, finish, small_jobs
 
@@ -239,7 +239,7 @@ def test_a_reader_that_ends_workers_is_told_with_its_range(
         raise SystemExit
 
     with mortal():
-        monkeypatch.setattr(streams, "find_first_line", die)
+        monkeypatch.setattr(reader, "go_to_first_line", die)
         error = faults.error_of(
             lambda: kit.prepare([inputs], tmp_path / "out", tokens=TOKENS, task_bytes=4000, workers=1, errors=SKIP)
         )

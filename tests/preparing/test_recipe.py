@@ -32,9 +32,9 @@ from headrace.preparing import (
 )
 from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, libraries
+from headrace.preparing.ledger import Tally
 from headrace.preparing.parts import PartBuilder
 from headrace.preparing.recipes import resolving
-from headrace.preparing.tally import Tally
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 
@@ -337,8 +337,8 @@ def test_a_mask_that_lost_a_value_does_not_go_unseen(folder: Path, monkeypatch: 
     add = PartBuilder.add
 
     def losing(self: Any, block: Any, documents: Any) -> None:
-        documents.tokens[1] = documents.tokens[1][:-1]
-        documents.lengths[1] = documents.lengths[1] - (np.arange(len(documents.lengths[1])) == 0)
+        values, lengths = documents.rows[1]
+        documents.rows[1] = values[:-1], lengths - (np.arange(len(lengths)) == 0)
         add(self, block, documents)
 
     runs.write_lines(folder / "data" / "a.jsonl", runs.pairs(8))

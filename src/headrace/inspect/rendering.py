@@ -21,9 +21,9 @@ from headrace.inspect.answers import OnProgress, unseen
 from headrace.inspect.figures import count
 from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering, ShownSequence, Stretch
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
-from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.recipes import find_template, find_tokenizer, read_recipe, with_inputs
 from headrace.preparing.record_encoder import find_end_names, make_maker
+from headrace.preparing.run_plan import RecipeSetup
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import NUM_RECORDS, Sample

@@ -5,12 +5,12 @@
     run_plan       files and options -> tasks, setup of the workers                         pure
       worker       spans -> blocks -> documents -> a part                                    in the workers
       parts        documents on their way to the output
-    first_documents  texts of the first documents -> the library of the plan is proved, or replaced
     duplicates     documents whose texts are the same, found by tasks
     cutting        parts -> which documents make up which shard, ledger, table of origins
-    joining        documents of parts -> a shard
-    tally          the counts of a block, a part and a run, up to the ledger of the manifest
+    finishing      documents of parts -> a shard; all shards -> the manifests
+    ledger         the counts of a block, a part and a run, up to the ledger of the manifest
     outputs        puts all files into the output folder, at once or not at all; or the same at a URL
+    run            the library is proved on the first documents; the plan is written, and done on this host
     text_job       all of that as phases of tasks, which any process may do, see ``headrace.engine``
     api            the whole way: `prepare`; `plan` for a job, and `estimate` for a sample
     estimating     a sample of the inputs -> what a run would write

@@ -14,11 +14,10 @@ from headrace.io import Storage, check_readable, check_storage, path_at, reader_
 from headrace.preparing.backends import ProvedEncoder, choose_backend
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.estimating import Estimate, estimate_plan
-from headrace.preparing.first_documents import Unproved, first_texts, prove_first_documents
 from headrace.preparing.options import PrepareOptions, check_options, check_text_options
 from headrace.preparing.outputs.folder import output_at
 from headrace.preparing.outputs.place import STDIN_NAME, OutputPlace
-from headrace.preparing.run import do_run, plan_run
+from headrace.preparing.run import Unproved, do_run, first_texts, plan_run, prove_first_documents
 from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.sources.find import check_fields

@@ -5,7 +5,7 @@ A `Column` is a key of the store, such as ids or a mask, or the domain of each d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -31,12 +31,9 @@ def count_ones(values: NDArray[Any], lengths: IntArray) -> IntArray:
     return found
 
 
-def total_lengths(rows: Sequence[tuple[NDArray[Any], IntArray]]) -> IntArray:
-    """(n,) the number of tokens of each document in all keys, from the tokens and lengths of each key."""
-    total = rows[0][1].astype(np.int64)
-    for _, lengths in rows[1:]:
-        total += lengths
-    return total
+def total_lengths(lengths: Iterable[IntArray], num_documents: int) -> IntArray:
+    """(n,) the lengths of n documents in several columns together, from their (n,) lengths in each."""
+    return sum(lengths, np.zeros(num_documents, np.int64))
 
 
 def add_ends(
@@ -109,27 +106,3 @@ DOMAIN = Column("", "<i4", "domain")
 def stored(columns: Sequence[Column]) -> tuple[Column, ...]:
     """The columns that are keys of the store: all but the domain."""
     return tuple(column for column in columns if column.kind != "domain")
-
-
-def num_ids(columns: Sequence[Column], rows: Rows) -> IntArray:
-    """(n,) the number of ids of each document, all keys together; zeros if no key holds ids."""
-    total = np.zeros(len(rows[0][1]), np.int64)
-    for column, (_, lengths) in zip(columns, rows, strict=True):
-        if column.kind == "ids":
-            total += lengths
-    return total
-
-
-def num_values(columns: Sequence[Column], lengths_of: Callable[[int], IntArray], num_documents: int) -> IntArray:
-    """(n,) the number of values of each of n documents, all keys of the store together.
-
-    Args:
-        columns: the columns.
-        lengths_of: returns the (n,) lengths in the column with a number.
-        num_documents: n.
-    """
-    total = np.zeros(num_documents, np.int64)
-    for number, column in enumerate(columns):
-        if column.kind != "domain":
-            total += lengths_of(number)
-    return total

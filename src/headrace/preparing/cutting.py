@@ -23,13 +23,22 @@ from headrace.engine.job import TaskResult
 from headrace.engine.serving import save
 from headrace.errors import InputError
 from headrace.io import FileSum
-from headrace.preparing.columns import Column, IntArray, num_values, stored
+from headrace.preparing.columns import Column, IntArray, stored, total_lengths
 from headrace.preparing.duplicates import FoundDuplicates
-from headrace.preparing.joining import Range
-from headrace.preparing.ledger import ADVICE, LedgerState, RunLedger, check_left, check_tolerance
-from headrace.preparing.parts import DocumentPart, SpanResult
+from headrace.preparing.ledger import (
+    ADVICE,
+    DUPLICATE,
+    MAX_RECORDS,
+    LedgerState,
+    RunLedger,
+    SpanResult,
+    Tally,
+    check_left,
+    check_tolerance,
+    left_out,
+)
+from headrace.preparing.parts import DocumentPart, Range
 from headrace.preparing.run_plan import RunPlan
-from headrace.preparing.tally import DUPLICATE, MAX_RECORDS, Tally, left_out
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
 from headrace.stores.keyed.writer import MAX_DOCUMENTS
 from headrace.stores.writer import ShardFilling
@@ -69,7 +78,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
         """The counts that take off what is left out, for each reason."""
         found = []
         lengths = {column.key: part.lengths(number) for number, column in enumerate(columns) if column.kind == "ids"}
-        empty = sum(lengths.values(), np.zeros(part.info.num_documents, np.int64)) == 0
+        empty = total_lengths(lengths.values(), part.info.num_documents) == 0
         for reason, which in self.reasons.items():
             if not which.any():
                 continue
@@ -277,7 +286,9 @@ class Cutter:
         self._series: list[_Series] = []
         self._shards: list[CutShard] = []
         self._domains: list[str] = []
-        self._has_domains = any(column.kind == "domain" for column in plan.columns)
+        self._sizes = [np.dtype(column.dtype).itemsize for column in stored(plan.columns)]
+        """Bytes of a value of each column that is stored."""
+        self._has_domains = len(self._sizes) < len(plan.columns)
         state = LedgerState(reached=[0] * len(hashes), lines=[0] * len(hashes), hashes=list(hashes))
         self.ledger = RunLedger(plan.files, state, sample_by=plan.options.records.sample_by)
         self._origins = ProvenanceWriter(
@@ -300,9 +311,10 @@ class Cutter:
         first = self.ledger.tally.documents.kept
         add_origins(self._origins, part, chosen, first, self.ledger.state.lines)
         self.ledger.add(info, chosen.left_out(part, self._plan.columns))
-        for number, column in enumerate(stored(self._plan.columns)):
-            self._value_bytes += int(part.lengths(number)[chosen.keep].sum()) * np.dtype(column.dtype).itemsize
-        lengths = num_values(self._plan.columns, part.lengths, info.num_documents)
+        of_columns = [part.lengths(number) for number in range(len(self._sizes))]
+        for size, some in zip(self._sizes, of_columns, strict=True):
+            self._value_bytes += int(some[chosen.keep].sum()) * size
+        lengths = total_lengths(of_columns, info.num_documents)
         if not self._has_domains:
             which = None if chosen.is_all else np.flatnonzero(chosen.keep)
             self._add(0, placed, which, lengths if which is None else lengths[which])

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.plan.keys import derive, derive_array
 from headrace.preparing.backends import REFERENCE, ProvedEncoder, RefusedTextError, SpecialFinder
-from headrace.preparing.columns import IntArray, Rows, add_ends, keep_rows, lacks, total_lengths
+from headrace.preparing.columns import IntArray, Row, Rows, add_ends, keep_rows, lacks, total_lengths
 from headrace.preparing.duplicates import hash_texts
 from headrace.preparing.filters import Filters
-from headrace.preparing.messages import Setup
+from headrace.preparing.ledger import BAD, ENDED_WORKER, NO_DOCUMENTS, Tally
+from headrace.preparing.run_plan import Setup
 from headrace.preparing.sources import BadRecord, Block
-from headrace.preparing.tally import BAD, ENDED_WORKER, Tally
-from headrace.stores import DocumentLedger, TokenLedger
+from headrace.stores import TokenLedger
 
 SAMPLE_ONE_IN = 2000
 """The reference tokeniser also encodes one document in this many, chosen by a hash of its place."""
@@ -30,10 +32,9 @@ BLANK = "blank"
 class Documents:
     """What became of a block. The n documents are those kept, in order."""
 
-    tokens: list[NDArray[Any]]
-    """The values of each column, in its dtype; those of the domain column are indices into ``domains``."""
-    lengths: list[IntArray]
-    """(n,) for each column the length of each document, including end-of-document tokens and the like."""
+    rows: Rows
+    """The values of each column, in its dtype, and their lengths, including end-of-document tokens and the like. The
+    values of the domain column are indices into ``domains``."""
     lines: IntArray
     """(n,) line of each document, ascending; the line of a record that was split occurs several times."""
     places: IntArray
@@ -47,7 +48,7 @@ class Documents:
     """The records among them that cannot be used."""
     tally: Tally
     """The counts of these documents, and of the records that were dropped or are bad."""
-    domains: list[str] = dataclasses.field(default_factory=list)
+    domains: Sequence[str] = ()
 
 
 class Encoder(Protocol):
@@ -61,12 +62,13 @@ class BlockEncoder:
     """Filters, tokenises and counts the records of blocks."""
 
     def __init__(self, setup: Setup, encoder: ProvedEncoder, finder: SpecialFinder) -> None:
-        self._setup = setup
-        self._encoding = setup.encoding
+        self._plan = setup.plan
+        self._join = setup.plan.options.records.join
+        self._with_hashes = bool(setup.num_ranges)
+        self._sample_key = setup.plan.sample_key
         self._encoder = encoder
         self._finder = finder
-        self._filters = Filters(setup.filters)
-        self._dtype: np.dtype[Any] = np.dtype(setup.encoding.dtype)
+        self._filters = Filters(setup.plan.options.filters)
 
     def encode(self, block: Block, file: int) -> Documents:
         """Make the documents of a block of this input file.
@@ -76,24 +78,21 @@ class BlockEncoder:
             InputError: the tokeniser makes ids that are not in its vocabulary.
         """
         columns = block.texts
-        if self._setup.join is not None:
-            columns = [[self._setup.join.join(texts) for texts in zip(*columns, strict=True)]]
-        count = len(block.lines)
-        state = BlockState(block, count)
-        special = self._finder.find(columns[0]) if count else np.zeros(0, np.bool_)
-        for texts in columns[1:]:
-            special = special | self._finder.find(texts)
-        if self._encoding.special == "error":
+        if self._join is not None:
+            columns = [[self._join.join(texts) for texts in zip(*columns, strict=True)]]
+        state = BlockState(block)
+        special = np.any([self._finder.find(texts) for texts in columns], axis=0)
+        if self._plan.options.tokens.special_tokens_in_text == "error":
             for index in np.flatnonzero(special).tolist():
                 found = next(name for name in map(self._finder.which, (texts[index] for texts in columns)) if name)
                 state.refuse(index, f"the text holds the special token {found!r} (see --special-tokens-in-text)")
         state.apply(self._filters, columns)
         rows = self._encode_rows(columns, state, block.places, file)
-        return self._documents(block, columns, state, rows, int(np.count_nonzero(special)))
+        return self._documents(columns, state, rows, int(np.count_nonzero(special)))
 
     def _encode_rows(self, columns: list[list[str]], state: BlockState, places: IntArray, file: int) -> Rows:
         """Encode the records that are still alive: ids and lengths for each key. Texts that fail become bad records."""
-        sampled = derive_array(derive(self._setup.sample_key, file), places) % np.uint64(SAMPLE_ONE_IN) == 0
+        sampled = derive_array(derive(self._sample_key, file), places) % np.uint64(SAMPLE_ONE_IN) == 0
         while True:
             alive = np.flatnonzero(state.alive)
             rows = []
@@ -113,69 +112,52 @@ class BlockEncoder:
 
     def _documents(
         self,
-        block: Block,
         columns: list[list[str]],
         state: BlockState,
         rows: Rows,
         num_special: int,
     ) -> Documents:
-        encoding = self._encoding
+        plan, vocab_size = self._plan, self._plan.tokenizer.vocab_size
         num_text = sum(len(ids) for ids, _ in rows)
         rows, dropped_tokens = self._within_limits(state, rows)
         alive = np.flatnonzero(state.alive)
-        tokens, lengths_of = [], []
+        ended: list[Row] = []
         num_eod = num_bos = num_missing = 0
         for ids, lengths in rows:
-            if len(ids) and int(ids.max()) >= encoding.vocab_size:
+            if len(ids) and int(ids.max()) >= vocab_size:
                 raise InputError(
-                    f"the tokeniser made id {int(ids.max()):,}, its vocabulary has {encoding.vocab_size:,} tokens: "
+                    f"the tokeniser made id {int(ids.max()):,}, its vocabulary has {vocab_size:,} tokens: "
                     "this tokenizer.json contradicts itself"
                 )
-            num_eod += int(np.count_nonzero(lengths)) if encoding.eod is not None else 0
-            num_bos += int(np.count_nonzero(lacks(ids, lengths, encoding.bos)))
-            num_missing += int(np.count_nonzero(lacks(ids, lengths, encoding.missing_bos)))
-            made, longer = add_ends(ids, lengths, bos=encoding.bos, eod=encoding.eod, dtype=self._dtype)
-            tokens.append(made)
-            lengths_of.append(longer)
-        is_whole = len(alive) == len(block.lines)
-        return Documents(
-            tokens=tokens,
-            lengths=lengths_of,
-            lines=block.lines[alive],
-            places=block.places[alive],
-            ids=None if block.ids is None else block.ids if is_whole else [block.ids[index] for index in alive],
-            text_hashes=self._text_hashes(columns, alive) if self._setup.num_ranges else None,
-            skipped=state.skipped(),
-            bad=sorted(state.bad, key=lambda record: record.line),
-            tally=Tally(
-                documents=DocumentLedger(
-                    read=len(block.lines) + len(block.bad),
-                    kept=len(alive),
-                    dropped=state.dropped_counts(),
-                    empty=int(np.count_nonzero(sum(lengths_of) == 0)) if len(alive) else 0,
-                    blank_lines=block.num_blank,
-                    text_bytes=sum(_utf8_bytes(texts, state.refused) for texts in columns),
-                    with_special_tokens=num_special,
-                ),
-                tokens=TokenLedger(
-                    made=num_text + num_eod + num_bos,
-                    kept=sum(map(len, tokens)),
-                    eod=num_eod,
-                    bos=num_bos,
-                    dropped=dropped_tokens,
-                ),
-                missing_bos=num_missing,
-                lines=block.num_lines,
-                input_bytes=block.input_bytes,
-                proved=state.num_proved,
-                routed=state.num_routed,
+            num_eod += int(np.count_nonzero(lengths)) if plan.eod is not None else 0
+            num_bos += int(np.count_nonzero(lacks(ids, lengths, plan.bos)))
+            num_missing += int(np.count_nonzero(lacks(ids, lengths, plan.missing_bos)))
+            ended.append(add_ends(ids, lengths, bos=plan.bos, eod=plan.eod, dtype=plan.dtype))
+        tally = Tally(
+            documents=msgspec.structs.replace(
+                NO_DOCUMENTS,
+                empty=int(np.count_nonzero(total_lengths((lengths for _, lengths in ended), len(alive)) == 0)),
+                text_bytes=sum(_utf8_bytes(texts, state.refused) for texts in columns),
+                with_special_tokens=num_special,
             ),
+            tokens=TokenLedger(
+                made=num_text + num_eod + num_bos,
+                kept=sum(len(tokens) for tokens, _ in ended),
+                eod=num_eod,
+                bos=num_bos,
+                dropped=dropped_tokens,
+            ),
+            missing_bos=num_missing,
+            proved=state.num_proved,
+            routed=state.num_routed,
         )
+        hashes = self._text_hashes(columns, alive) if self._with_hashes else None
+        return state.documents(ended, alive, tally, text_hashes=hashes)
 
     def _within_limits(self, state: BlockState, rows: Rows) -> tuple[Rows, dict[str, int]]:
         """Drop the records that have too few or too many tokens. Also returns the dropped tokens for each reason."""
         alive = np.flatnonzero(state.alive)
-        num_tokens = total_lengths(rows)
+        num_tokens = total_lengths((lengths for _, lengths in rows), len(alive))
         dropped: Counter[str] = Counter()
         keep = np.ones(len(alive), np.bool_)
         for row, reason in self._filters.by_length(num_tokens):
@@ -195,9 +177,9 @@ class BlockEncoder:
 class BlockState:
     """Which records of a block are still alive, and why the others are not."""
 
-    def __init__(self, block: Block, count: int) -> None:
+    def __init__(self, block: Block) -> None:
         self._block = block
-        self.alive = np.ones(count, np.bool_)
+        self.alive = np.ones(len(block.lines), np.bool_)
         self.bad = list(block.bad)
         self.refused: list[int] = []
         self.num_proved = self.num_routed = 0
@@ -226,16 +208,51 @@ class BlockState:
             self.refused.append(index)
             self.bad.append(BadRecord(int(self._block.lines[index]), int(self._block.places[index]), message))
 
-    def skipped(self) -> list[tuple[int, str]]:
-        """Line and reason of every line that is not a document, ascending."""
+    def documents(
+        self,
+        rows: Rows,
+        owners: IntArray,
+        tally: Tally,
+        *,
+        text_hashes: NDArray[np.uint64] | None,
+        domains: Sequence[str] = (),
+    ) -> Documents:
+        """Return what became of the block.
+
+        Args:
+            rows: the values of the n documents that are kept.
+            owners: (n,) the index of the record of each.
+            tally: what only the encoder counts.
+            text_hashes: see `Documents`.
+            domains: see `Documents`.
+        """
+        block = self._block
+        counted = msgspec.structs.replace(
+            tally.documents,
+            read=len(block.lines) + len(block.bad) + tally.split,
+            kept=len(owners),
+            dropped=dict(Counter((*self._reasons.values(), *map(_reason_of, block.bad)))),
+            blank_lines=block.num_blank,
+        )
+        return Documents(
+            rows=rows,
+            lines=block.lines[owners],
+            places=block.places[owners],
+            ids=None if block.ids is None else [block.ids[index] for index in owners.tolist()],
+            text_hashes=text_hashes,
+            skipped=self._skipped(),
+            bad=sorted(self.bad, key=lambda record: record.line),
+            tally=msgspec.structs.replace(
+                tally, documents=counted, lines=block.num_lines, input_bytes=block.input_bytes
+            ),
+            domains=domains,
+        )
+
+    def _skipped(self) -> list[tuple[int, str]]:
         found = [(int(self._block.lines[index]), reason) for index, reason in self._reasons.items()]
         found += [(line, BLANK) for line in self._block.blank_lines.tolist()]
         found += [(record.line, _reason_of(record)) for record in self._block.bad]
         return sorted(found)
-
-    def dropped_counts(self) -> dict[str, int]:
-        """The number of records that filters dropped, for each reason, and of those that are bad."""
-        return dict(Counter((*self._reasons.values(), *map(_reason_of, self._block.bad))))
 
 
 def _reason_of(record: BadRecord) -> str:

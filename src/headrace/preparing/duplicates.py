@@ -28,7 +28,7 @@ from headrace.errors import OutputError
 from headrace.io import Reader, output_errors, write_all
 from headrace.io.finding import each
 from headrace.preparing.columns import Column, IntArray, Rows
-from headrace.preparing.messages import FindTask
+from headrace.preparing.run_plan import FindTask
 
 DAMAGED: Final = "a file of this run is damaged; the machine may have lost power. Run again with --restart"
 
@@ -168,13 +168,13 @@ class DuplicateFinder:
             StoreError: a file of hashes cannot be read.
         """
         using = self._using
-        found = list(each(lambda place: read_range(using, place, order.range, 3), self._hashes, self._hashes))
+        found = list(each(lambda place: read_range(using, place, order.task_index, 3), self._hashes, self._hashes))
         high, documents, low = np.concatenate([np.zeros((3, 0), np.uint64), *found], axis=1)
         parts = np.repeat(np.arange(len(found)), [columns.shape[1] for columns in found])
         is_later = np.ones(len(high), np.bool_)
         is_later[first_of_each(np.stack((high, low), axis=1))] = False
         where = parts[is_later]
-        path = duplicates_path(self._folder, order.range)
+        path = duplicates_path(self._folder, order.task_index)
         write_ranges(
             path,
             -(-len(self._hashes) // BLOCK_PARTS),

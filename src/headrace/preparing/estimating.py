@@ -13,11 +13,10 @@ import numpy as np
 
 from headrace.errors import InputError
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder
-from headrace.preparing.ledger import ADVICE, check_left, check_tolerance, described, error_entry
+from headrace.preparing.ledger import ADVICE, BAD, Tally, check_left, check_tolerance, described, error_entry
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import Span, open_span
 from headrace.preparing.sources.reader import LineSpanReader
-from headrace.preparing.tally import BAD, Tally
 from headrace.preparing.worker import load_encoder
 from headrace.stores import ErrorEntry
 
@@ -139,7 +138,7 @@ def _sample(plan: RunPlan, backend: str) -> _Sample:
     """
     proved = ProvedEncoder(backend, plan.tokenizer.json, plan.options.tokens.special_tokens_in_text)
     setup = plan.setup(results="", tokenizer="", backend=backend)
-    encoder = load_encoder(setup, plan.tokenizer.json, proved)
+    encoder = load_encoder(setup, proved)
     found, left = _Sample(), SAMPLE_BYTES
     records = plan.options.records
     for number, file in enumerate(plan.files):
@@ -159,7 +158,7 @@ def _sample(plan: RunPlan, backend: str) -> _Sample:
             made = encoder.encode(block, number)
             found.errors += [error_entry(file, records.sample_by, bad.line, bad.message) for bad in made.bad]
             found.tally += made.tally
-            columns = zip(plan.columns, made.tokens, strict=True)
-            found.value_bytes += sum(values.nbytes for column, values in columns if column.kind != "domain")
+            columns = zip(plan.columns, made.rows, strict=True)
+            found.value_bytes += sum(values.nbytes for column, (values, _) in columns if column.kind != "domain")
         found.num_bytes += file.size_bytes
     return found

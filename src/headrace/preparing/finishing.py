@@ -1,27 +1,42 @@
-"""The end of a run: its manifest, and those of its domains."""
+"""The output of a run: each shard, which one task joins of the documents of parts; and at the end the manifests.
+
+Which documents make up a shard says an order of the cut, see `cutting`. A shard is written in one go, whatever its
+layout.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
 
-from headrace.errors import HeadraceError
-from headrace.io import as_read_back, file_sum
+from headrace.engine.job import TaskResult
+from headrace.engine.serving import decoded
+from headrace.errors import HeadraceError, OutputError
+from headrace.io import Reader, as_read_back, file_sum, output_errors
+from headrace.preparing.backends import REFERENCE
+from headrace.preparing.backends.backend import installed_version
+from headrace.preparing.columns import Column, Row, Rows, keep_rows, stored
 from headrace.preparing.cutting import CutResult
+from headrace.preparing.duplicates import DAMAGED
 from headrace.preparing.filters import function_fingerprint
-from headrace.preparing.joining import Joined
 from headrace.preparing.ledger import RunLedger
 from headrace.preparing.outputs.place import write_manifests
-from headrace.preparing.run_plan import RunPlan
+from headrace.preparing.parts import PartReader, Range, part_name, values_name
+from headrace.preparing.run_plan import JoinTask, RunPlan, Setup
 from headrace.stores import (
     BackendInfo,
     DocumentLedger,
+    Hdf5Writer,
+    IndexedWriter,
     InputFile,
+    JsonlWriter,
+    KeyedWriter,
     Ledger,
     Manifest,
     OutputShard,
@@ -29,6 +44,165 @@ from headrace.stores import (
     TokenizerInfo,
     TokenLedger,
 )
+
+Layout = Literal["indexed", "keyed", "hdf5", "jsonl"]
+
+BATCH_DOCUMENTS: Final = 4096
+"""Documents of a file of HDF5 or JSON lines that are written at a time: in HDF5 their keys lie one after another."""
+
+STEP_BYTES = 16 << 20
+"""Values that are in memory at a time."""
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """What a receipt says of a shard."""
+
+    outputs: tuple[OutputShard, ...]
+    """As the manifest of its folder lists it: one entry for each key of an indexed shard, else one for all keys."""
+
+    supervised: int
+    """Trained tokens: the ones in its masks."""
+
+
+def join(setup: Setup, task: JoinTask, using: Reader, tell: Callable[[Mapping[str, int]], None]) -> TaskResult:
+    """Write a shard, by its name in the output, and return what its receipt says, with a `Joined`.
+
+    Raises:
+        OutputError: the system refuses a write, or a part is damaged.
+        StoreError: a part cannot be read.
+        MissingExtraError: h5py is not installed.
+    """
+    ranges = decoded(using.whole(f"{setup.work}/{task.order}").tobytes(), tuple[Range, ...])
+    if ranges is None:
+        raise OutputError(f"{setup.work}/{task.order}: {DAMAGED}")
+    columns = stored(setup.plan.columns)
+    folder = Path(setup.results, task.folder)
+    with output_errors(folder, "make the folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+    rows = _numbered(columns, _rows(setup, columns, ranges, PartReader(using)))
+    supervised = num_bytes = 0
+
+    def counted(rows: Iterator[Rows]) -> Iterator[Rows]:
+        nonlocal supervised, num_bytes
+        for some in rows:
+            yield some
+            for column, (values, _) in zip(columns, some, strict=True):
+                supervised += int(np.count_nonzero(values)) if column.kind == "mask" else 0
+                num_bytes += values.nbytes
+            tell({"bytes": num_bytes})
+
+    outputs = _written(setup.plan.options.output.format, columns, folder, task, counted(rows))
+    masks = {column.key for column in columns if column.kind == "mask"}
+    outputs = [_with_masks(shard, masks) for shard in outputs]
+    names = tuple(Path(task.folder, name).as_posix() for shard in outputs for name in shard.file_names())
+    counts = {"bytes": num_bytes, "documents": outputs[0].documents}
+    return TaskResult(files=names, counts=counts, value=msgspec.to_builtins(Joined(tuple(outputs), supervised)))
+
+
+def _rows(setup: Setup, columns: Sequence[Column], ranges: Sequence[Range], parts: PartReader) -> Iterator[Rows]:
+    """Yield the documents in their order, about `STEP_BYTES` at a time."""
+    for one in ranges:
+        folder = f"{setup.work}/{one.folder}"
+        place = f"{folder}/{part_name(one.task_index)}"
+        part = parts.part(place)
+        dtypes: list[np.dtype[Any]] = [np.dtype(column.dtype) for column in columns]
+        lengths = [part.lengths(number) for number in range(len(columns))]
+        ends = [np.concatenate(([0], np.cumsum(some))) for some in lengths]
+        sizes = np.sum([some * dtype.itemsize for some, dtype in zip(ends, dtypes, strict=True)], axis=0)
+        is_kept = np.ones(part.info.num_documents, np.bool_)
+        if one.kept is not None:
+            is_kept[:] = False
+            is_kept[np.frombuffer(one.kept, "<u4")] = True
+        first = one.first
+        while first < one.last:
+            last = int(np.searchsorted(sizes, sizes[first] + STEP_BYTES, side="right")) - 1
+            last = min(max(last, first + 1), one.last)
+            rows: list[Row] = []
+            for number, (dtype, some, end) in enumerate(zip(dtypes, lengths, ends, strict=True)):
+                where = f"{folder}/{values_name(one.task_index, number)}"
+                values = parts.values(where, part.info.hashes[number], dtype, int(end[first]), int(end[last]))
+                rows.append((values, some[first:last]))
+            keep = is_kept[first:last]
+            yield rows if keep.all() else [(keep_rows(*row, keep), row[1][keep]) for row in rows]
+            first = last
+        for name in (part_name(one.task_index), *(values_name(one.task_index, at) for at in range(len(columns)))):
+            parts.release(f"{folder}/{name}")
+
+
+def _numbered(columns: Sequence[Column], rows: Iterator[Rows]) -> Iterator[Rows]:
+    """Number positions through the shard."""
+    first = [0] * len(columns)
+    for some in rows:
+        numbered = list(some)
+        for number, (column, (values, lengths)) in enumerate(zip(columns, some, strict=True)):
+            if column.kind == "positions":
+                numbered[number] = np.arange(first[number], first[number] + len(values), dtype=np.int64), lengths
+            first[number] += len(values)
+        yield numbered
+
+
+def _written(
+    layout: str, columns: Sequence[Column], folder: Path, task: JoinTask, rows: Iterator[Rows]
+) -> list[OutputShard]:
+    """Write the documents; return the entries of the shard in the manifest of its folder.
+
+    A single shard of the indexed layout is called ``text_document``, as by Megatron's tool; if there are several, each
+    has its number after that.
+    """
+    if layout == "indexed":
+        with contextlib.ExitStack() as stack:
+            name = "document" if task.is_single else f"document_{task.number:05d}"
+            writers = [
+                stack.enter_context(
+                    IndexedWriter(folder / f"{column.key}_{name}", dtype=column.dtype, ids=column.kind == "ids")
+                )
+                for column in columns
+            ]
+            for some in rows:
+                for pair, row in zip(writers, some, strict=True):
+                    pair.add_documents(*row)
+            shards = [pair.finish() for pair in writers]
+        return [OutputShard.of(shard, folder, key=column.key) for shard, column in zip(shards, columns, strict=True)]
+    dtypes = {column.key: column.dtype for column in columns}
+    values = [column.key for column in columns if column.kind != "ids"]
+    made: KeyedWriter | Hdf5Writer | JsonlWriter
+    if layout == "keyed":
+        made = KeyedWriter(folder / f"shard_{task.number:04d}", dtypes=dtypes, values=values)
+    elif layout == "hdf5":
+        made = Hdf5Writer(folder / f"data_{task.number:04d}.h5", dtypes=dtypes, values=values)
+    else:
+        made = JsonlWriter(folder / f"data_{task.number:04d}.jsonl", dtypes=dtypes, values=values)
+    with made as writer:
+        for some in rows if layout == "keyed" else _in_batches(rows):
+            tokens, lengths = (
+                {column.key: row[at] for column, row in zip(columns, some, strict=True)} for at in (0, 1)
+            )
+            writer.add_documents(tokens, lengths)
+        return [OutputShard.of(writer.finish(), folder)]
+
+
+def _in_batches(rows: Iterator[Rows]) -> Iterator[Rows]:
+    """Yield the same documents, `BATCH_DOCUMENTS` at a time, wherever the parts end."""
+    open_rows: list[Row] = []
+    for some in rows:
+        if open_rows:
+            pairs = zip(open_rows, some, strict=True)
+            open_rows = [(np.concatenate((old[0], new[0])), np.concatenate((old[1], new[1]))) for old, new in pairs]
+        else:
+            open_rows = list(some)
+        while len(open_rows[0][1]) >= BATCH_DOCUMENTS:
+            cut = [int(lengths[:BATCH_DOCUMENTS].sum()) for _, lengths in open_rows]
+            yield [(row[0][:at], row[1][:BATCH_DOCUMENTS]) for row, at in zip(open_rows, cut, strict=True)]
+            open_rows = [(row[0][at:], row[1][BATCH_DOCUMENTS:]) for row, at in zip(open_rows, cut, strict=True)]
+    if open_rows and len(open_rows[0][1]):
+        yield open_rows
+
+
+def _with_masks(shard: OutputShard, masks: set[str]) -> OutputShard:
+    """The entry, with each key marked as a mask or not."""
+    keys = {key: msgspec.structs.replace(info, mask=key in masks) for key, info in shard.keys.items()}
+    return msgspec.structs.replace(shard, keys=keys)
+
 
 DOMAIN_OPTION = "domain"
 """The key in the ``options`` of a domain's manifest that tells which documents of the whole store it holds."""
@@ -93,7 +267,7 @@ def build_manifest(
             bos=plan.bos,
             eod_text=plan.tokenizer.token_text(plan.eod),
             bos_text=plan.tokenizer.token_text(plan.bos),
-            library_version=importlib.metadata.version("tokenizers"),
+            library_version=installed_version(REFERENCE),
         ),
         backend=BackendInfo(
             name=choice.name,

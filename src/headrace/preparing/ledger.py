@@ -1,24 +1,162 @@
-"""The ledger of a run: the sums of all it read and kept, which prove that nothing was lost on the way to the store."""
+"""The ledger of a run: the sums of all it read and kept, which prove that nothing was lost on the way to the store.
+
+The `Tally` of a block plus those of others is that of a part (`PartInfo`), and so on to the manifest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from headrace.errors import HeadraceError, InputError, sentence
 from headrace.preparing.options import ErrorOptions
 from headrace.preparing.outputs.place import NothingLeftError
-from headrace.preparing.parts import PartInfo, SpanResult
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import SampleBy, SourceFile, counted_from, record_noun
-from headrace.preparing.tally import BAD, ENDED_WORKER, Tally
-from headrace.stores import ErrorEntry, Ledger, SampleLedger, TokenLedger
+from headrace.stores import DocumentLedger, ErrorEntry, Ledger, SampleLedger, TokenLedger
+
+T = TypeVar("T")
+
+DUPLICATE, MAX_RECORDS, BAD, LENGTH = "duplicate", "max_records", "bad", "length"
+"""Reasons under which documents and tokens are counted: ``length`` for tokens that were cut off."""
+
+ENDED_WORKER = "ended_worker"
+"""The reason for bad records that could be read, but ended each worker that came to them."""
+
+BAD_RECORDS = "bad_records"
+"""What receipts call the records that were left out as bad."""
+
+NO_DOCUMENTS = DocumentLedger(read=0, kept=0)
+NO_TOKENS = TokenLedger(made=0, kept=0)
+
+
+class Tally(Ledger, frozen=True, kw_only=True):
+    """What was read and kept of a block, a piece or a run: the counts of the manifest, and some that it does not show.
+
+    Counts may be negative: those of documents that are left out after they were counted as kept, say.
+    """
+
+    documents: DocumentLedger = NO_DOCUMENTS
+    """A record that was split counts once for each of its documents."""
+    tokens: TokenLedger = NO_TOKENS
+    lines: int = 0
+    """Lines that were read, blank ones included."""
+    input_bytes: int = 0
+    """Bytes of the inputs that were read."""
+    split: int = 0
+    """Documents beyond the first of each record, for records that became several."""
+    proved: int = 0
+    """Documents that the reference tokeniser encoded as well."""
+    routed: int = 0
+    """Texts that only the reference tokeniser encoded."""
+
+    def __add__(self, more: Tally) -> Tally:
+        return added(self, more)
+
+    def ledger(self) -> Ledger:
+        """Return the counts of the manifest: reasons are sorted, and those without a count are left out."""
+        samples = self.samples
+        if samples is not None:
+            keys = {key: _tidied(tokens) for key, tokens in samples.keys.items()}
+            samples = msgspec.structs.replace(samples, keys=keys, notes=_shown(samples.notes))
+        documents = msgspec.structs.replace(self.documents, dropped=_shown(self.documents.dropped))
+        tokens = _tidied(self.tokens)
+        return Ledger(documents=documents, tokens=tokens, samples=samples, missing_bos=self.missing_bos)
+
+
+def left_out(reason: str, *, documents: int, empty: int, keys: Mapping[str, int], supervised: int | None) -> Tally:
+    """The tally that takes documents off which were counted as kept.
+
+    Args:
+        reason: why they are left out.
+        documents: their number.
+        empty: how many of them have no tokens.
+        keys: the number of their tokens in each key.
+        supervised: the number of their trained tokens; None if no recipe made them.
+    """
+    tokens = {key: TokenLedger(made=0, kept=-number, dropped={reason: number}) for key, number in keys.items()}
+    total = sum(keys.values())
+    return Tally(
+        documents=DocumentLedger(read=0, kept=-documents, dropped={reason: documents}, empty=-empty),
+        tokens=TokenLedger(made=0, kept=-total, dropped={reason: total}),
+        samples=None if supervised is None else SampleLedger(keys=tokens, supervised=-supervised),
+    )
+
+
+def added(left: T, right: T) -> T:
+    """Add two values of one kind: numbers, or mappings and structs of them by name. None adds nothing."""
+    found: Any
+    if left is None or right is None:
+        found = right if left is None else left
+    elif isinstance(left, msgspec.Struct):
+        names = left.__struct_fields__
+        found = type(left)(**{name: added(getattr(left, name), getattr(right, name)) for name in names})
+    elif isinstance(left, dict) and isinstance(right, dict):
+        found = {**left, **{name: added(left.get(name), value) for name, value in right.items()}}
+    else:
+        found = left + right  # type: ignore[operator]
+    return found  # type: ignore[no-any-return]
+
+
+def _tidied(tokens: TokenLedger) -> TokenLedger:
+    return msgspec.structs.replace(tokens, dropped=_shown(tokens.dropped), truncated=_shown(tokens.truncated))
+
+
+def _shown(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: number for name, number in sorted(counts.items()) if number}
+
 
 ADVICE = (
     "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
     "--on-error skip."
 )
+
+
+class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The counts of one span of a task. Lines are counted from the first line of the span.
+
+    Every line is either kept or listed in the part's ``skipped`` arrays; a line that was split is kept several times.
+    """
+
+    file: int
+    begin: int = 0
+    """``[begin, end)`` was read of the file, in the unit of its extent."""
+    end: int = 0
+    lines: int = 0
+    blank_lines: int = 0
+    bad: int = 0
+    documents: int = 0
+    """Records that were read whole: those kept, and those dropped by a filter."""
+    kept: int = 0
+    skipped: int = 0
+    xxh3_128: str = ""
+    """Hash of the file if the span is the whole file, else empty."""
+    split: int = 0
+    """Documents beyond the first of each record, for records that became several; ``documents`` counts them, too."""
+
+
+class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Which task made the part, and the counts of what it holds."""
+
+    task_index: int
+    spans: tuple[SpanResult, ...] = ()
+    tally: Tally = Tally()
+    """The counts of all documents of the part, and of the lines that are none."""
+    errors: tuple[tuple[int, int, str], ...] = ()
+    """Bad records that were skipped: number of the span in ``spans``, line, message."""
+    reasons: tuple[str, ...] = ()
+    """The reasons that the codes in the array ``skipped_reasons`` refer to."""
+    domains: tuple[str, ...] = ()
+    """The domains that the numbers in the array ``domains`` refer to."""
+    hashes: tuple[bytes, ...] = ()
+    """For each column that is stored, the xxh3_64 of each block of its values."""
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of the part."""
+        return self.tally.documents.kept
 
 
 class LedgerState(msgspec.Struct, kw_only=True):

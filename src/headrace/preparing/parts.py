@@ -1,9 +1,6 @@
 """A part: the documents and counts that a task makes of its range of the inputs, on their way into shards.
 
-    TASK.part          all but the values of the documents:
-                         arrays one after another, each begun at a multiple of 8 bytes
-                         footer      msgpack: the counts, names and dtypes of the arrays
-                         16 bytes    uint64 size of the footer, uint64 xxh3_64 of all bytes before it
+    TASK.part          all but the values of the documents: counts and arrays, as `save` writes them
     TASK.K.values      the values of column K, one document after another
     TASK.hashes        if duplicates are left out: the hashes of the documents, see `duplicates`
 
@@ -15,7 +12,7 @@ blocks of 1 MiB, so that some documents can be read without the others.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,76 +21,30 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.engine.serving import decoded, save
 from headrace.errors import OutputError
 from headrace.io import Reader, output_errors, write_all
 from headrace.preparing.columns import IntArray, Row, count_ones
 from headrace.preparing.documents import BLANK, Documents
 from headrace.preparing.duplicates import DAMAGED, write_hashes
-from headrace.preparing.messages import Setup
+from headrace.preparing.ledger import BAD, PartInfo, SpanResult, Tally
+from headrace.preparing.run_plan import Setup
 from headrace.preparing.sources import Block
-from headrace.preparing.tally import BAD, Tally
 
-_ALIGN = 8
 _NUMBER = struct.Struct("<Q")
-_TAIL_BYTES = 2 * _NUMBER.size
 BLOCK_BYTES: Final = 1 << 20
 """Values that have a hash of their own."""
 
 
-class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The counts of one span of a task. Lines are counted from the first line of the span.
-
-    Every line is either kept or listed in the part's ``skipped`` arrays; a line that was split is kept several times.
-    """
-
-    file: int
-    begin: int
-    """``[begin, end)`` was read of the file, in the unit of its extent."""
-    end: int
-    lines: int
-    blank_lines: int
-    bad: int
-    documents: int
-    """Records that were read whole: those kept, and those dropped by a filter."""
-    kept: int
-    skipped: int
-    xxh3_128: str
-    """Hash of the file if the span is the whole file, else empty."""
-    split: int = 0
-    """Documents beyond the first of each record, for records that became several; ``documents`` counts them, too."""
-
-
-class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Which task made the part, and the counts of what it holds."""
-
-    task_index: int
-    spans: tuple[SpanResult, ...] = ()
-    tally: Tally = Tally()
-    """The counts of all documents of the part, and of the lines that are none."""
-    errors: tuple[tuple[int, int, str], ...] = ()
-    """Bad records that were skipped: number of the span in ``spans``, line, message."""
-    reasons: tuple[str, ...] = ()
-    """The reasons that the codes in the array ``skipped_reasons`` refer to."""
-    domains: tuple[str, ...] = ()
-    """The domains that the numbers in the array ``domains`` refer to."""
-    hashes: tuple[bytes, ...] = ()
-    """For each column that is stored, the xxh3_64 of each block of its values."""
-
-    @property
-    def num_documents(self) -> int:
-        """Documents of the part."""
-        return self.tally.documents.kept
-
-
 class _Array(msgspec.Struct, frozen=True, array_like=True):
-    name: str
     dtype: str
     shape: tuple[int, ...]
+    data: memoryview
 
 
-class _Footer(msgspec.Struct, frozen=True):
+class _Written(msgspec.Struct, frozen=True):
     info: PartInfo
-    arrays: tuple[_Array, ...]
+    arrays: dict[str, _Array]
 
 
 class DocumentPart(NamedTuple):
@@ -105,6 +56,21 @@ class DocumentPart(NamedTuple):
     def lengths(self, column: int) -> IntArray:
         """(n,) the number of values of each document in a column."""
         return self.arrays.get(f"lengths.{column}", np.zeros(0, np.int64))
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    """Documents of a part."""
+
+    folder: str
+    """The folder of the part, below the work folder."""
+
+    task_index: int
+    first: int
+    """The documents ``[first, last)``, or those of them that are kept."""
+
+    last: int
+    kept: bytes | None = None
+    """(n,) uint32, little-endian, ascending; None keeps all."""
 
 
 def part_name(task_index: int) -> str:
@@ -162,31 +128,13 @@ class _Values:
         self.hashes += _NUMBER.pack(xxhash.xxh3_64_intdigest(data))
 
 
-def _write_part(path: Path, info: PartInfo, arrays: Mapping[str, Iterable[NDArray[Any]]]) -> None:
-    """Write all of a part but values. Each array is passed as the pieces that it consists of, of the same dtype."""
-    hasher = xxhash.xxh3_64()
-    described = []
-    with output_errors(path, "write"), path.open("wb", buffering=0) as file:
-
-        def write(data: bytes | memoryview) -> None:
-            hasher.update(data)
-            write_all(file.write, data)
-
-        for name, pieces in arrays.items():
-            entry, num_bytes = _Array(name, "", ()), 0
-            for piece in pieces:
-                if piece.size:
-                    write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
-                rows = (entry.shape[0] if entry.shape else 0) + len(piece)
-                entry = _Array(name, piece.dtype.str, (rows, *piece.shape[1:]))
-                num_bytes += piece.nbytes
-            if entry.dtype:
-                described.append(entry)
-                write(bytes(-num_bytes % _ALIGN))
-        footer = msgspec.msgpack.encode(_Footer(info, tuple(described)))
-        write(footer)
-        write(_NUMBER.pack(len(footer)))
-        write(_NUMBER.pack(hasher.intdigest()))
+def _write_part(path: Path, info: PartInfo, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write all of a part but values."""
+    packed = {
+        name: _Array(array.dtype.str, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for name, array in arrays.items()
+    }
+    save(path, _Written(info, packed))
 
 
 class PartReader:
@@ -205,19 +153,11 @@ class PartReader:
 
     def part(self, place: str) -> DocumentPart:
         """Read all of a part but values, given the path or the URL of that file."""
-        data = self._using.read(place, 0, self._using.size(place))
-        body = data[:-_TAIL_BYTES]
-        if data.size < _TAIL_BYTES or xxhash.xxh3_64_intdigest(data[:-8].data) != _number(data[-8:]):
+        found = decoded(self._using.whole(place).tobytes(), _Written)
+        if found is None:
             raise OutputError(f"{place}: {DAMAGED}")
-        footer = msgspec.msgpack.decode(body[body.size - _number(data[-16:-8]) :].data, type=_Footer)
-        arrays = {}
-        offset = 0
-        for entry in footer.arrays:
-            dtype = np.dtype(entry.dtype)
-            num_bytes = int(np.prod(entry.shape, dtype=np.int64)) * dtype.itemsize
-            arrays[entry.name] = body[offset : offset + num_bytes].view(dtype).reshape(entry.shape)
-            offset += num_bytes + -num_bytes % _ALIGN
-        return DocumentPart(footer.info, arrays)
+        arrays = {name: np.frombuffer(one.data, one.dtype).reshape(one.shape) for name, one in found.arrays.items()}
+        return DocumentPart(found.info, arrays)
 
     def values(self, place: str, hashes: bytes, dtype: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
         """Read the values ``[first, last)`` of a column, given the path or URL of their file and its hashes."""
@@ -238,16 +178,6 @@ class PartReader:
     def release(self, place: str) -> None:
         """Close a file that was read, so that its space is free once it is removed."""
         self._using.release(place)
-
-
-def _number(data: NDArray[np.uint8]) -> int:
-    found: int = _NUMBER.unpack(data.tobytes())[0]
-    return found
-
-
-_OPEN_SPAN = SpanResult(
-    file=0, begin=0, end=0, lines=0, blank_lines=0, bad=0, documents=0, kept=0, skipped=0, xxh3_128=""
-)  # fmt: skip
 
 
 class PartBuilder:
@@ -278,11 +208,11 @@ class PartBuilder:
         self._arrays: dict[str, list[NDArray[Any]]] = {}
         self._values = [
             _Values(self._folder / values_name(task_index, number))
-            for number, column in enumerate(setup.columns)
+            for number, column in enumerate(setup.plan.columns)
             if column.kind != "domain"
         ]
         self._spans: list[SpanResult] = []
-        self._span = _OPEN_SPAN
+        self._span = SpanResult(file=0)
         self.tally = Tally()
         """The counts so far."""
         self.errors: list[tuple[int, int, str]] = []
@@ -291,7 +221,7 @@ class PartBuilder:
 
     def begin_span(self, file: int) -> None:
         """Begin a span of this file."""
-        self._span = msgspec.structs.replace(_OPEN_SPAN, file=file)
+        self._span = SpanResult(file=file)
 
     def end_span(self, begin: int, end: int, xxh3_128: str) -> None:
         """End the span; ``[begin, end)`` was read of the file."""
@@ -314,7 +244,7 @@ class PartBuilder:
         self._add_rows(documents)
         if documents.text_hashes is not None:
             self._put("text_hashes", documents.text_hashes)
-        if documents.text_hashes is not None or self._setup.making is not None:
+        if documents.text_hashes is not None or self._setup.plan.recipe is not None:
             self._put("lines", documents.lines)
         if documents.ids is not None:
             encoded = [name.encode() for name in documents.ids]
@@ -328,8 +258,8 @@ class PartBuilder:
 
     def _add_rows(self, documents: Documents) -> None:
         masks: list[Row] = []
-        rows = zip(self._setup.columns, documents.tokens, documents.lengths, strict=True)
-        for number, (column, values, lengths) in enumerate(rows):
+        rows = zip(self._setup.plan.columns, documents.rows, strict=True)
+        for number, (column, (values, lengths)) in enumerate(rows):
             if column.kind == "domain":
                 own = [self._domains.setdefault(name, len(self._domains)) for name in documents.domains]
                 self._put("domains", np.array(own, values.dtype).take(values))
@@ -343,10 +273,12 @@ class PartBuilder:
 
     def write(self) -> tuple[str, ...]:
         """Complete the part; return the names of its files."""
+        # Of one array at a time there are the pieces and the whole.
+        arrays = {name: np.concatenate(self._arrays.pop(name)) for name in list(self._arrays)}
         names = [values_name(self._task_index, number) for number in range(len(self._values))]
         if self._setup.num_ranges and self.tally.documents.kept:
             names.append(hashes_name(self._task_index))
-            write_hashes(self._folder / names[-1], self._setup.num_ranges, np.concatenate(self._arrays["text_hashes"]))
+            write_hashes(self._folder / names[-1], self._setup.num_ranges, arrays["text_hashes"])
         info = PartInfo(
             task_index=self._task_index,
             spans=tuple(self._spans),
@@ -357,7 +289,7 @@ class PartBuilder:
             hashes=tuple(values.finish() for values in self._values),
         )
         names.append(part_name(self._task_index))
-        _write_part(self._folder / names[-1], info, self._arrays)
+        _write_part(self._folder / names[-1], info, arrays)
         return tuple(names)
 
     def _put(self, name: str, array: NDArray[Any]) -> None:

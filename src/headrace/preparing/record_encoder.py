@@ -19,19 +19,19 @@ from headrace.errors import HeadraceError, InputError, RenderLimitError
 from headrace.preparing import documents
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
 from headrace.preparing.backends.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer
-from headrace.preparing.columns import Rows, num_ids
+from headrace.preparing.columns import Rows, total_lengths
 from headrace.preparing.documents import BlockState, Documents
 from headrace.preparing.duplicates import hash_documents
 from headrace.preparing.filters import Filters
-from headrace.preparing.messages import RecipeSetup, Setup
+from headrace.preparing.ledger import LENGTH, NO_DOCUMENTS, NO_TOKENS, Tally, added
+from headrace.preparing.run_plan import RecipeSetup, Setup
 from headrace.preparing.sources import Block
-from headrace.preparing.tally import LENGTH, NO_TOKENS, Tally, added
 from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.recipe import Recipe
 from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
 from headrace.samples.templates.load import CONFIG, GENERATION_CONFIG, ReadablePath, read_json
-from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
+from headrace.stores import SampleLedger, TokenLedger
 
 
 class WatchedEncoder:
@@ -63,19 +63,18 @@ class WatchedEncoder:
 class RecordEncoder:
     """Makes the samples of blocks, and counts them. Each input of the recipe has a maker, created when first needed."""
 
-    def __init__(self, setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> None:
-        if setup.making is None:
+    def __init__(self, setup: Setup, proved: ProvedEncoder) -> None:
+        if setup.plan.recipe is None:
             raise HeadraceError(
                 "there is no recipe to make samples with. This is a defect of Headrace: please report it."
             )
-        self._columns = setup.columns
+        self._columns = setup.plan.columns
         self._with_hashes = bool(setup.num_ranges)
-        self._making = setup.making
-        self._sources = setup.making.sources
-        self._json = tokenizer_json
+        self._making = setup.plan.recipe.making
+        self._sources = self._making.sources
         self._proved = proved
-        self._encoder = None if proved.name == REFERENCE else WatchedEncoder(proved, setup.sample_key)
-        self._filters = Filters(setup.filters)
+        self._encoder = None if proved.name == REFERENCE else WatchedEncoder(proved, setup.plan.sample_key)
+        self._filters = Filters(setup.plan.options.filters)
         self._makers: dict[tuple[int, bool], SampleMaker] = {}
 
     def encode(self, block: Block, file: int) -> Documents:
@@ -87,7 +86,7 @@ class RecordEncoder:
             ConfigError: the recipe cannot be followed for any record.
         """
         records = block.records or []
-        state = BlockState(block, len(records))
+        state = BlockState(block)
         state.apply(self._filters)
         num_filtered = int(np.count_nonzero(~state.alive)) - len(state.refused)
         alive = np.flatnonzero(state.alive)
@@ -105,45 +104,31 @@ class RecordEncoder:
             state.refuse(int(alive[bad.record]), bad.message)
         owners = alive[made.records]
         rows, domains = self._rows(made)
+        ids = [lengths for column, (_, lengths) in zip(self._columns, rows, strict=True) if column.kind == "ids"]
         num_split = len(made) - len(np.unique(made.records))
         counts, samples = made.counts, self._samples(made, num_filtered)
-        return Documents(
-            tokens=[tokens for tokens, _ in rows],
-            lengths=[lengths for _, lengths in rows],
-            lines=block.lines[owners],
-            places=block.places[owners],
-            ids=None if block.ids is None else [block.ids[index] for index in owners.tolist()],
-            text_hashes=hash_documents(self._columns, rows) if self._with_hashes else None,
-            skipped=state.skipped(),
-            bad=sorted(state.bad, key=lambda record: record.line),
-            domains=domains,
-            tally=Tally(
-                documents=DocumentLedger(
-                    read=len(records) + len(block.bad) + num_split,
-                    kept=len(owners),
-                    dropped=state.dropped_counts(),
-                    empty=int(np.count_nonzero(num_ids(self._columns, rows) == 0)) if len(owners) else 0,
-                    blank_lines=block.num_blank,
-                    with_special_tokens=counts.with_special_tokens,
-                ),
-                tokens=msgspec.structs.replace(
-                    functools.reduce(added, samples.keys.values(), NO_TOKENS), eod=counts.eos, bos=counts.bos
-                ),
-                samples=samples,
-                lines=block.num_lines,
-                input_bytes=block.input_bytes,
-                split=num_split,
-                proved=self._proved.num_sampled - sampled,
-                routed=self._proved.num_routed - routed,
+        tokens = functools.reduce(added, samples.keys.values(), NO_TOKENS)
+        tally = Tally(
+            documents=msgspec.structs.replace(
+                NO_DOCUMENTS,
+                empty=int(np.count_nonzero(total_lengths(ids, len(owners)) == 0)),
+                with_special_tokens=counts.with_special_tokens,
             ),
+            tokens=msgspec.structs.replace(tokens, eod=counts.eos, bos=counts.bos),
+            samples=samples,
+            split=num_split,
+            proved=self._proved.num_sampled - sampled,
+            routed=self._proved.num_routed - routed,
         )
+        hashes = hash_documents(self._columns, rows) if self._with_hashes else None
+        return state.documents(rows, owners, tally, text_hashes=hashes, domains=domains)
 
     def _maker(self, source: int, *, is_watched: bool = True) -> SampleMaker:
         found = self._makers.get((source, is_watched))
         if found is None:
             encoder = self._encoder if is_watched else None
             found = self._makers[source, is_watched] = make_maker(
-                self._making, self._json, source=source, encoder=encoder
+                self._making, self._proved.json, source=source, encoder=encoder
             )
         return found
 

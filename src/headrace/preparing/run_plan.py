@@ -1,36 +1,193 @@
-"""The plan of a run: its files, options and tokeniser, and the tasks that follow from them. No I/O."""
+"""The plan of a run: its files, options and tokeniser; the tasks that follow, and what workers are told. No I/O.
+
+`Setup` and the orders go to workers as msgpack; their replies are in `headrace.engine.serving`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from headrace.engine.job import Phase, TaskProgress
-from headrace.engine.poison import MAX_POISON
+from headrace.engine.poison import MAX_POISON, Poison, RecordPlace
+from headrace.io import Storage
 from headrace.plan.keys import source_key
 from headrace.preparing.backends import Choice, OnCompared
 from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import Column
-from headrace.preparing.messages import (
-    Encoding,
-    HashTask,
-    RecipeSetup,
-    Setup,
-    TextTask,
-)
 from headrace.preparing.options import PrepareOptions, output_keys
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
     RecordSpec,
     SourceFile,
+    Task,
     is_hashed_while_read,
     plan_tasks,
+    spans_in_words,
 )
 from headrace.stores import optimal_dtype
+
+
+class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How a recipe makes samples of records, in JSON, so that runs over text need not load ``headrace.samples``."""
+
+    recipe: bytes
+    """The `Recipe`, with the layout of each input resolved."""
+
+    sources: tuple[int, ...]
+    """For each input file, the number of the recipe's input that named it."""
+
+    template: bytes | None
+    """The `TemplateSetup`."""
+
+    special_tokens: dict[str, str]
+    """``bos_token`` and the like, for tokens that no template names; see `find_end_names`."""
+
+    before_text: tuple[int, ...]
+    """See `TextTokenizer.before_text`."""
+
+    generation_ends: tuple[str, ...] = ()
+    """The tokens at which ``generation_config.json`` ends a generated text."""
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a worker: what is the same for every task."""
+
+    parent: int
+    """Process id of the parent; a worker that finds another parent exits."""
+
+    results: str
+    """Folder for the files that tasks write."""
+
+    plan: RunPlan
+    """The plan of the run, without its files and the content of ``tokenizer.json``."""
+
+    tokenizer: str
+    """Path of the copy of ``tokenizer.json`` that was made for this run."""
+
+    backend: str
+    """The library that encodes: that of the plan, or the reference tokeniser."""
+
+    num_ranges: int = 0
+    """Ranges of text hashes, in each of which a task finds the duplicates; 0 keeps them."""
+
+    hashes: tuple[str, ...] = ()
+    """For tasks that find duplicates: the files, or the URLs, of the hashes of all parts, in their order."""
+
+    work: str = ""
+    """For tasks that join parts: the folder, or the URL, below which these are."""
+
+    storage: Storage | None = None
+    """How the store of that URL is reached; None goes by the environment."""
+
+
+class TextTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to read the spans of a task and to write a part."""
+
+    task: Task
+    files: tuple[SourceFile, ...]
+    """The file of each span."""
+    most_poison: int = 1
+    """How many poison records are searched for, see `RecordTask`."""
+    poison: tuple[Poison, ...] = ()
+    """Records that end each worker, and are left out."""
+    is_cut: bool = False
+    """Whether the task fails at the last of them, as those behind it are not known."""
+
+    @property
+    def task_index(self) -> int:
+        """See `AnyTask`."""
+        return self.task.number
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return spans_in_words(self.task.spans, self.files)
+
+    def probe(self, first: RecordPlace, *, is_alone: bool) -> ProbeTask:
+        """See `RecordTask`."""
+        return ProbeTask(self, first, is_alone)
+
+    def without(self, poison: Sequence[Poison], *, is_cut: bool) -> TextTask:
+        """See `RecordTask`."""
+        return msgspec.structs.replace(self, poison=tuple(poison), is_cut=is_cut)
+
+
+class ProbeTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to do the records of a task one at a time, from ``first`` on, and to write nothing."""
+
+    order: TextTask
+    first: RecordPlace
+    is_alone: bool
+    """Whether only the first record is done."""
+
+    @property
+    def task_index(self) -> int:
+        """See `AnyTask`."""
+        return self.order.task_index
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return self.order.label
+
+
+class FindTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to find the duplicates among the hashes of a range."""
+
+    task_index: int
+    """The number of the range."""
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"the texts of range {self.task_index:,}"
+
+
+class HashTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to hash a file that no single task reads whole."""
+
+    number: int
+    """Number of the input file."""
+
+    file: SourceFile
+    task_index: int
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"the hash of {self.file.name}"
+
+
+class JoinTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to write a shard, of documents of parts."""
+
+    task_index: int
+    order: str
+    """The file, below the work folder, that says which documents; see `cutting`."""
+
+    folder: str
+    """The folder of the shard in the output; empty for the output itself."""
+
+    number: int
+    """The number of the shard in this folder."""
+
+    is_single: bool
+    """Whether no other shard is in this folder."""
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"shard {self.number:,}" + (f" of {self.folder}" if self.folder else "")
+
+
+Order = TextTask | ProbeTask | FindTask | HashTask | JoinTask
+
 
 MAX_OPEN_KEYS = 400
 
@@ -64,7 +221,7 @@ class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
     max_records: int | None = None
 
 
-class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Inputs, tokeniser and options of a run, and what follows from them."""
 
     files: tuple[SourceFile, ...]
@@ -90,7 +247,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             lists=not records.fields,
         )
 
-    @property
+    @cached_property
     def columns(self) -> tuple[Column, ...]:
         """The columns of the documents: the keys that are written, and the domain if there is one."""
         if self.recipe is not None:
@@ -118,17 +275,17 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         is_missing = self.tokenizer.before_text and self.bos is None and self.recipe is None
         return self.tokenizer.before_text[0] if is_missing else None
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the tokens in the store."""
         return np.dtype(optimal_dtype(self.tokenizer.vocab_size))
 
-    @property
+    @cached_property
     def total_bytes(self) -> int:
         """Bytes of all input files."""
         return sum(file.size_bytes for file in self.files)
 
-    @property
+    @cached_property
     def num_ranges(self) -> int:
         """Ranges of text hashes in which tasks find duplicates; 0 if these are kept.
 
@@ -139,33 +296,20 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         least = -(-sum(file.text_bytes for file in self.files) // RANGE_BYTES)
         return min(1 << (max(least, 1) - 1).bit_length(), MAX_RANGES)
 
+    @property
+    def sample_key(self) -> int:
+        """The key that selects the documents which the reference tokeniser encodes as well."""
+        return source_key(0, self.tokenizer.fingerprint, "prepare sample")
+
     def setup(self, *, results: str, tokenizer: str, backend: str) -> Setup:
         """The first message to each worker."""
-        options = self.options
         return Setup(
             parent=os.getpid(),
             results=results,
-            records=self.record_spec(options),
-            max_record_bytes=options.records.max_record_bytes,
-            join=options.records.join,
-            encoding=Encoding(
-                tokenizer=tokenizer,
-                backend=backend,
-                special=options.tokens.special_tokens_in_text,
-                eod=self.eod,
-                bos=self.bos,
-                missing_bos=self.missing_bos,
-                vocab_size=self.tokenizer.vocab_size,
-                dtype=self.dtype.name,
-            ),
-            filters=options.filters,
-            columns=self.columns,
-            on_error=options.errors.on_error,
-            max_errors=options.errors.max_errors if isinstance(options.errors.max_errors, int) else None,
-            sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
-            making=None if self.recipe is None else self.recipe.making,
+            plan=msgspec.structs.replace(self, files=(), tokenizer=msgspec.structs.replace(self.tokenizer, json=b"")),
+            tokenizer=tokenizer,
+            backend=backend,
             num_ranges=self.num_ranges,
-            layout=options.output.format,
         )
 
     def orders(self) -> tuple[list[TextTask], list[HashTask]]:

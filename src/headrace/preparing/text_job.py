@@ -38,16 +38,24 @@ from headrace.preparing.columns import IntArray
 from headrace.preparing.cutting import CUT_NAME, CutResult, PlacedPart, cut, order_name
 from headrace.preparing.duplicates import DAMAGED, FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
-from headrace.preparing.finishing import build_manifest
-from headrace.preparing.joining import Joined
-from headrace.preparing.ledger import ADVICE, check_tolerance, described, error_entry
-from headrace.preparing.messages import FindTask, JoinTask, Order, Setup, TextTask
+from headrace.preparing.finishing import Joined, build_manifest
+from headrace.preparing.ledger import ADVICE, BAD_RECORDS, check_tolerance, described, error_entry
 from headrace.preparing.outputs.folder import output_at
 from headrace.preparing.outputs.place import mark_of
 from headrace.preparing.parts import PartReader, hashes_name, part_name
-from headrace.preparing.run_plan import RunPlan, cutting, encoding, finding, joining
+from headrace.preparing.run_plan import (
+    FindTask,
+    JoinTask,
+    Order,
+    RunPlan,
+    Setup,
+    TextTask,
+    cutting,
+    encoding,
+    finding,
+    joining,
+)
 from headrace.preparing.sources import check_all, open_span
-from headrace.preparing.tally import BAD_RECORDS
 from headrace.stores import PROVENANCE_NAME, ErrorEntry, Manifest
 
 KIND: Final = "text"
@@ -230,7 +238,7 @@ class TextJob(Job):
             by_task = "" if wrong is None else f"task {wrong[0]}: {wrong[1]}"
             manifest, made = build_manifest(self._plan, self._cut, joined, by_task, folder.work)
             sums = {name: (file.size, file.xxh3_128) for name, file in manifest.files().items()}
-            receipts = [self.receipts(cutting(self._mark)), self.receipts(self._joining)]
+            receipts = [self.receipts(self._cutting), self.receipts(self._joining)]
             folder.put(partial(self.gather, receipts, sums), list(sums), made)
         return manifest
 
@@ -251,8 +259,8 @@ class TextJob(Job):
         yield from self._encoding()
         if self._plan.num_ranges:
             yield finding(self._mark, self._plan.num_ranges)
-        yield cutting(self._mark)
-        if not self._is_open(cutting(self._mark)):
+        yield self._cutting
+        if not self._is_open(self._cutting):
             yield self._joining
 
     def _is_open(self, phase: Phase) -> bool:
@@ -271,14 +279,20 @@ class TextJob(Job):
             yield encoding(self._mark, REFERENCE, len(self._texts), first_task=wrong[0], total_bytes=total_bytes)
 
     @cached_property
+    def _cutting(self) -> Phase:
+        return cutting(self._mark)
+
+    @cached_property
     def _first(self) -> Phase:
         num_tasks = len(self._texts) + len(self._hashed)
         return encoding(self._mark, self._plan.choice.name, num_tasks, total_bytes=self._plan.total_bytes)
 
     def _wrong(self) -> tuple[int, str] | None:
         """The first task in which the fast library proved wrong, and what it said; None if there is none (yet)."""
-        if self._is_open(self._first):
-            return None
+        return None if self._is_open(self._first) else self._found_wrong
+
+    @cached_property
+    def _found_wrong(self) -> tuple[int, str] | None:
         done = self.receipts(self._first).done
         wrong = min((index for index, receipt in done.items() if (receipt.value or {}).get("mismatch")), default=None)
         return None if wrong is None else (wrong, done[wrong].value["mismatch"])
@@ -336,13 +350,12 @@ class TextJob(Job):
         """For each file its xxh3_128, if a task of its own has hashed it."""
         hashes = [""] * len(self._plan.files)
         for task in self._hashed:
-            value = self.receipts(self._first).done[task.task_index].value
-            hashes[value["file"]] = value["xxh3_128"]
+            hashes[task.number] = self.receipts(self._first).done[task.task_index].value["xxh3_128"]
         return hashes
 
     @cached_property
     def _cut(self) -> CutResult:
-        receipts = self.receipts(cutting(self._mark))
+        receipts = self.receipts(self._cutting)
         place = self._at(receipts, receipts.done[0], CUT_NAME)
         found = decoded(self._using.whole(place).tobytes(), CutResult)
         if found is None:
@@ -360,7 +373,7 @@ class TextJob(Job):
         return joining(self._mark, len(self._cut.shards), self._cut.value_bytes)
 
     def _joins(self) -> list[JoinTask]:
-        receipts, found = self.receipts(cutting(self._mark)), self._cut
+        receipts, found = self.receipts(self._cutting), self._cut
         numbers = Counter(shard.series for shard in found.shards)
         return [
             JoinTask(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -34,11 +33,11 @@ from headrace.io.finding import storage_for
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.preparing.documents import BlockEncoder, Encoder
 from headrace.preparing.duplicates import DuplicateFinder
-from headrace.preparing.joining import join
-from headrace.preparing.messages import FindTask, HashTask, JoinTask, Order, ProbeTask, Setup, TextTask
+from headrace.preparing.finishing import join
+from headrace.preparing.ledger import BAD_RECORDS
 from headrace.preparing.parts import PartBuilder
+from headrace.preparing.run_plan import FindTask, HashTask, JoinTask, Order, ProbeTask, Setup, TextTask
 from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
-from headrace.preparing.tally import BAD_RECORDS
 
 BAD_LINE, ENDED_WORKER, MISMATCH = "bad line", "ended worker", "mismatch"
 """Failures: a line that cannot be used, or at which workers have ended, whose place only the parent can count; and a
@@ -55,24 +54,80 @@ class BadLineError(InputError):
         self.kind = ENDED_WORKER if ended_worker else BAD_LINE
 
 
-class TextWork:
-    """Runs tasks of the inputs, one at a time.
+def _counts(part: PartBuilder) -> dict[str, int]:
+    """What is shown of a part, and summed over all."""
+    tally = part.tally
+    counts = {"bytes": tally.input_bytes, "documents": tally.documents.kept, "tokens": tally.tokens.kept}
+    return counts | ({BAD_RECORDS: len(part.errors)} if part.errors else {})
 
-    Memory: one block of 1 MiB (or the longest record) with its texts and ids, and some numbers for each document.
+
+def _fail_at(bad: BadRecord, span: int, num_poison: int) -> None:
+    message = f"{bad.message}. So did {num_poison:,} records of this task, and no more of them are searched for"
+    _stop(msgspec.structs.replace(bad, message=message), span)
+
+
+def _stop(bad: BadRecord, span: int) -> None:
+    raise BadLineError(bad.message, span, bad.line, ended_worker=bad.ended_worker)
+
+
+MAIN = "headrace.preparing.worker:main"
+
+
+def load_encoder(setup: Setup, proved: ProvedEncoder) -> Encoder:
+    """The encoder that makes the documents of a run: of texts, or of records if a recipe makes them."""
+    if setup.plan.recipe is None:
+        return BlockEncoder(setup, proved, SpecialFinder(proved.json))
+    from headrace.preparing.record_encoder import RecordEncoder
+
+    return RecordEncoder(setup, proved)
+
+
+def combine(setup: Setup, order: FindTask | JoinTask, using: Reader, tell: Tell) -> TaskResult:
+    """Do a task that reads what the tasks of the inputs have left.
+
+    Raises:
+        OutputError, StoreError: that is damaged, or cannot be read; or the result cannot be written.
+    """
+    if isinstance(order, FindTask):
+        return DuplicateFinder(setup.results, setup.hashes, using).run(order)
+    return join(setup, order, using, tell)
+
+
+class TextWorker:
+    """Runs orders, one at a time, and reports the progress to the parent.
+
+    Memory of a task of the inputs: one block of 1 MiB (or the longest record) with its texts and ids, and some numbers
+    for each document.
+
+    ``proved`` is an encoder that is loaded already. Without it, or if the setup names another backend, the worker loads
+    one itself.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        encoder: Encoder,
-        *,
-        report: Callable[[Progress], None],
-        deliver: Callable[[At], None],
-    ) -> None:
+    def __init__(self, parent: Parent, setup: Setup, proved: ProvedEncoder | None = None) -> None:
+        self._parent = parent
         self._setup = setup
-        self._encoder = encoder
-        self._report = report
-        self._deliver = deliver
+        self._proved = proved
+
+    def handle(self, order: Order) -> Reply:
+        """Run one order. A failure is returned as a `Failed`."""
+        return attempted(order.task_index, lambda: self._run(order))
+
+    def _run(self, order: Order) -> Reply:
+        try:
+            if isinstance(order, ProbeTask):
+                return self.probe(order)
+            return Done.of(order.task_index, self._do(order))
+        except BadLineError as error:
+            return Failed(order.task_index, str(error), kind=error.kind, span=error.span, line=error.line)
+        except MismatchError as error:
+            return Failed(order.task_index, str(error), kind=MISMATCH)
+
+    def _do(self, order: TextTask | HashTask | FindTask | JoinTask) -> TaskResult:
+        if isinstance(order, HashTask):
+            return TaskResult(value={"xxh3_128": order.file.digest(self._parent.check)})
+        if isinstance(order, TextTask):
+            return self.run(order)
+        return combine(self._setup, order, self._using, lambda counts: self._parent.check())
 
     def run(self, order: TextTask) -> TaskResult:
         """Write the part of a task.
@@ -102,20 +157,22 @@ class TextWork:
         for index in range(first_span, len(spans)):
             span, file = spans[index]
             reached = first_line if index == first_span else 0
-            self._deliver(At(number, index, reached, is_reading=True))
+            self._parent.send(At(number, index, reached, is_reading=True))
             for block in self._reader(span, file).blocks():
                 for line in block.lines[np.searchsorted(block.lines, reached) :].tolist():
-                    self._deliver(At(number, index, line))
+                    self._parent.send(At(number, index, line))
                     with contextlib.suppress(Exception):
                         self._encoder.encode(block.between(line, line + 1), span.file)
                     if order.is_alone:
                         return Done(number)
                     reached = line + 1
-                self._deliver(At(number, index, reached, is_reading=True))
+                self._parent.send(At(number, index, reached, is_reading=True))
         return Done(number)
 
     def _reader(self, span: Span, file: SourceFile) -> SpanReader:
-        return open_span(file, span, self._setup.records, max_record_bytes=self._setup.max_record_bytes)
+        options = self._setup.plan.options
+        spec = self._setup.plan.record_spec(options)
+        return open_span(file, span, spec, max_record_bytes=options.records.max_record_bytes)
 
     def _run_span(self, part: PartBuilder, span: Span, file: SourceFile, index: int, order: TextTask) -> None:
         reader = self._reader(span, file)
@@ -134,111 +191,40 @@ class TextWork:
                 documents = self._encoder.encode(block, span.file)
             except RenderLimitError as error:
                 raise BadLineError(str(error), index, error.record) from None
-            if documents.bad and self._setup.on_error == "stop":
+            if documents.bad and self._setup.plan.options.errors.on_error == "stop":
                 _stop(documents.bad[0], index)
             part.add(block, documents)
             self._check_errors(part)
             if is_cut:
                 _fail_at(documents.bad[-1], index, len(order.poison))
-            self._report(Progress(order.task_index, _counts(part)))
+            self._parent.report(Progress(order.task_index, _counts(part)))
         part.end_span(reader.begin, reader.end, reader.xxh3_128)
 
     def _check_errors(self, part: PartBuilder) -> None:
-        errors, allowed = part.errors, self._setup.max_errors
-        if allowed is not None and len(errors) > allowed:
+        errors, allowed = part.errors, self._setup.plan.options.errors.max_errors
+        # These alone fail the run. Of a share it is not known how many are too many.
+        if isinstance(allowed, int) and len(errors) > allowed:
             span, line, message = errors[allowed]
             raise BadLineError(
                 f"{message}. It is one of more than {allowed:,} bad records, which is what --max-errors allows", span,
                 line,
             )  # fmt: skip
 
-
-def _counts(part: PartBuilder) -> dict[str, int]:
-    """What is shown of a part, and summed over all."""
-    tally = part.tally
-    counts = {"bytes": tally.input_bytes, "documents": tally.documents.kept, "tokens": tally.tokens.kept}
-    return counts | ({BAD_RECORDS: len(part.errors)} if part.errors else {})
-
-
-def _fail_at(bad: BadRecord, span: int, num_poison: int) -> None:
-    message = f"{bad.message}. So did {num_poison:,} records of this task, and no more of them are searched for"
-    _stop(msgspec.structs.replace(bad, message=message), span)
-
-
-def _stop(bad: BadRecord, span: int) -> None:
-    raise BadLineError(bad.message, span, bad.line, ended_worker=bad.ended_worker)
-
-
-MAIN = "headrace.preparing.worker:main"
-
-
-def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> Encoder:
-    """The encoder that makes the documents of a run: of texts, or of records if a recipe makes them."""
-    if setup.making is None:
-        return BlockEncoder(setup, proved, SpecialFinder(tokenizer_json))
-    from headrace.preparing.record_encoder import RecordEncoder
-
-    return RecordEncoder(setup, tokenizer_json, proved)
-
-
-def combine(setup: Setup, order: FindTask | JoinTask, using: Reader, tell: Tell) -> TaskResult:
-    """Do a task that reads what the tasks of the inputs have left.
-
-    Raises:
-        OutputError, StoreError: that is damaged, or cannot be read; or the result cannot be written.
-    """
-    if isinstance(order, FindTask):
-        return DuplicateFinder(setup.results, setup.hashes, using).run(order)
-    return join(setup, order, using, tell)
-
-
-class TextWorker:
-    """Runs orders, and reports the progress to the parent.
-
-    ``proved`` is an encoder that is loaded already. Without it, or if the setup names another backend, the worker loads
-    one itself.
-    """
-
-    def __init__(self, parent: Parent, setup: Setup, proved: ProvedEncoder | None = None) -> None:
-        self._parent = parent
-        self._setup = setup
-        self._proved = proved
-
-    def handle(self, order: Order) -> Reply:
-        """Run one order. A failure is returned as a `Failed`."""
-        return attempted(order.task_index, lambda: self._run(order))
-
-    def _run(self, order: Order) -> Reply:
-        try:
-            if isinstance(order, ProbeTask):
-                return self._text.probe(order)
-            return Done.of(order.task_index, self._do(order))
-        except BadLineError as error:
-            return Failed(order.task_index, str(error), kind=error.kind, span=error.span, line=error.line)
-        except MismatchError as error:
-            return Failed(order.task_index, str(error), kind=MISMATCH)
-
-    def _do(self, order: TextTask | HashTask | FindTask | JoinTask) -> TaskResult:
-        if isinstance(order, HashTask):
-            return TaskResult(value={"file": order.number, "xxh3_128": order.file.digest(self._parent.check)})
-        if isinstance(order, TextTask):
-            return self._text.run(order)
-        return combine(self._setup, order, self._using, lambda counts: self._parent.check())
-
     @functools.cached_property
     def _using(self) -> Reader:
         return reader(reader_at(self._setup.work, "pread", storage_for(self._setup.work, self._setup.storage)))
 
     @functools.cached_property
-    def _text(self) -> TextWork:
-        encoding, proved = self._setup.encoding, self._proved
-        if proved is None or proved.name != encoding.backend:
-            proved = ProvedEncoder(encoding.backend, Path(encoding.tokenizer).read_bytes(), encoding.special)
-        encoder = load_encoder(self._setup, proved.json, proved)
+    def _encoder(self) -> Encoder:
+        setup, proved = self._setup, self._proved
+        if proved is None or proved.name != setup.backend:
+            special = setup.plan.options.tokens.special_tokens_in_text
+            proved = ProvedEncoder(setup.backend, Path(setup.tokenizer).read_bytes(), special)
+        encoder = load_encoder(setup, proved)
         # Vocabulary and libraries stay in memory, so the collector need not visit them again for each block of records.
         gc.collect()
         gc.freeze()
-        return TextWork(self._setup, encoder, report=self._parent.report, deliver=self._parent.send)
+        return encoder
 
 
 def main(descriptor: int, proved: ProvedEncoder | None = None) -> None:

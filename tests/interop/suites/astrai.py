@@ -25,9 +25,9 @@ import pytest
 import headrace
 import headrace.compat.astrai as ours
 from headrace.plan.packing import Packing, plan_packs
-from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.recipes import find_template, find_tokenizer
 from headrace.preparing.record_encoder import find_end_names, make_maker
+from headrace.preparing.run_plan import RecipeSetup
 from headrace.samples.recipe import parse_recipe
 from headrace.samples.recipe.recipe import lengths_key
 from suites.suite import Absent, Suite, variant

@@ -18,9 +18,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from counts import cases
 from headrace.preparing.backends import backend
 from headrace.preparing.backends.backend import RefusedTextError
-from headrace.preparing.backends.layout import UnsuitableError
 from headrace.preparing.backends.libraries import FastokensBackend, GigatokenBackend
 from headrace.preparing.backends.reference import TextCutter, TokenizersBackend, most_bytes
+from headrace.preparing.backends.tokenizer import UnsuitableError
 
 FAST = {"gigatoken": GigatokenBackend, "fastokens": FastokensBackend}
 SUITABLE = [(library, name) for library in FAST for name in ("gpt2", "cl100k", "o200k", "llama3", "qwen2", "llama2")]

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from headrace.preparing.backends.layout import UnsuitableError, byte_characters, is_plain, read_layout
 from headrace.preparing.backends.special import SpecialFinder
+from headrace.preparing.backends.tokenizer import UnsuitableError, byte_characters, is_plain, read_layout
 
 
 def make_layout(added: list[dict[str, Any]], **parts: Any) -> bytes:

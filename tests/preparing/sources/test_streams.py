@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from headrace.preparing.sources.streams import (
     HashedFile,
     Lines,
     ZstdStream,
+    go_to_first_line,
     read_blocks,
     split_lines,
 )
@@ -42,6 +44,12 @@ def zstd(data: bytes, *, checksum: bool = True, size: bool = True) -> bytes:
 def stream(kind: str, data: bytes) -> Decompressed:
     file = HashedFile(io.BytesIO(data))
     return GzipStream(file) if kind == "gz" else ZstdStream(file, "f")
+
+
+def read_from(content: bytes, begin: int, end: int, block_bytes: int, limit: int) -> Iterator[Lines]:
+    file = io.BytesIO(content)
+    first = go_to_first_line(file, begin, end, block_bytes=block_bytes)
+    return read_blocks(file, first, end, block_bytes=block_bytes, max_line_bytes=limit)
 
 
 def drain(opened: Decompressed, size: int) -> tuple[bytes, str]:
@@ -242,7 +250,7 @@ def test_each_line_once_and_those_over_the_limit_are_told_apart(
     found = []
     reached = 0
     for begin, end in itertools.pairwise(edges):
-        for block in read_blocks(io.BytesIO(content), begin, end, block_bytes=block_bytes, max_line_bytes=limit):
+        for block in read_from(content, begin, end, block_bytes, limit):
             assert block.offset == reached
             reached += block.size
             # Only lines that begin in the span: one that begins behind it is the next span's.

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from counts import cases
 from headrace.errors import HeadraceError, InputError
-from headrace.preparing.tally import added
+from headrace.preparing.ledger import added
 from headrace.samples.maker import MadeDocuments, MakerCounts
 from headrace.samples.maker.block import SampleBlock
 from headrace.samples.maker.sequences import Sequencer

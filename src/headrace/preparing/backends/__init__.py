@@ -1,6 +1,6 @@
 """Tokeniser libraries with a common interface, and the proof that a fast library needs before it is used.
 
-    tokenizer.json -> layout ........ the features that the file asks for
+    tokenizer.json -> tokenizer ..... what the file holds, and the features that it asks for
                    -> reference ..... `tokenizers`; long texts are cut where that changes no id
                    -> special ....... texts that hold an added token, which may have to go to `tokenizers`
                    -> libraries ..... gigatoken, fastokens; each refuses at once what it does not support
@@ -13,10 +13,10 @@ Optional libraries are imported where they are used, never at the top of a modul
 
 from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError, SpecialPolicy
 from headrace.preparing.backends.comparison import Difference, MismatchError, OnCompared, ProvedEncoder, compare
-from headrace.preparing.backends.layout import UnsuitableError
-from headrace.preparing.backends.libraries import BACKENDS, REFERENCE, load_backend
+from headrace.preparing.backends.libraries import BACKENDS, REFERENCE
 from headrace.preparing.backends.proof import Choice, choose_backend
 from headrace.preparing.backends.special import SpecialFinder
+from headrace.preparing.backends.tokenizer import UnsuitableError
 
 __all__ = [
     "BACKENDS",
@@ -34,5 +34,4 @@ __all__ = [
     "UnsuitableError",
     "choose_backend",
     "compare",
-    "load_backend",
 ]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError, SpecialPolicy
-from headrace.preparing.backends.libraries import REFERENCE, load_with
+from headrace.preparing.backends.libraries import REFERENCE, load_backend
 from headrace.preparing.backends.reference import TokenizersBackend
 from headrace.preparing.backends.special import RoutedBackend
 
@@ -217,14 +217,12 @@ class ProvedEncoder:
             UnsuitableError: it lacks a feature that the tokeniser needs.
             ImportError: it is not installed.
         """
-        self.num_texts = 0
-        """Texts encoded so far."""
         self.num_sampled = 0
-        """Texts among them that were compared with the reference tokeniser."""
+        """Texts so far that were compared with the reference tokeniser."""
         self.json = tokenizer_json
         """The bytes of ``tokenizer.json``."""
         self._special: SpecialPolicy = special
-        self.backend: Backend = load_with(name, tokenizer_json, special, lambda: self.reference)
+        self.backend: Backend = load_backend(name, tokenizer_json, special, lambda: self.reference)
 
     @property
     def name(self) -> str:
@@ -250,9 +248,7 @@ class ProvedEncoder:
                 reference tokeniser encodes.
         """
         if self.backend.name == REFERENCE:
-            encoded = self.backend.encode(texts)
-            self.num_texts += len(texts)
-            return encoded
+            return self.backend.encode(texts)
         try:
             encoded = encode_safely(self.backend, texts)
         except (RefusedTextError, BackendFailedError) as error:
@@ -263,7 +259,6 @@ class ProvedEncoder:
         chosen = np.flatnonzero(sampled)
         if len(chosen):
             self._check(texts, encoded, chosen)
-        self.num_texts += len(texts)
         self.num_sampled += len(chosen)
         return encoded
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import warnings
@@ -20,7 +19,8 @@ from headrace.preparing.backends.backend import (
     SpecialPolicy,
     return_memory,
 )
-from headrace.preparing.backends.layout import (
+from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
+from headrace.preparing.backends.tokenizer import (
     TokenizerParts,
     UnsuitableError,
     is_plain,
@@ -29,8 +29,6 @@ from headrace.preparing.backends.layout import (
     require_byte_level,
     require_bytes,
 )
-from headrace.preparing.backends.reference import TokenizersBackend
-from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
 
 
 def _import(name: str) -> ModuleType:
@@ -160,19 +158,13 @@ MAX_ADDED = 2_000
 """The most added tokens that are probed."""
 
 
-def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
+def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
     """Load the library of this name. Texts for which it is not proved go to the reference tokeniser.
 
     Raises:
         UnsuitableError: it lacks a feature that the tokeniser needs.
         ImportError: it is not installed.
     """
-    reference = functools.cache(lambda: TokenizersBackend(tokenizer_json, special))
-    return load_with(name, tokenizer_json, special, reference)
-
-
-def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
-    """Load the library of this name as `load_backend` does, with a reference tokeniser that is shared."""
     if name == REFERENCE:
         return reference()
     fast = CANDIDATES[name](tokenizer_json, special)

@@ -27,9 +27,9 @@ from headrace.errors import MissingExtraError, OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
 from headrace.preparing.backends.backend import Backend, SpecialPolicy, installed_version
 from headrace.preparing.backends.comparison import OnCompared, compare, silence
-from headrace.preparing.backends.layout import TokenizerParts, UnsuitableError, byte_characters, read_layout
-from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, load_with, routes
+from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, load_backend, routes
 from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.tokenizer import TokenizerParts, UnsuitableError, byte_characters, read_layout
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +48,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: type | object) -> str:
     """A hash of everything that decides the outcome of a library's probe; ``kind`` is the class that runs it."""
-    code = Path(__file__).parent
     parts = (
         hash_bytes(tokenizer_json),
         special,
@@ -56,9 +55,15 @@ def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: ty
         f"tokenizers {installed_version('tokenizers')}",
         f"python {platform.python_version()}",
         f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind)}",
-        *(hash_bytes(file.read_bytes()) for file in sorted(code.glob("*.py"))),
+        _hash_of_code(Path(__file__).parent),
     )
     return hash_bytes("\n".join(parts).encode())
+
+
+@functools.cache
+def _hash_of_code(folder: Path) -> str:
+    files = sorted(folder.glob("*.py"))
+    return hash_bytes(b"".join(file.read_bytes() for file in files))
 
 
 def find_outcome(key: str) -> str | None:
@@ -199,7 +204,7 @@ def _vocabulary(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
     """Every token of the model that is text, on a line of its own. A changed merge or id shows in one of them."""
     to_byte = byte_characters()
     words = []
-    for token in layout.model["vocab"]:
+    for token in layout.vocabulary():
         if not is_byte_level:
             words.append(token.replace("\u2581", " "))
         elif all(character in to_byte for character in token):
@@ -299,7 +304,7 @@ def _probed(
     report: Callable[[tuple[int, int]], None],
 ) -> str:
     """The first difference between the library and the reference tokeniser on the texts of the probe; "" if none."""
-    fast = load_with(name, tokenizer_json, special, lambda: reference)
+    fast = load_backend(name, tokenizer_json, special, lambda: reference)
     texts = probe_texts(layout, is_byte_level=not layout.model.get("byte_fallback"))
     found = compare(fast, reference, texts, on_compared=lambda done, total: report((done, total)))
     return "" if found is None else found.message

@@ -33,8 +33,7 @@ from headrace.preparing.backends.backend import (
     SpecialPolicy,
     return_memory,
 )
-from headrace.preparing.backends.layout import Added, TokenizerParts, UnsuitableError, read_layout
-from headrace.preparing.backends.tokenizer import make_encoder
+from headrace.preparing.backends.tokenizer import Added, TokenizerParts, UnsuitableError, make_encoder, read_layout
 
 PIECE_BYTES = 1 << 18
 """A piece has at most about this many bytes of UTF-8, and a text of less than twice as many is not cut."""
@@ -221,7 +220,7 @@ def _never_merges(kind: Kind, layout: TokenizerParts) -> bool:
                 pass  # no space is left at which it could split
             case _:
                 return False
-    return replaced and not any(_META in token.lstrip(_META) for token in model["vocab"])
+    return replaced and not any(_META in token.lstrip(_META) for token in layout.vocabulary())
 
 
 class TokenizersBackend(Backend):

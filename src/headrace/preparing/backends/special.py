@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError
-from headrace.preparing.backends.layout import TokenizerParts, read_layout
+from headrace.preparing.backends.tokenizer import TokenizerParts, read_layout
 
 COMMON = " etaoinshrdlucmfwygpbvkjxqzETAOINSHRDLUCMFWYGPBVKJXQZ\n.,0123456789-_()'\"=:;/*#>`<[]{}+&!?$\\%@^~|\t\r"
 """Characters from the most usual to the least usual; all others count as rarer."""

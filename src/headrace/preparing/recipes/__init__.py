@@ -1,16 +1,19 @@
 """Make a store of the records of a recipe, whatever their layouts. This package belongs to recipes alone.
 
-inputs          the recipe, from a file or a URL -> files, the first records of each input, layouts
-options         the options that the recipe decides itself, and those that stand in either of the two
-first_records   makes samples of the first records, so that a recipe that cannot be followed fails at once; the library
-                that encodes is proved on their texts
-resolving       all of this, tokeniser, template, keys and end tokens -> run_plan
+inputs      the recipe, from a file or a URL -> files, the first records of each input, layouts
+resolving   all of this, tokeniser, template, keys, end tokens, samples of the first records -> run_plan
 """
 
 from __future__ import annotations
 
-from headrace.preparing.recipes.inputs import all_paths, read_recipe, reads_stdin, with_inputs
-from headrace.preparing.recipes.options import recipe_options, with_options
+from headrace.preparing.recipes.inputs import (
+    all_paths,
+    read_recipe,
+    reads_stdin,
+    recipe_options,
+    with_inputs,
+    with_options,
+)
 from headrace.preparing.recipes.resolving import find_template, find_tokenizer, resolve
 
 __all__ = [

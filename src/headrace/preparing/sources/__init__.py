@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader
@@ -36,28 +36,15 @@ if TYPE_CHECKING:
         spans_in_words,
     )
 
-_HOMES = {
-    "BadRecord": "headrace.preparing.sources.block",
-    "Block": "headrace.preparing.sources.block",
-    "Format": "headrace.preparing.sources.source_file",
-    "MAX_TASK_SPANS": "headrace.preparing.sources.source_file",
-    "RecordSpec": "headrace.preparing.sources.block",
-    "SampleBy": "headrace.preparing.sources.source_file",
-    "SourceFile": "headrace.preparing.sources.source_file",
-    "Span": "headrace.preparing.sources.source_file",
-    "SpanReader": "headrace.preparing.sources.block",
-    "Task": "headrace.preparing.sources.source_file",
-    "check_all": "headrace.preparing.sources.source_file",
-    "choose_task_bytes": "headrace.preparing.sources.source_file",
-    "counted_from": "headrace.preparing.sources.source_file",
-    "find_inputs": "headrace.preparing.sources.find",
-    "is_hashed_while_read": "headrace.preparing.sources.source_file",
-    "open_span": "headrace.preparing.sources.reader",
-    "plan_tasks": "headrace.preparing.sources.source_file",
-    "record_noun": "headrace.preparing.sources.source_file",
-    "spans_in_words": "headrace.preparing.sources.source_file",
-    "spool_stdin": "headrace.preparing.sources.find",
-}
+_HOMES = homes(
+    {
+        "headrace.preparing.sources.block": "BadRecord Block RecordSpec SpanReader",
+        "headrace.preparing.sources.find": "find_inputs spool_stdin",
+        "headrace.preparing.sources.reader": "open_span",
+        "headrace.preparing.sources.source_file": "MAX_TASK_SPANS Format SampleBy SourceFile Span Task check_all "
+        "choose_task_bytes counted_from is_hashed_while_read plan_tasks record_noun spans_in_words",
+    }
+)
 
 __all__ = [
     "MAX_TASK_SPANS",

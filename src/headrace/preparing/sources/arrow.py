@@ -1,100 +1,26 @@
-"""Reads Arrow IPC: files by record batches, and streams (which the library ``datasets`` saves) as a whole.
-
-`read_batch_places` finds out where the record batches of a file lie and how many rows each has, without reading them.
-pyarrow does not tell, and decompresses a batch that it is asked for. The footer and the head of each batch are
-FlatBuffers (https://flatbuffers.dev/internals): a table begins with the distance back to its vtable, which holds for
-each field the distance from the begin of the table, or 0 if the field is absent. These tables of Arrow's ``File.fbs``
-and ``Message.fbs`` are read:
-
-    Footer        field 3: recordBatches, a vector of Block (offset int64, metaDataLength int32, 4 bytes of
-                  padding, bodyLength int64)
-    Message       field 2: header, here a RecordBatch
-    RecordBatch   field 0: length int64, its rows
-
-The file ends with the footer, its size as int32, and ``ARROW1``.
-"""
+"""Reads Arrow IPC: files by record batches, and streams (which the library ``datasets`` saves) as a whole."""
 
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from headrace.errors import InputError
 from headrace.preparing.sources.block import Block, RecordSpec, SpanReader
 from headrace.preparing.sources.columnar import ColumnReader, check_rows, load_pyarrow, needed_columns
 from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile
 
-TAIL = struct.Struct("<i6s")
-_BLOCK = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("", "<i4"), ("body_bytes", "<i8")])
-_CONTINUATION = b"\xff\xff\xff\xff"
+_FILE_HEAD_BYTES = 8
+"""What comes before the first message of a file: the magic and its padding."""
 
 
-class BatchPlace(NamedTuple):
-    """Where a record batch lies in a file, and the number of its rows."""
+class BatchSize(NamedTuple):
+    """The size of a record batch in a file."""
 
-    offset: int
-    num_bytes: int
     num_rows: int
-
-
-def read_batch_places(data: bytes | mmap.mmap) -> list[BatchPlace]:
-    """The record batches of an Arrow file, whose bytes are ``data`` (for example a memory map).
-
-    Raises:
-        ValueError: the footer is not valid.
-    """
-    view = memoryview(data)
-    try:
-        footer_bytes, magic = TAIL.unpack(view[-TAIL.size :])
-        end = len(view) - TAIL.size
-        if magic != b"ARROW1" or not 0 < footer_bytes <= end:
-            raise ValueError("no footer at the end")
-        footer = view[end - footer_bytes : end]
-        vector = _field(footer, _root(footer), 3)
-        if not vector:
-            return []
-        vector += _uint32(footer, vector)
-        blocks = np.frombuffer(footer, _BLOCK, _uint32(footer, vector), vector + 4)
-        return [
-            BatchPlace(offset, metadata_bytes + body_bytes, _num_rows(view[offset : offset + metadata_bytes]))
-            for offset, metadata_bytes, body_bytes in zip(
-                *(blocks[name].tolist() for name in ("offset", "metadata_bytes", "body_bytes")), strict=True
-            )
-        ]
-    except (struct.error, IndexError, ValueError) as error:
-        raise ValueError(f"its footer is not valid: {error}") from error
-
-
-def _num_rows(metadata: memoryview) -> int:
-    # Before Arrow 0.15, the size was written without the marker.
-    message = metadata[8 if metadata[:4] == _CONTINUATION else 4 :]
-    header = _field(message, _root(message), 2)
-    batch = header + _uint32(message, header)
-    length = _field(message, batch, 0)
-    return int(struct.unpack_from("<q", message, length)[0]) if length else 0
-
-
-def _root(data: memoryview) -> int:
-    return _uint32(data, 0)
-
-
-def _field(data: memoryview, table: int, number: int) -> int:
-    """The byte where a field of a table lies, or 0 if it is absent."""
-    vtable = table - int(struct.unpack_from("<i", data, table)[0])
-    if vtable < 0:
-        raise IndexError(f"a table at byte {table:,} has no vtable")
-    size, place = int(struct.unpack_from("<H", data, vtable)[0]), 4 + 2 * number
-    distance = int(struct.unpack_from("<H", data, vtable + place)[0]) if place < size else 0
-    return table + distance if distance else 0
-
-
-def _uint32(data: memoryview, at: int) -> int:
-    return int(struct.unpack_from("<I", data, at)[0])
+    num_bytes: int
 
 
 def describe_arrow(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int, ...]]:
@@ -108,7 +34,7 @@ def describe_arrow(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int
     needed_columns(arrow.schema, spec, source.name)
     if not arrow.is_file:
         return len(arrow.map), ()
-    sizes = tuple(place.num_bytes for place in arrow.places())
+    sizes = tuple(size.num_bytes for size in arrow.sizes())
     return len(sizes), sizes
 
 
@@ -126,7 +52,7 @@ class ArrowSpanReader(SpanReader):
         arrow = _Arrow(file)
         columns = needed_columns(arrow.schema, self._spec, file.name)
         if arrow.is_file:
-            rows = [place.num_rows for place in arrow.places()]
+            rows = [size.num_rows for size in arrow.sizes()]
             first_row = sum(rows[: self._span.begin])
             blocks = self._read_file(arrow, self._reader(first_row), columns, rows)
             blocks = self._with_input_bytes(blocks, first_row, sum(rows))
@@ -208,28 +134,38 @@ class _Arrow:
 
     def open(self, columns: list[int]) -> Any:
         """Open a reader of these columns, or of all columns if the list is empty."""
-        self._source = self._pa.BufferReader(self._pa.py_buffer(self.map))
+        self._source = self._pa.BufferReader(self._buffer())
         options = self._ipc.IpcReadOptions(use_threads=False, included_fields=columns)
         try:
             if self.is_file:
                 return self._ipc.open_file(self._source, options=options)
             return self._ipc.open_stream(self._source, options=options)
         except self.errors as error:
-            kind = "file" if self.is_file else "stream"
-            raise InputError(
-                f"{self._name}: not a whole Arrow {kind}: {_first(error)}. Was it copied or written whole?"
-            ) from error
+            raise self._broken(_first(error)) from error
 
-    def places(self) -> list[BatchPlace]:
-        """The record batches of a file."""
+    def _broken(self, what: str) -> InputError:
+        kind = "file" if self.is_file else "stream"
+        return InputError(f"{self._name}: not a whole Arrow {kind}: {what}. Was it copied or written whole?")
+
+    def _buffer(self) -> Any:
+        return self._pa.py_buffer(self.map)
+
+    def sizes(self) -> list[BatchSize]:
+        """The sizes of the record batches of a file. Only the head of each is read, and nothing is decompressed."""
+        found: list[BatchSize] = []
         try:
-            places = read_batch_places(self.map)
-        except ValueError as error:
-            raise InputError(
-                f"{self._name}: not a whole Arrow file: {error}. Was it copied or written whole?"
-            ) from error
-        check_rows([place.num_rows for place in places], "record batch", self._name)
-        return places
+            num_batches = self.open([]).num_record_batches
+            messages = self._ipc.MessageReader.open_stream(self._buffer().slice(_FILE_HEAD_BYTES))
+            while len(found) < num_batches:
+                message = messages.read_next_message()
+                if message.type == "record batch":
+                    # Of a schema without columns no column is read.
+                    num_rows = self._ipc.read_record_batch(message, self._pa.schema([])).num_rows
+                    found.append(BatchSize(num_rows, message.metadata.size + message.body.size))
+        except (*self.errors, StopIteration) as error:
+            raise self._broken(_first(error) or "it has fewer record batches than its footer says") from error
+        check_rows([size.num_rows for size in found], "record batch", self._name)
+        return found
 
     def check(self, batch: Any) -> None:
         """Raise one of ``errors`` if offsets point outside the data, which Arrow itself does not check.

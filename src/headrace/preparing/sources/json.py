@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from headrace.config import nearest
 from headrace.errors import InputError
@@ -49,7 +50,7 @@ class RecordReader:
     """
 
     def __init__(self, spec: RecordSpec) -> None:
-        self._spec = spec
+        self.spec = spec
         # A field may be needed twice, as a text and as the id.
         self._attributes = {field: f"field_{number}" for number, field in enumerate(dict.fromkeys(spec.fields))}
         types: list[tuple[str, Any]] = [(attribute, str) for attribute in self._attributes.values()]
@@ -78,7 +79,7 @@ class RecordReader:
         if not isinstance(value, dict):
             raise BadRecordError(f"not a JSON object but {kind(value)}; found {excerpt(line)}")
         record = self._take(value, line)
-        for field in (*self._attributes, self._spec.id_field):
+        for field in (*self._attributes, self.spec.id_field):
             if field is not None and isinstance(value[field], str):
                 _check_surrogates(field, value[field])
         return record
@@ -90,7 +91,7 @@ class RecordReader:
 
     def texts(self, records: list[Any]) -> list[list[str]]:
         """The texts of the records, for each field of the `RecordSpec`."""
-        return [list(map(attrgetter(self._attributes[field]), records)) for field in self._spec.fields]
+        return [list(map(attrgetter(self._attributes[field]), records)) for field in self.spec.fields]
 
     def ids(self, records: list[Any]) -> list[str] | None:
         """The ids of the records, integers in decimal, or None if the spec names no id field."""
@@ -100,7 +101,7 @@ class RecordReader:
 
     def wholes(self, records: list[Any]) -> list[Any] | None:
         """The whole records, or None if the spec does not ask for them."""
-        return [record.whole for record in records] if self._spec.whole else None
+        return [record.whole for record in records] if self.spec.whole else None
 
     def _decode_whole(self, line: bytes) -> Any:
         value = msgspec.json.decode(line)
@@ -116,21 +117,21 @@ class RecordReader:
             if not isinstance(text, str):
                 raise BadRecordError(f"field {field!r} is not a string but {kind(text)}; found {excerpt(line)}")
             values[attribute] = text
-        if self._id_attribute == _ID and self._spec.id_field is not None:
-            identity = self._get(value, self._spec.id_field)
+        if self._id_attribute == _ID and self.spec.id_field is not None:
+            identity = self._get(value, self.spec.id_field)
             if not isinstance(identity, str | int) or isinstance(identity, bool):
                 raise BadRecordError(
-                    f"id field {self._spec.id_field!r} is neither a string nor an integer but {kind(identity)}; "
+                    f"id field {self.spec.id_field!r} is neither a string nor an integer but {kind(identity)}; "
                     f"found {excerpt(line)}"
                 )
             values[_ID] = identity
-        return self._with_whole(whole=value, **values) if self._spec.whole else self._record(**values)
+        return self._with_whole(whole=value, **values) if self.spec.whole else self._record(**values)
 
     def _get(self, value: dict[str, Any], field: str) -> Any:
         if field not in value:
             names = ", ".join(repr(name) for name in list(value)[:8]) or "none"
             near = nearest(field, value)
-            raise BadRecordError(f"no field {field!r}{near}; its fields are: {names} ({self._spec.option(field)})")
+            raise BadRecordError(f"no field {field!r}{near}; its fields are: {names} ({self.spec.option(field)})")
         return value[field]
 
 
@@ -168,65 +169,63 @@ def _check_surrogates(field: str, text: str) -> None:
         ) from None
 
 
-class JsonlParser:
-    """Parses the lines of one span, block by block, at about the speed of the decoder alone."""
+def parse_lines(reader: RecordReader, lines: list[bytes], places: NDArray[np.int64], first_line: int) -> Block:
+    """Parse lines into a block.
 
-    def __init__(self, spec: RecordSpec, max_line_bytes: int) -> None:
-        self._spec = spec
-        self._reader = RecordReader(spec)
-        self._max_line_bytes = max_line_bytes
-
-    def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
-        """Yield one block of records for each block of lines."""
-        line = 0
-        for lines in blocks:
-            block = self._refuse(lines, line) if lines.is_too_long else self._parse(lines, line)
-            line += block.num_lines
-            yield block
-
-    def _parse(self, lines: Lines, first_line: int) -> Block:
-        split, begins = split_lines(lines)
-        reader = self._reader
-        decode = reader.decode
-        # The decoder does not check the UTF-8 of the fields that it skips. Whole records skip no fields.
-        if not self._spec.whole and not all(line.isascii() or _is_utf8(line) for line in split):
-            decode = reader.decode_strictly
-        records: list[object] = []
-        blank: list[int] = []
-        bad: list[BadRecord] = []
-        iterator = iter(split)
-        while len(records) + len(blank) + len(bad) < len(split):
+    Args:
+        reader: what reads a record.
+        lines: the lines, without their ends.
+        places: (lines,) the place of each, see `Block.places`.
+        first_line: the number of the first.
+    """
+    decode = reader.decode
+    # The decoder does not check the UTF-8 of the fields that it skips. Whole records skip no fields.
+    if not reader.spec.whole and not all(line.isascii() or _is_utf8(line) for line in lines):
+        decode = reader.decode_strictly
+    records: list[object] = []
+    blank: list[int] = []
+    bad: list[BadRecord] = []
+    iterator = iter(lines)
+    while len(records) + len(blank) + len(bad) < len(lines):
+        try:
+            # This runs in C until a line is refused; the list keeps the records before that line.
+            records.extend(map(decode, iterator))
+        except DECODE_ERRORS:
+            number = len(records) + len(blank) + len(bad)
+            line = lines[number]
+            if not line or line.isspace():
+                blank.append(number)
+                continue
             try:
-                # This runs in C until a line is refused; the list keeps the records before that line.
-                records.extend(map(decode, iterator))
-            except DECODE_ERRORS:
-                number = len(records) + len(blank) + len(bad)
-                line = split[number]
-                if not line or line.isspace():
-                    blank.append(number)
-                    continue
-                try:
-                    records.append(reader.decode_slowly(line))
-                except BadRecordError as error:
-                    bad.append(BadRecord(number + first_line, int(begins[number]), str(error)))
-        good = np.ones(len(split), np.bool_)
-        good[blank] = False
-        good[[record.line - first_line for record in bad]] = False
-        return Block(
-            texts=reader.texts(records),
-            lines=np.flatnonzero(good) + first_line,
-            places=begins[good],
-            bad=bad,
-            blank_lines=np.array(blank, np.int64) + first_line,
-            ids=reader.ids(records),
-            records=reader.wholes(records),
-        )
+                records.append(reader.decode_slowly(line))
+            except BadRecordError as error:
+                bad.append(BadRecord(number + first_line, int(places[number]), str(error)))
+    good = np.ones(len(lines), np.bool_)
+    good[blank] = False
+    good[[record.line - first_line for record in bad]] = False
+    return Block(
+        texts=reader.texts(records),
+        lines=np.flatnonzero(good) + first_line,
+        places=places[good],
+        bad=bad,
+        blank_lines=np.array(blank, np.int64) + first_line,
+        ids=reader.ids(records),
+        records=reader.wholes(records),
+    )
 
-    def _refuse(self, lines: Lines, line: int) -> Block:
-        message = too_long(lines.data, lines.size, self._max_line_bytes, "line")
-        return bad_block(
-            self._spec, [BadRecord(line, lines.offset, f"{message}; is this JSON Lines, one object a line?")]
-        )
+
+def parse_jsonl(blocks: Iterable[Lines], spec: RecordSpec, max_line_bytes: int) -> Iterator[Block]:
+    """Yield one block of records for each block of lines, at about the speed of the decoder alone."""
+    reader, line = RecordReader(spec), 0
+    for lines in blocks:
+        if lines.is_too_long:
+            message = too_long(lines.data, lines.size, max_line_bytes, "line")
+            bad = BadRecord(line, lines.offset, f"{message}; is this JSON Lines, one object a line?")
+            block = bad_block(spec, [bad])
+        else:
+            block = parse_lines(reader, *split_lines(lines), line)
+        line += block.num_lines
+        yield block
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -282,30 +281,10 @@ class ListReader(SpanReader):
             ):
                 size += memoryview(entries[last]).nbytes
                 last += 1
-            yield self._block(reader, entries[first:last], first)
+            lines = [bytes(entry) for entry in entries[first:last]]
+            if len(lines[0]) > self._max_record_bytes:  # it is alone, as it is longer than a block
+                message = too_long(lines[0], len(lines[0]), self._max_record_bytes, "record")
+                yield bad_block(self._spec, [BadRecord(first, first, message)])
+            else:
+                yield parse_lines(reader, lines, np.arange(first, last), first)
             first = last
-
-    def _block(self, reader: RecordReader, entries: list[msgspec.Raw], first: int) -> Block:
-        records: list[object] = []
-        good: list[int] = []
-        bad: list[BadRecord] = []
-        for number, entry in enumerate(entries, first):
-            line = bytes(entry)
-            try:
-                if len(line) > self._max_record_bytes:
-                    raise BadRecordError(too_long(line, len(line), self._max_record_bytes, "record"))
-                try:
-                    records.append(reader.decode_strictly(line))
-                except DECODE_ERRORS:
-                    records.append(reader.decode_slowly(line))
-                good.append(number)
-            except BadRecordError as error:
-                bad.append(BadRecord(number, number, str(error)))
-        return Block(
-            texts=reader.texts(records),
-            lines=np.array(good, np.int64),
-            places=np.array(good, np.int64),
-            bad=bad,
-            ids=reader.ids(records),
-            records=reader.wholes(records),
-        )

@@ -9,10 +9,9 @@ columns, are for runs that read whole records.
 from __future__ import annotations
 
 import csv
-import io
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,11 +28,12 @@ from headrace.preparing.sources.block import (
     too_long,
 )
 from headrace.preparing.sources.columnar import ParquetSpanReader
-from headrace.preparing.sources.json import JsonlParser, ListReader
+from headrace.preparing.sources.json import ListReader, parse_jsonl
 from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, is_hashed_while_read
 from headrace.preparing.sources.streams import (
     BLOCK_BYTES,
     BOM,
+    CHUNK_BYTES,
     HEAD_OF_LINE_BYTES,
     MAX_LINE_BYTES,
     NEWLINE,
@@ -47,6 +47,7 @@ from headrace.preparing.sources.streams import (
     LostLineError,
     Readable,
     ZstdStream,
+    go_to_first_line,
     read_blocks,
     split_lines,
 )
@@ -128,10 +129,9 @@ class LineSpanReader(SpanReader):
             self.begin, self.end = self._first_byte, self._reached
 
     def _read(self, raw: BinaryIO, hashed: HashedFile | None) -> Iterator[Block]:
-        parse = self._parser()
         line = counted = 0
         try:
-            for block in parse(self._lines(raw, hashed)):
+            for block in self._parsed(self._lines(raw, hashed)):
                 line += block.num_lines
                 used = self._reached - max(self._first_byte, 0)
                 if self._source is not None:
@@ -160,6 +160,8 @@ class LineSpanReader(SpanReader):
                     self._stream.border = end
                 source = cut = CutStream(self._stream, is_first=begin == 0)
             begin, end = 0, sys.maxsize
+        else:
+            begin = go_to_first_line(raw, begin, end, block_bytes=self._block_bytes)
         for lines in read_blocks(
             source, begin, end, block_bytes=self._block_bytes, max_line_bytes=self._max_record_bytes
         ):
@@ -170,26 +172,23 @@ class LineSpanReader(SpanReader):
             self._reached = lines.offset + lines.size
             yield lines
 
-    def _parser(self) -> TextParser:
-        if self._file.format.startswith("txt"):
-            return text_parser(self._spec, self._max_record_bytes)
-        return JsonlParser(self._spec, self._max_record_bytes).parse
+    def _parsed(self, lines: Iterable[Lines]) -> Iterator[Block]:
+        parse = parse_text if self._file.format.startswith("txt") else parse_jsonl
+        return parse(lines, self._spec, self._max_record_bytes)
 
 
 FIELD = "text"
 """The name of a text's only field, if the spec names none."""
 
-TextParser = Callable[[Iterable[Lines]], Iterator[Block]]
 
-
-def text_parser(spec: RecordSpec, max_record_bytes: int) -> TextParser:
-    """The function that parses the lines of a file into blocks of records. If records are lines, a span is enough."""
+def parse_text(blocks: Iterable[Lines], spec: RecordSpec, max_record_bytes: int) -> Iterator[Block]:
+    """Yield the records of the lines of a file in blocks. If records are lines, those of a span are enough."""
     kinds: dict[SampleBy, type[_Parser]] = {
         "line": _LineParser,
         "paragraph": _ParagraphParser,
         "document": _DocumentParser,
     }
-    return kinds[spec.sample_by](spec, max_record_bytes).parse
+    return kinds[spec.sample_by](spec, max_record_bytes).parse(blocks)
 
 
 class _Parser(ABC):
@@ -430,27 +429,8 @@ class CsvReader(SpanReader):
         return size + len(row)
 
 
-def _text_lines(file: Any) -> Iterator[str]:
+def _text_lines(file: HashedFile) -> Iterator[str]:
     """Lines with their ends. Bytes that are not UTF-8 become surrogates, so that the record is found to be bad."""
-    is_first = True
-    buffered = io.BufferedReader(_Raw(file), 1 << 18)
-    for data in buffered:
-        if is_first:
-            data = data.removeprefix(BOM)
-            is_first = False
-        yield data.decode("utf-8", "surrogateescape")
-
-
-class _Raw(io.RawIOBase):
-    """A raw stream over an object that has only ``read``."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    for lines in read_blocks(file, 0, sys.maxsize, block_bytes=CHUNK_BYTES, max_line_bytes=sys.maxsize):
+        for line in split_lines(lines)[0]:
+            yield line.decode("utf-8", "surrogateescape") + "\n"

@@ -50,10 +50,6 @@ class CountedFile:
         self.position += len(data)
         return data
 
-    def seek(self, offset: int, /) -> int:
-        """Always raises OSError: the bytes are read in order."""
-        raise OSError(f"a file that is read in order cannot go to byte {offset:,}")
-
 
 class HashedFile(CountedFile):
     """A file that is read from its beginning, and whose bytes are hashed and counted while they are read."""
@@ -112,10 +108,6 @@ class Decompressed(ABC):
         if self._damage is not None and not pieces:
             raise self._damage
         return b"".join(pieces)
-
-    def seek(self, offset: int, /) -> int:
-        """Always raises OSError: a compressed file is read from its beginning."""
-        raise OSError(f"a compressed file cannot go to byte {offset:,}")
 
     def finish(self) -> None:
         """Check the end of the file. Call this after the last read.
@@ -356,13 +348,10 @@ HEAD_OF_LINE_BYTES = 200
 
 
 class Readable(Protocol):
-    """A file, or a decompressed stream. A stream is only read from byte 0 on, without a seek."""
+    """A file, or a decompressed stream."""
 
     def read(self, size: int, /) -> bytes:
         """Read up to ``size`` bytes; no bytes mean the end."""
-
-    def seek(self, offset: int, /) -> int:
-        """Go to a byte."""
 
 
 class CutStream:
@@ -417,10 +406,6 @@ class CutStream:
         self._is_over = end > 0
         return data[:end] if end else data
 
-    def seek(self, offset: int, /) -> int:
-        """Always raises OSError: a compressed file is read in order."""
-        raise OSError(f"a compressed file cannot go to byte {offset:,}")
-
 
 class Lines(NamedTuple):
     """One or more whole lines. Only the last line of a file may lack its newline, and then it comes alone."""
@@ -438,8 +423,11 @@ class Lines(NamedTuple):
     """Whether this is one line above the limit, of which only the beginning was kept."""
 
 
-def find_first_line(file: Readable, begin: int, end: int, *, block_bytes: int) -> int:
-    """The byte where the first line in ``[begin, end)`` begins, or ``end`` if no line begins there."""
+def go_to_first_line(file: BinaryIO, begin: int, end: int, *, block_bytes: int) -> int:
+    """Go to the byte where the first line in ``[begin, end)`` begins, and return it; ``end`` if no line begins there.
+
+    At 0 the file is not moved.
+    """
     if begin == 0:
         return 0
     # A line begins after each newline, so the newline must lie in [begin - 1, end - 1).
@@ -451,7 +439,7 @@ def find_first_line(file: Readable, begin: int, end: int, *, block_bytes: int) -
             break
         found = block.find(NEWLINE)
         if found >= 0:
-            return position + found + 1
+            return file.seek(position + found + 1)
         position += len(block)
     return end
 
@@ -461,15 +449,11 @@ def read_blocks(
 ) -> Iterator[Lines]:
     """Yield all lines that begin in ``[begin, end)``, in blocks of about ``block_bytes``.
 
+    The file is at ``begin``, where a line begins, see `go_to_first_line`.
     A line of more than ``max_line_bytes`` comes alone, cut to its beginning. The blocks join without a gap, by their
     offsets and sizes. Memory: about twice ``block_bytes``, or four times the longest line that is allowed.
     """
-    offset = find_first_line(file, begin, end, block_bytes=block_bytes)
-    if offset >= end:
-        return
-    if offset:
-        file.seek(offset)
-    carry = b""
+    offset, carry = begin, b""
     while offset < end:
         # While a line is longer than what was read, each read doubles, so that joining the pieces takes linear time.
         # Whole lines that came with the end of one over the limit go first: only the first line of a block is measured,
