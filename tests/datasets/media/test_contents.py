@@ -24,7 +24,6 @@ from headrace.plan.recipe import CONTENTS
 from headrace.samples.media import TextSample
 from headrace.stores import EnergonStore, FilesystemStore, JoinedStore, SampleStore
 from headrace.stores.energon import JoinColumn, write_join
-from headrace.stores.quarantine import QuarantinedStore
 from headrace.stores.tar.store import TarStore
 from headrace.tracing import save_run
 from memory_stores import memory_bucket
@@ -52,8 +51,8 @@ def files(root: Path, letter: str) -> FilesystemStore:
     return FilesystemStore(root)
 
 
-def without_some(root: Path, letter: str) -> QuarantinedStore:
-    return QuarantinedStore(tar(root, letter), np.array([3, 5]))
+def without_some(root: Path, letter: str) -> TarStore:
+    return tar(root, letter).without(np.array([3, 5]))
 
 
 def joined(root: Path, letter: str) -> JoinedStore:
