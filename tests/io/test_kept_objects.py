@@ -16,6 +16,7 @@ from headrace.io import ObjectReader
 from headrace.io.objects import lookups, reader
 from headrace.io.objects.client import FetchReply
 from headrace.io.objects.lookups import ByteRoom, Objects
+from headrace.io.remote import Status
 from memory_stores import memory_bucket
 
 BLOCK_BYTES, NUM_BLOCKS, NUM_OBJECTS = 20, 2, 8
@@ -60,13 +61,15 @@ def test_few_bytes_are_in_memory_at_once(limit_bytes: int, most: int, monkeypatc
         rooms.append(Watched(limit_bytes))
         return rooms[-1]
 
-    def watched(self: Objects, url: str, wanted: list[tuple[int, int]]) -> Future[FetchReply]:
+    def watched(
+        self: Objects, url: str, wanted: list[tuple[int, int]], expected: Status | None = None
+    ) -> Future[FetchReply]:
         assert threading.get_ident() in rooms[0].inside
         fetched.append(sum(end - begin for begin, end in wanted))
-        return begin_ranges(self, url, wanted)
+        return begin_ranges(self, url, wanted, expected)
 
     monkeypatch.setattr(lookups, "BLOCK_BYTES", BLOCK_BYTES)
-    monkeypatch.setattr(lookups, "_AT_ONCE", NUM_BLOCKS)
+    monkeypatch.setattr(lookups, "AHEAD_BYTES", NUM_BLOCKS * BLOCK_BYTES)
     monkeypatch.setattr(reader, "ByteRoom", made)
     monkeypatch.setattr(reader, "_BYTES_AT_ONCE", limit_bytes)
     monkeypatch.setattr(Objects, "begin_ranges", watched)

@@ -107,9 +107,9 @@ def contents_of(files: Iterable[tuple[str, ListedFile]], storage: Storage | None
 
 
 def _fetched(files: Iterable[tuple[str, Status]], storage: Storage | None) -> Generator[Any]:
-    objects = import_module("headrace.io.objects.files")
+    objects = import_module("headrace.io.objects.lookups")
     parts = (part for place, found in files if is_url(place) for part in objects.parts_of(place, found))
-    yield from objects.fetched(parts, storage)
+    yield from objects.Objects(storage).in_turn(parts)
 
 
 def _next_bytes(objects: Iterator[Any], size: int) -> Iterator[Any]:
