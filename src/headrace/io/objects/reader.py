@@ -143,6 +143,7 @@ class ObjectReader(Reader):
 
     def keep(self, path: str) -> None:
         """See `Reader.keep`: fetch an object whole, unless a local file has it, and map that."""
+        super().keep(path)
         self._keep(path, None)
 
     def _keep(self, path: str, room: ByteRoom | None) -> None:
@@ -154,6 +155,7 @@ class ObjectReader(Reader):
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """See `Reader.keep_all`: 32 objects at the same time, and 256 MiB of them."""
+        super().keep_all(paths, ends)
         room = ByteRoom(_BYTES_AT_ONCE)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
             kept_ends = threads.submit(self._keep_ends, ends)
@@ -200,7 +202,9 @@ class ObjectReader(Reader):
         self.objects.look_up(asked, listed)
 
     def read_files(self, paths: Sequence[str]) -> list[ByteArray]:
-        """See `Reader.read_files`: a GET for each block of each object, all at the same time."""
+        """See `Reader.read_files`: without a cache, a GET for each block of each object, all at the same time."""
+        if self.cache is not None:
+            return super().read_files(paths)
         names = list(dict.fromkeys(paths))
         self.look_up(names)
         opened = [(name, self._open(name)) for name in names]
@@ -233,6 +237,8 @@ class ObjectReader(Reader):
         self.objects.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.cache is not None:
+            return super().__reduce__()
         return partial(ObjectReader, self.objects.storage, policy=self.objects.policy), ()
 
     def _local_name(self, path: str) -> str | None:
