@@ -2,6 +2,16 @@
 
 Exclude --exclusions--> Exclusion, in the edit --mask--> ExcludedDocuments, a dataset around that of the source
                                                --drop--> samples that are left out of its epochs
+
+These samples keep their numbers, and an account of the run counts them. What else leaves samples out:
+
+    Subset, Limit                          how much of a source is used, from the first step on: a range, chosen before
+    lists of bad samples beside the files  the store has no number for them: `headrace.stores.quarantine`
+    exclude= of a MeasuredDataset          no unit has them: `headrace.datasets.encoded.measured`
+    Run.skip                               steps, whose samples are dropped or come later; they are counted, too
+
+All but the ranges and steps are rising numbers of samples, (n,) int64, from here to the plan and the numbering of a
+store; `ranges_text` writes them. Each list is part of the fingerprint or recipe of what it is left out of.
 """
 
 from __future__ import annotations

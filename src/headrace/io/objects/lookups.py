@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError
 from functools import cache
 from pathlib import Path
-from threading import Condition, current_thread
+from threading import current_thread
 from typing import Any, Final, NamedTuple
 
 import xxhash
@@ -83,32 +83,6 @@ def parts_of(url: str, expected: Status) -> Iterator[ObjectPart]:
     """Yield the bytes of an object in parts of `BLOCK_BYTES`."""
     for block in blocks_of(0, expected.size):
         yield ObjectPart(url, expected, *block)
-
-
-class ByteRoom:
-    """Room for the bytes that several threads have in memory. What is larger than all of it is let in alone.
-
-    Args:
-        limit_bytes: the most bytes at the same time.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._changed = Condition()
-
-    @contextlib.contextmanager
-    def take(self, num_bytes: int) -> Iterator[None]:
-        """Wait until there is room for so many bytes, and keep it during the block."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._used_bytes == 0 or self._used_bytes + num_bytes <= self._limit_bytes)
-            self._used_bytes += num_bytes
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._used_bytes -= num_bytes
-                self._changed.notify_all()
 
 
 class Objects:
@@ -276,11 +250,11 @@ class Objects:
             raise reply.error
         return reply
 
-    def local_file(self, url: str, room: ByteRoom | None = None) -> Path:
+    def local_file(self, url: str) -> Path:
         """Return a local file with the bytes of an object, which is fetched unless that was done before.
 
         A kept file is compared with its digest when it is first asked for. At most 64 MiB of an object are in memory
-        at once, and together with what other threads fetch no more than ``room``.
+        at once.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -288,10 +262,10 @@ class Objects:
         """
         if (found := self._kept.get(url)) is not None and found.is_file():
             return found
-        self._kept[url] = found = self._local_file(url, self.known(url), room)
+        self._kept[url] = found = self._local_file(url, self.known(url))
         return found
 
-    def _local_file(self, url: str, status: Status, room: ByteRoom | None) -> Path:
+    def _local_file(self, url: str, status: Status) -> Path:
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
         known_by = _known_by(status)
         identity = repr((url, *known_by)) if known_by else f"{url} {os.getpid()} {id(self)}"
@@ -306,8 +280,8 @@ class Objects:
         if kept is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
-                return self._fetch_whole(url, status, kept / name, room)
-        return self._fetch_whole(url, status, places[-1] / name, room)
+                return self._fetch_whole(url, status, kept / name)
+        return self._fetch_whole(url, status, places[-1] / name)
 
     def is_as_kept(self, file: Path, what: str) -> bool:
         """Return whether a kept file holds what was fetched; one that does not is counted."""
@@ -342,12 +316,11 @@ class Objects:
         self._num_heads.clear()
         self._kept.clear()
 
-    def _fetch_whole(self, url: str, status: Status, file: Path, room: ByteRoom | None) -> Path:
+    def _fetch_whole(self, url: str, status: Status, file: Path) -> Path:
         with output_errors(file.parent, "create"):
             file.parent.mkdir(parents=True, exist_ok=True)
         own = file.with_name(f".{unique_name()}-{file.name}")
-        in_room = contextlib.nullcontext() if room is None else room.take(min(status.size, AHEAD_BYTES))
-        with in_room, AtomicFile(own, lasts=False) as out:
+        with AtomicFile(own, lasts=False) as out:
             for data in self.in_turn(parts_of(url, status)):
                 out.write(data)
         if file.parent == cache_folder("objects"):

@@ -20,7 +20,7 @@ import numpy as np
 from headrace.errors import OutputError, StoreError
 from headrace.io.kept import keep_bytes
 from headrace.io.objects.client import FetchPolicy, FetchStats
-from headrace.io.objects.lookups import ByteRoom, Objects, blocks_of
+from headrace.io.objects.lookups import BLOCK_BYTES, Objects, blocks_of
 from headrace.io.places import AnyPath, is_url
 from headrace.io.readers import (
     NO_ENDS,
@@ -38,11 +38,9 @@ from headrace.io.storage import Storage
 from headrace.io.waits import waiting
 
 _AT_ONCE: Final = 32
-"""The most objects that are fetched as a whole at the same time."""
-
-_BYTES_AT_ONCE: Final = 256 << 20
-"""The most bytes of such objects that are in memory at once."""
-
+_LARGE_AT_ONCE: Final = 4
+"""The most objects that are fetched whole at the same time: of at most 8 MiB, and of more, 64 MiB of which are in
+memory at once. Of either that is 256 MiB."""
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -144,31 +142,37 @@ class ObjectReader(Reader):
     def keep(self, path: str) -> None:
         """See `Reader.keep`: fetch an object whole, unless a local file has it, and map that."""
         super().keep(path)
-        self._keep(path, None)
-
-    def _keep(self, path: str, room: ByteRoom | None) -> None:
         if is_url(path) and path not in self._local:
             try:
-                self._local[path] = str(self.objects.local_file(_plain(path), room))
+                self._local[path] = str(self.objects.local_file(_plain(path)))
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """See `Reader.keep_all`: 32 objects at the same time, and 256 MiB of them."""
-        super().keep_all(paths, ends)
-        room = ByteRoom(_BYTES_AT_ONCE)
+        self.look_up([*paths, *ends])
+        large = {path for path in paths if is_url(path) and self._size(path) > BLOCK_BYTES}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
             kept_ends = threads.submit(self._keep_ends, ends)
-            for _ in threads.map(partial(self._keep, room=room), paths):
+            for _ in threads.map(self.keep, [path for path in paths if path not in large]):
                 pass
             kept_ends.result()
+        with ThreadPoolExecutor(_LARGE_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
+            for _ in threads.map(self.keep, [path for path in paths if path in large]):
+                pass
+
+    def _size(self, path: str) -> int:
+        """Return the size of an object; -1 if there is none."""
+        status = self.objects.status(_plain(path))
+        return -1 if status is None else status.size
 
     def _keep_ends(self, ends: Mapping[str, int]) -> None:
         """Read the ends of objects that are there and not known yet, all together, unless a kept file has them."""
         files: list[FileRanges] = []
         for path, num_bytes in ends.items():
+            Reader.keep(self, path)
             is_new = is_url(path) and path not in self._local and (path, num_bytes) not in self._ends
-            if is_new and self.objects.status(_plain(path)) is not None:
+            if is_new and self._size(path) >= 0:
                 file = self._open(path)
                 length = min(num_bytes, file.size)
                 files.append(FileRanges(file, path, np.array([0, file.size - length]), np.array([length, length])))
