@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -95,7 +96,7 @@ class Cache:
         self._homes: dict[str, _Homes] = {}
         # Of the workers of this process: numbers of those that have ended, and functions that return those of others.
         self._pid = os.getpid()
-        self._ended = _counts_of(CacheStats())
+        self._ended: tuple[int, ...] = (0,) * len(CacheStats.__struct_fields__)
         self._living: list[Counts] = []
 
     @property
@@ -119,7 +120,7 @@ class Cache:
 
     def own_counts(self) -> tuple[int, ...]:
         """Return the fields of `CacheStats` of this process alone."""
-        return _counts_of(self.store.stats)
+        return msgspec.structs.astuple(self.store.stats)
 
     def follow(self, counts: Counts) -> Callable[[], None]:
         """Add to ``stats`` what other processes have read, as ``counts`` returns it, until what this returns is called.
@@ -199,20 +200,11 @@ class Cache:
         return homes is None or (homes.first + number) % homes.num_nodes == homes.node
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _cache, (str(self.folder), {"limit": self.limit_bytes, "block": self.block_bytes}, self._homes)
+        described = partial(Cache, limit=self.limit_bytes, block=self.block_bytes)
+        return described, (str(self.folder),), {"_homes": self._homes}
 
     def __repr__(self) -> str:
         return f"<Cache: {self.folder}, {self.limit_bytes:,} bytes>"
-
-
-def _counts_of(stats: CacheStats) -> tuple[int, ...]:
-    return msgspec.structs.astuple(stats)
-
-
-def _cache(folder: str, options: dict[str, Any], homes: dict[str, _Homes]) -> Cache:
-    cache = Cache(folder, **options)
-    cache._homes |= homes
-    return cache
 
 
 class _Piece(NamedTuple):
