@@ -375,8 +375,10 @@ class Reader(ABC):
 
         With them fetch the ends of remote files, by path: so many bytes as `ends` will be asked for.
         """
-        for path in (*paths, *ends):
-            Reader.keep(self, path)
+        for path in paths:
+            self.keep(path)
+        for path in ends:
+            Reader.keep(self, path)  # which fetches nothing
 
     def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
         """Ask at the same time whether remote files are there, and what is in remote folders; later asks know it."""

@@ -173,7 +173,8 @@ class ObjectReader(Reader):
             Reader.keep(self, path)
             is_new = is_url(path) and path not in self._local and (path, num_bytes) not in self._ends
             if is_new and self._size(path) >= 0:
-                file = self._open(path)
+                # It takes the place of no open file: most are only known by their ends for now.
+                file = OpenFile(self._size(path))
                 length = min(num_bytes, file.size)
                 files.append(FileRanges(file, path, np.array([0, file.size - length]), np.array([length, length])))
         if not files:
