@@ -24,17 +24,18 @@ from hypothesis import strategies as st
 import headrace
 import killing
 from children import results_of
-from headrace.cache import BlockStore, Cache, CachedReader, CacheStats, check_cache, clear_cache, describe_cache
+from headrace.cache import BlockStore, Cache, CacheStats, check_cache, clear_cache, describe_cache
 from headrace.cache import block_store as module
 from headrace.cache import process as process_module
+from headrace.cache.block_store import CacheBlock, block_name
 from headrace.cache.folder import FOLDER_NAME
 from headrace.cache.process import CacheProcess, IndexFullError
-from headrace.cache.transaction import CacheBlock, block_name
 from headrace.cli import main
 from headrace.errors import ConfigError, OutputError, StoreError
-from headrace.io import FilePool, MmapReader, PreadReader, Reader
+from headrace.io import FilePool, MmapReader, ObjectReader, PreadReader, Reader
 from headrace.io.readers import reading_for
 from headrace.testing.readers import ReaderContract
+from memory_stores import memory_bucket
 
 BLOCK = 64
 
@@ -410,7 +411,7 @@ def test_processes_may_enter_a_new_cache_at_the_same_moment(tmp_path: Path) -> N
     assert [process.exitcode for process in processes] == [0] * 4
 
 
-class TestCachedReader(ReaderContract):
+class TestReaderThroughACache(ReaderContract):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self.folder = tmp_path_factory.mktemp("cache")
@@ -443,6 +444,25 @@ def test_each_block_is_fetched_once_and_counted(tmp_path: Path, data: np.ndarray
     other = Cache(tmp_path / "cache", limit="1MB", block=1000)
     assert (other.reader("pread").read(path, 0, 10_000) == data).all()
     assert (other.stats.fetched_blocks, other.stats.hits) == (6, 4)
+
+
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_what_goes_through_a_cache(tmp_path: Path, data: np.ndarray, place: str) -> None:
+    """Ranges and whole files do; neither the ends by which a file is known, nor a pass over all of it."""
+    with memory_bucket() as bucket:
+        bucket.put("data.bin", data.tobytes())
+        path = str(tmp_path / "data.bin") if place == "disk" else f"{bucket.url}/data.bin"
+        cache = Cache(tmp_path / "cache", limit="1MB", block=1000)
+        reader = cache.reader("pread" if place == "disk" else ObjectReader())
+        assert reader.ends(path, 4) == data[:4].tobytes() + data[-4:].tobytes()
+        assert (reader.for_pass().read(path, 0, 10_000) == data).all()
+        assert (cache.stats.fetched_blocks, cache.stats.read_bytes) == (0, 0)
+        for hits in (0, 10):
+            assert [(found == data).all() for found in reader.read_files([path, path])] == [True, True]
+            assert (cache.stats.fetched_blocks, cache.stats.hits - hits) == (10, hits + 10)
+        reader.close()
+        assert (reader.read(path, 500, 1000) == data[500:1500]).all()
+        assert cache.stats.fetched_bytes == 10_000
 
 
 def test_what_is_not_kept_is_fetched_as_far_as_it_is_read(tmp_path: Path, data: np.ndarray) -> None:
@@ -546,7 +566,7 @@ def test_what_is_not_allowed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"10.*block"):
         Cache(tmp_path, limit=10, block=100)
     cache = Cache(tmp_path / "cache", limit="1MB", block=100)
-    for inner in (MmapReader(), CachedReader(cache, PreadReader())):
+    for inner in (MmapReader(), cache.reader(PreadReader())):
         with pytest.raises(ConfigError, match="through"):
             cache.reader(inner)
     with pytest.raises(ConfigError, match="cache"):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import StoreError
-from headrace.io.objects import files, lookups
-from headrace.io.objects.lookups import Objects
+from headrace.io.objects import lookups
+from headrace.io.objects.lookups import ObjectPart, Objects, parts_of
 from headrace.io.remote import Status
 from memory_stores import MemoryBucket, memory_bucket
 
@@ -20,8 +20,8 @@ AHEAD, AHEAD_BYTES, BLOCK_BYTES = 4, 100, 40
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[MemoryBucket]:
     with memory_bucket() as made, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "AHEAD", AHEAD)
-        patch.setattr(files, "AHEAD_BYTES", AHEAD_BYTES)
+        patch.setattr(lookups, "AHEAD", AHEAD)
+        patch.setattr(lookups, "AHEAD_BYTES", AHEAD_BYTES)
         patch.setattr(lookups, "BLOCK_BYTES", BLOCK_BYTES)
         for size in range(130):
             made.put(f"{size}", bytes(range(size)))
@@ -36,12 +36,12 @@ def status(bucket: MemoryBucket, size: int) -> Status:
 
 @given(sizes=st.lists(st.integers(0, 129), max_size=12))
 def test_parts_come_in_order_and_few_ahead(bucket: MemoryBucket, sizes: list[int]) -> None:
-    asked: list[files.ObjectPart] = []
+    asked: list[ObjectPart] = []
     num_yielded = 0
 
-    def parts() -> Iterator[files.ObjectPart]:
+    def parts() -> Iterator[ObjectPart]:
         for size in sizes:
-            for part in files.parts_of(f"{bucket.url}/{size}", status(bucket, size)):
+            for part in parts_of(f"{bucket.url}/{size}", status(bucket, size)):
                 under_way = [*asked[num_yielded:], part]
                 # The next part may wait for room, in addition to those that are under way.
                 assert len(under_way) <= AHEAD + 1
@@ -50,7 +50,7 @@ def test_parts_come_in_order_and_few_ahead(bucket: MemoryBucket, sizes: list[int
                 yield part
 
     found = []
-    for data in files.fetched(parts(), None):
+    for data in Objects().in_turn(parts()):
         found.append(bytes(data))
         num_yielded += 1
     assert b"".join(found) == b"".join(bytes(range(size)) for size in sizes)
@@ -59,10 +59,10 @@ def test_parts_come_in_order_and_few_ahead(bucket: MemoryBucket, sizes: list[int
 
 def test_an_object_that_is_another_one(bucket: MemoryBucket) -> None:
     parts = [
-        files.ObjectPart(f"{bucket.url}/7", status(bucket, 7), 0, 7),
-        files.ObjectPart(f"{bucket.url}/9", Status(9, "other", 0), 0, 9),
+        ObjectPart(f"{bucket.url}/7", status(bucket, 7), 0, 7),
+        ObjectPart(f"{bucket.url}/9", Status(9, "other", 0), 0, 9),
     ]
-    found = files.fetched(parts, None)
+    found = Objects().in_turn(parts)
     assert bytes(next(found)) == bytes(range(7))
     with pytest.raises(StoreError, match="/9"):
         next(found)

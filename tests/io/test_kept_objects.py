@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,72 +12,65 @@ import pytest
 from counts import PATIENCE_S
 from headrace.io import ObjectReader
 from headrace.io.objects import lookups, reader
-from headrace.io.objects.client import FetchReply
-from headrace.io.objects.lookups import ByteRoom, Objects
+from headrace.io.objects.lookups import ObjectPart, Objects
+from headrace.io.remote import Status
 from memory_stores import memory_bucket
 
-BLOCK_BYTES, NUM_BLOCKS, NUM_OBJECTS = 20, 2, 8
 
+def test_few_bytes_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of objects of one block, 4 at a time; of larger ones 2, of each of which 40 bytes are in memory at once."""
+    sizes = [10] * 8 + [80] * 8
+    fetch_whole = Objects._fetch_whole
+    together = {10: threading.Barrier(4), 80: threading.Barrier(2)}
+    now: dict[int, int] = {}
+    most: list[int] = []
+    under_way: list[int] = []
+    in_turn = Objects.in_turn
 
-class Watched(ByteRoom):
-    """Lets nobody leave before all threads have asked for room, so that all are in who can be."""
+    def watched(self: Objects, url: str, status: Status, file: Path) -> Path:
+        now[threading.get_ident()] = min(status.size, 40)
+        most.append(sum(now.values()))
+        together[status.size].wait(PATIENCE_S)
+        try:
+            return fetch_whole(self, url, status, file)
+        finally:
+            together[status.size].wait(PATIENCE_S)
+            del now[threading.get_ident()]
+            together[status.size].wait(PATIENCE_S)
 
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(limit_bytes)
-        self.lock = threading.Lock()
-        self.all_asked = threading.Event()
-        self.num_asked = self.now = self.most = 0
-        self.inside: set[int] = set()
+    def counted(self: Objects, parts: Iterable[ObjectPart]) -> Iterator[memoryview]:
+        num_asked = num_yielded = 0
 
-    @contextlib.contextmanager
-    def take(self, num_bytes: int) -> Iterator[None]:
-        with self.lock:
-            self.num_asked += 1
-            if self.num_asked == NUM_OBJECTS:
-                self.all_asked.set()
-        with super().take(num_bytes):
-            with self.lock:
-                self.now += num_bytes
-                self.most = max(self.most, self.now)
-                self.inside.add(threading.get_ident())
-            assert self.all_asked.wait(PATIENCE_S)
-            yield
-            with self.lock:
-                self.now -= num_bytes
-                self.inside.remove(threading.get_ident())
+        def asked() -> Iterator[ObjectPart]:
+            nonlocal num_asked
+            for part in parts:
+                # The next one waits for room, in addition to those that are under way.
+                under_way.append(num_asked - num_yielded)
+                num_asked += part.end - part.begin
+                yield part
 
+        for data in in_turn(self, asked()):
+            num_yielded += len(data)
+            yield data
 
-@pytest.mark.parametrize(("limit_bytes", "most"), [(1000, 320), (100, 80), (30, 40)])
-def test_few_bytes_are_in_memory_at_once(limit_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each object has 80 bytes, 40 of which are in memory at once; these are let in alone where they are too many."""
-    rooms: list[Watched] = []
-    fetched: list[int] = []
-    begin_ranges = Objects.begin_ranges
-
-    def made(limit_bytes: int) -> Watched:
-        rooms.append(Watched(limit_bytes))
-        return rooms[-1]
-
-    def watched(self: Objects, url: str, wanted: list[tuple[int, int]]) -> Future[FetchReply]:
-        assert threading.get_ident() in rooms[0].inside
-        fetched.append(sum(end - begin for begin, end in wanted))
-        return begin_ranges(self, url, wanted)
-
-    monkeypatch.setattr(lookups, "BLOCK_BYTES", BLOCK_BYTES)
-    monkeypatch.setattr(lookups, "_AT_ONCE", NUM_BLOCKS)
-    monkeypatch.setattr(reader, "ByteRoom", made)
-    monkeypatch.setattr(reader, "_BYTES_AT_ONCE", limit_bytes)
-    monkeypatch.setattr(Objects, "begin_ranges", watched)
+    monkeypatch.setattr(lookups, "BLOCK_BYTES", 20)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 20)
+    monkeypatch.setattr(lookups, "AHEAD_BYTES", 40)
+    monkeypatch.setattr(reader, "_AT_ONCE", 4)
+    monkeypatch.setattr(reader, "_LARGE_AT_ONCE", 2)
+    monkeypatch.setattr(Objects, "_fetch_whole", watched)
+    monkeypatch.setattr(Objects, "in_turn", counted)
     with memory_bucket() as bucket:
-        content = {f"{bucket.url}/{number}": bytes([number] * 80) for number in range(NUM_OBJECTS)}
+        content = {f"{bucket.url}/{number}": bytes([number] * size) for number, size in enumerate(sizes)}
         for url, data in content.items():
             bucket.put(url.rpartition("/")[2], data)
         using = ObjectReader()
         using.keep_all(list(content))
         kept = {url: bytes(using.view(url)) for url in content}  # type: ignore[arg-type]
+        assert using.stats.gets == 8 + 8 * 4
     assert kept == content
-    assert fetched == [BLOCK_BYTES] * 4 * NUM_OBJECTS
-    assert rooms[0].most == most
+    assert max(most) == 80
+    assert max(under_way) == 40
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut short", "longer", "empty", "digest", "no digest"])

@@ -14,7 +14,7 @@ import corpora
 import headrace
 from children import results_of
 from headrace.cache import Cache
-from headrace.cache.transaction import block_name
+from headrace.cache.block_store import block_name
 from headrace.datasets.block_uses import BlockUses
 from headrace.errors import ConfigError, StateError
 from headrace.io import PreadReader

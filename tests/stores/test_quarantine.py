@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +19,6 @@ from headrace.stores import open as open_store
 from headrace.stores.quarantine import (
     QUARANTINE_NAME,
     BadSample,
-    QuarantinedStore,
     add_bad_samples,
     bad_sample,
     bad_samples,
@@ -58,7 +59,7 @@ class TestQuarantined(SampleStoreContract):
             found: SampleStore = open_store(path)
         else:
             found = without(path, "zbad/")
-        assert isinstance(found, QuarantinedStore)
+        assert found.num_left_out
         return found
 
 
@@ -96,6 +97,9 @@ def test_lists_are_sets(tmp_path_factory: pytest.TempPathFactory, added: set[int
     assert keys(root) == [key for number, key in enumerate(every) if number not in left_out]
     with open_store(root) as store:
         assert (store.fingerprint == whole) == (not left_out)
+        if left_out:  # states of runs have this hash
+            numbers = np.array(sorted(left_out), np.int64).tobytes()
+            assert store.fingerprint == xxhash.xxh3_128_hexdigest(whole.encode() + numbers)
         assert len(list(store.check())) == 0
         if left_out:
             assert store.num_left_out == len(left_out)
@@ -117,9 +121,9 @@ def test_a_list_is_of_a_folder_however_it_is_opened(tmp_path: Path) -> None:
     assert keys(root / "{a,b}.tar")[4:] == rest
     assert keys(root / "a.tar") == ["a0", "a1", "a2", "a3"]
     with open_store(root / "a.tar") as store:
-        assert not isinstance(store, QuarantinedStore)
+        assert not store.num_left_out
         assert bad_samples(store) == []
-    with open_store(root) as store:  # which is a QuarantinedStore now
+    with open_store(root) as store:  # without that sample now
         before = store.fingerprint
         assert add_bad_samples(store, [bad_sample(store, 0)]) == 1
         assert [one.key for one in bad_samples(store)] == ["a0", "b2"]
@@ -143,6 +147,20 @@ def test_json_lines(tmp_path: Path) -> None:
     found = without(path, "3")
     assert [found[number].parts["json"] for number in (2, 3)] == [b'{"text": "2"}', b'{"text": "4"}']
     assert [found.key(number) for number in range(len(found))] == ["0", "1", "2", "4"]
+    assert [found.find(key) for key in "0124"] == [0, 1, 2, 3]
+    with pytest.raises(KeyError, match="left out"):
+        found.find("3")
+
+
+def test_what_is_left_is_known_where_it_lies(tmp_path: Path) -> None:
+    """So that samples can be dealt to the caches that have them; only whole stores could say it."""
+    found = without(tars(tmp_path, "a.tar", "b.tar"), "a1")
+    every = np.arange(len(found))
+    placed = found.extents(every)
+    whole = found.whole.extents(np.array([0, 2, 3, 4, 5, 6, 7]))
+    assert placed.begins.tolist() == whole.begins.tolist()
+    assert (placed.rows.tolist(), placed.files.tolist()) == (every.tolist(), whole.files.tolist())
+    assert found.data_files == found.whole.data_files
 
 
 def test_data_that_changed_under_a_list(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The block cache of a node: blocks of files that are far away, kept on a local disk for all its processes and runs.
 
-    Cache("/nvme/headrace", limit="2TB").reader("pread") --> CachedReader, a reader like any other
+    Cache("/nvme/headrace", limit="2TB").reader("pread") --> a reader that reads ranges through it
         ranges of a file --> blocks --> BlockStore: on the disk -------------> bytes
                                            |  not there: claim
                                            +-- kept: one process fetches the block, the others wait
@@ -8,8 +8,8 @@
 
 What is read in a full order stays, the first blocks that come; what is read block by block makes room for what follows;
 and what no living process reads makes room for all others.
-`BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn writes. `Transaction` is
-a change of that index. `CacheProcess` is what one process has of it: its connection, its lock and its open files.
+`BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn writes. `CacheProcess` is
+what one process has of it: its connection, its lock and its open files.
 
 May import: io, config, errors.
 """
@@ -22,14 +22,13 @@ from headrace._lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.cache.block_store import BlockStore, CacheContent, CacheStats
-    from headrace.cache.reading import Cache, CachedReader, check_cache, clear_cache, describe_cache
+    from headrace.cache.reading import Cache, check_cache, clear_cache, describe_cache
 
 _HOMES = {
     "BlockStore": "headrace.cache.block_store",
     "Cache": "headrace.cache.reading",
     "CacheContent": "headrace.cache.block_store",
     "CacheStats": "headrace.cache.block_store",
-    "CachedReader": "headrace.cache.reading",
     "check_cache": "headrace.cache.reading",
     "clear_cache": "headrace.cache.reading",
     "describe_cache": "headrace.cache.reading",
@@ -40,7 +39,6 @@ __all__ = [
     "Cache",
     "CacheContent",
     "CacheStats",
-    "CachedReader",
     "check_cache",
     "clear_cache",
     "describe_cache",

@@ -7,7 +7,12 @@
 
 A block is written under a temporary name, synced and renamed, so that it is there whole or not at all; then the index
 says so. A process that wants to fetch a block first enters itself as its owner. If it dies, its lock is gone, and the
-next process that wants the block takes its place. Files are removed only if the index lists them.
+next process that wants the block takes its place. Files are removed only if the index lists them, and while nobody else
+can change it, so that none goes that was fetched again meanwhile.
+
+A block is kept while there is room, for its *label*: the folder of its file, or a node to which samples are dealt. Each
+process says by which labels it reads. Blocks of labels by which no living process reads make room for others, in the
+order in which they came; no other block goes.
 
 The index is changed in transactions of SQLite, which a kill cannot tear. A process that was forked opens it anew.
 """
@@ -19,9 +24,10 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,17 +36,38 @@ from numpy.typing import NDArray
 
 from headrace.cache.folder import make_folder
 from headrace.cache.process import CacheProcess, IndexFaultError, IndexFullError, read_pieces
-from headrace.cache.transaction import CacheBlock, Fetcher, Transaction
 from headrace.errors import OutputError, StoreError
 from headrace.io import write_all
 
 ByteArray = NDArray[np.uint8]
+
+Fetcher = Literal["ours", "theirs", "bypass"]
+"""Who fetches a block: this process, another one, or nobody."""
+
+PASSING: Final = ""
+"""A label by which nobody reads, for blocks whose samples come together and not again for long."""
+
+_UNUSED: Final = "SELECT label FROM totals WHERE bytes > 0 EXCEPT SELECT label FROM uses ORDER BY label DESC"
+_OLDEST: Final = "SELECT name, bytes FROM blocks WHERE label = ? AND owner IS NULL ORDER BY number"
 
 _PAUSE_S: Final = 30.0
 """How long a process keeps no new blocks after a block could not be written."""
 
 _LOOK_S: Final = 0.005
 _log = logging.getLogger("headrace")
+
+
+class CacheBlock(NamedTuple):
+    """A block of a file: its name and its bytes, and the label for which it is kept; None if it is not to be kept."""
+
+    name: str
+    size: int
+    label: str | None
+
+
+def block_name(identity: str, number: int) -> str:
+    """Return the name of a block of the file of an identity: a hash of 128 bits, and the number of the block."""
+    return f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{number}"
 
 
 class CacheStats(msgspec.Struct, kw_only=True):
@@ -137,15 +164,15 @@ class BlockStore:
         process = self._process()
         if label not in process.labels:
             process.labels.add(label)
-            with contextlib.suppress(IndexFaultError), self._changing(process) as change:
-                change.use(label)
+            with contextlib.suppress(IndexFaultError), process.changing() as index:
+                index.execute("INSERT OR IGNORE INTO uses VALUES (?, ?)", (process.owner, label))
 
     def use_none(self) -> None:
         """Forget by which labels this process reads."""
         process = self._process()
         process.labels.clear()
-        with contextlib.suppress(IndexFaultError), self._changing(process) as change:
-            change.use_none()
+        with contextlib.suppress(IndexFaultError), process.changing() as index:
+            index.execute("DELETE FROM uses WHERE owner = ?", (process.owner,))
 
     def read(self, name: str, pieces: Iterable[tuple[int, memoryview]]) -> bool:
         """Read pieces of a block, and return whether they were there.
@@ -167,12 +194,52 @@ class BlockStore:
         If this process does, the room for it is kept, and `put` or `give_up` must follow. If another one does, or has
         done so, it is there soon.
         """
+        process = self._process()
         try:
-            with self._changing(self._process()) as change:
-                return [change.claim(block) for block in blocks]
+            with process.changing():
+                return [self._claimed(process, block) for block in blocks]
         except IndexFaultError as error:
             self._pause(error)
             return ["bypass"] * len(blocks)
+
+    def _claimed(self, process: CacheProcess, block: CacheBlock) -> Fetcher:
+        name, owner = block.name, process.owner
+        row = process.index.execute("SELECT owner FROM blocks WHERE name = ?", (name,)).fetchone()
+        if row is not None:
+            # Without an owner it was written since this process looked for it, unless its file was removed.
+            is_there = row[0] is None and process.path(name).exists()
+            if is_there or (row[0] is not None and process.is_claimed(name, row[0])):
+                return "theirs"
+            process.index.execute("UPDATE blocks SET owner = ?, digest = NULL WHERE name = ?", (owner, name))
+        elif block.label is not None and self._makes_room(process, block.size):
+            add = "INSERT INTO blocks (name, bytes, label, owner) VALUES (?, ?, ?, ?)"
+            process.index.execute(add, (name, block.size, block.label, owner))
+        else:
+            return "bypass"
+        process.claim(name)
+        return "ours"
+
+    def _makes_room(self, process: CacheProcess, num_bytes: int) -> bool:
+        """Evict what makes room for a block; return False, and evict nothing, if there is not enough of it."""
+        if process.index_fault or time.monotonic() < self._no_writes_until:
+            return False
+        (used,) = process.index.execute("SELECT COALESCE(SUM(bytes), 0) FROM totals").fetchone()
+        missing = used + num_bytes - self.limit_bytes
+        victims: list[str] = []
+        if missing > 0:
+            # Blocks that pass go last, and of each label the oldest first.
+            labels = process.index.execute(_UNUSED).fetchall()
+            for name, victim_bytes in chain.from_iterable(process.index.execute(_OLDEST, one) for one in labels):
+                victims.append(name)
+                missing -= victim_bytes
+                if missing <= 0:
+                    break
+        if missing > 0:
+            return False
+        for name in victims:
+            process.remove(name)
+        self._stats.evicted_blocks += len(victims)
+        return True
 
     def put(self, name: str, data: ByteArray) -> bool:
         """Write a block that this process has claimed, and return whether it is there. A full disk is survived."""
@@ -197,8 +264,9 @@ class BlockStore:
             return False
         digest = xxhash.xxh3_128_hexdigest(data.data)
         try:
-            with process.waking(name), self._changing(process) as change:
-                change.finish(name, digest)
+            with process.waking(name), process.changing() as index:
+                change = "UPDATE blocks SET owner = NULL, digest = ? WHERE name = ? AND owner = ?"
+                index.execute(change, (digest, name, process.owner))
         except IndexFaultError as error:
             # The index still says that this process fetches it; the file is read nevertheless.
             self._pause(error)
@@ -208,8 +276,8 @@ class BlockStore:
     def give_up(self, name: str) -> None:
         """Give back the room of a block that this process has claimed and will not write."""
         process = self._process()
-        with contextlib.suppress(IndexFaultError), process.waking(name), self._changing(process) as change:
-            change.give_up(name)
+        with contextlib.suppress(IndexFaultError), process.waking(name), process.changing() as index:
+            index.execute("DELETE FROM blocks WHERE name = ? AND owner = ?", (name, process.owner))
 
     def is_being_fetched(self, name: str) -> bool:
         """Return whether a living process has claimed a block, and has not written it yet."""
@@ -285,8 +353,12 @@ class BlockStore:
             OutputError: the disk has no room for the change of the index.
             StoreError: the index is damaged.
         """
-        with self._needing_index() as process, self._needing_room(), self._changing(process) as change:
-            return change.clear()
+        with self._needing_index() as process, self._needing_room(), process.changing() as index:
+            rows = index.execute("SELECT name, owner FROM blocks").fetchall()
+            names = [name for name, owner in rows if not process.lives(owner)]
+            for name in names:
+                process.remove(name)
+            return len(names)
 
     def _pause(self, error: Exception) -> None:
         """Keep no new blocks for a while, since one could not be written."""
@@ -313,21 +385,17 @@ class BlockStore:
             self._stats = CacheStats()
         process = CacheProcess(self.folder)
         # Without a sound index the process reads nothing of the cache, and writes nothing to it.
-        with contextlib.suppress(IndexFaultError), self._needing_room(), self._changing(process) as change:
-            change.tidy()
+        with contextlib.suppress(IndexFaultError), self._needing_room(), process.changing() as index:
+            # Of processes that died: blocks that they had claimed, and labels by which they read.
+            rows = index.execute("SELECT name, owner FROM blocks WHERE owner IS NOT NULL").fetchall()
+            for name in [name for name, owner in rows if not process.lives(owner)]:
+                process.remove(name)
+            owners = index.execute("SELECT DISTINCT owner FROM uses").fetchall()
+            index.executemany("DELETE FROM uses WHERE owner = ?", [one for one in owners if not process.lives(*one)])
         for path in (self.folder / "owners").iterdir():
             process.lives(path.name)
         self._processes[os.getpid()] = process
         return process
-
-    @contextlib.contextmanager
-    def _changing(self, process: CacheProcess) -> Iterator[Transaction]:
-        """A transaction of this process; see `CacheProcess.changing` for what it raises."""
-        with process.changing():
-            may_write = not process.index_fault and time.monotonic() >= self._no_writes_until
-            change = Transaction(process, limit_bytes=self.limit_bytes, may_write=may_write)
-            yield change
-            self._stats.evicted_blocks += change.num_evicted
 
     @contextlib.contextmanager
     def _needing_index(self) -> Iterator[CacheProcess]:
@@ -356,8 +424,9 @@ class BlockStore:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        with contextlib.suppress(IndexFaultError), self._changing(self._process()) as change:
-            change.remove(name)
+        process = self._process()
+        with contextlib.suppress(IndexFaultError), process.changing():
+            process.remove(name)
 
     def _unlisted(self, listed: set[str]) -> Iterator[str]:
         """Remove temporary files of dead processes and blocks that are in no index, and yield their names."""

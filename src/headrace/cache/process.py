@@ -164,8 +164,8 @@ class CacheProcess:
             self._file = -1
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """A transaction that nobody else writes in; it is undone by any exception.
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction of the index that nobody else writes in; it is undone by any exception.
 
         Raises:
             IndexFullError: the disk is full.
@@ -175,7 +175,7 @@ class CacheProcess:
             try:
                 self.index.execute("BEGIN IMMEDIATE")
                 try:
-                    yield
+                    yield self.index
                 except BaseException:
                     with contextlib.suppress(sqlite3.Error):  # SQLite undoes some failures by itself
                         self.index.execute("ROLLBACK")
@@ -279,8 +279,9 @@ class CacheProcess:
         """Take an open file for verified, which this process has written."""
         self._verified.add(_mark(name, descriptor))
 
-    def unlink(self, name: str) -> None:
-        """Remove the file of a block."""
+    def remove(self, name: str) -> None:
+        """Remove a block from the index, within `changing`, and its file."""
+        self.index.execute("DELETE FROM blocks WHERE name = ?", (name,))
         self._files.drop(name)
         with contextlib.suppress(FileNotFoundError):
             self.path(name).unlink()

@@ -1,4 +1,4 @@
-"""`Cache`, the description of a cache of blocks, and `CachedReader`, which reads files through it."""
+"""`Cache`, the description of a cache of blocks, through which readers read ranges of files."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 
-from headrace.cache.block_store import BlockStore, ByteArray, CacheContent, CacheStats
+from headrace.cache.block_store import (
+    PASSING,
+    BlockStore,
+    ByteArray,
+    CacheBlock,
+    CacheContent,
+    CacheStats,
+    block_name,
+)
 from headrace.cache.folder import read_folder
-from headrace.cache.transaction import PASSING, CacheBlock, block_name
 from headrace.errors import ConfigError
 from headrace.io import MmapReader, Reader, parse_size, reader
-from headrace.io.readers import NO_ENDS, FileRanges, IntArray, OpenFile, read_for
+from headrace.io.readers import FileRanges, IntArray, OpenFile, read_for
 from headrace.io.waits import Wait, waiting
-
-if TYPE_CHECKING:
-    from headrace.io import RemotePath
 
 FETCH_BYTES: Final = 64 << 20
 """The most bytes of blocks that a read fetches at a time."""
@@ -91,7 +96,7 @@ class Cache:
         self._homes: dict[str, _Homes] = {}
         # Of the workers of this process: numbers of those that have ended, and functions that return those of others.
         self._pid = os.getpid()
-        self._ended = _counts_of(CacheStats())
+        self._ended: tuple[int, ...] = (0,) * len(CacheStats.__struct_fields__)
         self._living: list[Counts] = []
 
     @property
@@ -115,7 +120,7 @@ class Cache:
 
     def own_counts(self) -> tuple[int, ...]:
         """Return the fields of `CacheStats` of this process alone."""
-        return _counts_of(self.store.stats)
+        return msgspec.structs.astuple(self.store.stats)
 
     def follow(self, counts: Counts) -> Callable[[], None]:
         """Add to ``stats`` what other processes have read, as ``counts`` returns it, until what this returns is called.
@@ -134,13 +139,29 @@ class Cache:
         """Return folder, limit and ``stats`` in a line."""
         return f"{self.folder}, {self.limit_bytes:,} bytes: {self.stats.describe()}"
 
-    def reader(self, inner: str | Reader) -> CachedReader:
-        """Return a reader that reads files through the cache, and what is not there by another reader.
+    def reader(self, inner: str | Reader) -> Reader:
+        """Return a reader that reads ranges of files through the cache, and what is not there as another one does.
 
         Raises:
-            ConfigError: the inner reader is unknown, or maps files, so that nothing goes through a cache.
+            ConfigError: the inner reader is unknown, or maps files, or reads through a cache already.
         """
-        return CachedReader(self, reader(inner))
+        found = reader(inner)
+        if found.cache is not None:
+            raise ConfigError(f"{found!r} already reads through a cache; open the data with one")
+        if isinstance(found, MmapReader):
+            raise ConfigError(
+                f"a {found.name} reader cannot be read through a cache: mapped files are read page by page by the"
+                " system; use 'pread' for local files and file systems"
+            )
+        # The folder is made here, before threads and workers use it.
+        _ = self.store
+        return found.through(self)
+
+    def fill(
+        self, using: Reader, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray
+    ) -> None:
+        """Read ranges of an open file into ``out``; what is not there is fetched by a reader."""
+        _Fill(self, using, file, path, out).read(offsets, lengths)
 
     def keep_homes(self, files: Sequence[str], firsts: Sequence[int], *, num_nodes: int, node: int) -> None:
         """From now on keep only those blocks of some files that have their home on this node.
@@ -167,26 +188,23 @@ class Cache:
         self.store.use(label)
         return label
 
+    def identity(self, path: str, using: Reader) -> str:
+        """Return what a reader says tells a file from every other one; it is asked once."""
+        if path not in self._identities:
+            self._identities[path] = using.identity(path)
+        return self._identities[path]
+
     def is_home(self, path: str, number: int) -> bool:
         """Return whether this node is the home of a block, or no other one is."""
         homes = self._homes.get(path)
         return homes is None or (homes.first + number) % homes.num_nodes == homes.node
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _cache, (str(self.folder), {"limit": self.limit_bytes, "block": self.block_bytes}, self._homes)
+        described = partial(Cache, limit=self.limit_bytes, block=self.block_bytes)
+        return described, (str(self.folder),), {"_homes": self._homes}
 
     def __repr__(self) -> str:
         return f"<Cache: {self.folder}, {self.limit_bytes:,} bytes>"
-
-
-def _counts_of(stats: CacheStats) -> tuple[int, ...]:
-    return msgspec.structs.astuple(stats)
-
-
-def _cache(folder: str, options: dict[str, Any], homes: dict[str, _Homes]) -> Cache:
-    cache = Cache(folder, **options)
-    cache._homes |= homes
-    return cache
 
 
 class _Piece(NamedTuple):
@@ -197,142 +215,74 @@ class _Piece(NamedTuple):
     at: int
 
 
-class CachedReader(Reader):
-    """Reads files through a cache of blocks; opened by `Cache.reader`.
+class _Fill:
+    """A read of ranges of one file through a cache.
 
     Args:
         cache: the cache.
-        inner: reads what is not in the cache.
+        using: reads what is not there.
+        file: the open file, and its path.
+        out: where the bytes of the ranges go.
     """
 
-    name = "cached"
-    cache: Cache
+    def __init__(self, cache: Cache, using: Reader, file: OpenFile, path: str, out: ByteArray) -> None:
+        self._cache = cache
+        self._store = cache.store
+        self._using = using
+        self._file = file
+        self._path = path
+        self._out = out
+        self._identity = cache.identity(path, using)
+        label = cache.use(path)
+        self._label = PASSING if using.blocks_pass else label
 
-    def __init__(self, cache: Cache, inner: Reader) -> None:
-        if isinstance(inner, MmapReader | CachedReader):
-            raise ConfigError(
-                f"a {inner.name} reader cannot be read through a cache: mapped files are read page by page by the"
-                " system; use 'pread' for local files and file systems"
-            )
-        super().__init__(pool=inner._pool, retries=inner.retries)
-        self.cache = cache
-        self.inner = inner
-        self.reads_urls = inner.reads_urls
-        # The folder is made here, before threads and workers use it.
-        _ = cache.store
-
-    def identity(self, path: str) -> str:
-        """Return that of the inner reader."""
-        return self.inner.identity(path)
-
-    def path_at(self, path: str) -> Path | RemotePath:
-        """Return that of the inner reader."""
-        return self.inner.path_at(path)
-
-    def keep(self, path: str) -> None:
-        """Keep a whole file, such as an index, as the inner reader does."""
-        self.cache.use(path)
-        self.inner.keep(path)
-
-    def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
-        """Keep whole files, and the ends of others, as the inner reader does."""
-        for path in (*paths, *ends):
-            self.cache.use(path)
-        self.inner.keep_all(paths, ends)
-
-    def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
-        """Ask as the inner reader does."""
-        self.inner.look_up(paths, folders)
-
-    def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
-        """Return the ends of a file, by which it is known, without the blocks around them."""
-        return self.inner.ends(path, num_bytes, size)
-
-    def view(self, path: str) -> ByteArray | None:
-        """Return what the inner reader maps, such as an index that it keeps; usually None."""
-        return self.inner.view(path)
-
-    def for_pass(self) -> Reader:
-        """Return that of the inner reader: a pass over all bytes would only push out what comes again."""
-        return self.inner.for_pass()
-
-    def release(self, path: str) -> None:
-        """Drop one file from the pool of the inner reader."""
-        self.inner.release(path)
-
-    def close(self) -> None:
-        """Drop the files of the inner reader from its pool."""
-        self.inner.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _cached, (self.cache, self.inner, self.blocks_pass)
-
-    def _open(self, path: str) -> OpenFile:
-        file = self.inner._open(path)
-        if path not in self.cache._identities:
-            self.cache._identities[path] = self.inner.identity(path)
-        self.cache.use(path)
-        return file
-
-    def _take(self, fd: int, size: int) -> OpenFile:
-        return self.inner._take(fd, size)
-
-    def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
-        if file.data is not None:
-            self.inner._fill(file, path, offsets, lengths, out)
-            return
-        store = self.cache.store
+    def read(self, offsets: IntArray, lengths: IntArray) -> None:
+        """Read ranges, which are known to lie inside the file."""
         missing: dict[int, list[_Piece]] = {}
         num_hits = 0
-        for number, pieces in _by_block(offsets, lengths, store.block_bytes).items():
-            if store.read(self._name(path, number), _views(pieces, out)):
+        for number, pieces in _by_block(offsets, lengths, self._store.block_bytes).items():
+            if self._store.read(self._name(number), _views(pieces, self._out)):
                 num_hits += 1
             else:
                 missing[number] = pieces
-        store.count(hits=num_hits, read_bytes=len(out))
-        at_a_time = max(1, FETCH_BYTES // store.block_bytes)
+        self._store.count(hits=num_hits, read_bytes=len(self._out))
+        at_a_time = max(1, FETCH_BYTES // self._store.block_bytes)
         numbers = sorted(missing)
         for first in range(0, len(numbers), at_a_time):
-            self._fetch(file, path, {number: missing[number] for number in numbers[first : first + at_a_time]}, out)
+            self._fetch({number: missing[number] for number in numbers[first : first + at_a_time]})
 
-    def _fetch(self, file: OpenFile, path: str, missing: dict[int, list[_Piece]], out: ByteArray) -> None:
+    def _fetch(self, missing: dict[int, list[_Piece]]) -> None:
         """Fetch blocks that are not there, to keep them or only as far as they are read; fill what is read of them."""
-        claims = self.cache.store.claim([self._block(file, path, number) for number in missing])
+        claims = self._store.claim([self._block(number) for number in missing])
         by: dict[str, list[int]] = {"ours": [], "theirs": [], "bypass": []}
         for number, claim in zip(missing, claims, strict=True):
             by[claim].append(number)
-        self._fetch_claimed(file, path, by["ours"], by["bypass"], missing, out)
-        late = [number for number in by["theirs"] if not self._waited(path, number, missing[number], out)]
-        self.cache.store.count(waited_blocks=len(by["theirs"]) - len(late))
+        self._fetch_claimed(by["ours"], by["bypass"], missing)
+        late = [number for number in by["theirs"] if not self._waited(number, missing[number])]
+        self._store.count(waited_blocks=len(by["theirs"]) - len(late))
         if late:
-            self._fetch_claimed(file, path, [], late, missing, out)
+            self._fetch_claimed([], late, missing)
 
-    def _fetch_claimed(
-        self,
-        file: OpenFile,
-        path: str,
-        ours: list[int],
-        bypassed: list[int],
-        missing: dict[int, list[_Piece]],
-        out: ByteArray,
-    ) -> None:
+    def _fetch_claimed(self, ours: list[int], bypassed: list[int], missing: dict[int, list[_Piece]]) -> None:
         """Fetch blocks that this process has claimed, and at the same time what is read of those that nobody keeps."""
-        store, size = self.cache.store, self.cache.block_bytes
+        store, size, out = self._store, self._store.block_bytes, self._out
         pieces = [piece._replace(begin=number * size + piece.begin) for number in bypassed for piece in missing[number]]
-        wanted = [(number * size, self._block(file, path, number).size) for number in ours], [one[:2] for one in pieces]
+        wanted = [(number * size, self._block(number).size) for number in ours], [one[:2] for one in pieces]
         num_kept = 0
         try:
             with self._waiting():
-                blocks, ranges = self.inner._read_together([FileRanges(file, path, *_columns(one)) for one in wanted])
+                blocks, ranges = self._using._read_together(
+                    [FileRanges(self._file, self._path, *_columns(one)) for one in wanted]
+                )
             # Without ranges there is one empty array.
             for number, block in zip(ours, blocks, strict=False):
                 for piece in missing[number]:
                     out[piece.at : piece.at + piece.length] = block[piece.begin : piece.begin + piece.length]
-                num_kept += store.put(self._name(path, number), block)
+                num_kept += store.put(self._name(number), block)
         except BaseException:
             # Blocks that are there by now are not given up: they have no owner any more.
             for number in ours:
-                store.give_up(self._name(path, number))
+                store.give_up(self._name(number))
             raise
         for piece, data in zip(pieces, ranges, strict=False):
             out[piece.at : piece.at + piece.length] = data
@@ -341,23 +291,23 @@ class CachedReader(Reader):
 
     def _waiting(self) -> Wait:
         """Say that this thread waits for files, which may lie on slow disks. A reader of objects says so itself."""
-        return contextlib.nullcontext() if self.inner.reads_urls else waiting()
+        return contextlib.nullcontext() if self._using.reads_urls else waiting()
 
-    def _waited(self, path: str, number: int, pieces: list[_Piece], out: ByteArray) -> bool:
+    def _waited(self, number: int, pieces: list[_Piece]) -> bool:
         """Wait for a block that another process or thread fetches, and return whether it came."""
-        store, name = self.cache.store, self._name(path, number)
+        store, name = self._store, self._name(number)
         until = time.monotonic() + WAIT_S
         while True:
             is_coming = store.is_being_fetched(name)
-            if store.read(name, _views(pieces, out)):
+            if store.read(name, _views(pieces, self._out)):
                 return True
             if not is_coming:
                 return False
             if time.monotonic() > until:
                 _log.warning(
                     "%s: byte %d: another process has fetched this block for %.0f s; reading it without the cache%s",
-                    path,
-                    number * self.cache.block_bytes,
+                    self._path,
+                    number * store.block_bytes,
                     WAIT_S,
                     read_for(),
                 )
@@ -365,19 +315,12 @@ class CachedReader(Reader):
             with waiting():
                 store.wait(name, 1.0)
 
-    def _block(self, file: OpenFile, path: str, number: int) -> CacheBlock:
-        size = min(self.cache.block_bytes, file.size - number * self.cache.block_bytes)
-        label = PASSING if self.blocks_pass else self.cache.use(path)
-        return CacheBlock(self._name(path, number), size, label if self.cache.is_home(path, number) else None)
+    def _block(self, number: int) -> CacheBlock:
+        size = min(self._store.block_bytes, self._file.size - number * self._store.block_bytes)
+        return CacheBlock(self._name(number), size, self._label if self._cache.is_home(self._path, number) else None)
 
-    def _name(self, path: str, number: int) -> str:
-        return block_name(self.cache._identities[path], number)
-
-
-def _cached(cache: Cache, inner: Reader, blocks_pass: bool) -> CachedReader:
-    found = CachedReader(cache, inner)
-    found.blocks_pass = blocks_pass
-    return found
+    def _name(self, number: int) -> str:
+        return block_name(self._identity, number)
 
 
 def _by_block(offsets: IntArray, lengths: IntArray, block_bytes: int) -> dict[int, list[_Piece]]:

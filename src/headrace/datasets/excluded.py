@@ -1,11 +1,11 @@
 """`ExcludedDocuments`: the samples of a dataset of tokens without some documents, as an edit of a run excludes them.
 
-Lists of numbers are kept as text with ranges, see `ranges_text`.
+Sets of documents or samples are rising numbers, (n,) int64; they are kept as text with ranges, see `ranges_text`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, pairwise
@@ -49,6 +49,21 @@ def range_numbers(text: str) -> IntArray:
     if any(low >= high for low, high in pairwise(chain([-1], *ends))):
         raise ConfigError(f"the numbers of {text!r:.80} do not rise")
     return np.concatenate([np.empty(0, np.int64), *(np.arange(low, high, dtype=np.int64) for low, high in ends)])
+
+
+def listed(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return what was given as a list. Raises ConfigError for a single text, and for what is no list."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} is {values!r:.80}; expected a list")
+    return list(values)
+
+
+def rising_numbers(name: str, values: Iterable[int]) -> IntArray:
+    """(n,) int64, rising, without repeats. Raises ConfigError for anything but whole numbers from 0 on."""
+    found = np.asarray(values if isinstance(values, np.ndarray | range) else listed(name, values))
+    if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or int(found.min()) < 0)):
+        raise ConfigError(f"{name} is {values!r:.80}; expected a list of numbers from 0 on")
+    return np.unique(found.astype(np.int64))
 
 
 def excluded_recipe(recipe: dict[str, Any], documents: IntArray, pad_id: int) -> dict[str, Any]:

@@ -2,6 +2,16 @@
 
 Exclude --exclusions--> Exclusion, in the edit --mask--> ExcludedDocuments, a dataset around that of the source
                                                --drop--> samples that are left out of its epochs
+
+These samples keep their numbers, and an account of the run counts them. What else leaves samples out:
+
+    Subset, Limit                          how much of a source is used, from the first step on: a range, chosen before
+    lists of bad samples beside the files  the store has no number for them: `headrace.stores.quarantine`
+    exclude= of a MeasuredDataset          no unit has them: `headrace.datasets.encoded.measured`
+    Run.skip                               steps, whose samples are dropped or come later; they are counted, too
+
+All but the ranges and steps are rising numbers of samples, (n,) int64, from here to the plan and the numbering of a
+store; `ranges_text` writes them. Each list is part of the fingerprint or recipe of what it is left out of.
 """
 
 from __future__ import annotations
@@ -15,7 +25,7 @@ import numpy as np
 
 from headrace.config import check_choice, nearest_or_known, whole
 from headrace.datasets.dataset import Dataset, FixedDataset
-from headrace.datasets.excluded import range_numbers, ranges_text
+from headrace.datasets.excluded import listed, range_numbers, ranges_text, rising_numbers
 from headrace.datasets.mix import Mix, named_datasets, node_of, store_of
 from headrace.datasets.origins import checked
 from headrace.errors import ConfigError
@@ -155,18 +165,18 @@ def _asked(asked: Exclude | Iterable[Any], dataset: Dataset) -> Exclude:
         return asked
     if not isinstance(asked, Iterable) or isinstance(asked, str | bytes | Mapping):
         raise ConfigError(f"found {asked!r:.80}; expected headrace.Exclude(...), or a list of documents or keys")
-    listed = list(asked)
-    if listed and all(isinstance(one, str) for one in listed):
-        return Exclude(keys=listed)
+    named = list(asked)
+    if named and all(isinstance(one, str) for one in named):
+        return Exclude(keys=named)
     if isinstance(store_of(dataset), SampleStore):
         raise ConfigError("media have no documents: say what the numbers are, as headrace.Exclude(samples=...)")
-    return Exclude(documents=listed)
+    return Exclude(documents=named)
 
 
 def _resolved(asked: Exclude, dataset: Dataset, leaf: Leaf) -> Exclusion:
     how = asked.how or ("mask" if isinstance(dataset, FixedDataset) else "drop")
     check_choice("how", how, get_args(How))
-    shards = _listed("shards", asked.shards)
+    shards = listed("shards", asked.shards)
     documents = _documents(asked.documents, shards, dataset)
     samples = _samples(asked, shards, dataset, leaf)
     if not len(documents) and not len(samples):
@@ -215,7 +225,7 @@ def dropped(documents: IntArray, dataset: Dataset, leaf: Leaf) -> IntArray:
 
 def _documents(wanted: Iterable[int], shards: Sequence[str | int], dataset: Dataset) -> IntArray:
     """(n,) int64, rising: the documents that are named, and those of shards of tokens."""
-    documents = _numbers("documents", wanted)
+    documents = rising_numbers("documents", wanted)
     if not len(documents) and (not shards or isinstance(store_of(dataset), SampleStore)):
         return documents
     store = _token_store(dataset)
@@ -228,12 +238,12 @@ def _documents(wanted: Iterable[int], shards: Sequence[str | int], dataset: Data
 
 def _samples(asked: Exclude, shards: Sequence[str | int], dataset: Dataset, leaf: Leaf) -> IntArray:
     """(n,) int64, rising: the samples that are named by number or key, and those of shards of media."""
-    samples = _numbers("samples", asked.samples)
+    samples = rising_numbers("samples", asked.samples)
     begin, end = leaf.first_sample, leaf.first_sample + leaf.num_samples
     if len(samples) and not begin <= int(samples[0]) <= int(samples[-1]) < end:
         wrong = int(samples[0] if samples[0] < begin else samples[-1])
         raise ConfigError(f"there is no sample {wrong:,}; allowed are {begin:,} to {end - 1:,}")
-    by_key = [number for key in _listed("keys", asked.keys) for number in dataset.find_keys(key)]
+    by_key = [number for key in listed("keys", asked.keys) for number in dataset.find_keys(key)]
     store, bounds = store_of(dataset), dataset.shard_bounds
     by_shard = samples[:0]
     if shards and isinstance(store, SampleStore):
@@ -244,20 +254,6 @@ def _samples(asked: Exclude, shards: Sequence[str | int], dataset: Dataset, leaf
         by_shard = _of_shards(shards, store.shards, bounds)
     found = np.union1d(np.array(by_key, dtype=np.int64), by_shard)
     return np.union1d(samples, found[(found >= begin) & (found < end)])
-
-
-def _numbers(name: str, values: Iterable[int]) -> IntArray:
-    """(n,) int64, rising, without repeats. Raises ConfigError for anything but whole numbers from 0 on."""
-    found = np.asarray(values if isinstance(values, np.ndarray | range) else _listed(name, values))
-    if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or int(found.min()) < 0)):
-        raise ConfigError(f"{name} is {values!r:.80}; expected a list of numbers from 0 on")
-    return np.unique(found.astype(np.int64))
-
-
-def _listed(name: str, values: Iterable[Any]) -> list[Any]:
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ConfigError(f"{name} is {values!r:.80}; expected a list")
-    return list(values)
 
 
 def _token_store(dataset: Dataset) -> Store:

@@ -21,7 +21,6 @@ from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.energon.sqlite_index import SqliteIndex
-from headrace.stores.quarantine import QuarantinedStore
 from headrace.stores.store import SampleStore
 
 LOOKED_AT: Final = 1000
@@ -124,7 +123,7 @@ def describe_samples(path: str, options: SampleOptions) -> SampleDescription | N
             path=path,
             format=store.format,
             samples=len(store),
-            left_out=store.num_left_out if isinstance(store, QuarantinedStore) else 0,
+            left_out=0 if energon else store.num_left_out,
             shards=len(store.shards),
             bytes=total_bytes(store),
             energon_version=None if energon is None else energon.info.energon_version,

@@ -1,4 +1,13 @@
-"""Digests of files that are kept in the cache and hold nothing but their own content, as the copy of an index does."""
+"""Small files, and ends of files, that are kept in the cache, each with a digest, and compared with it before use.
+
+    cache_folder("objects")   whole objects that are read all over, such as indexes and manifests; ends of objects
+    cache_folder("ends")      a hash of the ends of many local files
+    cache_folder("tar")       indexes of tars that cannot be kept beside them
+    cache_folder("digests")   the digest of each of these files, by its name, which is a hash of what it was kept of
+
+They hold nothing but their content, so that they can be mapped, and can be fetched or made again. Arrays that take long
+to make are kept by `headrace.stores.kept_arrays`, with a record of them, and blocks of large files by `headrace.Cache`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,8 @@ import contextlib
 import logging
 from pathlib import Path
 from typing import Final
+
+import xxhash
 
 from headrace.io.atomic import AtomicFile, output_errors
 from headrace.io.checksum import file_digest
@@ -27,6 +38,19 @@ def keep_digest(name: str, digest: str) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         with AtomicFile(folder / name, lasts=False) as file:
             file.write(digest.encode())
+
+
+def keep_bytes(place: Path, data: bytes) -> None:
+    """Keep bytes, and their digest, at a place in the cache.
+
+    Raises:
+        OutputError: the system reports an error.
+    """
+    keep_digest(place.name, xxhash.xxh3_128_hexdigest(data))
+    with output_errors(place.parent, "create"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    with AtomicFile(place, lasts=False) as file:
+        file.write(data)
 
 
 def is_as_kept(path: Path, what: str) -> bool:

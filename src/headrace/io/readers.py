@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from time import sleep
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -248,9 +248,11 @@ class Reader(ABC):
     reads_urls: bool = False
     """Whether it reads objects by URL, as well as local files."""
     cache: Any = None
-    """The `headrace.Cache` that it reads through; None for a reader without one. This room knows no more of it."""
+    """The `headrace.Cache` through which it reads ranges; None for a reader without one. Its ``fill`` is called."""
     blocks_pass: bool = False
     """Whether samples that lie together are read together, so that what a cache holds of them may go after that."""
+
+    _direct: Self | None = None
 
     def __init__(self, *, pool: FilePool = OPEN_FILES, retries: RetryPolicy | None = None) -> None:
         self._pool = pool
@@ -261,6 +263,18 @@ class Reader(ABC):
         self._mark = object()
         self._seen: dict[str, tuple[int, int]] = {}
         weakref.finalize(self, _let_go, pool, self._mark, self._seen).atexit = False
+
+    def through(self, cache: Any, blocks_pass: bool = False) -> Self:
+        """Return the same reader, with the same open files, which reads ranges through a cache."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.cache, twin.blocks_pass, twin._direct = cache, blocks_pass, self
+        return twin
+
+    @property
+    def direct(self) -> Self:
+        """The same reader without its cache."""
+        return self._direct or self
 
     def size(self, path: str) -> int:
         """Return the size of the file in bytes.
@@ -309,7 +323,7 @@ class Reader(ABC):
         elif out.shape != (total,) or out.dtype != np.uint8 or not out.flags.c_contiguous:
             raise ValueError(f"out must be contiguous uint8 of shape ({total},), not {out.dtype} of shape {out.shape}")
         try:
-            self._fill(file, path, offsets, lengths, out)
+            self._fill_through(file, path, offsets, lengths, out)
         except ReadFailure as failure:
             self._fill_again(failure, path, offsets, lengths, out)
         return out
@@ -342,11 +356,11 @@ class Reader(ABC):
     def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
         """Return the first and the last ``num_bytes`` of a file, or of its first ``size`` bytes, by which it is known.
 
-        If there are fewer bytes, all of them are returned twice.
+        If there are fewer bytes, all of them are returned twice. A cache has no part in it, which would fetch blocks.
         """
         size = self.size(path) if size is None else size
         length = min(size, num_bytes)
-        return self.read_ranges(path, np.array([0, size - length]), np.array([length, length])).tobytes()
+        return self.direct.read_ranges(path, np.array([0, size - length]), np.array([length, length])).tobytes()
 
     def whole(self, path: str) -> ByteArray:
         """Return all bytes of a file, (size,) uint8, read-only: a view if this reader maps, otherwise a copy."""
@@ -366,7 +380,8 @@ class Reader(ABC):
         Raises:
             StoreError: there is no such object, or it cannot be read.
         """
-        return
+        if self.cache is not None:
+            self.cache.use(path)
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """Do the same as `keep` for many files, several of them at the same time if they are remote.
@@ -375,6 +390,8 @@ class Reader(ABC):
         """
         for path in paths:
             self.keep(path)
+        for path in ends:
+            Reader.keep(self, path)  # which fetches nothing
 
     def look_up(self, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
         """Ask at the same time whether remote files are there, and what is in remote folders; later asks know it."""
@@ -408,8 +425,11 @@ class Reader(ABC):
             return value
 
     def for_pass(self) -> Reader:
-        """Return the fastest reader for one pass over all bytes of the same files; by default this one."""
-        return self
+        """Return the fastest reader for one pass over all bytes of the same files; by default this one.
+
+        It reads through no cache: a pass would only push out what comes again.
+        """
+        return self.direct
 
     def release(self, path: str) -> None:
         """Drop one file from the pool, after a pass that touched all of it. A later read opens it again."""
@@ -420,11 +440,13 @@ class Reader(ABC):
         _let_go(self._pool, self._mark, self._seen)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.cache is not None:
+            return self.direct.through, (self.cache, self.blocks_pass)
         is_usual = self.retries == RetryPolicy()
         return type(self) if is_usual else partial(type(self), retries=self.retries), ()
 
     def __repr__(self) -> str:
-        return f"<{self.name} reader>"
+        return f"<{self.name} reader{'' if self.cache is None else f' through {self.cache!r}'}>"
 
     def _open(self, path: str) -> OpenFile:
         key = (self._mark, path)
@@ -472,13 +494,20 @@ class Reader(ABC):
             # A stale file handle does not recover; the file has to be opened again.
             self.release(path)
             try:
-                self._fill(self._open(path), path, offsets, lengths, out)
+                self._fill_through(self._open(path), path, offsets, lengths, out)
             except ReadFailure as again:
                 failure = again
             else:
                 return
         words = _words(failure.error, self.retries)
         raise StoreError(f"{path}: byte {failure.at}: cannot be read: {words}") from failure.error
+
+    def _fill_through(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
+        """Do as `_fill`, through the cache if there is one and the file is not mapped."""
+        if self.cache is None or file.data is not None:
+            self._fill(file, path, offsets, lengths, out)
+        else:
+            self.cache.fill(self, file, path, offsets, lengths, out)
 
     def _wait(self, what: str, error: Exception, delay: float) -> None:
         self.num_retries = next(self._waits)

@@ -46,6 +46,7 @@ from headrace.io import (
     replace_file,
     sync_folder,
 )
+from headrace.io.kept import is_as_kept, keep_bytes
 from headrace.stores.arguments import IntArray
 from headrace.stores.store import AnyStore, Problem, read_ahead_of_fingerprints
 
@@ -321,24 +322,24 @@ def with_ends(store: AnyStore, files: Sequence[str], using: Reader) -> str:
     What more than 64 local files are known by is kept in the cache, by their paths, sizes and times of change.
     """
     read_ahead_of_fingerprints([store])
-    layout = store.layout_fingerprint
+    layout = store.layout_fingerprint.encode()
     folder = None if using.reads_urls or len(files) <= _FEW_FILES else cache_folder("ends")
-    name = ""
+    place = None
     if folder is not None:
         with contextlib.suppress(OSError):  # the reader says what is wrong with the file
-            name = kept_name("ends", 1, [_mark(file) for file in files])
-        if name and (kept := find_cache(folder, name)) is not None:
-            return hash_bytes(layout.encode() + kept[0]["digest"].tobytes())
+            place = folder / kept_name("ends", 2, [_mark(file) for file in files])
+    if place is not None and place.is_file() and is_as_kept(place, f"the ends of {files[0]} and others"):
+        return hash_bytes(layout + place.read_bytes())
     hasher = xxhash.xxh3_128()
     passing = using.for_pass()
     for file in files:
         hasher.update(passing.ends(file, ENDS_BYTES))
     digest = hasher.digest()
-    if folder is not None and name:
+    if place is not None:
         # If it cannot be kept, the next start reads it again.
         with contextlib.suppress(OutputError):
-            keep_arrays(folder, name, {"digest": np.frombuffer(digest, np.uint8)}, b"{}")
-    return hash_bytes(layout.encode() + digest)
+            keep_bytes(place, digest)
+    return hash_bytes(layout + digest)
 
 
 def _mark(file: str) -> tuple[str, int, int]:

@@ -1,4 +1,4 @@
-"""Lists of samples that are known to be bad, and `QuarantinedStore`, a store of samples without them.
+"""Lists of samples that are known to be bad, which stores leave out, see `SampleStore.without`.
 
     Energon datasets          ``exclude`` of the split file, as "SHARD/KEY"; Energon leaves these out too
     tar shards, .jsonl        ``headrace.quarantine.json`` in the folder of the file, for all files in that folder
@@ -11,130 +11,23 @@ by a PUT, as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
-import xxhash
 
 from headrace.errors import ConfigError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Reader, json_bytes, read_small, remove_file, replace_file
+from headrace.io import AnyPath, json_bytes, read_small, remove_file, replace_file
 from headrace.stores import energon
-from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import JsonlSamplesStore
-from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import SampleStore
 from headrace.stores.tar.store import TarStore
 
-
-class QuarantinedStore(SampleStore):
-    """A store without its bad samples; the others are numbered without gaps. Reading costs the same as in the store.
-
-    The samples that are left out are part of the fingerprint, so a run that is resumed after the list has changed is
-    refused.
-
-    Args:
-        inner: the store.
-        left_out: (n,) int64, numbers of the samples to leave out, ascending, without repeats.
-
-    Raises:
-        StoreError: no sample is left.
-    """
-
-    def __init__(self, inner: SampleStore, left_out: IntArray) -> None:
-        self.inner = inner
-        self.path = inner.path
-        self.left_out = left_out
-        self._numbering = Numbering(np.diff(inner.shard_bounds), left_out)
-        if not len(self):
-            raise StoreError(f"{self.path}: all of its {len(inner):,} samples are left out as bad; none is left")
-
-    @property
-    def format(self) -> str:  # type: ignore[override]
-        """The format of the inner store."""
-        return self.inner.format
-
-    @property
-    def num_left_out(self) -> int:
-        """Number of samples that are left out."""
-        return len(self.left_out)
-
-    @property
-    def shards(self) -> tuple[str, ...]:
-        """The shards of the inner store."""
-        return self.inner.shards
-
-    @property
-    def shard_bounds(self) -> IntArray:
-        """(shards + 1,) int64, without the samples that are left out."""
-        return self._numbering.bounds
-
-    @property
-    def files(self) -> tuple[AnyPath, ...]:
-        """The files of the inner store."""
-        return self.inner.files
-
-    @property
-    def readers(self) -> tuple[Reader, ...]:
-        """The readers of the inner store."""
-        return self.inner.readers
-
-    @property
-    def fingerprint(self) -> str:
-        """xxh3_128 of the inner store's fingerprint and of the numbers of the samples that are left out."""
-        return self._hashed(self.inner.fingerprint)
-
-    @property
-    def layout_fingerprint(self) -> str:
-        """The same of the inner store's layout."""
-        return self._hashed(self.inner.layout_fingerprint)
-
-    def _hashed(self, inner: str) -> str:
-        hasher = xxhash.xxh3_128(inner.encode())
-        hasher.update(self.left_out.tobytes())
-        return hasher.hexdigest()
-
-    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """Return samples by number, as `SampleStore.read` does."""
-        return self.inner.read(self._inner(positions(indices, len(self), f"{self.path}: sample numbers")), parts)
-
-    def key(self, index: int) -> str:
-        """Return the key of one sample."""
-        return self.inner.key(self._inner_number(index))
-
-    def find(self, key: str) -> int:
-        """Return the number of the sample with a key; KeyError if the first sample with this key is left out."""
-        number = self.inner.find(key)
-        shard = int(np.searchsorted(self.inner.shard_bounds, number, side="right")) - 1
-        found = self._numbering.number(shard, number - int(self.inner.shard_bounds[shard]))
-        if found is None:
-            raise KeyError(f"{self.path}: sample {key!r} is left out as bad")
-        return found
-
-    def places(self, index: int) -> dict[str, PartPlace]:
-        """Return where each part of a sample lies."""
-        return self.inner.places(self._inner_number(index))
-
-    def check(self) -> Iterator[Problem]:
-        """Check the inner store, including the samples that are left out."""
-        return self.inner.check()
-
-    def close(self) -> None:
-        """Close the files of the inner store."""
-        self.inner.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.inner, self.left_out)
-
-    def _inner(self, numbers: IntArray) -> IntArray:
-        shards, indices = self._numbering.places(numbers)
-        return self.inner.shard_bounds[shards] + indices
-
-    def _inner_number(self, index: int) -> int:
-        return int(self._inner(sample_numbers([index], len(self), self.path))[0])
-
+Listed = TarStore | JsonlSamplesStore
+"""A store beside whose files such a list lies."""
 
 QUARANTINE_NAME: Final = "headrace.quarantine.json"
 
@@ -161,7 +54,7 @@ class _List(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     samples: tuple[BadSample, ...]
 
 
-def quarantined(store: TarStore | JsonlSamplesStore) -> SampleStore:
+def quarantined(store: Listed) -> Listed:
     """Return the store without the samples that the lists beside its files name; the store itself if they name none.
 
     This costs O(folders), and one read of the header of each listed sample.
@@ -169,7 +62,7 @@ def quarantined(store: TarStore | JsonlSamplesStore) -> SampleStore:
     Raises:
         StoreError: a list is malformed or belongs to other data, or all samples are listed.
     """
-    files = shard_files(store)
+    files = _files(store)
     lists = {folder: _read(folder) for folder in {file.parent for file in files}}
     if not any(lists.values()):
         return store
@@ -194,7 +87,7 @@ def quarantined(store: TarStore | JsonlSamplesStore) -> SampleStore:
         # others may share, would forget what was looked up.
         for path in store.files:
             store.readers[0].release(str(path))
-    return QuarantinedStore(store, np.array(sorted(set(left_out)), np.int64))
+    return store.without(np.array(sorted(set(left_out)), np.int64))
 
 
 def bad_samples(store: SampleStore) -> list[BadSample]:
@@ -207,10 +100,10 @@ def bad_samples(store: SampleStore) -> list[BadSample]:
     if isinstance(store, energon.EnergonStore):
         keys = _splits(store).excluded_keys(set(store.info.shard_counts))
         return sorted(BadSample(shard=shard, key=key) for shard, found in keys.items() for key in found)
-    listing = _listing(store)
+    files = _file_of_shards(store)
     return sorted(
         msgspec.structs.replace(bad, shard=name)
-        for name, file in dict(zip(listing.shards, shard_files(listing), strict=True)).items()
+        for name, file in files.items()
         for bad in _read(file.parent)
         if bad.shard == file.name
     )
@@ -236,26 +129,24 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
             )
     if isinstance(store, energon.EnergonStore):
         return _change_split(store, {f"{sample.shard}/{sample.key}": True for sample in bad})
-    listing = _listing(store)
-    files = dict(zip(listing.shards, shard_files(listing), strict=True))
-    added: dict[AnyPath, list[BadSample]] = {}
+    files = _file_of_shards(store)
+    added: dict[AnyPath, dict[tuple[str, int, str], BadSample | None]] = {}
     for sample in bad:
         if sample.shard not in files:
             raise ConfigError(
-                f"{store.path}: has no shard {sample.shard!r}; its shards are {', '.join(listing.shards[:20])}"
+                f"{store.path}: has no shard {sample.shard!r}; its shards are {', '.join(store.shards[:20])}"
             )
         file = files[sample.shard]
-        index = _index(listing, sample)
-        added.setdefault(file.parent, []).append(msgspec.structs.replace(sample, shard=file.name, index=index))
-    return sum(_write(folder, {_identity(sample): sample for sample in reversed(new)}) for folder, new in added.items())
+        entry = msgspec.structs.replace(sample, shard=file.name, index=_index(store.whole, sample))
+        added.setdefault(file.parent, {}).setdefault(_identity(entry), entry)
+    return sum(_write(folder, changes) for folder, changes in added.items())
 
 
 def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
     """Remove samples from the list, and return how many were on it. Raises the same errors as `add_bad_samples`."""
     if isinstance(store, energon.EnergonStore):
         return _change_split(store, {f"{sample.shard}/{sample.key}": False for sample in bad})
-    listing = _listing(store)
-    files = dict(zip(listing.shards, shard_files(listing), strict=True))
+    files = _file_of_shards(store)
     removed = {(files[sample.shard], sample.key) for sample in bad if sample.shard in files}
     number = 0
     for folder in {file.parent for file in files.values()}:
@@ -266,25 +157,24 @@ def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
     return number
 
 
-def shard_files(store: SampleStore) -> tuple[AnyPath, ...]:
-    """Return the file of each shard of a tar store or of a store of a ``.jsonl``."""
-    return store.shard_files if isinstance(store, TarStore) else store.files[:1]
-
-
 def bad_sample(store: SampleStore, number: int, reason: str = "") -> BadSample:
     """Return the sample of a number as an entry for `add_bad_samples`. Raises IndexError if there is none."""
     shard = int(np.searchsorted(store.shard_bounds, number, side="right")) - 1
     return BadSample(shard=store.shards[shard], key=store.key(number), reason=reason)
 
 
-def _listing(store: SampleStore) -> TarStore | JsonlSamplesStore:
-    inner = store.inner if isinstance(store, QuarantinedStore) else store
-    if isinstance(inner, TarStore | JsonlSamplesStore):
-        return inner
-    raise ConfigError(
-        f"{store.path}: a {store.format} store has no list of bad samples: remove the files, or, for a join, list the"
-        " samples in the datasets that it joins"
-    )
+def _file_of_shards(store: SampleStore) -> dict[str, AnyPath]:
+    """Return the file of each shard. Raises ConfigError for a store that has no list."""
+    if not isinstance(store, Listed):
+        raise ConfigError(
+            f"{store.path}: a {store.format} store has no list of bad samples: remove the files, or, for a join, list"
+            " the samples in the datasets that it joins"
+        )
+    return dict(zip(store.shards, _files(store), strict=True))
+
+
+def _files(store: Listed) -> tuple[AnyPath, ...]:
+    return store.shard_files if isinstance(store, TarStore) else store.files[:1]
 
 
 def _index(store: SampleStore, bad: BadSample) -> int:

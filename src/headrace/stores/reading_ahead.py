@@ -28,7 +28,7 @@ from headrace.stores.keyed.store import ENDS_BYTES as KEYED_ENDS
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
 from headrace.stores.opening import FILES, files_around
-from headrace.stores.quarantine import QUARANTINE_NAME, QuarantinedStore
+from headrace.stores.quarantine import QUARANTINE_NAME
 from headrace.stores.store import AnyStore
 from headrace.stores.tar.index import beside
 from headrace.stores.tar.store import TarStore
@@ -100,8 +100,6 @@ def read_of_fingerprints(stores: Iterable[AnyStore]) -> None:
 
 def _small_reads_of(store: AnyStore) -> list[SmallReads]:
     """Return what the fingerprint of a store reads: the indexes of tars, and the ends of files."""
-    if isinstance(store, QuarantinedStore):
-        return _small_reads_of(store.inner)
     if isinstance(store, JoinedStore):  # whose index was read when it was opened
         return [one for column in store.columns for one in _small_reads_of(column.store)]
     if isinstance(store, EnergonStore):

@@ -2,7 +2,7 @@
 
 `Extents` say which bytes of which files samples lie in, found without reading them: what a run reads is planned so.
 
-`cut_at` cuts ranges of a stream where its parts begin, and `Numbering` leaves samples out.
+`cut_at` cuts ranges of a stream where its parts begin, and `Numbering` leaves out samples that are listed as bad.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, overload
 
 import msgspec
 import numpy as np
+import xxhash
 
 from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader
-from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, sample_numbers
+from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, positions, sample_numbers
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "SampleStore", "Store", "TokenArray"]
 
@@ -419,7 +420,14 @@ class SampleStore(AnyStore):
 
     Samples are numbered through all shards, in the order of the store. Opening costs at most O(1) a shard; samples are
     not read. A store is safe in threads and across a fork.
+
+    Samples that are listed as bad beside the files, see `headrace.stores.quarantine`, are left out: the others are
+    numbered without gaps, reading costs the same, and the samples that are left out are part of the fingerprint, so
+    that a run which is resumed after the list has changed is refused.
     """
+
+    _numbering: Numbering
+    _whole: Self | None = None
 
     @property
     @abstractmethod
@@ -427,9 +435,36 @@ class SampleStore(AnyStore):
         """Names of the shards, relative to the store, in order. A shard that is listed twice appears twice."""
 
     @property
-    @abstractmethod
     def shard_bounds(self) -> IntArray:
-        """(shards + 1,) int64: shard s holds the samples ``[bounds[s], bounds[s + 1])``."""
+        """(shards + 1,) int64: shard s holds the samples ``[bounds[s], bounds[s + 1])``, without those left out."""
+        return self._numbering.bounds
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of samples that are left out."""
+        return len(self._numbering.left_out)
+
+    @property
+    def whole(self) -> Self:
+        """The store with the samples that `without` has left out."""
+        return self._whole or self
+
+    def without(self, left_out: IntArray) -> Self:
+        """Return the store without some of its samples; it shares the files.
+
+        Args:
+            left_out: (n,) int64, numbers of samples of ``whole``, rising.
+
+        Raises:
+            StoreError: no sample is left.
+        """
+        twin = self._twin()
+        twin.__dict__.pop("fingerprint", None)
+        twin._whole = self.whole
+        twin._numbering = Numbering(np.diff(self.whole.shard_bounds), left_out)
+        if not len(twin):
+            raise StoreError(f"{self.path}: all of its {len(left_out):,} samples are left out as bad; none is left")
+        return twin
 
     @abstractmethod
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
@@ -475,6 +510,20 @@ class SampleStore(AnyStore):
     def check(self) -> Iterator[Problem]:
         """Read everything and yield what is wrong."""
 
+    def _reduced_whole(self, **arguments: Any) -> tuple[Any, ...]:
+        """Return the result of ``__reduce__`` of a store that `without` may have made of what the arguments open."""
+        if not self.num_left_out:
+            return self._reduced(**arguments)
+        return self.whole.with_path(self.path).without, (self._numbering.left_out,)
+
+    def _located(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the shard of each sample, and its index there, counting samples that are left out; both (n,) int64."""
+        return self._numbering.places(positions(numbers, len(self), f"{self.path}: sample numbers"))
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        shards, indices = self._located(sample_numbers([index], len(self), self.path))
+        return int(shards[0]), int(indices[0])
+
     def __len__(self) -> int:
         return int(self.shard_bounds[-1])
 
@@ -489,6 +538,9 @@ class SampleStore(AnyStore):
         return f"<{self.format} store {self.path!r}: {len(self):,} samples in {len(self.shards):,} shards>"
 
 
+_NONE: Final[IntArray] = np.empty(0, np.int64)
+
+
 class Numbering:
     """Converts sample numbers to shards and back. *Raw* numbers include the samples that are left out, numbers do not.
 
@@ -497,14 +549,14 @@ class Numbering:
 
     Args:
         counts: (shards,) int64, number of samples in each shard.
-        left_out: raw numbers of the samples that are left out, sorted, without repeats.
+        left_out: raw numbers of the samples that are left out, sorted, without repeats; by default none.
 
     Attributes:
         raw_bounds: (shards + 1,) int64, raw number of the first sample of each shard, and the total.
         bounds: the same, without the samples that are left out.
     """
 
-    def __init__(self, counts: IntArray, left_out: IntArray) -> None:
+    def __init__(self, counts: IntArray, left_out: IntArray = _NONE) -> None:
         self.raw_bounds: IntArray = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         self.left_out = left_out
         self._before = left_out - np.arange(len(left_out))
@@ -525,3 +577,18 @@ class Numbering:
         if at < len(self.left_out) and self.left_out[at] == raw:
             return None
         return raw - at
+
+    def found(self, shard: int, index: int, what: str) -> int:
+        """Return the number of a sample of a shard; KeyError if it is left out, with ``what`` it is."""
+        number = self.number(shard, index)
+        if number is None:
+            raise KeyError(f"{what} is left out as bad")
+        return number
+
+    def hashed(self, fingerprint: str) -> str:
+        """Return xxh3_128 of a fingerprint and of the numbers that are left out; the fingerprint itself if none is."""
+        if not len(self.left_out):
+            return fingerprint
+        hasher = xxhash.xxh3_128(fingerprint.encode())
+        hasher.update(self.left_out.tobytes())
+        return hasher.hexdigest()

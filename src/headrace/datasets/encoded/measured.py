@@ -26,8 +26,9 @@ from headrace.datasets.encoded.samples import (
     raise_failure,
     restore_key_of,
 )
+from headrace.datasets.excluded import rising_numbers
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
-from headrace.datasets.measuring.facts import MeasuredFacts, numbers_of
+from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.datasets.origins import Origins, media_origins
 from headrace.encoders import EncoderPipeline, HookFailure
 from headrace.encoders.pipeline import Output
@@ -82,7 +83,7 @@ class MeasuredUnits:
         self._store = store
         self.facts = facts
         self.form = form
-        self.exclude = np.unique(numbers_of(exclude))
+        self.exclude = rising_numbers("exclude", exclude)
         self.measured = Measured(facts.facts(self.exclude), form=form)
         self._addresses = EpochAddresses.of(len(self))
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Dataset
+from headrace.datasets.excluded import rising_numbers
 from headrace.datasets.measuring.chunk import FACTS_VERSION, key_of
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, StoreError
@@ -74,14 +75,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     faults: tuple[FaultCount, ...]
     xxh3_128: str
     contents: dict[str, str] = {}
-
-
-def numbers_of(exclude: Sequence[int] | IntArray) -> IntArray:
-    """(n,) int64: samples to leave out. Raises ConfigError for anything but numbers of samples, such as a mask."""
-    found = np.asarray(exclude)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise ConfigError(f"exclude is {found.dtype} of shape {found.shape}; expected a list of numbers of samples")
-    return found.astype(np.int64)
 
 
 class MeasuredFacts:
@@ -175,7 +168,7 @@ class MeasuredFacts:
         counts = self.arrays["num_outputs"]
         return Facts(
             len(self),
-            is_good=self._kept(numbers_of(exclude)),
+            is_good=self._kept(rising_numbers("exclude", exclude)),
             num_outputs=counts if bool((counts != 1).any()) else None,
             lengths=self.arrays.get("lengths"),
             groups=self.arrays.get("groups"),
@@ -184,10 +177,9 @@ class MeasuredFacts:
     def _kept(self, exclude: IntArray) -> NDArray[np.bool_] | None:
         if not len(exclude):
             return None  # bad samples have no outputs, and so need no mask
-        if int(exclude.min()) < 0 or int(exclude.max()) >= len(self):
+        if exclude[-1] >= len(self):
             raise ConfigError(
-                f"exclude names samples {int(exclude.min()):,} to {int(exclude.max()):,}; there are {len(self):,},"
-                " counted from 0"
+                f"exclude names samples {exclude[0]:,} to {exclude[-1]:,}; there are {len(self):,}, counted from 0"
             )
         kept = np.ones(len(self), dtype=bool)
         kept[exclude] = False

@@ -23,7 +23,6 @@ from headrace.plan.recipe import CONTENTS
 from headrace.samples.media import MediaFacts, SampleDecoder, SourceInfo, add_sources, media_facts
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
 from headrace.stores import open as open_store
-from headrace.stores.quarantine import QuarantinedStore
 from headrace.stores.tar.members import sample_part
 
 FILESYSTEM: Final = "filesystem://"
@@ -261,9 +260,9 @@ def file_store(place: FileStore | SampleStore | str | os.PathLike[str], remote: 
     store = place if isinstance(place, SampleStore) else open_store(place, reader=remote or "mmap")
     if isinstance(store, FilesystemStore):
         return SystemFileStore(store)
-    if isinstance(store, QuarantinedStore):
+    if isinstance(store, SampleStore):
         # Files are read by name here, also those of samples that no run may be trained on.
-        store = store.inner
+        store = store.whole
     if isinstance(store, JsonlSamplesStore):
         return JsonlFileStore(store)
     if not isinstance(store, SampleStore) or store.format == "joined":

@@ -1,66 +1,16 @@
-"""`ObjectFile` reads an object as a file: from any byte on, in order, some blocks at a time.
-
-`fetched` reads parts of many objects in a row, many of them at the same time.
-"""
+"""`ObjectFile` reads an object as a file: from any byte on, in order, some blocks at a time."""
 
 from __future__ import annotations
 
 import io
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from headrace.io.objects.client import FetchReply
 from headrace.io.objects.lookups import BLOCK_BYTES, Objects, blocks_of
 from headrace.io.remote import Status
 from headrace.io.storage import Storage
 
 FIRST_BYTES: Final = 1 << 18
 """The first GET after a jump; each that follows it in order is twice as long, up to `BLOCK_BYTES`."""
-
-
-AHEAD: Final = 32
-"""The most parts of objects that `fetched` has under way, or has fetched and not yielded."""
-
-AHEAD_BYTES: Final = 64 << 20
-"""The same in bytes."""
-
-
-class ObjectPart(NamedTuple):
-    """Some bytes of an object, at least one and at most `BLOCK_BYTES`."""
-
-    url: str
-    expected: Status
-    begin: int
-    end: int
-
-
-def parts_of(url: str, expected: Status) -> Iterator[ObjectPart]:
-    """Yield the bytes of an object in parts of `BLOCK_BYTES`."""
-    for block in blocks_of(0, expected.size):
-        yield ObjectPart(url, expected, *block)
-
-
-def fetched(parts: Iterable[ObjectPart], storage: Storage | None) -> Iterator[Any]:
-    """Yield the bytes of parts in their order, each by a GET of its own, up to `AHEAD` of them at the same time.
-
-    Raises:
-        StoreError: an object cannot be read, or is not what is expected.
-    """
-    objects = Objects(storage)
-    ahead: deque[tuple[ObjectPart, Future[FetchReply]]] = deque()
-    for part in parts:
-        num_bytes = sum(one.end - one.begin for one, _ in ahead) + part.end - part.begin
-        while ahead and (len(ahead) >= AHEAD or num_bytes > AHEAD_BYTES):
-            first, future = ahead.popleft()
-            num_bytes -= first.end - first.begin
-            yield objects.finish(first.url, future).data[0]
-        objects.expect(part.url, part.expected)
-        ahead.append((part, objects.begin_ranges(part.url, [(part.begin, part.end)])))
-        objects.forget()
-    for last, future in ahead:
-        yield objects.finish(last.url, future).data[0]
 
 
 class ObjectFile(io.RawIOBase):

@@ -17,12 +17,12 @@ import re
 import shutil
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError
 from functools import cache
 from pathlib import Path
-from threading import Condition, current_thread
-from typing import Any, Final
+from threading import current_thread
+from typing import Any, Final, NamedTuple
 
 import xxhash
 
@@ -54,8 +54,11 @@ BLOCK_BYTES: Final = 8 << 20
 _FEW: Final = 4
 """After this many look-ups of objects in one folder, the folder is listed."""
 
-_AT_ONCE: Final = 8
-"""Ranges of an object that is read from its beginning to its end which are in memory or under way."""
+AHEAD: Final = 32
+"""The most parts of objects that are read in turn which are under way, or fetched and not yielded."""
+
+AHEAD_BYTES: Final = 64 << 20
+"""The same in bytes."""
 
 _SAY_AFTER_S: Final = 30.0
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -67,30 +70,19 @@ def blocks_of(begin: int, end: int) -> list[tuple[int, int]]:
     return [(at, min(at + BLOCK_BYTES, end)) for at in range(begin, end, BLOCK_BYTES)]
 
 
-class ByteRoom:
-    """Room for the bytes that several threads have in memory. What is larger than all of it is let in alone.
+class ObjectPart(NamedTuple):
+    """Some bytes of an object, at least one and at most `BLOCK_BYTES`."""
 
-    Args:
-        limit_bytes: the most bytes at the same time.
-    """
+    url: str
+    expected: Status
+    begin: int
+    end: int
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._changed = Condition()
 
-    @contextlib.contextmanager
-    def take(self, num_bytes: int) -> Iterator[None]:
-        """Wait until there is room for so many bytes, and keep it during the block."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._used_bytes == 0 or self._used_bytes + num_bytes <= self._limit_bytes)
-            self._used_bytes += num_bytes
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._used_bytes -= num_bytes
-                self._changed.notify_all()
+def parts_of(url: str, expected: Status) -> Iterator[ObjectPart]:
+    """Yield the bytes of an object in parts of `BLOCK_BYTES`."""
+    for block in blocks_of(0, expected.size):
+        yield ObjectPart(url, expected, *block)
 
 
 class Objects:
@@ -204,9 +196,11 @@ class Objects:
             self._statuses.setdefault(name, status)
         return sorted(name for name, _ in reply.objects)
 
-    def begin_ranges(self, url: str, ranges: list[tuple[int, int]]) -> Future[FetchReply]:
-        """Begin to fetch ranges of an object, which are not empty."""
-        return self._begin(Get(url, ranges, self.known(url)))
+    def begin_ranges(
+        self, url: str, ranges: list[tuple[int, int]], expected: Status | None = None
+    ) -> Future[FetchReply]:
+        """Begin to fetch ranges of an object, which are not empty; it is looked up unless one says what it is."""
+        return self._begin(Get(url, ranges, expected or self.known(url)))
 
     def ranges(self, url: str, ranges: list[tuple[int, int]]) -> Sequence[Any]:
         """Return the bytes of each range, which are not empty, each by a GET of its own.
@@ -216,15 +210,23 @@ class Objects:
         """
         return self.finish(url, self.begin_ranges(url, ranges)).data if ranges else []
 
-    def in_turn(self, url: str, ranges: list[tuple[int, int]]) -> Iterator[memoryview]:
-        """Yield the bytes of each range, of which 8 are in memory or under way; raises as `ranges` does."""
-        under_way: deque[Future[FetchReply]] = deque()
-        for one in ranges:
-            if len(under_way) == _AT_ONCE:
-                yield memoryview(self.finish(url, under_way.popleft()).data[0])
-            under_way.append(self.begin_ranges(url, [one]))
-        while under_way:
-            yield memoryview(self.finish(url, under_way.popleft()).data[0])
+    def in_turn(self, parts: Iterable[ObjectPart]) -> Iterator[memoryview]:
+        """Yield the bytes of parts in their order, each by a GET of its own, up to `AHEAD` of them at the same time.
+
+        Raises:
+            StoreError: an object cannot be read, or is not what is expected.
+        """
+        ahead: deque[tuple[ObjectPart, Future[FetchReply]]] = deque()
+        for part in parts:
+            num_bytes = sum(one.end - one.begin for one, _ in ahead) + part.end - part.begin
+            while ahead and (len(ahead) >= AHEAD or num_bytes > AHEAD_BYTES):
+                first, future = ahead.popleft()
+                num_bytes -= first.end - first.begin
+                yield memoryview(self.finish(first.url, future).data[0])
+            ahead.append((part, self.begin_ranges(part.url, [(part.begin, part.end)], part.expected)))
+        while ahead:
+            last, future = ahead.popleft()
+            yield memoryview(self.finish(last.url, future).data[0])
 
     def finish(self, url: str, future: Future[FetchReply]) -> FetchReply:
         """Wait for a request, count what it took, and return its reply; raises its error."""
@@ -248,11 +250,11 @@ class Objects:
             raise reply.error
         return reply
 
-    def local_file(self, url: str, room: ByteRoom | None = None) -> Path:
+    def local_file(self, url: str) -> Path:
         """Return a local file with the bytes of an object, which is fetched unless that was done before.
 
         A kept file is compared with its digest when it is first asked for. At most 64 MiB of an object are in memory
-        at once, and together with what other threads fetch no more than ``room``.
+        at once.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -260,10 +262,10 @@ class Objects:
         """
         if (found := self._kept.get(url)) is not None and found.is_file():
             return found
-        self._kept[url] = found = self._local_file(url, self.known(url), room)
+        self._kept[url] = found = self._local_file(url, self.known(url))
         return found
 
-    def _local_file(self, url: str, status: Status, room: ByteRoom | None) -> Path:
+    def _local_file(self, url: str, status: Status) -> Path:
         name = _PLAIN.sub("_", url.rpartition("/")[2])[-100:]
         known_by = _known_by(status)
         identity = repr((url, *known_by)) if known_by else f"{url} {os.getpid()} {id(self)}"
@@ -272,29 +274,32 @@ class Objects:
         places = [*([] if kept is None else [kept]), _temporary_folder(os.getpid())]
         for place in places:
             file = place / name
-            if file.is_file():
-                # A temporary file was written by this process.
-                if place != kept or is_as_kept(file, url):
-                    return file
-                self.count_damage()
+            # A temporary file was written by this process.
+            if file.is_file() and (place != kept or self.is_as_kept(file, url)):
+                return file
         if kept is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
-                return self._fetch_whole(url, status.size, kept / name, room)
-        return self._fetch_whole(url, status.size, places[-1] / name, room)
+                return self._fetch_whole(url, status, kept / name)
+        return self._fetch_whole(url, status, places[-1] / name)
 
-    def count_damage(self) -> None:
-        """Count a kept file that does not hold what was fetched."""
+    def is_as_kept(self, file: Path, what: str) -> bool:
+        """Return whether a kept file holds what was fetched; one that does not is counted."""
+        if is_as_kept(file, what):
+            return True
         with process_lock():
             self.stats.damaged_files += 1
+        return False
 
-    def place_of_parts(self, parts: Sequence[tuple[str, list[tuple[int, int]]]]) -> Path | None:
-        """Return the file in which ranges of objects that are read together are kept; None if they cannot be.
+    def place_of_ends(self, ends: Sequence[tuple[str, int]]) -> Path | None:
+        """Return the file in which the ends of objects that are read together are kept; None if they cannot be.
+
+        In a file each, they would take 1.3 to 1.8 times as long.
 
         Raises:
             FileNotFoundError: there is no such object.
         """
-        known = [(url, _known_by(self.known(url)), ranges) for url, ranges in parts]
+        known = [(url, _known_by(self.known(url)), num_bytes) for url, num_bytes in ends]
         folder = cache_folder("objects")
         if folder is None or not all(known_by for _, known_by, _ in known):
             return None
@@ -302,7 +307,7 @@ class Objects:
 
     def open_pass(self, url: str) -> io.BufferedReader:
         """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        return io.BufferedReader(_Pass(self.in_turn(url, blocks_of(0, self.known(url).size))))
+        return io.BufferedReader(_Pass(self.in_turn(parts_of(url, self.known(url)))))
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""
@@ -311,13 +316,12 @@ class Objects:
         self._num_heads.clear()
         self._kept.clear()
 
-    def _fetch_whole(self, url: str, size: int, file: Path, room: ByteRoom | None) -> Path:
+    def _fetch_whole(self, url: str, status: Status, file: Path) -> Path:
         with output_errors(file.parent, "create"):
             file.parent.mkdir(parents=True, exist_ok=True)
         own = file.with_name(f".{unique_name()}-{file.name}")
-        in_room = contextlib.nullcontext() if room is None else room.take(min(size, _AT_ONCE * BLOCK_BYTES))
-        with in_room, AtomicFile(own, lasts=False) as out:
-            for data in self.in_turn(url, blocks_of(0, size)):
+        with AtomicFile(own, lasts=False) as out:
+            for data in self.in_turn(parts_of(url, status)):
                 out.write(data)
         if file.parent == cache_folder("objects"):
             keep_digest(file.name, out.sum.xxh3_128)

@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import xxhash
 
 from headrace.errors import OutputError, StoreError
-from headrace.io.atomic import AtomicFile
-from headrace.io.kept import is_as_kept, keep_digest
-from headrace.io.objects.client import FetchPolicy, FetchReply, FetchStats
-from headrace.io.objects.lookups import ByteRoom, Objects, blocks_of
+from headrace.io.kept import keep_bytes
+from headrace.io.objects.client import FetchPolicy, FetchStats
+from headrace.io.objects.lookups import BLOCK_BYTES, Objects, blocks_of
 from headrace.io.places import AnyPath, is_url
 from headrace.io.readers import (
     NO_ENDS,
@@ -40,11 +38,9 @@ from headrace.io.storage import Storage
 from headrace.io.waits import waiting
 
 _AT_ONCE: Final = 32
-"""The most objects that are fetched as a whole at the same time."""
-
-_BYTES_AT_ONCE: Final = 256 << 20
-"""The most bytes of such objects that are in memory at once."""
-
+_LARGE_AT_ONCE: Final = 4
+"""The most objects that are fetched whole at the same time: of at most 8 MiB, and of more, 64 MiB of which are in
+memory at once. Of either that is 256 MiB."""
 
 _WASTE: Final = 20
 """A GET may fetch at most one byte that nobody wants for this many that somebody does."""
@@ -145,81 +141,58 @@ class ObjectReader(Reader):
 
     def keep(self, path: str) -> None:
         """See `Reader.keep`: fetch an object whole, unless a local file has it, and map that."""
-        self._keep(path, None)
-
-    def _keep(self, path: str, room: ByteRoom | None) -> None:
+        super().keep(path)
         if is_url(path) and path not in self._local:
             try:
-                self._local[path] = str(self.objects.local_file(_plain(path), room))
+                self._local[path] = str(self.objects.local_file(_plain(path)))
             except FileNotFoundError as error:
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
         """See `Reader.keep_all`: 32 objects at the same time, and 256 MiB of them."""
-        wanted = [
-            (path, ranges) for path, num_bytes in ends.items() if (ranges := self._ranges_of_ends(path, num_bytes))
-        ]
-        place = self.objects.place_of_parts([(_plain(path), ranges) for path, ranges in wanted]) if wanted else None
-        found = self._kept_parts(place, [ranges for _, ranges in wanted])
-        begun = [] if found is not None else [(path, self._begun(path, ranges)) for path, ranges in wanted]
-        try:
-            if len(paths) == 1:
-                self.keep(paths[0])
-            else:
-                room = ByteRoom(_BYTES_AT_ONCE)
-                with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
-                    for _ in threads.map(partial(self._keep, room=room), paths):
-                        pass
-        finally:
-            answers = self._finished(begun)
-        if found is None:
-            found = [list(map(bytes, data)) for data in answers]
-            if place is not None:
-                _keep_parts(place, found)
-        for (path, _), parts in zip(wanted, found, strict=True):
-            self._ends[path, ends[path]] = parts[0][: ends[path]] + parts[-1][-ends[path] :]
+        self.look_up([*paths, *ends])
+        large = {path for path in paths if is_url(path) and self._size(path) > BLOCK_BYTES}
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
+            kept_ends = threads.submit(self._keep_ends, ends)
+            for _ in threads.map(self.keep, [path for path in paths if path not in large]):
+                pass
+            kept_ends.result()
+        with ThreadPoolExecutor(_LARGE_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
+            for _ in threads.map(self.keep, [path for path in paths if path in large]):
+                pass
 
-    def _kept_parts(self, place: Path | None, ranges: list[list[tuple[int, int]]]) -> list[list[bytes]] | None:
-        """Return the bytes of the ranges of each object from the file that `_keep_parts` has written; None without."""
-        if place is None or not place.is_file():
-            return None
-        if not is_as_kept(place, "ends of objects"):
-            self.objects.count_damage()
-            return None
-        with place.open("rb") as file:
-            return [[file.read(end - begin) for begin, end in some] for some in ranges]
-
-    def _ranges_of_ends(self, path: str, num_bytes: int) -> list[tuple[int, int]]:
-        """Return the ranges of an object's ends; none if it is empty, missing or a local file, or they are known."""
-        if not is_url(path) or path in self._local or (path, num_bytes) in self._ends:
-            return []
+    def _size(self, path: str) -> int:
+        """Return the size of an object; -1 if there is none."""
         status = self.objects.status(_plain(path))
-        if status is None or not status.size:
-            return []
-        if status.size < 2 * num_bytes:
-            return [(0, status.size)]
-        return [(0, num_bytes), (status.size - num_bytes, status.size)]
+        return -1 if status is None else status.size
 
-    def _begun(self, path: str, ranges: list[tuple[int, int]]) -> Future[FetchReply] | None:
-        """Begin to fetch ranges of an object; None if there are none."""
-        return self.objects.begin_ranges(_plain(path), ranges) if ranges else None
-
-    def _finished(self, begun: list[tuple[str, Future[FetchReply] | None]]) -> deque[Sequence[Any]]:
-        """Wait for the answers of requests, and return those of each; raise an error.
-
-        All are waited for, also after a failure, so that what they took is counted.
-        """
-        found: deque[Sequence[Any]] = deque()
-        failed: StoreError | None = None
-        with waiting():
-            for path, future in begun:
-                try:
-                    found.append([] if future is None else self.objects.finish(_plain(path), future).data)
-                except StoreError as error:
-                    failed = failed or error
-        if failed is not None:
-            raise failed
-        return found
+    def _keep_ends(self, ends: Mapping[str, int]) -> None:
+        """Read the ends of objects that are there and not known yet, all together, unless a kept file has them."""
+        files: list[FileRanges] = []
+        for path, num_bytes in ends.items():
+            Reader.keep(self, path)
+            is_new = is_url(path) and path not in self._local and (path, num_bytes) not in self._ends
+            if is_new and self._size(path) >= 0:
+                # It takes the place of no open file: most are only known by their ends for now.
+                file = OpenFile(self._size(path))
+                length = min(num_bytes, file.size)
+                files.append(FileRanges(file, path, np.array([0, file.size - length]), np.array([length, length])))
+        if not files:
+            return
+        place = self.objects.place_of_ends([(_plain(one.path), ends[one.path]) for one in files])
+        if place is not None and place.is_file() and self.objects.is_as_kept(place, "ends of objects"):
+            data = place.read_bytes()
+        else:
+            data = b"".join(piece.tobytes() for pieces in self._read_together(files) for piece in pieces)
+            if place is not None:
+                # Without room for it the next run fetches them again.
+                with contextlib.suppress(OSError, OutputError):
+                    keep_bytes(place, data)
+        at = 0
+        for one in files:
+            end = at + int(one.lengths.sum())
+            self._ends[one.path, ends[one.path]] = data[at:end]
+            at = end
 
     def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
         """See `Reader.ends`. Those that were fetched with an index are not fetched again."""
@@ -234,16 +207,15 @@ class ObjectReader(Reader):
         self.objects.look_up(asked, listed)
 
     def read_files(self, paths: Sequence[str]) -> list[ByteArray]:
-        """See `Reader.read_files`: a GET for each block of each object, all at the same time."""
-        remote = list(dict.fromkeys(path for path in paths if self._local_name(path) is None))
-        self.look_up(remote)
-        blocks = {path: blocks_of(0, self._open(path).size) for path in remote}
-        answers = self._finished([(path, self._begun(path, pieces)) for path, pieces in blocks.items()])
-        found: dict[str, ByteArray] = {}
-        for path in remote:
-            arrays = [np.frombuffer(one, np.uint8) for one in answers.popleft()]
-            found[path] = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.uint8), *arrays])
-        return [found[path] if path in found else self.read(path, 0, self.size(path)) for path in paths]
+        """See `Reader.read_files`: without a cache, a GET for each block of each object, all at the same time."""
+        if self.cache is not None:
+            return super().read_files(paths)
+        names = list(dict.fromkeys(paths))
+        self.look_up(names)
+        opened = [(name, self._open(name)) for name in names]
+        ranges = [FileRanges(file, name, np.array([0]), np.array([file.size])) for name, file in opened]
+        found = dict(zip(names, self._read_together(ranges), strict=True))
+        return [found[path][0] for path in paths]
 
     def view(self, path: str) -> ByteArray | None:
         """Return the mapping of a local file or of an object that is kept; None for any other object."""
@@ -270,6 +242,8 @@ class ObjectReader(Reader):
         self.objects.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.cache is not None:
+            return super().__reduce__()
         return partial(ObjectReader, self.objects.storage, policy=self.objects.policy), ()
 
     def _local_name(self, path: str) -> str | None:
@@ -303,11 +277,10 @@ class ObjectReader(Reader):
 
     def _read_together(self, files: Sequence[FileRanges]) -> list[list[ByteArray]]:
         asked = [[] if one.file.data is not None else merged(one.offsets, one.lengths) for one in files]
-        answers = self._finished(
-            [(one.path, self._begun(one.path, pieces)) for one, pieces in zip(files, asked, strict=True)]
-        )
+        answers = self._answers([(_plain(one.path), pieces) for one, pieces in zip(files, asked, strict=True)])
         found = []
-        for (file, path, offsets, lengths), pieces, data in zip(files, asked, answers, strict=True):
+        for (file, path, offsets, lengths), pieces in zip(files, asked, strict=True):
+            data = answers.popleft()
             if pieces and pieces == list(zip(offsets.tolist(), (offsets + lengths).tolist(), strict=True)):
                 # Each is an answer of its own, which need not be copied.
                 found.append([np.frombuffer(answer, np.uint8) for answer in data])
@@ -320,15 +293,23 @@ class ObjectReader(Reader):
             found.append(np.split(out, np.cumsum(lengths)[:-1]))
         return found
 
+    def _answers(self, asked: list[tuple[str, list[tuple[int, int]]]]) -> deque[Sequence[Any]]:
+        """Return the bytes of ranges of objects, which are fetched at the same time.
 
-def _keep_parts(place: Path, parts: Sequence[list[bytes]]) -> None:
-    """Keep bytes of objects in a file. Without room for it the next run fetches them again."""
-    data = b"".join(piece for some in parts for piece in some)
-    with contextlib.suppress(OSError, OutputError):
-        keep_digest(place.name, xxhash.xxh3_128_hexdigest(data))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with AtomicFile(place, lasts=False) as file:
-            file.write(data)
+        All are waited for, also after a failure, so that what they took is counted.
+        """
+        begun = [(url, self.objects.begin_ranges(url, ranges) if ranges else None) for url, ranges in asked]
+        found: deque[Sequence[Any]] = deque()
+        failed: StoreError | None = None
+        with waiting():
+            for url, future in begun:
+                try:
+                    found.append([] if future is None else self.objects.finish(url, future).data)
+                except StoreError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+        return found
 
 
 def reader_for(paths: Sequence[object], storage: Storage | None) -> ObjectReader:

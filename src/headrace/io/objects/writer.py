@@ -30,7 +30,7 @@ from headrace.io.objects.client import (
     Put,
     submit,
 )
-from headrace.io.objects.lookups import Objects, blocks_of
+from headrace.io.objects.lookups import Objects, parts_of
 from headrace.io.remote import RemotePath, Status, bucket_of
 from headrace.io.storage import Storage
 
@@ -157,7 +157,7 @@ class ObjectWriter:
         status = self._objects.status(url)
         if status is None:
             return None
-        return b"".join(self._objects.ranges(url, blocks_of(0, status.size)))
+        return b"".join(self._objects.in_turn(parts_of(url, status)))
 
     def listed(self, url: str) -> dict[str, Status]:
         """Return the objects right below a folder, by their names there, sorted.
@@ -213,7 +213,7 @@ class ObjectWriter:
         if status is None:
             raise StoreError(f"{url}: is not there any more")
         with AtomicFile(path) as file:
-            for data in self._objects.in_turn(url, blocks_of(0, status.size)):
+            for data in self._objects.in_turn(parts_of(url, status)):
                 file.write(data)
 
     def statuses(self, url: str) -> dict[str, Status]:

@@ -108,9 +108,10 @@ def contents_of(files: Iterable[tuple[str, ListedFile]], storage: Storage | None
 
 
 def _fetched(files: Iterable[tuple[AnyPath, Status]], storage: Storage | None) -> Generator[Any]:
-    objects = import_module("headrace.io.objects.files")
+    objects = import_module("headrace.io.objects.lookups")
     urls = ((str(path), found) for path, found in files if not isinstance(path, Path))
-    yield from objects.fetched((part for url, found in urls for part in objects.parts_of(url, found)), storage)
+    parts = (part for url, found in urls for part in objects.parts_of(url, found))
+    yield from objects.Objects(storage).in_turn(parts)
 
 
 def _next_bytes(objects: Iterator[Any], size: int) -> Iterator[Any]:

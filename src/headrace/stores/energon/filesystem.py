@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
 from headrace.stores.kept_arrays import with_ends
-from headrace.stores.store import Extents, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import Extents, Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.members import sample_part
 
 _log = logging.getLogger("headrace")
@@ -96,10 +96,10 @@ class FilesystemStore(SampleStore):
         """One shard, the folder itself."""
         return (SHARD,)
 
-    @property
-    def shard_bounds(self) -> IntArray:
-        """(2,) int64: 0 and the number of samples. The first use lists the folder."""
-        return np.array([0, len(self._listing.keys)])
+    @cached_property
+    def _numbering(self) -> Numbering:  # type: ignore[override]
+        """The number of samples. The first use lists the folder."""
+        return Numbering(np.array([len(self._listing.keys)]))
 
     @property
     def files(self) -> tuple[AnyPath, ...]:

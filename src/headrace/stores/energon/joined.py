@@ -27,6 +27,7 @@ from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.store import EnergonStore
 from headrace.stores.store import (
     Extents,
+    Numbering,
     PartPlace,
     Problem,
     RawSample,
@@ -241,16 +242,12 @@ class JoinedStore(SampleStore):
         self.index_path = find_join(self._folder, self.columns, self._reader)
         self.path = str(self.index_path)
         self._rows = read_rows(self.index_path, self._reader, len(self.columns))
+        self._numbering = Numbering(np.array([len(self._rows)]))
 
     @property
     def shards(self) -> tuple[str, ...]:
         """One shard, the name of the index."""
         return (self.index_path.name,)
-
-    @property
-    def shard_bounds(self) -> IntArray:
-        """(2,) int64: 0 and the number of rows."""
-        return np.array([0, len(self._rows)])
 
     @property
     def readers(self) -> tuple[Reader, ...]:
@@ -293,7 +290,7 @@ class JoinedStore(SampleStore):
         wanted = [None] * len(self.columns) if parts is None else list(parts)
         found = []
         for at, column in enumerate(self.columns):
-            places = self._places(indices, at)
+            places = self._column_places(indices, at)
             present = [place for place in places if place is not None]
             samples = iter(column.store.read_places(present, wanted[at]))
             found.append([None if place is None else next(samples) for place in places])
@@ -324,8 +321,8 @@ class JoinedStore(SampleStore):
     def key(self, index: int) -> str:
         """Return the key of a sample, which is the same in all columns."""
         number = sample_numbers([index], len(self), self.path)
-        # `_places` refuses a row without a primary sample.
-        places = [place for place in self._places(number, 0) if place is not None]
+        # `_column_places` refuses a row without a primary sample.
+        places = [place for place in self._column_places(number, 0) if place is not None]
         return self.columns[0].store.read_places(places, ())[0].key
 
     def find(self, key: str) -> int:
@@ -348,7 +345,7 @@ class JoinedStore(SampleStore):
         number = sample_numbers([index], len(self), self.path)
         found: dict[str, PartPlace] = {}
         for at, (name, column) in enumerate(zip(self.names, self.columns, strict=True)):
-            place = self._places(number, at)[0]
+            place = self._column_places(number, at)[0]
             if place is not None:
                 found |= {f"{name}.{part}": where for part, where in column.store.part_places(place).items()}
         return found
@@ -396,7 +393,7 @@ class JoinedStore(SampleStore):
     def _identity(self) -> str:
         return self.index_path.name
 
-    def _places(self, indices: IntArray, at: int) -> list[tuple[int, int] | None]:
+    def _column_places(self, indices: IntArray, at: int) -> list[tuple[int, int] | None]:
         """Return the places of samples of one column; each is verified to begin and end where its row says."""
         indices = positions(indices, len(self), f"{self.path}: sample numbers")
         column = self.columns[at]

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError, StoreError
 from headrace.io import AnyPath, Reader, hash_bytes, path_at, reader, reader_at
-from headrace.stores.arguments import IntArray, positions, sample_numbers
+from headrace.stores.arguments import IntArray
 from headrace.stores.json.index import read_lines
 from headrace.stores.kept_arrays import kept_index, read_offsets, write_offsets
-from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
 
 SUFFIX: Final = ".jsonl.idx"
 _CHUNK_BYTES: Final = 16 << 20
@@ -166,18 +166,12 @@ class JsonlSamplesStore(SampleStore):
         self._strict = strict
         self._reader = reader(reader_at(path, using))
         self._offsets = indexed_lines(self.path, self._reader, strict=strict)
-        self._bounds: IntArray = np.array([0, len(self._offsets) - 1])
-        self._bounds.flags.writeable = False
+        self._numbering = Numbering(np.array([len(self._offsets) - 1]))
 
     @property
     def shards(self) -> tuple[str, ...]:
         """One shard, the name of the file."""
         return (Path(self.path).name,)
-
-    @property
-    def shard_bounds(self) -> IntArray:
-        """(2,) int64: 0 and the number of records."""
-        return self._bounds
 
     @property
     def files(self) -> tuple[AnyPath, ...]:
@@ -191,10 +185,11 @@ class JsonlSamplesStore(SampleStore):
         ends = hash_bytes(self._reader.ends(self.path, ENDS_BYTES))
         count = len(self._offsets) - 1
         facts = (self.format, self._reader.size(self.path), count, int(self._offsets[count // 2]), ends)
-        return xxhash.xxh3_128_hexdigest(repr(facts).encode())
+        return self._numbering.hashed(xxhash.xxh3_128_hexdigest(repr(facts).encode()))
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
         """Return records by number, as `SampleStore.read` does, without blanks around them."""
+        _, indices = self._located(indices)
         begins, sizes = self._ranges(indices)
         shard = self.shards[0]
         if parts is not None and PART not in parts:
@@ -214,19 +209,19 @@ class JsonlSamplesStore(SampleStore):
         return found
 
     def key(self, index: int) -> str:
-        """Return the number of the record as a string."""
-        return str(int(sample_numbers([index], len(self), self.path)[0]))
+        """Return the number of the record in the file as a string."""
+        return str(self._locate(index)[1])
 
     def find(self, key: str) -> int:
-        """Return the key as a number."""
-        if key.isascii() and key.isdigit() and str(int(key)) == key and int(key) < len(self):
-            return int(key)
-        raise KeyError(f"{self.path}: no sample {key!r}; the keys of its {len(self):,} records are their numbers")
+        """Return the number of the sample whose key is the number of its record; KeyError if there is none."""
+        count = len(self.whole)
+        if key.isascii() and key.isdigit() and str(int(key)) == key and int(key) < count:
+            return self._numbering.found(0, int(key), f"{self.path}: sample {key!r}")
+        raise KeyError(f"{self.path}: no sample {key!r}; the keys of its {count:,} records are their numbers")
 
     def places(self, index: int) -> dict[str, PartPlace]:
         """Return where the record lies."""
-        number = sample_numbers([index], len(self), self.path)
-        begins, sizes = self._ranges(number)
+        begins, sizes = self._ranges(np.array([self._locate(index)[1]]))
         data = self._reader.read_ranges(self.path, begins, sizes).tobytes()
         before = len(data) - len(data.lstrip())
         return {PART: PartPlace(self.path, int(begins[0]) + before, len(data.strip()))}
@@ -241,8 +236,8 @@ class JsonlSamplesStore(SampleStore):
         if not np.array_equal(found, self._offsets):
             yield Problem(path=self.path, place="", message="its index belongs to another file; make it again")
             return
-        for index in range(len(self)):
-            record = self.read(np.array([index]))[0].parts[PART]
+        for index in range(len(self.whole)):
+            record = self.whole.read(np.array([index]))[0].parts[PART]
             try:
                 msgspec.json.decode(record, type=dict[str, Any])
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -254,10 +249,10 @@ class JsonlSamplesStore(SampleStore):
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._reduced(path=self.path, using=self._reader, strict=self._strict)
+        return self._reduced_whole(path=self.path, using=self._reader, strict=self._strict)
 
     def _ranges(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        numbers = positions(numbers, len(self), f"{self.path}: sample numbers")
+        """Return where records of the file begin, and their sizes."""
         begins, ends = self._offsets[numbers], self._offsets[numbers + 1]
         is_bad = (begins < 0) | (ends <= begins)
         if is_bad.any():

@@ -18,7 +18,7 @@ import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, RemotePath, can_list, reader, reader_at
-from headrace.stores.arguments import IntArray, positions, sample_numbers
+from headrace.stores.arguments import IntArray
 from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import (
     DATASET_NAME,
@@ -271,16 +271,6 @@ class EnergonStore(SampleStore):
         return self._opened.part.shards
 
     @property
-    def shard_bounds(self) -> IntArray:
-        """(shards + 1,) int64, without the samples that are excluded."""
-        return self._numbering.bounds
-
-    @property
-    def num_left_out(self) -> int:
-        """Number of samples that the split file excludes."""
-        return len(self._numbering.left_out)
-
-    @property
     def files(self) -> tuple[AnyPath, ...]:
         """The configuration files, the shards, and their indices."""
         index = () if self.index is None else (self.index.path,)
@@ -306,7 +296,7 @@ class EnergonStore(SampleStore):
         """Return one range for each sample, of all its members."""
         if not self._shards.is_tar.all():
             raise self._unplaced()
-        return self._shards.tars.extents(self, *self._places(indices))
+        return self._shards.tars.extents(self, *self._located(indices))
 
     @property
     def tars(self) -> tuple[str, ...]:
@@ -327,12 +317,12 @@ class EnergonStore(SampleStore):
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
         """Return samples by number, as `SampleStore.read` does; documents of tokens become parts ``<key>.npy``."""
-        shards, locals_ = self._places(indices)
+        shards, locals_ = self._located(indices)
         return self._shards.read(shards, locals_, parts)
 
     def key(self, index: int) -> str:
         """Return the key of one sample."""
-        return self._shards.key(*self._place(index))
+        return self._shards.key(*self._locate(index))
 
     def find(self, key: str) -> int:
         """Return the number of the sample with a key.
@@ -349,7 +339,7 @@ class EnergonStore(SampleStore):
 
     def places(self, index: int) -> dict[str, PartPlace]:
         """Return where each part of a sample lies; empty for a document of tokens, which has no place."""
-        return self._shards.places(*self._place(index))
+        return self._shards.places(*self._locate(index))
 
     def part(self, name: str) -> bytes:
         """Return the bytes of a member by its full name, ``"cats/0017.jpg"``.
@@ -417,7 +407,7 @@ class EnergonStore(SampleStore):
 
     def start_of(self, index: int) -> tuple[int, int]:
         """Return where a sample begins: the (first) number of its shard in the list of the split, and the byte."""
-        shard, local = self._place(index)
+        shard, local = self._locate(index)
         listed = self._opened.part.listed.index(self._distinct[shard])
         return listed, int(self._shards.offsets(shard)[local])
 
@@ -463,14 +453,10 @@ class EnergonStore(SampleStore):
         left_out = self._numbering.left_out.tobytes()
         return xxhash.xxh3_128_hexdigest(repr((self.format, counts, left_out)).encode())
 
-    def _places(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        numbers = positions(numbers, len(self), f"{self.path}: sample numbers")
-        shards, indices = self._numbering.places(numbers)
+    def _located(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the same as other stores, with the number of the shard among those that differ."""
+        shards, indices = super()._located(numbers)
         return self._which[shards], indices
-
-    def _place(self, index: int) -> tuple[int, int]:
-        shards, indices = self._places(sample_numbers([index], len(self), self.path))
-        return int(shards[0]), int(indices[0])
 
     def _number(self, at: int, index: int) -> int | None:
         """Return the number of a sample, in the first place of its shard in the part; None if it is left out."""

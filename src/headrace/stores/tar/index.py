@@ -29,15 +29,13 @@ from headrace.io import (
     Reader,
     cache_folder,
     expand_braces,
-    hash_bytes,
     natural_key,
-    output_errors,
     path_at,
     reader,
     walk,
 )
 from headrace.io.finding import matching
-from headrace.io.kept import is_as_kept, keep_digest
+from headrace.io.kept import is_as_kept, keep_bytes
 from headrace.stores.arguments import IntArray, check_case
 from headrace.stores.kept_arrays import (
     ENDS_BYTES,
@@ -312,11 +310,10 @@ def _make(tar: str, where: IndexWhere, using: Reader, *, hidden: bool, skip: boo
         places.append(cache / _name(tar, status, hidden))
     for place in places:
         try:
-            with output_errors(place.parent, "create"):
-                place.parent.mkdir(parents=True, exist_ok=True)
             if place.parent == cache:
-                keep_digest(place.name, hash_bytes(offsets_bytes(found.offsets)))
-            write_offsets(place, found.offsets)
+                keep_bytes(place, offsets_bytes(found.offsets))
+            else:
+                write_offsets(place, found.offsets)
         except OutputError:  # the folder is read-only or full: try the next one
             continue
         return ShardIndex(str(place), count, size)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.io.finding import folder_of_all, names_in
-from headrace.stores.arguments import IntArray, positions
+from headrace.stores.arguments import IntArray
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, with_ends
-from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import AnyStore, Extents, Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import (
     IndexPlace,
     IndexWhere,
@@ -475,19 +475,13 @@ class TarStore(SampleStore):
         counts = np.array([shard.count for shard in self._indexes], np.int64)
         places = [shard.place for shard in self._indexes].__getitem__
         self._shards = TarShards(root, names, counts, using=using, hidden=hidden, index=places)
-        self._bounds = np.concatenate(([0], np.cumsum(counts)))
-        self._bounds.flags.writeable = False
+        self._numbering = Numbering(counts)
         self._table: KeyTable | None = None
 
     @property
     def shards(self) -> tuple[str, ...]:
         """The tars, relative to the deepest folder that holds them all."""
         return self._shards.names
-
-    @property
-    def shard_bounds(self) -> IntArray:
-        """(shards + 1,) int64: shard s holds the samples ``[bounds[s], bounds[s + 1])``."""
-        return self._bounds
 
     @property
     def files(self) -> tuple[AnyPath, ...]:
@@ -519,9 +513,7 @@ class TarStore(SampleStore):
 
     def extents(self, indices: IntArray) -> Extents:
         """Return one range for each sample, of all its members."""
-        indices = positions(indices, len(self), "sample")
-        shards = np.searchsorted(self._bounds, indices, side="right") - 1
-        return self._shards.extents(self, shards, indices - self._bounds[shards])
+        return self._shards.extents(self, *self._located(indices))
 
     @property
     def faults(self) -> dict[str, tuple[TarFault, ...]]:
@@ -531,7 +523,7 @@ class TarStore(SampleStore):
     @cached_property
     def fingerprint(self) -> str:
         """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(1) a shard."""
-        return with_ends(self, self.data_files, self._shards.reader)
+        return self._numbering.hashed(with_ends(self.whole, self.data_files, self._shards.reader))
 
     @property
     def layout_fingerprint(self) -> str:
@@ -541,24 +533,27 @@ class TarStore(SampleStore):
             probes = np.linspace(0, index.count, _PROBES + 1).astype(np.int64)
             facts = (name, index.size, index.count, self._shards.offsets(shard)[probes].tolist())
             hasher.update(repr(facts).encode("utf-8", "surrogateescape"))
-        return hasher.hexdigest()
+        return self._numbering.hashed(hasher.hexdigest())
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
         """Return samples by number, as `SampleStore.read` does. 5 to 8 us a small sample of two parts, in any order."""
-        indices = positions(indices, len(self), "sample")
-        shards = np.searchsorted(self._bounds, indices, side="right") - 1
-        return self._shards.read(shards, indices - self._bounds[shards], parts)
+        return self._shards.read(*self._located(indices), parts)
 
     def key(self, index: int) -> str:
         """Return the key of one sample."""
         return self._shards.key(*self._locate(index))
 
     def find(self, key: str) -> int:
-        """Return the number of the first sample with a key. The first call reads all headers."""
-        for number in self._keys().candidates(key):
-            if self.key(number) == key:
-                return number
-        raise KeyError(key)
+        """Return the number of the first sample with a key. The first call reads all headers.
+
+        Raises:
+            KeyError: there is none, or the first one is left out.
+        """
+        whole = self.whole
+        found = next((raw for raw in whole._keys().candidates(key) if whole.key(raw) == key), None)
+        if found is None:
+            raise KeyError(key)
+        return self._numbering.found(*whole._locate(found), f"{self.path}: sample {key!r}")
 
     def places(self, index: int) -> dict[str, PartPlace]:
         """Return where each part of a sample lies."""
@@ -572,7 +567,7 @@ class TarStore(SampleStore):
                 sound = False
                 yield problem
         try:
-            yield from self._repeated_keys()
+            yield from self.whole._repeated_keys()
         except HeadraceError as error:
             if sound:  # otherwise the fault was already reported
                 yield Problem.of(self.path, error)
@@ -582,12 +577,7 @@ class TarStore(SampleStore):
         self._shards.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._reduced(path=self._tars, using=self._shards.reader, **self._options)
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        (number,) = positions(np.array([index]), len(self), "sample").tolist()
-        shard = int(np.searchsorted(self._bounds, number, side="right")) - 1
-        return shard, number - int(self._bounds[shard])
+        return self._reduced_whole(path=self._tars, using=self._shards.reader, **self._options)
 
     def _keys(self) -> KeyTable:
         if self._table is None:
