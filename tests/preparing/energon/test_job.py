@@ -104,6 +104,26 @@ def test_any_history_gives_the_bytes_of_a_local_run(case: str, tmp_path: Path) -
             open_job(root)
 
 
+def test_what_is_edited_before_the_new_files_come_into_place_stays(tmp_path: Path) -> None:
+    root = make(tmp_path / "root")
+    prepare_energon(root, options=EnergonOptions(split=SPLIT))
+    write_tar(root / "t.tar", [("new.png", PNG)])
+    plan_energon(root, options=EnergonOptions(split=SPLIT))
+    job = open_job(root)
+    while (phase := job.phase()) is not None:
+        jobs_by_hand.do_here(job, list(job.receipts(phase).tasks))
+    split = root / ".nv-meta" / "split.yaml"
+    assert "t.tar" not in split.read_text()
+    split.write_text(split.read_text().replace("exclude: []", "exclude:\n- s1.tar/k10"))
+    report = finish_job(root, LocalExecutor(workers=0), Show())
+    assert "t.tar" in split.read_text()
+    assert "s1.tar/k10" in split.read_text()
+    assert report.new == 1
+    found = content(root)
+    prepare_energon(root, options=EnergonOptions(split=SPLIT))
+    assert content(root) == found
+
+
 # In case 12 the last process is killed while it writes the index.
 @pytest.mark.parametrize("seed", sorted({*range(cases(2, 200)), 12}))
 def test_a_folder_of_media(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from headrace.io import (
 )
 from headrace.io.finding import each
 from headrace.io.replacing import move_file
-from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
+from headrace.preparing.energon.merging import Merged, ShardMerger, held, merge_media
 from headrace.preparing.energon.place import KIND, claimed, place_of, plan_in
 from headrace.preparing.energon.plan import MergeTask, ReadPlan, found_files, plan_of
 from headrace.preparing.energon.report import EnergonReport, tell_misfit
@@ -154,7 +154,8 @@ class EnergonJob(PlannedJob):
             (folder / META_FOLDER).mkdir(parents=True, exist_ok=True)
         for name in receipt.files:
             self.shared.fetch(receipts.away(receipt, name), folder / name)
-        if (merged := load(folder / _MERGED, Merged)) is None:
+        merged = load(folder / _MERGED, Merged)
+        if merged is None or self._is_edited(merged, folder / META_FOLDER):
             self._merge(MergeTask(), folder, lambda counts: None)
             if (merged := load(folder / _MERGED, Merged)) is None:
                 raise OutputError(f"{self.output}: the new files are lost: run again with --restart --overwrite")
@@ -175,6 +176,13 @@ class EnergonJob(PlannedJob):
                 sync_folder(meta / "any")  # before the plan is removed
         self._look_anew()
         return merged
+
+    def _is_edited(self, merged: Merged, made: Path) -> bool:
+        """Whether somebody has edited a file since the new one was made that is going to take its place."""
+        return any(
+            (made / name).exists() and held(self.output / META_FOLDER / name) not in (before, held(made / name))
+            for name, before in merged.edited.items()
+        )
 
     def _put_indexes(self) -> None:
         scans = (scan for scan in self._scans() if scan.count)
@@ -204,7 +212,8 @@ class EnergonJob(PlannedJob):
         """Make the new files."""
         made = results / META_FOLDER
         with output_errors(made, "make the folder"):
-            made.mkdir(exist_ok=True)
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
         self._look_anew()
         try:
             if self.plan.is_plain:

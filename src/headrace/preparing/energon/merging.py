@@ -17,7 +17,7 @@ import yaml
 
 from headrace.engine.job import Tell
 from headrace.errors import InputError, OutputError, StoreAwayError, StoreError, some
-from headrace.io import AnyPath, atomic_write, file_sum, local_file, output_errors
+from headrace.io import AnyPath, atomic_write, file_sum, hash_bytes, local_file, output_errors, read_small
 from headrace.preparing.energon.options import MediaFilter, SplitChoice, part_patterns
 from headrace.preparing.energon.plan import ReadPlan, hash_of, splits_to_keep, state_before
 from headrace.preparing.energon.report import DuplicateKey, EnergonReport
@@ -61,6 +61,8 @@ class Merged(msgspec.Struct, frozen=True):
         remove: files of ``.nv-meta`` that are removed first: without them no reader opens the rest as a dataset.
         moves: new files of ``.nv-meta``, in the order in which they are put there.
         notices: what was decided, left out or kept.
+        edited: for each of the moves that takes the place of a file which people edit the hash of what that held when
+            the new one was made, see `held`.
     """
 
     report: EnergonReport
@@ -68,6 +70,15 @@ class Merged(msgspec.Struct, frozen=True):
     remove: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
+    edited: dict[str, str] = {}
+
+
+def held(path: AnyPath) -> str:
+    """Return the xxh3_128 of a small file; empty if there is none."""
+    try:
+        return hash_bytes(read_small(path))
+    except FileNotFoundError:
+        return ""
 
 
 def assign_parts(names: Sequence[str], choice: SplitChoice) -> Parts:
@@ -328,10 +339,11 @@ class ShardMerger:
         if self._options.duplicates == "drop":
             excluded = tuple(sorted(f"{found.shard}/{found.key}" for found in self._duplicates))
         parts, split_name = self._write_split(splits, names, new, excluded)
-        written += [split_name] if split_name else []
+        edited = [split_name] if split_name else []
         for message in dict.fromkeys(said for part in parts for said in repeated(parts, part)):
             self._notices.append(message)
-        written += self._write_dataset()
+        edited += self._write_dataset()
+        written += edited
         remove: list[str] = []
         if is_new:
             written += self._write_state(excluded)
@@ -359,7 +371,8 @@ class ShardMerger:
             uuid=uuid,
             written=tuple(written),
         )
-        return Merged(report, tuple(names), tuple(remove), tuple(written), tuple(self._notices))
+        before = {name: held(self._meta / name) for name in edited}
+        return Merged(report, tuple(names), tuple(remove), tuple(written), tuple(self._notices), before)
 
     def _write_split(
         self, splits: Splits | None, names: Sequence[str], new: Sequence[str], excluded: Sequence[str]
