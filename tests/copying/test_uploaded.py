@@ -16,6 +16,7 @@ import headrace
 import jobs_by_hand
 from counts import cases, spread
 from headrace.copying import CopyOptions, CopyReport
+from headrace.copying.jobs import CopyJob
 from headrace.engine import heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor
@@ -230,6 +231,27 @@ def test_a_copy_that_another_process_completes_before_it_begins(
     assert report.warnings[-1] == "another process has completed the copy"
     assert report.stores == TOOLS[name](sources, url).stores
     assert not scratch()
+
+
+@pytest.mark.parametrize("storage", [None, headrace.Storage()], ids=["environment", "storage"])
+def test_a_source_that_changes_before_the_end(
+    bucket: MemoryBucket,
+    remote_sources: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    storage: headrace.Storage | None,
+) -> None:
+    """Also in a process that has looked it up before."""
+    finish = CopyJob.finish
+
+    def late(job: CopyJob, show: Show) -> CopyReport:
+        bucket.put("sources/code/pair.bin", b"x")
+        return finish(job, show)
+
+    monkeypatch.setattr(CopyJob, "finish", late)
+    with pytest.raises(StoreError, match=r"code/pair\.bin: the file changed"):
+        headrace.merge(remote_sources, tmp_path / "out", storage=storage)
+    assert not (tmp_path / "out" / "headrace.json").exists()
 
 
 def test_what_is_there_is_not_replaced(bucket: MemoryBucket, sources: list[str]) -> None:
