@@ -15,7 +15,7 @@ import mixes_made
 from energon_made import PRIMARY, SECONDARY
 from energon_prepared import prepared
 from headrace import Order, Run
-from headrace.datasets.metadataset import load_dataset, prepare_metadataset
+from headrace.datasets.metadataset import load_dataset
 from mixes_made import COUNTS, KINDS, Opened
 
 TRAIN: dict[str, Any] = {
@@ -195,7 +195,7 @@ def test_a_check_reads_joins(run: Any, of_json: Any, tmp_path: Path) -> None:
     mix = write(tmp_path / "mix.yaml", train={"concat": [join]})
     missing = run("check", mix)
     assert (missing.exit_code, "headrace prepare" in missing.output) == (1, True)
-    prepare_metadataset(mix)
+    load_dataset(mix).prepare()
     done = run("check", mix)
     assert done.exit_code == 0, done.output
     assert "whole: 2 datasets in 1 split, 1 join read" in done.output
@@ -300,6 +300,6 @@ def test_joins_without_running_code(run: Any, of_json: Any, tmp_path: Path) -> N
     unprepared = run("info", mix, "--json")
     assert unprepared.exit_code == 4
     assert "make it with" in json.loads(unprepared.stdout)["error"]["message"]
-    prepare_metadataset(mix)
+    load_dataset(mix).prepare()
     found = of_json("info", mix)["splits"]["train"]
     assert (found["kind"], found["samples"], found["path"]) == ("join", 10, f"{tmp_path}/one + {tmp_path}/two")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from counts import PATIENCE_S
 from energon_made import PNG, write_tar
 from headrace.cli import main, prepare_energon
+from headrace.preparing.energon import EnergonReport
 from headrace.stores import load_manifest
 from headrace.stores.energon import EnergonStore, read_splits
 from shards_made import inline, read_all, rows, write_pictures, write_table
@@ -74,13 +76,51 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     assert "2 records, indexed in" in run("prepare", tmp_path / "x.jsonl").stdout
     assert (tmp_path / "x.jsonl.idx").stat().st_size == 24
-    run("prepare", tars, "--split-ratio", "1,0,0", "--skip-dataset-yaml")
-    (tmp_path / "m.yaml").write_text(f"splits: {{train: {{join: [{{path: {tars}}}, {{path: {tars}}}]}}}}\n")
-    assert "1 join, 12 joined samples" in run("prepare", tmp_path / "m.yaml").stdout
     (tmp_path / "files").mkdir()
     (tmp_path / "files/a.png").write_bytes(PNG)
     result = run("prepare", tmp_path / "files", "--media-only", "--media-metadata-by-extension")
     assert "metadata of 1 media in 1 file" in result.stdout
+
+
+def test_a_metadataset(run: Any, of_json: Any, tars: Path, tmp_path: Path) -> None:
+    """Its options, exit codes and output are those of a folder; what refuses them is told before it is read."""
+    other = tmp_path / "other"
+    write_tar(other / "s0.tar", [(f"k{number}0.txt", b"text") for number in range(3)])
+    for folder in (tars, other):
+        run("prepare", folder, "--split-parts", "train:.*", "--skip-dataset-yaml")
+    joiner = "joiner: {__module__: m, __class__: C}"
+    join = f"join: [{{path: {tars}}}, {{path: other, nonmatch: skip}}], {joiner}"
+    path = tmp_path / "m.yaml"
+    path.write_text(f"splits: {{train: {{blend: [{{{join}}}]}}, val: {{{join}, split_part: train}}}}\n")
+    done = run("prepare", "energon", path)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{path}: 1 join, 6 joined samples\n"
+    told = "3 joined samples, 9 without a partner left out"
+    assert done.stderr == "".join(f"note: {path}: splits.{place}: {told}\n" for place in ("train.blend[0]", "val"))
+    (index,) = (tmp_path / "m.yaml.cache").iterdir()
+    found = of_json("prepare", path)
+    report = EnergonReport(kind="metadataset", path=str(path), samples=6, written=(str(index),))
+    assert found == {**json.loads(msgspec.json.encode(report)), "seconds": found["seconds"]}
+
+    refused = (
+        (2, "gathered", path, "--media-metadata-by-extension"),
+        (2, "can be split", path, "--split-ratio", "1"),
+        (2, "shuffling", path, "--shuffle-tars"),
+        (2, "one step", path, "--executor", "slurm"),
+        (2, "web server", "http://127.0.0.1:9/m.yaml"),
+        (3, "expected a folder of tars", tmp_path / "none.yaml"),
+    )
+    for code, message, *arguments in refused:
+        done = run("prepare", "energon", *arguments)
+        assert (done.exit_code, message in done.stderr) == (code, True), done.output
+    assert index.exists()
+    path.write_text(f"splits: {{train: {{path: {tars}}}}}\n")
+    done = run("prepare", "energon", path)
+    assert (done.exit_code, done.stdout) == (0, f"{path}: 0 joins, 0 joined samples\n")
+    assert done.stderr == f"note: {path}: holds no join, so there is nothing to prepare\n"
+    assert not index.exists()
+    folder = tars.rename(tmp_path / "tars.yaml")
+    assert run("prepare", "energon", folder).stdout.startswith(f"{folder}: 12 samples in 4 shards\n")
 
 
 def test_faults_are_listed(run: Any, tars: Path) -> None:

@@ -22,8 +22,8 @@ splits:
 """
 PREPARE_AND_NAME = """
 import sys, pathlib
-from headrace.preparing.energon import prepare_energon
-prepare_energon(sys.argv[1])
+from headrace.datasets.metadataset import load_dataset
+load_dataset(sys.argv[1]).prepare()
 print(*sorted(path.name for path in pathlib.Path(sys.argv[1] + ".cache").iterdir()))
 """
 

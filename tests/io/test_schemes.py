@@ -17,7 +17,7 @@ from headrace import preparing, stores
 from headrace.cli import COMMANDS, main
 from headrace.compat import astrai, megatron
 from headrace.datasets import MediaDataset
-from headrace.datasets.metadataset import load_dataset, prepare_metadataset
+from headrace.datasets.metadataset import load_dataset
 from headrace.errors import ConfigError
 from headrace.io import check_local, check_readable
 from headrace.loader import load_recipe
@@ -134,7 +134,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "GPTBlend.of": lambda path: megatron.GPTBlend.of(path, num_samples=None, build=lambda prefix, _: gpt(prefix)),
     "MediaDataset.open": MediaDataset.open,
     "load_dataset": load_dataset,
-    "prepare_metadataset": prepare_metadataset,
     "DatasetFactory.load": lambda path: astrai.DatasetFactory.load("seq", path, 8),
     "load_tokenizer": load_tokenizer,
     "text in": lambda path: headrace.prepare(path, "out", tokenizer="tokenizer.json"),

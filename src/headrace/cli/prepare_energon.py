@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,9 +119,36 @@ def command(inputs: tuple[str, ...], executor: ExecutorOptions, quiet: bool, as_
         return
     with ProgressBar(quiet=quiet or not given["progress"]) as bar:
         note = notes(bar, quiet=quiet)
-        report = prepare_energon(path, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
+        if path.endswith(".yaml") and ("://" in path or Path(path).is_file()):
+            report = _joins(path, options, note)
+        else:
+            report = prepare_energon(path, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
     tell(report, path, elapsed_s, quiet=quiet, as_json=as_json)
+
+
+def _joins(path: str, options: EnergonOptions, note: Callable[[str], None]) -> EnergonReport:
+    """Make the indices of the joins of a metadataset."""
+    from headrace.datasets.metadataset import load_dataset
+    from headrace.io import check_new
+    from headrace.preparing.energon import EnergonReport
+    from headrace.preparing.energon.options import check_options, check_plain
+
+    check_options(options)
+    check_plain(path, options)
+    check_new(path, overwrite=False)
+    joins = load_dataset(path).prepare()
+    for place, join in joins.items():
+        without = f", {join.skipped:,} without a partner left out" if join.skipped else ""
+        note(f"{place}: {join.rows:,} joined samples{without}")
+    if not joins:
+        note(f"{path}: holds no join, so there is nothing to prepare")
+    return EnergonReport(
+        kind="metadataset",
+        path=path,
+        samples=sum(join.rows for join in joins.values()),
+        written=tuple(sorted({str(join.path) for join in joins.values()})),
+    )
 
 
 def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:

@@ -14,7 +14,7 @@ from energon_made import PRIMARY, SECONDARY
 from energon_prepared import prepared
 from headrace import ConfigError, MapDataset, Order, Run, StoreError, WindowDataset
 from headrace.datasets.media import JoinedMediaDataset
-from headrace.datasets.metadataset import SourceOptions, load_dataset, prepare_metadataset
+from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.samples.media import Cooker, TextSample, basic_sample_keys
 from tars_made import write_tar
 
@@ -238,7 +238,7 @@ def test_joins(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(StoreError, match=r"blend\[0\]"):
         load_dataset(mix).train(options=trusted)
 
-    made = prepare_metadataset(mix)
+    made = load_dataset(mix).prepare().values()
     assert sorted((join.rows, join.skipped) for join in made) == [(4, 0), (6, 0), (6, 0)]
     assert {join.path.parent.name for join in made} == {"mix.yaml.cache", "inner.yaml.cache"}
     with pytest.raises(ConfigError, match=r"blend\[0\].*joiner_of_a_test.side_by_side.*trust_code=True"):
@@ -262,10 +262,10 @@ def test_joins(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         given.prepare()
     error = write({**JOIN, "join": [{"path": "two"}, {"path": "one"}]}, "error.yaml")
     with pytest.raises(ValueError, match=r"error.yaml.*splits.train"):
-        prepare_metadataset(error)
+        load_dataset(error).prepare()
     plain = write({**JOIN, "join": [{"path": "one"}, {"path": "mix.yaml.cache"}]}, "plain.yaml")
     with pytest.raises(ConfigError, match=r"splits.train.*join\[1\]"):
-        prepare_metadataset(plain)
+        load_dataset(plain).prepare()
 
 
 def louder(sample: TextSample) -> TextSample:

@@ -302,7 +302,7 @@ def test_batches_and_states(bucket: MemoryBucket, data: Path, tmp_path: Path, ca
     for place in (path, url):
         with pytest.raises(StoreError, match=r"blend\[0\]"):
             run_of(place)
-        assert [join.rows for join in load_dataset(place).prepare()] == [6, 4, 4]
+        assert [join.rows for join in load_dataset(place).prepare().values()] == [6, 4, 4]
     local, ours = run_of(path), run_of(url, cache)
     assert ours.recipe == local.recipe
     wanted, found = loader_of(path), loader_of(url, cache, reading=reading)
@@ -325,8 +325,8 @@ def test_a_file_here_that_names_data_there(bucket: MemoryBucket, data: Path) -> 
     named = write(data, f"{url}/", "named.yaml")
     batches = []
     for place, parent in ((here, data), (named, data), (f"{url}/here.yaml", url)):
-        made = load_dataset(place).prepare()
-        assert [str(join.path.parent) for join in made] == [f"{parent}/{Path(place).name}.cache"] * 2
+        made = load_dataset(place).prepare().values()
+        assert [str(join.path.parent) for join in made] == [f"{parent}/{Path(place).name}.cache"] * 3
         batches.append(read(loader_of(place)))
     assert batches[0] == batches[1] == batches[2]
 
@@ -334,7 +334,7 @@ def test_a_file_here_that_names_data_there(bucket: MemoryBucket, data: Path) -> 
 def test_an_index_of_other_data(bucket: MemoryBucket, data: Path) -> None:
     """As on disk, each row is compared with the shards when it is read."""
     path = write(data)
-    joins = load_dataset(path).prepare()
+    joins = load_dataset(path).prepare().values()
     url = bucket.upload(data, "ds")
     for join in joins:
         where = Path(str(join.path))

@@ -18,6 +18,7 @@ from headrace.preparing.energon import (
     EnergonReport,
     MediaFilter,
     SplitChoice,
+    plan_energon,
     prepare_energon,
 )
 from headrace.preparing.energon.report import LOOKED_AT
@@ -261,3 +262,12 @@ def test_of_many_some_are_looked_at(tmp_path: Path) -> None:
     report, _ = prepared(root, image="png", caption="txt")
     assert (report.misfit.samples, report.misfit.looked_at) == (LOOKED_AT // 2, LOOKED_AT)
     assert report.misfit.shard == "1.tar"
+
+
+def test_a_metadataset_is_not_prepared_here(tmp_path: Path) -> None:
+    path = tmp_path / "mix.yaml"
+    path.write_text("splits: {train: {path: a}}")
+    with pytest.raises(ConfigError, match=rf"headrace prepare energon {path}.*load_dataset\(path\)\.prepare\(\)"):
+        prepare(path)
+    with pytest.raises(ConfigError, match="one step"):
+        plan_energon(path)

@@ -1,4 +1,4 @@
-"""What Energon itself wrote for the shards of `energon_made`: `prepare_energon` writes the same."""
+"""What Energon itself wrote for the shards of `energon_made`. We write the same."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import media_made
 from energon_made import LINES, PNG, PRIMARY, SECONDARY, write_files, write_shards, write_tar
+from headrace.datasets.metadataset import load_dataset
 from headrace.errors import ConfigError, InputError
 from headrace.preparing.energon import EnergonOptions, EnergonReport, MediaFilter, SplitChoice, prepare_energon
 from headrace.preparing.energon.merging import assign_parts, bring_up_to_date
@@ -70,12 +71,10 @@ def test_join(tmp_path: Path) -> None:
     cache = tmp_path / "join.yaml.cache"
     cache.mkdir()
     (cache / "join_index_0.bin").write_bytes(b"of a join that is no more")
-    notices: list[str] = []
-    report = prepare_energon(tmp_path / "join.yaml", on_notice=notices.append)
+    (join,) = load_dataset(tmp_path / "join.yaml").prepare().values()
     wanted = {path.name: path.read_bytes() for path in (GOLDEN / "join.yaml.cache").iterdir()}
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == wanted
-    assert (report.kind, len(report.written), len(notices)) == ("metadataset", 1, 1)
-    assert f"{report.samples:,} joined samples" in notices[0]
+    assert wanted.keys() == {join.path.name}
 
 
 # Which shard is of which part, as Energon has it.

@@ -279,7 +279,7 @@ def test_what_is_not_prepared_at_a_url(bucket: MemoryBucket, tmp_path: Path) -> 
         ("http://host/ds", {}, ConfigError, "server"),
         (f"{bucket.url}/ds/a.jsonl", {}, ConfigError, "split"),
         (f"{bucket.url}/ds/no.jsonl", {}, InputError, "objects"),
-        (f"{bucket.url}/ds/m.yaml", {}, ConfigError, "split"),
+        (f"{bucket.url}/ds/m.yaml", {}, ConfigError, "load_dataset"),
         (f"{bucket.url}/text", media, InputError, "medium"),
         (f"{bucket.url}/tars", media, ConfigError, "--media-only"),
         (f"{bucket.url}/none", {}, InputError, "objects"),

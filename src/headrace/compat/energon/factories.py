@@ -20,7 +20,6 @@ from headrace.datasets.media import MediaDataset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, DatasetFunction
 from headrace.datasets.metadataset import load_dataset
 from headrace.errors import ConfigError
-from headrace.io import remove_file
 from headrace.io.paths import expand_braces
 from headrace.preparing.energon import prepare_energon
 from headrace.preparing.energon.options import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice
@@ -260,12 +259,8 @@ def _class_of(config: DatasetConfig, trust_code: bool) -> type[DefaultDecoderWeb
 
 
 def prepare_metadataset(path: str | os.PathLike[str]) -> None:
-    """Make the indices of all joins of a metadataset. Indices beside them of joins that are gone are removed."""
-    made = [join.path for join in load_dataset(path).prepare()]
-    for folder in {path.parent for path in made}:
-        for old in folder.glob("join_index_*"):
-            if old not in made:
-                remove_file(old)
+    """Make the indices of all joins of a metadataset, and remove those of joins that are gone."""
+    load_dataset(path).prepare()
 
 
 def _function(path: str | os.PathLike[str], named: Any, default: str) -> Any:

@@ -13,7 +13,6 @@ from headrace.datasets.metadataset.metadataset import (
     Metadataset,
     TraversedDatasetReference,
     load_dataset,
-    prepare_metadataset,
     traverse_metadataset,
 )
 from headrace.datasets.metadataset.opening import SourceOptions
@@ -29,7 +28,6 @@ __all__ = [
     "TraversedDatasetReference",
     "Tree",
     "load_dataset",
-    "prepare_metadataset",
     "sources",
     "traverse_metadataset",
 ]

@@ -22,7 +22,7 @@ from headrace.datasets.blend import Blend, ScheduledBlend, Stage
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.lengths import Concat, Limit, Subset
 from headrace.datasets.media.file_stores import FILESYSTEM
-from headrace.datasets.metadataset.opening import Opener, SourceOptions, join_columns, opener_of
+from headrace.datasets.metadataset.opening import Opener, SourceOptions, join_columns, join_folder, opener_of
 from headrace.datasets.metadataset.reading import (
     Entry,
     JoinedSource,
@@ -41,7 +41,7 @@ from headrace.datasets.metadataset.reading import (
 )
 from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError, InputError, StoreAwayError, StoreError
-from headrace.io import SCHEMES, AnyPath, Reader, check_readable, path_at, reader_at, reader_of
+from headrace.io import SCHEMES, AnyPath, Reader, check_readable, path_at, reader_at, reader_of, remove_file
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
 from headrace.stores.energon.config_file import read_config
@@ -97,7 +97,8 @@ class MetadatasetPlace(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         where: its name in messages.
         base: the folder that its relative paths begin at.
-        file: its file; None if it was given as a dict.
+        file: its file; None if it was given as a dict that stands for none.
+        is_read: it was read from its file, and was not given as a dict that stands for it.
         within: the files that led to it.
         reader: reads it, if it is an object.
     """
@@ -105,6 +106,7 @@ class MetadatasetPlace(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     base: AnyPath
     file: AnyPath | None = None
+    is_read: bool = False
     within: tuple[AnyPath, ...] = ()
     reader: str | Reader = "mmap"
 
@@ -487,26 +489,34 @@ class Metadataset:
                 found += [_reference(column, join=source.where) for column in source.columns]
         return found
 
-    def prepare(self) -> list[Join]:
+    def prepare(self) -> dict[str, Join]:
         """Write the index of every join of every split; joins of nested files get theirs beside those files.
 
         Files and datasets may be at URLs; see `headrace.stores.energon.write_join`.
-        A split that cannot be resolved is an error, and so is a dataset without ``index.sqlite``. Indices that no join
-        uses any more are not removed.
+        A split that cannot be resolved is an error, and so is a dataset without ``index.sqlite``. When all indices are
+        written, those beside the file that none of its joins uses any more are removed. Those beside nested files stay,
+        since other splits may use them, and those beside a file that a dict stands for, since other dicts may.
+
+        Returns:
+            The joins by their places, as ``mix.yaml: splits.train.blend[0]``.
 
         Raises:
             ConfigError, StoreError: as `tree`; a dataset cannot be joined.
             InputError: a sample has no partner, and must have one.
-            OutputError: an index cannot be written.
+            OutputError: an index cannot be written or removed.
         """
+        found = [source for split_part in self.splits for source in sources(self.tree(split_part))]
         done: dict[tuple[Any, ...], Join] = {}
-        for split_part in self.splits:
-            for source in sources(self.tree(split_part)):
-                if isinstance(source, JoinedSource):
-                    key = (source.folder, msgspec.json.encode([_facts(one) for one in source.columns]))
-                    if key not in done:
-                        done[key] = _prepared(source, self._origin.reader)
-        return list(done.values())
+        joins: dict[str, Join] = {}
+        for source in found:
+            if isinstance(source, JoinedSource):
+                key = (source.folder, msgspec.json.encode([_facts(one) for one in source.columns]))
+                if key not in done:
+                    done[key] = _prepared(source, self._origin.reader)
+                joins[source.where] = done[key]
+        if self._origin.file is not None and self._origin.is_read:
+            _remove_others(cache_folder(self._origin.file), {join.path for join in done.values()})
+        return joins
 
     def __repr__(self) -> str:
         return f"<Metadataset {self.path!r}: {', '.join(self.splits) or 'a single dataset'}>"
@@ -544,7 +554,7 @@ def load_dataset(
     name = os.fspath(metadataset)
     file = path_at(name, reader)
     if name.endswith(SUFFIX):
-        origin = MetadatasetPlace(where=name, base=file.parent, file=file, reader=reader)
+        origin = MetadatasetPlace(where=name, base=file.parent, file=file, is_read=True, reader=reader)
         return Metadataset(name, read_file(file), origin)
     return Metadataset(name, None, MetadatasetPlace(where=name, base=file.parent, reader=reader))
 
@@ -552,11 +562,6 @@ def load_dataset(
 def traverse_metadataset(path: str | os.PathLike[str], *, split_part: str) -> list[TraversedDatasetReference]:
     """Return the datasets that a split of a metadataset uses; see `Metadataset.traverse`."""
     return load_dataset(path).traverse(split_part)
-
-
-def prepare_metadataset(path: str | os.PathLike[str]) -> list[Join]:
-    """Write the join indices of a metadataset; see `Metadataset.prepare`."""
-    return load_dataset(path).prepare()
 
 
 def _reference(source: Any, **more: Any) -> TraversedDatasetReference:
@@ -570,15 +575,11 @@ def _facts(column: Any) -> list[Any]:
 
 
 def _prepared(source: JoinedSource, using: str | Reader) -> Join:
-    if source.folder is None:
-        raise ConfigError(
-            f"{source.where}: a join has an index beside the file of its metadataset, and this metadataset was given "
-            "as a dict: pass load_dataset the path of the file that it stands for"
-        )
     columns = []
     try:
+        folder = join_folder(source)
         columns = join_columns(source, using)
-        return write_join(source.folder, columns)
+        return write_join(folder, columns)
     except (ConfigError, StoreError, InputError) as error:
         kinds = (ConfigError, StoreAwayError, StoreError, InputError)
         kind = next(kind for kind in kinds if isinstance(error, kind))
@@ -586,3 +587,10 @@ def _prepared(source: JoinedSource, using: str | Reader) -> Join:
     finally:
         for column in columns:
             column.store.close()
+
+
+def _remove_others(folder: AnyPath, used: set[AnyPath]) -> None:
+    if folder.is_dir():
+        for path in folder.glob("join_index_*.bin"):
+            if path not in used:
+                remove_file(path)

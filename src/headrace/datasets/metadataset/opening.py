@@ -17,7 +17,7 @@ from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, Sou
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreAwayError, StoreError
-from headrace.io import Reader, path_at, reader_at
+from headrace.io import AnyPath, Reader, path_at, reader_at
 from headrace.io import reader as reader_called
 from headrace.io.finding import remote_among
 from headrace.plan.packing import Packing
@@ -208,15 +208,24 @@ def join_store(source: JoinedSource, reader: str | Reader = "mmap", cache: ReadC
 
     Raises:
         StoreError: the join was not prepared, or a dataset is missing.
-        ConfigError: the metadataset is not in a file, so that there is no place for an index; the datasets cannot be
-            joined.
+        ConfigError: as `join_folder`; the datasets cannot be joined.
+    """
+    folder = join_folder(source)
+    return JoinedStore(join_columns(source, reader, cache), folder, using=reader)
+
+
+def join_folder(source: JoinedSource) -> AnyPath:
+    """Return the folder in which the index of a join lies.
+
+    Raises:
+        ConfigError: the metadataset is not in a file, so that there is no place for an index.
     """
     if source.folder is None:
         raise ConfigError(
             "a join has an index beside the file of its metadataset, and this metadataset was given as a dict: pass the"
             " path of the file that it stands for, load_dataset({...}, path='mix.yaml')"
         )
-    return JoinedStore(join_columns(source, reader, cache), source.folder, using=reader)
+    return source.folder
 
 
 def join_columns(

@@ -10,7 +10,6 @@ run          `prepare_energon` and `plan_energon`, which write a plan
     merging    index, split file, dataset.yaml, state and info
     place      where the job lies; objects is the same at a URL
 report       what a run returns; checks that the field map fits the samples
-metadataset  makes the indices of the joins in a metadataset
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Literal
 
@@ -129,6 +130,18 @@ def check_options(options: EnergonOptions) -> None:
     if options.media is not None and (options.media.strategy == "GLOB") != bool(options.media.patterns):
         raise ConfigError("patterns of media belong to the strategy GLOB, which needs at least one, as *.jpg")
     check_run(options, options.errors, what="shards")
+
+
+def check_plain(path: str | os.PathLike[str], options: EnergonOptions) -> None:
+    """Refuse options that are only for folders, for a ``.jsonl`` or the ``.yaml`` of a metadataset.
+
+    Raises:
+        ConfigError: metadata of media or a split are asked for.
+    """
+    if options.media is not None or options.media_only:
+        raise ConfigError(f"{path}: metadata of media can only be gathered for a folder of tars or of files")
+    if options.split.ratio or options.split.parts:
+        raise ConfigError(f"{path}: only a folder of tars can be split; take shares of such a dataset where it is used")
 
 
 def _check_dataset(dataset: DatasetChoice) -> None:

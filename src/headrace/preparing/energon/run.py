@@ -1,4 +1,4 @@
-"""`prepare_energon` and `plan_energon`: a folder of tars or of media, a JSONL file or a metadataset.
+"""`prepare_energon` and `plan_energon`: a folder of tars or of media, or a JSONL file.
 
 A run writes what Energon and `EnergonStore` read. A folder is a job: `prepare_energon` does all of it, and
 `plan_energon` leaves the reading to processes on any hosts, see `job`.
@@ -21,8 +21,7 @@ from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.io import AnyPath, Storage, check_new, check_readable, check_storage, path_at, reader_at
 from headrace.preparing.energon.job import EnergonJob
-from headrace.preparing.energon.metadataset import prepare_joins
-from headrace.preparing.energon.options import EnergonOptions, check_options
+from headrace.preparing.energon.options import EnergonOptions, check_options, check_plain
 from headrace.preparing.energon.place import KIND, claimed, place_of, plan_in
 from headrace.preparing.energon.plan import ReadPlan, found_files, plan_of
 from headrace.preparing.energon.report import EnergonReport
@@ -46,11 +45,11 @@ def prepare_energon(
     ready.
 
     Args:
-        path: a folder of tars; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder of files; or the
-            ``.yaml`` of a metadataset, which gets the indices of its joins. All of these may be at a URL.
+        path: a folder of tars; a ``.jsonl``, which gets a ``.jsonl.idx``; or with ``media_only`` a folder of files. All
+            of these may be at a URL.
         options: all options; None uses their defaults. At a URL a process reads 16 shards or 32 files at the
             same time, so that by default ``workers`` is 1 there.
-        storage: how the store of a URL is reached, or those that a metadataset names; None goes by the environment.
+        storage: how the store of a URL is reached; None goes by the environment.
         on_progress: called a few times a second with how far the run is. The phase is ``scan-...``, which reads shards
             or files, then ``merge-...``, which makes the new files; both count samples, and of tars bytes.
         on_notice: called with messages about what was decided, left out or kept.
@@ -59,21 +58,26 @@ def prepare_energon(
         What the run did.
 
     Raises:
-        ConfigError: options contradict each other, or do not say how the shards are assigned.
+        ConfigError: options contradict each other, or do not say how the shards are assigned; or the path is a
+            metadataset, whose joins `Metadataset.prepare` makes.
         InputError: a tar is malformed or compressed, a key comes twice, or there is nothing to prepare.
-        StoreError: files of an earlier run are malformed, or a join cannot be made; or the store of the URL cannot be
-            reached.
+        StoreError: files of an earlier run are malformed, or the store of the URL cannot be reached.
         OutputError: a file cannot be written, or another run is working in this folder.
         WorkerError: worker processes ended before their work was done.
         MissingExtraError: metadata of media are asked for, and the package that reads them is not installed.
     """
-    check_storage(None if os.fspath(path).endswith(".yaml") else storage, path)
+    check_storage(storage, path)
     options = EnergonOptions() if options is None else options
     check_options(options)
     root = _reached(path, storage)
     if kind := _single(root):
-        _check_plain(path, options)
-        return _joins(path, storage, on_notice) if kind == ".yaml" else _lines(root, storage)
+        if kind == ".yaml":
+            raise ConfigError(
+                f"{path}: the indices of the joins of a metadataset are made by headrace prepare energon {path}, or in"
+                " Python by headrace.datasets.metadataset.load_dataset(path).prepare()"
+            )
+        check_plain(path, options)
+        return _lines(root, storage)
     job = _job_of(root, options, storage, on_notice)
     workers = options.workers or (usable_cores() if isinstance(root, Path) else 1)
     num_open = len(job.known_receipts().open_tasks)
@@ -183,7 +187,7 @@ def _single(root: AnyPath) -> str:
         InputError: there is neither.
     """
     suffix = root.suffix
-    if suffix in (".jsonl", ".yaml") and (root.is_file() or (suffix == ".yaml" and not isinstance(root, Path))):
+    if suffix in (".jsonl", ".yaml") and ((suffix == ".yaml" and not isinstance(root, Path)) or root.is_file()):
         return suffix
     if root.is_dir():
         return ""
@@ -192,28 +196,6 @@ def _single(root: AnyPath) -> str:
     raise InputError(f"{root}: there are no objects below this URL; expected a folder of tars, a .jsonl, or a .yaml")
 
 
-def _check_plain(path: str | os.PathLike[str], options: EnergonOptions) -> None:
-    if options.media is not None or options.media_only:
-        raise ConfigError(f"{path}: metadata of media can only be gathered for a folder of tars or of files")
-    if options.split.ratio or options.split.parts:
-        raise ConfigError(f"{path}: only a folder of tars can be split; take shares of such a dataset where it is used")
-
-
 def _lines(root: AnyPath, storage: Storage | None) -> EnergonReport:
     count = write_lines(root, reader_at(root, "pread", storage))
     return EnergonReport(kind="jsonl", path=str(root), samples=count, written=(str(index_place(root)),))
-
-
-def _joins(path: str | os.PathLike[str], storage: Storage | None, on_notice: Callable[[str], None]) -> EnergonReport:
-    joins = prepare_joins(path, storage)
-    for place, join in joins.items():
-        without = f", {join.skipped:,} without a partner left out" if join.skipped else ""
-        on_notice(f"{place}: {join.rows:,} joined samples{without}")
-    if not joins:
-        on_notice(f"{path}: holds no join, so there is nothing to prepare")
-    return EnergonReport(
-        kind="metadataset",
-        path=str(path),
-        samples=sum(join.rows for join in joins.values()),
-        written=tuple(sorted({str(join.path) for join in joins.values()})),
-    )

@@ -1,4 +1,4 @@
-"""The joins of metadatasets: found wherever they are, here or at URLs; none is made of what cannot be joined."""
+"""The indices of joins: made wherever these are, here or at URLs; none is made of what cannot be joined."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import pytest
 from obstore import delete
 
 from energon_made import write_tar
-from headrace.compat.energon import prepare_metadataset as energons
-from headrace.datasets.metadataset import JoinedSource, load_dataset, prepare_metadataset, sources
+from headrace.compat.energon import prepare_metadataset
+from headrace.datasets.metadataset import JoinedSource, load_dataset, sources
 from headrace.datasets.metadataset.opening import join_store
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreError
-from headrace.preparing.energon import (
-    EnergonOptions,
-    EnergonReport,
-    MediaFilter,
-    SplitChoice,
-    plan_energon,
-    prepare_energon,
-)
+from headrace.io import Storage
+from headrace.io.objects import client
+from headrace.preparing.energon import EnergonOptions, SplitChoice, prepare_energon
+from headrace.stores.energon import Join
 from memory_stores import MemoryBucket, Stopped, sent_files, stop_at, watched
 
 JOIN = "{join: [{path: a}, {path: b, nonmatch: skip}]}"
@@ -45,9 +41,8 @@ def write(root: Path, splits: str, name: str = "meta.yaml") -> Path:
     return root / name
 
 
-def prepare(folder: Path, splits: str) -> tuple[EnergonReport, list[str]]:
-    notices: list[str] = []
-    return prepare_energon(write(folder, splits), on_notice=notices.append), notices
+def prepare(path: Path | str) -> dict[str, Join]:
+    return load_dataset(path).prepare()
 
 
 JOINER = "joiner: {__module__: megatron.energon, __class__: TextSample}"
@@ -66,6 +61,7 @@ NAMED = f"{JOIN[:-1]}, {JOINER}}}"
         ("{train: {blend: [{path: inner.yaml}], split_part: val}}", 1),
         ("{train: {concat: [{blend_epochized: [{path: inner.yaml}]}]}}", 0),
         ("{train: {path: FILE/inner.yaml, split_part: val}}", 1),
+        ("{train: {datasets: [{path: inner.yaml, weight: 2, subflavor: x}]}}", 0),
         (f"{{train: {NAMED.replace('path: a', 'path: FILE/a')}}}", 0),
         (f"{{train: {{join: {{one: {{path: a}}, two: {{path: b, nonmatch: skip}}}}, {JOINER}}}}}", 0),
     ],
@@ -73,20 +69,28 @@ NAMED = f"{JOIN[:-1]}, {JOINER}}}"
 def test_joins_are_made_where_a_run_looks_for_them(folder: Path, splits: str, shard: int) -> None:
     """Inline in other nodes, through files, and of the part that is said around them."""
     write(folder, f"{{train: {{blend: [{{concat: [{NAMED}]}}]}}, val: {NAMED}}}", "inner.yaml")
-    prepare(folder, splits.replace("FILE", f"file://{folder}"))
+    prepare(write(folder, splits.replace("FILE", f"file://{folder}")))
     (joined,) = sources(load_dataset(folder / "meta.yaml").tree("train"))
     assert isinstance(joined, JoinedSource)
     rows = join_store(joined).read_joined(np.arange(3))
     assert [[sample.key for sample in row if sample] for row in rows] == [[f"k{shard}{at}"] * 2 for at in (0, 1, 3)]
 
 
-def test_a_join_in_each_of_two_splits_and_none(folder: Path) -> None:
-    report, notices = prepare(folder, f"{{train: {JOIN}, val: {JOIN}}}")
-    assert (report.samples, len(report.written), len(notices)) == (6, 2, 2)
-    assert all("3 joined samples, 1 without a partner left out" in notice for notice in notices)
-    report, notices = prepare(folder, "{train: {path: a}}")
-    assert (report.written, report.samples) == ((), 0)
-    assert "holds no join" in notices[0]
+def test_the_places_of_joins(folder: Path) -> None:
+    """A join that stands in several places is in each of them, and is made once."""
+    inner = write(folder, f"{{train: {NAMED}, val: {NAMED}}}", "inner.yaml")
+    of_val = f"{NAMED[:-1]}, split_part: val}}"
+    splits = f"{{train: {{blend: [{NAMED}, {{path: a}}, {of_val}]}}, val: {{concat: [{NAMED}, {{path: inner.yaml}}]}}}}"
+    path = write(folder, splits)
+    joins = prepare(path)
+    outer = ("splits.train.blend[0]", "splits.train.blend[2]", "splits.val.concat[0]")
+    assert list(joins) == [*(f"{path}: {place}" for place in outer), f"{inner}: splits.val"]
+    train, val, same, nested = joins.values()
+    assert val is same
+    assert {train.path.parent, val.path.parent} == {folder / "meta.yaml.cache"}
+    assert nested.path.parent == folder / "inner.yaml.cache"
+    assert [(join.rows, join.skipped) for join in joins.values()] == [(3, 1)] * 4
+    assert prepare(write(folder, "{train: {path: a}}")) == {}
 
 
 # Joins at URLs: the index of the local run beside the file, whatever is at a URL.
@@ -115,22 +119,22 @@ def test_the_index_of_the_local_run(bucket: MemoryBucket, folder: Path, splits: 
     write(folder, f"{{train: {NAMED}, val: {NAMED}}}", "inner.yaml")
     path = write(folder, splits)
     url = bucket.upload(folder, "ds")
-    here: list[str] = []
-    there: list[str] = []
-    wanted = prepare_energon(path, on_notice=here.append)
-    found = prepare_energon(f"{url}/meta.yaml", on_notice=there.append)
+    wanted = prepare(path)
+    found = prepare(f"{url}/meta.yaml")
     assert indexes(bucket) == made_here(folder)
-    assert [one.replace(url, str(folder)) for one in there] == here
-    assert (found.samples, found.kind) == (wanted.samples, "metadataset")
-    assert [one.replace(url, str(folder)) for one in found.written] == list(wanted.written)
+    assert [place.replace(url, str(folder)) for place in found] == list(wanted)
+    assert [join.rows for join in found.values()] == [join.rows for join in wanted.values()]
+    assert [str(join.path).replace(url, str(folder)) for join in found.values()] == [
+        str(join.path) for join in wanted.values()
+    ]
     # What is there already is not written again, under the eyes of a run.
     with sent_files() as sent:
-        assert prepare_energon(f"{url}/meta.yaml") == found
+        assert prepare(f"{url}/meta.yaml") == found
     assert sent == []
 
 
 @pytest.mark.parametrize("where", ["a URL", "a URL beside local data", "here beside data at URLs"])
-@pytest.mark.parametrize("prepare", [prepare_energon, prepare_metadataset, energons])
+@pytest.mark.parametrize("prepare", [prepare, prepare_metadataset])
 def test_whatever_is_at_a_url(bucket: MemoryBucket, folder: Path, where: str, prepare: Any) -> None:
     path = write(folder, f"{{train: {NAMED}}}")
     prepare(path)
@@ -152,6 +156,26 @@ def test_whatever_is_at_a_url(bucket: MemoryBucket, folder: Path, where: str, pr
     assert (set(indexes(bucket).values()), made_here(folder)) == (wanted, {})
 
 
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_storage_is_used_for_all_objects(
+    bucket: MemoryBucket, folder: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    url = bucket.upload(folder, "ds")
+    path = write(folder, f"{{train: {NAMED.replace('path: ', f'path: {url}/')}}}")
+    bucket.put("ds/meta.yaml", path.read_bytes())
+    bucket.put("ds/meta.yaml.cache/join_index_0.bin", b"of a join that is gone")
+    connect, used = client.connect, []
+
+    def connect_as_said(root: str, scheme: str, storage: Storage, **options: Any) -> Any:
+        used.append(storage.region)
+        return connect(root, scheme, storage, **options)
+
+    monkeypatch.setattr(client, "connect", connect_as_said)
+    load_dataset(path if is_local else f"{url}/meta.yaml", storage=Storage(region="mars")).prepare()
+    assert set(used) == {"mars"}
+    assert len(made_here(folder) if is_local else indexes(bucket)) == 1
+
+
 def test_indexes_that_no_join_uses_are_removed(bucket: MemoryBucket, folder: Path) -> None:
     """Of two splits, one has the name of Energon's. When both are gone, the next one gets it."""
     path = write(folder, f"{{train: {NAMED}, val: {NAMED}}}")
@@ -159,26 +183,39 @@ def test_indexes_that_no_join_uses_are_removed(bucket: MemoryBucket, folder: Pat
     bucket.put("ds/meta.yaml.cache/notes.txt", b"mine")
     for splits in (f"{{train: {NAMED}, val: {NAMED}}}", f"{{val: {NAMED}}}", "{train: {path: a}}", f"{{val: {NAMED}}}"):
         bucket.put("ds/meta.yaml", write(folder, splits).read_bytes())
-        prepare_energon(path)
-        prepare_energon(f"{url}/meta.yaml")
+        prepare(path)
+        prepare(f"{url}/meta.yaml")
         assert indexes(bucket) == {**made_here(folder), "meta.yaml.cache/notes.txt": b"mine"}
+
+
+def test_indexes_that_others_may_use_stay(folder: Path) -> None:
+    """Those of other splits of a nested file; all if a join cannot be made; and all beside the file of a dict."""
+    inner = write(folder, f"{{train: {NAMED}, val: {NAMED}}}", "inner.yaml")
+    prepare(inner)
+    prepare(write(folder, "{train: {path: inner.yaml}}"))
+    wanted = made_here(folder)
+    assert len(wanted) == 2
+    with pytest.raises(HeadraceError):
+        prepare(write(folder, f"{{train: {NAMED.replace('path: b', 'path: gone')}}}", "inner.yaml"))
+    load_dataset({"splits": {"train": {"path": "a"}}}, path=inner).prepare()
+    assert made_here(folder) == wanted
 
 
 def test_a_run_that_ends_at_any_moment(bucket: MemoryBucket, folder: Path) -> None:
     path = write(folder, f"{{train: {NAMED}, val: {NAMED}}}")
     url = bucket.upload(folder, "ds")
-    prepare_energon(path)
+    prepare(path)
     wanted = made_here(folder)
     moments = 0
     while True:
         try:
             with watched(stop_at(moments)):
-                prepare_energon(f"{url}/meta.yaml")
+                prepare(f"{url}/meta.yaml")
             break
         except Stopped:
             moments += 1
         assert set(indexes(bucket).values()) <= set(wanted.values())
-        prepare_energon(f"{url}/meta.yaml")
+        prepare(f"{url}/meta.yaml")
         assert indexes(bucket) == wanted
         delete(bucket.store, [f"ds/{name}" for name in wanted])
     assert moments == len(wanted)
@@ -187,43 +224,40 @@ def test_a_run_that_ends_at_any_moment(bucket: MemoryBucket, folder: Path) -> No
 @pytest.mark.parametrize(
     ("splits", "kind", "message"),
     [
-        ("{train: {join: [{path: a}, {path: b}]}}", InputError, "partner"),
-        ("{train: {join: [{path: a, split: x}, {path: b}]}}", StoreError, "'split_part'"),
-        ("{train: {join: [{path: a}, {nonmatch: skip}]}}", StoreError, "path"),
-        ("{train: {join: [{path: a}, {path: b, nonmatch: maybe}]}}", StoreError, "nonmatch"),
-        ("{train: {join: [{path: a, split_part: test}, {path: b}]}}", StoreError, "'test'"),
-        ("{train: {join: [{path: gone}, {path: b}]}}", StoreError, "gone"),
-        ("{train: {path: meta.yaml}}", StoreError, "itself"),
+        (f"{{train: {{join: [{{path: a}}, {{path: b}}], {JOINER}}}}}", InputError, "partner"),
+        (f"{{train: {{join: [{{path: a, split: x}}, {{path: b}}], {JOINER}}}}}", ConfigError, "'split_part'"),
+        (f"{{train: {{join: [{{path: a}}, {{nonmatch: skip}}], {JOINER}}}}}", ConfigError, "path"),
+        (f"{{train: {{join: [{{path: a}}, {{path: b, nonmatch: maybe}}], {JOINER}}}}}", ConfigError, "nonmatch"),
+        (f"{{train: {{join: [{{path: a, split_part: test}}, {{path: b}}], {JOINER}}}}}", ConfigError, "'test'"),
+        (f"{{train: {{join: [{{path: gone}}, {{path: b}}], {JOINER}}}}}", ConfigError, "gone"),
+        (f"{{train: {JOIN}}}", ConfigError, "joiner"),
+        ("{train: {path: meta.yaml}}", ConfigError, "itself"),
         ("{train: {path: none.yaml}}", StoreError, r"none\.yaml"),
-        ("{train: {blend: a}}", StoreError, "list"),
-        ("5", StoreError, "map"),
+        (f"{{train: {NAMED}, val: {{path: inner.yaml}}}}", ConfigError, "'val'"),
+        ("{train: {blend: a}}", ConfigError, "list"),
+        ("5", ConfigError, "splits"),
     ],
 )
 def test_what_cannot_be_joined(
     bucket: MemoryBucket, folder: Path, splits: str, kind: type[HeadraceError], message: str
 ) -> None:
     """Here and at a URL."""
+    write(folder, f"{{train: {NAMED}}}", "inner.yaml")
     path = write(folder, splits)
     url = bucket.upload(folder, "ds")
     with pytest.raises(kind, match=message) as wanted:
-        prepare_energon(path)
+        prepare(path)
     with pytest.raises(kind) as found:
-        prepare_energon(f"{url}/meta.yaml")
+        prepare(f"{url}/meta.yaml")
     assert str(found.value).replace(url, str(folder)) == str(wanted.value)
     assert not list(folder.glob("meta.yaml.cache/join_index_*"))
     assert indexes(bucket) == {}
 
 
-def test_what_does_not_go(bucket: MemoryBucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_temporary_folder(bucket: MemoryBucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, f"{{train: {NAMED}}}")
     url = bucket.upload(folder, "ds")
-    with pytest.raises(ConfigError, match=r"meta.yaml"):
-        plan_energon(f"{url}/meta.yaml")
-    with pytest.raises(ConfigError, match="server"):
-        prepare_energon("http://127.0.0.1:9/meta.yaml")
-    with pytest.raises(ConfigError, match="gathered"):
-        prepare_energon(f"{url}/meta.yaml", options=EnergonOptions(media=MediaFilter(strategy="EXTENSION")))
     monkeypatch.setattr("tempfile.tempdir", str(folder / "none"))
     with pytest.raises(OutputError, match="folder"):
-        prepare_energon(f"{url}/meta.yaml")
+        prepare(f"{url}/meta.yaml")
     assert indexes(bucket) == {}
