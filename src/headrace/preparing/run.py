@@ -104,7 +104,7 @@ def first_texts(plan: RunPlan) -> Iterator[str]:
                 return  # the run will report the bad record
 
 
-RUN_FORMAT = 8
+RUN_FORMAT = 9
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 

@@ -157,9 +157,7 @@ def test_whatever_is_at_a_url(bucket: MemoryBucket, folder: Path, where: str, pr
 
 
 @pytest.mark.parametrize("is_local", [False, True])
-def test_a_storage_is_used_for_all_objects(
-    bucket: MemoryBucket, folder: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
-) -> None:
+def test_a_storage_is_used_for_all_objects(bucket: MemoryBucket, folder: Path, is_local: bool) -> None:
     url = bucket.upload(folder, "ds")
     path = write(folder, f"{{train: {NAMED.replace('path: ', f'path: {url}/')}}}")
     bucket.put("ds/meta.yaml", path.read_bytes())
@@ -170,8 +168,9 @@ def test_a_storage_is_used_for_all_objects(
         used.append(storage.region)
         return connect(root, scheme, storage, **options)
 
-    monkeypatch.setattr(client, "connect", connect_as_said)
-    load_dataset(path if is_local else f"{url}/meta.yaml", storage=Storage(region="mars")).prepare()
+    with pytest.MonkeyPatch.context() as patch:  # which ends before that of the bucket
+        patch.setattr(client, "connect", connect_as_said)
+        load_dataset(path if is_local else f"{url}/meta.yaml", storage=Storage(region="mars")).prepare()
     assert set(used) == {"mars"}
     assert len(made_here(folder) if is_local else indexes(bucket)) == 1
 

@@ -180,7 +180,7 @@ def opener_of(options: SourceOptions, found: Iterable[NamedSource | JoinedSource
                 places.setdefault(one.path, {}).update(dict.fromkeys((*names, *more)))
     if not places:
         return options.dataset
-    joins = {str(source.folder) for source in found if isinstance(source, JoinedSource)}
+    joins = {str(source.folder) for source in found if isinstance(source, JoinedSource) and source.folder}
     try:
         made = reader_called(reader_at(next(iter(places)), options.reader, None, options.cache))
     except ConfigError:  # each source says so, with its place

@@ -259,6 +259,7 @@ class Objects:
         Raises:
             FileNotFoundError: there is no such object.
             StoreError: it cannot be read, or changes meanwhile.
+            OutputError: there is no place for it on this host.
         """
         if (found := self._kept.get(url)) is not None and found.is_file():
             return found
@@ -271,17 +272,16 @@ class Objects:
         identity = repr((url, *known_by)) if known_by else f"{url} {os.getpid()} {id(self)}"
         name = f"{xxhash.xxh3_128_hexdigest(identity.encode())}-{name}"
         kept = cache_folder("objects") if known_by else None
-        places = [*([] if kept is None else [kept]), _temporary_folder(os.getpid())]
-        for place in places:
-            file = place / name
-            # A temporary file was written by this process.
-            if file.is_file() and (place != kept or self.is_as_kept(file, url)):
-                return file
+        if kept is not None and (kept / name).is_file() and self.is_as_kept(kept / name, url):
+            return kept / name
+        own = _temporary_folder(os.getpid()) / name
+        if own.is_file():
+            return own
         if kept is not None:
             # If it cannot be kept, this process has it nevertheless.
             with contextlib.suppress(OutputError):
                 return self._fetch_whole(url, status, kept / name)
-        return self._fetch_whole(url, status, places[-1] / name)
+        return self._fetch_whole(url, status, own)
 
     def is_as_kept(self, file: Path, what: str) -> bool:
         """Return whether a kept file holds what was fetched; one that does not is counted."""
@@ -365,8 +365,9 @@ def _folder_of(url: str) -> str:
 
 @cache
 def _temporary_folder(_process: int) -> Path:
-    """Return a folder of this process, which is removed at its end."""
-    folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
+    """Return a folder of this process, which is removed at its end; raises OutputError if it cannot be made."""
+    with output_errors(Path("$TMPDIR"), "make a folder in"):
+        folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

@@ -149,7 +149,7 @@ class ObjectReader(Reader):
                 raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
 
     def keep_all(self, paths: Sequence[str], ends: Mapping[str, int] = NO_ENDS) -> None:
-        """See `Reader.keep_all`: 32 objects at the same time, and 256 MiB of them."""
+        """See `Reader.keep_all`: 32 objects at the same time, or 4 of more than 8 MiB, so 256 MiB at most."""
         self.look_up([*paths, *ends])
         large = {path for path in paths if is_url(path) and self._size(path) > BLOCK_BYTES}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-keep") as threads:
