@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from headrace.preparing.backends import libraries, proof
+from headrace.preparing.backends import ProvedEncoder, libraries, proof
+from headrace.samples.tokenizer import TokenizerFile
 
-_FOUND: dict[tuple[Any, ...], proof.Choice | str] = {}
+_REASONS: dict[tuple[Any, ...], str] = {}
+"""Why a library is not used; empty if it is."""
+
 _TRY = proof._try
 
 
@@ -21,11 +24,12 @@ _TRY = proof._try
 def remembered() -> Iterator[None]:
     """Within, what was found for the same library, tokeniser and policy is not sought again."""
 
-    def found(name: str, tokenizer_json: bytes, *rest: Any) -> proof.Choice | str:
-        key = (name, libraries.CANDIDATES[name], tokenizer_json, rest[0])
-        if key not in _FOUND:
-            _FOUND[key] = _TRY(name, tokenizer_json, *rest)
-        return _FOUND[key]
+    def found(name: str, file: TokenizerFile, special: Any, on_compared: Any) -> ProvedEncoder | str:
+        key = (name, libraries.CANDIDATES[name], file.content, special)
+        if key not in _REASONS:
+            tried = _TRY(name, file, special, on_compared)
+            _REASONS[key] = tried if isinstance(tried, str) else ""
+        return _REASONS[key] or ProvedEncoder(name, file, special)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proof, "_try", found)

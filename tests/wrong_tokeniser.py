@@ -8,6 +8,7 @@ from headrace.preparing import documents
 from headrace.preparing.backends import libraries
 from headrace.preparing.backends.backend import EncodedTexts, SpecialPolicy
 from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.samples.tokenizer import TokenizerFile
 
 NAME = "gigatoken"
 MISTAKE = "mistake"
@@ -21,8 +22,8 @@ class Wrong:
     name = NAME
     version = "0"
 
-    def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
-        self._truth = TokenizersBackend(tokenizer_json, special)
+    def __init__(self, file: TokenizerFile, special: SpecialPolicy) -> None:
+        self._truth = TokenizersBackend(file, special)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         encoded = self._truth.encode(texts)

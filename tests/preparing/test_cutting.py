@@ -35,7 +35,7 @@ from headrace.preparing.sources import SourceFile
 from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
 
 FILE = SourceFile(name="in.jsonl", path="/in.jsonl", format="jsonl", size_bytes=100, mtime_ns=0, extent=100)
-TOKENIZER = TextTokenizer(name="", json=b"", fingerprint="", vocab_size=100, special_tokens={}, known_tokens={})
+TOKENIZER = TextTokenizer(name="", fingerprint="", vocab_size=100, special_tokens={}, known_tokens={})
 
 
 class Made(NamedTuple):

@@ -19,6 +19,7 @@ from headrace.preparing import OutputOptions, PrepareOptions, RecordOptions, Tok
 from headrace.preparing import api as text
 from headrace.preparing.backends import libraries, proof
 from headrace.preparing.sources import RecordSpec, find_inputs, plan_tasks
+from headrace.samples.tokenizer import TokenizerFile
 from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 
 PROOF = PrepareOptions(tokens=TokenOptions(backend=NAME, append_eod=True), task_bytes=6000)
@@ -86,8 +87,8 @@ def test_the_same_bytes_after_any_kill_and_for_any_number_of_workers(
 ) -> None:
     output = tmp_path / "out"
     # The probe takes a second each time.
-    choice = proof.choose_backend(kit.tokenizer.read_bytes(), wanted=NAME, special="literal")
-    assert choice.name == NAME
+    choice = proof.choose_backend(TokenizerFile(kit.tokenizer.read_bytes()), wanted=NAME, special="literal")
+    assert choice[0].name == NAME
     monkeypatch.setattr(text, "choose_backend", lambda *args, **kwargs: choice)
 
     def action(workers: int) -> object:

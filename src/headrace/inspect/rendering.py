@@ -99,18 +99,18 @@ def open_maker(recipe: Recipe, source: int, tokenizer: str | None = None) -> Ope
     """
     loaded, folder = find_tokenizer(recipe, tokenizer)
     recipe, setup = find_template(recipe, folder, {})
-    names = find_end_names(loaded, folder, setup)
+    names = find_end_names(loaded.known, folder, setup)
     making = RecipeSetup(
         recipe=msgspec.json.encode(recipe),
         sources=(source,),
         template=None if setup is None else msgspec.json.encode(setup),
         special_tokens=names.tokens,
-        before_text=loaded.before_text,
+        before_text=loaded.known.before_text,
         generation_ends=names.generation_ends,
     )
     return OpenedMaker(
-        make_maker(making, loaded.json, source=source),
-        loaded.instance(),
+        make_maker(making, loaded.file, source=source),
+        loaded.file.encoder(),
         None if setup is None else ChatTemplate(setup),
     )
 

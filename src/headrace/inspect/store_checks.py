@@ -96,7 +96,7 @@ def check_store(
         StoreAwayError: the object store gives no answer.
         ConfigError: the tokeniser cannot be read.
     """
-    vocab_size = load_tokenizer(tokenizer).vocab_size if tokenizer is not None else None
+    vocab_size = load_tokenizer(tokenizer).known.vocab_size if tokenizer is not None else None
     try:
         stores = opened_keys(path, options)
         manifest = find_manifest(path)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.shown import Stretch
-from headrace.preparing.backends.tokenizer import load_tokenizer, make_encoder
+from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.stores import TokenizerInfo
 
 _REPLACEMENT = "\ufffd"
@@ -69,8 +68,7 @@ def texts_of(groups: Sequence[TokenGroup], alike: Sequence[Hashable]) -> list[st
 
 def open_texts(tokenizer: Tokenizer) -> TokenTexts:
     """Return the texts of a tokeniser: by the bytes of its tokens if it is byte-level, otherwise as it decodes them."""
-    decoder = msgspec.json.decode(tokenizer.to_str().encode())["decoder"] or {}
-    return ByteTexts(tokenizer) if decoder.get("type") == "ByteLevel" else DecodedTexts(tokenizer)
+    return ByteTexts(tokenizer) if isinstance(tokenizer.decoder, ByteLevel) else DecodedTexts(tokenizer)
 
 
 class IdTexts:
@@ -239,25 +237,19 @@ def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool
         raise StoreError(
             f"{path}: its tokeniser cannot be read: {error}. Give `tokenizer=PATH`, or `ids` to see ids"
         ) from None
-    if made_by is None or tokenizer.fingerprint == made_by.xxh3_128:
-        return FoundTokenizer(_texts_of(tokenizer.json), name)
+    if made_by is None or tokenizer.known.fingerprint == made_by.xxh3_128:
+        return FoundTokenizer(open_texts(tokenizer.file.encoder()), name)
     message = (
         f"{path} was made with another tokeniser: {made_by.source}, xxh3 {made_by.xxh3_128}; {name} has xxh3 "
-        f"{tokenizer.fingerprint}"
+        f"{tokenizer.known.fingerprint}"
     )
     if not is_any:
         if given is None:
             raise StoreError(f"{message}: it has changed since. Give the old one with `tokenizer=PATH`")
         raise ConfigError(f"{message}. Give the first one, or `any_tokenizer` to read the store with this one anyway")
     return FoundTokenizer(
-        _texts_of(tokenizer.json), name, f"read with a tokeniser that the store was not made with: {name}"
+        open_texts(tokenizer.file.encoder()), name, f"read with a tokeniser that the store was not made with: {name}"
     )
-
-
-@lru_cache(maxsize=2)
-def _texts_of(definition: bytes) -> TokenTexts:
-    """Return the texts of the tokeniser in a ``tokenizer.json``; a large one takes half a second to load."""
-    return open_texts(make_encoder(definition))
 
 
 ROLES = frozenset(

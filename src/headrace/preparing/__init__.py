@@ -26,7 +26,7 @@ origins. `energon` makes a dataset for Energon out of a folder of tars.
 
 This room imports ``headrace.engine``, ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and
 ``headrace.errors``.
-Workers of runs over text load nothing of ``headrace.samples``, and their parent only ``text_ends``.
+Runs over text load nothing of ``headrace.samples`` but ``tokenizer``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from headrace.engine.forking import may_fork
 from headrace.errors import ConfigError
 from headrace.io import Storage, check_readable, check_storage, path_at, reader_of
 from headrace.preparing.backends import ProvedEncoder, choose_backend
@@ -184,7 +185,7 @@ def estimate(
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
     notice = on_notice or (lambda message: None)
     found = asked.resolve(stdin=lambda: None, earlier={}, on_progress=lambda progress: None, on_notice=notice)
-    return estimate_plan(found.plan)
+    return estimate_plan(found.plan, found.encoder)
 
 
 class _Asked(NamedTuple):
@@ -255,8 +256,8 @@ def _planned(
         return folder.work / STDIN_NAME
 
     found = asked.resolve(stdin=spooled, earlier=folder.earlier, on_progress=show, on_notice=notice)
-    made, encoder = prove_first_documents(found, show_compared(show, "prove"))
-    return plan_run(folder, made, notice), encoder
+    made = prove_first_documents(found, show_compared(show, "prove"))
+    return plan_run(folder, made, found.encoder.file.content, notice), found.encoder if may_fork() else None
 
 
 def _resolve_text(
@@ -279,18 +280,21 @@ def _resolve_text(
     keep_faulty = options.errors.on_error == "skip"
     files = find_inputs(inputs, spec=spec, stdin=stdin(), keep_faulty=keep_faulty, storage=storage)
     check_fields(files, spec)
+    choice, encoder = choose_backend(
+        loaded.file,
+        wanted=tokens.backend,
+        special=tokens.special_tokens_in_text,
+        on_compared=show_compared(on_progress, "probe"),
+    )
     made = RunPlan(
         files=tuple(files),
         options=options,
-        tokenizer=loaded,
+        tokenizer=loaded.known,
         eod=eod,
         bos=bos,
-        choice=choose_backend(
-            loaded.json,
-            wanted=tokens.backend,
-            special=tokens.special_tokens_in_text,
-            on_compared=show_compared(on_progress, "probe"),
-        ),
+        eod_text=loaded.token_text(eod),
+        bos_text=loaded.token_text(bos),
+        choice=choice,
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
     )
     if made.missing_bos is not None:
@@ -299,4 +303,4 @@ def _resolve_text(
             "Megatron adds none either. `--bos auto` adds it; documents that do not begin with it are counted as "
             "missing_bos"
         )
-    return Unproved(made, first_texts(made))
+    return Unproved(made, first_texts(made), encoder)

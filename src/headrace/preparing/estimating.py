@@ -64,14 +64,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Why a run would end without output, as far as the sample shows; else empty."""
 
 
-def estimate_plan(plan: RunPlan) -> Estimate:
+def estimate_plan(plan: RunPlan, encoder: ProvedEncoder) -> Estimate:
     """Estimate what a run of this plan would write, see `estimate`."""
-    backend, fallback = plan.choice.name, ""
+    fallback = ""
     try:
-        sample = _sample(plan, backend)
+        sample = _sample(plan, encoder)
     except MismatchError as error:
-        backend, fallback = REFERENCE, str(error)
-        sample = _sample(plan, backend)
+        fallback = str(error)
+        encoder = ProvedEncoder(REFERENCE, encoder.file, plan.options.tokens.special_tokens_in_text)
+        sample = _sample(plan, encoder)
     read = sample.tally
     if not read.documents.read:
         raise InputError(f"a sample of {len(plan.files):,} files holds no records: is this the right data?")
@@ -89,7 +90,7 @@ def estimate_plan(plan: RunPlan) -> Estimate:
         tokens=round(read.tokens.kept * scale),
         dtype=np.dtype(plan.columns[0].dtype).name,
         output_bytes=_output_bytes(plan, documents, round(sample.value_bytes * scale)),
-        backend=backend,
+        backend=encoder.name,
         fallback=fallback,
         dropped={name: number for name, number in sorted(read.documents.dropped.items()) if name != BAD},
         stops=_stops(plan, sample),
@@ -129,16 +130,14 @@ class _Sample:
     tally: Tally = field(default_factory=Tally)
 
 
-def _sample(plan: RunPlan, backend: str) -> _Sample:
+def _sample(plan: RunPlan, proved: ProvedEncoder) -> _Sample:
     """Read and encode the beginning of the inputs, in this process and with one library.
 
     Raises:
         MismatchError: the library differs from the reference tokeniser.
         InputError: a file cannot be read.
     """
-    proved = ProvedEncoder(backend, plan.tokenizer.json, plan.options.tokens.special_tokens_in_text)
-    setup = plan.setup(results="", tokenizer="", backend=backend)
-    encoder = load_encoder(setup, proved)
+    encoder = load_encoder(plan.setup(results="", tokenizer="", backend=proved.name), proved)
     found, left = _Sample(), SAMPLE_BYTES
     records = plan.options.records
     for number, file in enumerate(plan.files):

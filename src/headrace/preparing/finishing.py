@@ -265,8 +265,8 @@ def build_manifest(
             vocab_size=plan.tokenizer.vocab_size,
             eod=plan.eod,
             bos=plan.bos,
-            eod_text=plan.tokenizer.token_text(plan.eod),
-            bos_text=plan.tokenizer.token_text(plan.bos),
+            eod_text=plan.eod_text,
+            bos_text=plan.bos_text,
             library_version=installed_version(REFERENCE),
         ),
         backend=BackendInfo(

@@ -31,6 +31,7 @@ from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.recipe import Recipe
 from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
 from headrace.samples.templates.load import CONFIG, GENERATION_CONFIG, ReadablePath, read_json
+from headrace.samples.tokenizer import TokenizerFile
 from headrace.stores import SampleLedger, TokenLedger
 
 
@@ -128,7 +129,7 @@ class RecordEncoder:
         if found is None:
             encoder = self._encoder if is_watched else None
             found = self._makers[source, is_watched] = make_maker(
-                self._making, self._proved.json, source=source, encoder=encoder
+                self._making, self._proved.file, source=source, encoder=encoder
             )
         return found
 
@@ -181,7 +182,7 @@ class RecordEncoder:
         return self._maker(self._sources[0]).keys
 
 
-def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encoder: Any = None) -> SampleMaker:
+def make_maker(making: RecipeSetup, file: TokenizerFile, *, source: int, encoder: Any = None) -> SampleMaker:
     """The `SampleMaker` for one input of the recipe.
 
     Raises:
@@ -192,7 +193,7 @@ def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encod
         template = ChatTemplate(msgspec.json.decode(making.template, type=TemplateSetup))
     return SampleMaker(
         msgspec.json.decode(making.recipe, type=Recipe),
-        tokenizer_json,
+        file,
         template=template,
         encoder=encoder,
         special_tokens=making.special_tokens,
@@ -222,7 +223,7 @@ class EndNames(NamedTuple):
     """The tokens at which ``generation_config.json`` ends a generated text (``eos_token_id``)."""
 
 
-def find_end_names(loaded: TextTokenizer, folder: ReadablePath, template: TemplateSetup | None) -> EndNames:
+def find_end_names(known: TextTokenizer, folder: ReadablePath, template: TemplateSetup | None) -> EndNames:
     """Find the tokens at the ends of a sequence, for a `SampleMaker`, which prefers those of its template.
 
     A token that neither the template nor a file of the folder names is the only usual token that the vocabulary has.
@@ -234,12 +235,12 @@ def find_end_names(loaded: TextTokenizer, folder: ReadablePath, template: Templa
     for name, usual in _USUAL.items():
         if name in named or name in config:
             continue
-        known = [token for token in usual if token in loaded.known_tokens]
-        if len(known) == 1:
-            found[name] = known[0]
+        is_there = [token for token in usual if token in known.known_tokens]
+        if len(is_there) == 1:
+            found[name] = is_there[0]
     stops: Any = read_json(folder / GENERATION_CONFIG).get("eos_token_id")
     numbers = stops if isinstance(stops, list) else [stops]
-    ends = tuple(token for token, number in loaded.special_tokens.items() if number in numbers)
+    ends = tuple(token for token, number in known.special_tokens.items() if number in numbers)
     return EndNames({**found, **named}, frozenset(found), ends)
 
 

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.engine.forking import apart, may_fork
+from headrace.engine.forking import apart
 from headrace.engine.job import Show
 from headrace.engine.planning import NewPlan
 from headrace.io import Storage, file_sum, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, OnCompared, ProvedEncoder, compare
 from headrace.preparing.finishing import described_options
-from headrace.preparing.jobs import do_here
 from headrace.preparing.options import ErrorOptions
-from headrace.preparing.outputs.place import OutputPlace, mark_of
+from headrace.preparing.outputs.place import OutputPlace, do_here, mark_of
 from headrace.preparing.run_plan import OnProgress, RunPlan, encoding
 from headrace.preparing.sources import SourceFile, Span, open_span
 from headrace.preparing.sources.borders import with_borders
@@ -45,8 +44,8 @@ class Unproved(NamedTuple):
     first_texts: Iterable[str]
     """Their texts, which are read when they are asked for."""
 
-    encoder: ProvedEncoder | None = None
-    """The library, if it was loaded already."""
+    encoder: ProvedEncoder
+    """The library."""
 
 
 def most_characters(files: Sequence[SourceFile]) -> int:
@@ -55,20 +54,15 @@ def most_characters(files: Sequence[SourceFile]) -> int:
     return min(max(share, MIN_TEXT_BYTES), MAX_TEXT_BYTES)
 
 
-def prove_first_documents(found: Unproved, on_compared: OnCompared) -> tuple[RunPlan, ProvedEncoder | None]:
+def prove_first_documents(found: Unproved, on_compared: OnCompared) -> RunPlan:
     """Encode the first documents with the library of the plan and with ``tokenizers``, and compare the ids.
 
     Returns:
-        The plan, which chooses ``tokenizers`` if the ids differ, and the loaded encoder, which workers inherit if they
-        are forks of this process; else None.
+        The plan, which chooses ``tokenizers`` if the ids differ.
     """
-    plan, choice = found.plan, found.plan.choice
-    if choice.name == REFERENCE and not may_fork():
-        return plan, None
-    special = plan.options.tokens.special_tokens_in_text
-    encoder = found.encoder or ProvedEncoder(choice.name, plan.tokenizer.json, special)
+    plan, choice, encoder = found.plan, found.plan.choice, found.encoder
     if choice.name == REFERENCE:
-        return plan, encoder
+        return plan
     texts, reference = list(found.first_texts), encoder.reference
     difference = apart(
         lambda report: compare(
@@ -77,11 +71,11 @@ def prove_first_documents(found: Unproved, on_compared: OnCompared) -> tuple[Run
         lambda progress: on_compared(*progress),
     )
     if difference is None:
-        return msgspec.structs.replace(plan, first_documents=len(texts)), encoder if may_fork() else None
+        return msgspec.structs.replace(plan, first_documents=len(texts))
     reason = f"differs on text {difference.index + 1:,} of the first {len(texts):,} of the run: {difference.message}"
     reasons = {**choice.reasons, choice.name: reason}
     choice = msgspec.structs.replace(choice, name=reference.name, version=reference.version, reasons=reasons)
-    return msgspec.structs.replace(plan, choice=choice), None
+    return msgspec.structs.replace(plan, choice=choice)
 
 
 def first_texts(plan: RunPlan) -> Iterator[str]:
@@ -104,14 +98,16 @@ def first_texts(plan: RunPlan) -> Iterator[str]:
                 return  # the run will report the bad record
 
 
-RUN_FORMAT = 9
+RUN_FORMAT = 10
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 
-def plan_run(folder: OutputPlace, plan: RunPlan, on_notice: Callable[[str], None]) -> Manifest | RunPlan:
+def plan_run(
+    folder: OutputPlace, plan: RunPlan, tokenizer_json: bytes, on_notice: Callable[[str], None]
+) -> Manifest | RunPlan:
     """Begin or continue a run in a folder that was claimed, and write its plan for any processes to do its tasks.
 
-    Tasks that failed before are to be tried again.
+    Tasks that failed before are to be tried again. The tokeniser is copied beside the plan.
 
     Returns:
         The manifest of the output if that is complete already, else the plan that was written.
@@ -136,7 +132,7 @@ def plan_run(folder: OutputPlace, plan: RunPlan, on_notice: Callable[[str], None
     files = tuple(
         msgspec.structs.replace(file, path=str(path_at(file.path).absolute()), storage=None) for file in files
     )
-    kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
+    kept = msgspec.structs.replace(plan, files=files)
     (texts, hashed), mark = kept.orders(), mark_of(folder.work)
     folder.save_plan(
         NewPlan(
@@ -144,7 +140,7 @@ def plan_run(folder: OutputPlace, plan: RunPlan, on_notice: Callable[[str], None
             plan=kept,
             phases=[encoding(mark, name, len(texts) + len(hashed)) for name in sorted({plan.choice.name, REFERENCE})],
             software={} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version},
-            files={TOKENIZER_NAME: plan.tokenizer.json},
+            files={TOKENIZER_NAME: tokenizer_json},
         )
     )
     return kept

@@ -229,6 +229,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tokenizer: TextTokenizer
     eod: int | None
     bos: int | None
+    eod_text: str = ""
+    bos_text: str = ""
     choice: Choice
     first_documents: int = 0
     """Number of texts at the beginning that the reference tokeniser has encoded as well."""
@@ -306,7 +308,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Setup(
             parent=os.getpid(),
             results=results,
-            plan=msgspec.structs.replace(self, files=(), tokenizer=msgspec.structs.replace(self.tokenizer, json=b"")),
+            plan=msgspec.structs.replace(self, files=()),
             tokenizer=tokenizer,
             backend=backend,
             num_ranges=self.num_ranges,

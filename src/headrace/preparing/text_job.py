@@ -105,12 +105,10 @@ class TextJob(Job):
         super().__init__(output, shared)
         found = msgspec.json.decode(plan, type=RunPlan)
         with output_errors(self.work, "read the plan in"):
-            data = read_small(self.work / TOKENIZER_NAME)
             run = json.loads(read_small(self.work / RUN_NAME))
             self._mark = mark_of(self.work)
         self._plan = msgspec.structs.replace(
             found,
-            tokenizer=msgspec.structs.replace(found.tokenizer, json=data),
             files=tuple(msgspec.structs.replace(file, storage=storage_for(file.path, storage)) for file in found.files),
         )
         self._texts, self._hashed = self._plan.orders()

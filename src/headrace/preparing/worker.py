@@ -38,6 +38,7 @@ from headrace.preparing.ledger import BAD_RECORDS
 from headrace.preparing.parts import PartBuilder
 from headrace.preparing.run_plan import FindTask, HashTask, JoinTask, Order, ProbeTask, Setup, TextTask
 from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
+from headrace.samples.tokenizer import TokenizerFile
 
 BAD_LINE, ENDED_WORKER, MISMATCH = "bad line", "ended worker", "mismatch"
 """Failures: a line that cannot be used, or at which workers have ended, whose place only the parent can count; and a
@@ -76,7 +77,7 @@ MAIN = "headrace.preparing.worker:main"
 def load_encoder(setup: Setup, proved: ProvedEncoder) -> Encoder:
     """The encoder that makes the documents of a run: of texts, or of records if a recipe makes them."""
     if setup.plan.recipe is None:
-        return BlockEncoder(setup, proved, SpecialFinder(proved.json))
+        return BlockEncoder(setup, proved, SpecialFinder(proved.file))
     from headrace.preparing.record_encoder import RecordEncoder
 
     return RecordEncoder(setup, proved)
@@ -218,8 +219,8 @@ class TextWorker:
     def _encoder(self) -> Encoder:
         setup, proved = self._setup, self._proved
         if proved is None or proved.name != setup.backend:
-            special = setup.plan.options.tokens.special_tokens_in_text
-            proved = ProvedEncoder(setup.backend, Path(setup.tokenizer).read_bytes(), special)
+            file = TokenizerFile(Path(setup.tokenizer).read_bytes()) if proved is None else proved.file
+            proved = ProvedEncoder(setup.backend, file, setup.plan.options.tokens.special_tokens_in_text)
         encoder = load_encoder(setup, proved)
         # Vocabulary and libraries stay in memory, so the collector need not visit them again for each block of records.
         gc.collect()

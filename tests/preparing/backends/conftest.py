@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headrace.preparing.backends import proof
+from headrace.preparing.backends import comparison
 from headrace.preparing.backends.backend import EncodedTexts, SpecialPolicy
 from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.samples.tokenizer import TokenizerFile
 
 EOD = "<|endoftext|>"
 
@@ -45,9 +46,9 @@ class RememberedReference(TokenizersBackend):
 
     _known: ClassVar[dict[tuple[bytes, str, tuple[str, ...]], EncodedTexts]] = {}
 
-    def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
-        super().__init__(tokenizer_json, special)
-        self._loaded_with = tokenizer_json, special
+    def __init__(self, file: TokenizerFile, special: SpecialPolicy) -> None:
+        super().__init__(file, special)
+        self._loaded_with = file.content, special
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         key = (*self._loaded_with, tuple(texts))
@@ -64,8 +65,8 @@ class Odd:
     name = "gigatoken"
     version = "0"
 
-    def __init__(self, content: bytes, change: Callable[[list[str], EncodedTexts], EncodedTexts]) -> None:
-        self._reference = RememberedReference(content, "encode")
+    def __init__(self, file: TokenizerFile, change: Callable[[list[str], EncodedTexts], EncodedTexts]) -> None:
+        self._reference = RememberedReference(file, "encode")
         self._change = change
 
     def encode(self, texts: list[str]) -> EncodedTexts:
@@ -194,7 +195,7 @@ def nothing_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 def proofs() -> Iterator[None]:
     """Here each is made; only what the reference tokeniser says is remembered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proof, "TokenizersBackend", RememberedReference)
+        patch.setattr(comparison, "TokenizersBackend", RememberedReference)
         yield
 
 

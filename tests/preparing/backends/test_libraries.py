@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from counts import cases
+from headrace.errors import ConfigError
 from headrace.preparing.backends import backend
 from headrace.preparing.backends.backend import RefusedTextError
 from headrace.preparing.backends.libraries import FastokensBackend, GigatokenBackend
 from headrace.preparing.backends.reference import TextCutter, TokenizersBackend, most_bytes
 from headrace.preparing.backends.tokenizer import UnsuitableError
+from headrace.samples.tokenizer import TokenizerFile
 
 FAST = {"gigatoken": GigatokenBackend, "fastokens": FastokensBackend}
 SUITABLE = [(library, name) for library in FAST for name in ("gpt2", "cl100k", "o200k", "llama3", "qwen2", "llama2")]
@@ -30,8 +32,8 @@ SUITABLE = [(library, name) for library in FAST for name in ("gpt2", "cl100k", "
 @pytest.mark.sampled(5)
 def test_same_ids(library: str, name: str, family: Any) -> None:
     content = family.make(name)
-    fast = FAST[library](content, "encode")
-    reference = TokenizersBackend(content, "encode")
+    fast = FAST[library](TokenizerFile(content), "encode")
+    reference = TokenizersBackend(TokenizerFile(content), "encode")
     words = ["\n", "  ", "\t", "é", "e\u0301", "中文", "12345", "'ll", "...", "<|", "Word", "лиса", "\u200d", "İ"]
     text = st.lists(st.one_of(st.sampled_from(words), st.characters(exclude_categories=["Cs", "Cn"])), max_size=30)
 
@@ -54,7 +56,7 @@ def test_same_ids(library: str, name: str, family: Any) -> None:
 def test_special_tokens_in_text(library: str, special: Any, family: Any) -> None:
     content = family.make("gpt2", [AddedToken("<s>", special=True), AddedToken("<x>", special=False)])
     texts = ["a<s>b<x>c", "<s>", "<x><s> <s><x>", "plain"]
-    ours, theirs = (make(content, special).encode(texts) for make in (FAST[library], TokenizersBackend))
+    ours, theirs = (make(TokenizerFile(content), special).encode(texts) for make in (FAST[library], TokenizersBackend))
     assert ours.ids.tolist() == theirs.ids.tolist()
     assert ours.lengths.tolist() == theirs.lengths.tolist()
 
@@ -107,8 +109,8 @@ UNSUITABLE = [
 )
 def test_unsuitable(name: str, change: Any, message: str, library: str, family: Any) -> None:
     content = family.change(family.make(name), change)
-    with pytest.raises(UnsuitableError) as error:
-        FAST[library](content, "encode")
+    with pytest.raises((UnsuitableError, ConfigError)) as error:
+        FAST[library](TokenizerFile(content), "encode")
     assert message in str(error.value)
 
 
@@ -119,7 +121,7 @@ def test_a_library_whose_cache_is_full_is_loaded_anew(
     monkeypatch.setattr(backend, "LOOK_EVERY_CHARACTERS", 1)
     sizes = iter([100, 101, 100 + backend.GROWTH_BYTES, 101 + backend.GROWTH_BYTES, 50, 51])
     monkeypatch.setattr(backend, "resident_bytes", lambda: next(sizes))
-    fast = FAST[library](family.make("gpt2"), "encode")
+    fast = FAST[library](TokenizerFile(family.make("gpt2")), "encode")
     first = fast._tokenizer
     expected = fast.encode(["some text"]).ids.tolist()
     assert fast._tokenizer is first
@@ -183,7 +185,7 @@ WORDS = [
 
 
 def cutter(content: bytes, piece_bytes: int = PIECE_BYTES) -> TextCutter:
-    return TextCutter(Tokenizer.from_str(content.decode()), content, piece_bytes=piece_bytes)
+    return TextCutter(Tokenizer.from_str(content.decode()), TokenizerFile(content), piece_bytes=piece_bytes)
 
 
 def whole(content: bytes, text: str) -> list[int]:
@@ -200,7 +202,7 @@ def mixture(seed: int, count: int) -> str:
 @pytest.mark.sampled(1)
 def test_pieces_have_the_ids_of_the_whole(name: str, family: Any) -> None:
     content = family.make(name, ADDED)
-    backend = TokenizersBackend(content, "encode", piece_bytes=PIECE_BYTES)
+    backend = TokenizersBackend(TokenizerFile(content), "encode", piece_bytes=PIECE_BYTES)
     cuts = cutter(content)
     num_cut = 0
 
@@ -222,7 +224,7 @@ def test_prose_is_cut_into_small_pieces(name: str, family: Any) -> None:
     text = "\n".join(family.texts) + f"a{family.eod}b"
     pieces = cutter(content, 10_000).cut(text)
     assert max(map(most_bytes, pieces)) <= 60_000
-    ids = TokenizersBackend(content, "encode", piece_bytes=10_000).encode(["a b", text, "", "c"])
+    ids = TokenizersBackend(TokenizerFile(content), "encode", piece_bytes=10_000).encode(["a b", text, "", "c"])
     assert (ids.ids.dtype, ids.lengths.dtype) == (np.uint32, np.int64)
     assert ids.lengths.tolist() == [len(whole(content, one)) for one in ("a b", text, "", "c")]
     assert ids.ids.tolist() == [number for one in ("a b", text, "", "c") for number in whole(content, one)]
@@ -303,7 +305,7 @@ def test_metaspace_that_does_not_split_is_cut_by_its_vocabulary(family: Any) -> 
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     content = tokenizer.to_str().encode()
     text = " ".join(family.texts)[:40_000]
-    backend = TokenizersBackend(content, "encode", piece_bytes=PIECE_BYTES)
+    backend = TokenizersBackend(TokenizerFile(content), "encode", piece_bytes=PIECE_BYTES)
     assert len(cutter(content).cut(text)) > 10
     assert backend.encode([text]).ids.tolist() == whole(content, text)
 
@@ -312,7 +314,7 @@ def test_special_tokens_are_text_where_literal_and_other_added_ones_are_not(fami
     content = family.make("gpt2", [AddedToken("<s>", special=True), AddedToken("<x>", special=False)])
     vocabulary = Tokenizer.from_str(content.decode()).get_vocab()
     for special, has_special in (("encode", True), ("literal", False), ("error", True)):
-        ids = TokenizersBackend(content, special).encode(["a<s>b<x>c"]).ids.tolist()
+        ids = TokenizersBackend(TokenizerFile(content), special).encode(["a<s>b<x>c"]).ids.tolist()
         assert (vocabulary["<s>"] in ids) == has_special
         assert vocabulary["<x>"] in ids
 
@@ -321,7 +323,9 @@ def test_truncation_and_padding_of_the_file_are_off(family: Any) -> None:
     tokenizer = Tokenizer.from_str(family.make("gpt2").decode())
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=50)
-    encoded = TokenizersBackend(tokenizer.to_str().encode(), "encode").encode(["some words here, more than three", "a"])
+    encoded = TokenizersBackend(TokenizerFile(tokenizer.to_str().encode()), "encode").encode(
+        ["some words here, more than three", "a"]
+    )
     assert encoded.lengths[0] > 3
     assert encoded.lengths[1] == 1
 
@@ -329,7 +333,9 @@ def test_truncation_and_padding_of_the_file_are_off(family: Any) -> None:
 def test_a_refused_text_is_named() -> None:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="missing"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend = TokenizersBackend(json.dumps(json.loads(tokenizer.to_str())).encode(), "encode", piece_bytes=4)
+    backend = TokenizersBackend(
+        TokenizerFile(json.dumps(json.loads(tokenizer.to_str())).encode()), "encode", piece_bytes=4
+    )
     assert backend.encode(["a b", "b"]).ids.tolist() == [0, 1, 1]
     with pytest.raises(RefusedTextError, match=r"WordLevel.*\[UNK\]") as error:
         backend.encode(["a b", "b", "a", "a x b", "x"])

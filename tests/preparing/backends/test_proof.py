@@ -21,7 +21,7 @@ from headrace.preparing.backends.comparison import Difference, MismatchError, Pr
 from headrace.preparing.backends.libraries import CANDIDATES, load_backend
 from headrace.preparing.backends.proof import choose_backend, find_outcome, keep_outcome, probe_texts
 from headrace.preparing.backends.reference import TokenizersBackend
-from headrace.preparing.backends.tokenizer import read_layout
+from headrace.samples.tokenizer import TokenizerFile
 
 
 class PanicError(BaseException):
@@ -31,7 +31,7 @@ class PanicError(BaseException):
 def use(
     family: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str], EncodedTexts], EncodedTexts]
 ) -> None:
-    monkeypatch.setitem(CANDIDATES, "gigatoken", lambda content, special: family.odd(content, change))
+    monkeypatch.setitem(CANDIDATES, "gigatoken", lambda file, special: family.odd(file, change))
 
 
 def none(count: int) -> Any:
@@ -56,7 +56,7 @@ def only(index: int, count: int) -> Any:
 def test_the_first_of_the_fast_ones_or_the_wanted_one(
     name: str, special: Any, wanted: str, chosen: str, family: Any
 ) -> None:
-    choice = choose_backend(family.make(name), wanted=wanted, special=special)
+    choice = choose_backend(TokenizerFile(family.make(name)), wanted=wanted, special=special)[0]
     assert choice.name == chosen
     assert choice.version == importlib.metadata.version(chosen)
     assert (choice.reasons, choice.routes) == ({}, "")
@@ -67,7 +67,7 @@ def test_the_first_of_the_fast_ones_or_the_wanted_one(
 def test_where_one_differs_the_next_is_tried(name: str, family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """gigatoken 0.10 has a later Unicode than `tokenizers`: other letters in GPT-2's pattern, other marks in NFC."""
     without("fastokens", monkeypatch)
-    choice = choose_backend(family.make(name), wanted="auto", special="encode")
+    choice = choose_backend(TokenizerFile(family.make(name)), wanted="auto", special="encode")[0]
     assert choice.name == "tokenizers"
     assert choice.reasons["fastokens"] == "not installed"
     assert choice.reasons["gigatoken"].startswith("differs on the probe: token ")
@@ -75,13 +75,13 @@ def test_where_one_differs_the_next_is_tried(name: str, family: Any, monkeypatch
 
 def test_the_reference_needs_no_proof(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "probe_texts", None)
-    choice = choose_backend(family.make("gpt2"), wanted="tokenizers", special="encode")
+    choice = choose_backend(TokenizerFile(family.make("gpt2")), wanted="tokenizers", special="encode")[0]
     assert (choice.name, choice.reasons) == ("tokenizers", {})
 
 
 @pytest.mark.parametrize(("name", "model"), [("wordpiece", "WordPiece"), ("unigram", "Unigram")])
 def test_where_none_fits_the_reference_runs_and_the_reasons_say_why(name: str, model: str, family: Any) -> None:
-    choice = choose_backend(family.make(name), wanted="auto", special="encode")
+    choice = choose_backend(TokenizerFile(family.make(name)), wanted="auto", special="encode")[0]
     assert choice.name == "tokenizers"
     assert choice.version
     reason = f"unsuitable: its model is {model}, not byte-pair encoding (BPE)"
@@ -97,12 +97,12 @@ def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wanted_library_that_is_not_installed_is_an_error(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     without("gigatoken", monkeypatch)
     with pytest.raises(MissingExtraError, match=r"'headrace\[fast\]'"):
-        choose_backend(family.make("gpt2"), wanted="gigatoken", special="encode")
+        choose_backend(TokenizerFile(family.make("gpt2")), wanted="gigatoken", special="encode")
 
 
 def test_an_unknown_library_is_an_error(family: Any) -> None:
     with pytest.raises(ValueError, match="'spacy'"):
-        choose_backend(family.make("gpt2"), wanted="spacy", special="encode")
+        choose_backend(TokenizerFile(family.make("gpt2")), wanted="spacy", special="encode")
 
 
 def swap_two_merges(made: dict[str, Any]) -> None:
@@ -135,8 +135,10 @@ def test_a_library_with_another_tokeniser_is_found_out(
     change: Any, library: str, family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = CANDIDATES[library]
-    monkeypatch.setitem(CANDIDATES, library, lambda content, special: right(family.change(content, change), special))
-    choice = choose_backend(family.make("cl100k"), wanted=library, special="encode")
+    monkeypatch.setitem(
+        CANDIDATES, library, lambda file, special: right(TokenizerFile(family.change(file.content, change)), special)
+    )
+    choice = choose_backend(TokenizerFile(family.make("cl100k")), wanted=library, special="encode")[0]
     assert choice.name == "tokenizers"
     assert choice.reasons[library].startswith("differs on the probe: token ")
     assert "in place of" in choice.reasons[library]
@@ -161,7 +163,7 @@ def test_a_library_that_fails_on_the_probe_is_not_used_and_prints_nothing(
     change: Any, message: str, family: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     use(family, monkeypatch, change)
-    choice = choose_backend(family.make("gpt2"), wanted="gigatoken", special="encode")
+    choice = choose_backend(TokenizerFile(family.make("gpt2")), wanted="gigatoken", special="encode")[0]
     assert choice.name == "tokenizers"
     assert message in choice.reasons["gigatoken"]
     assert capfd.readouterr() == ("", "")
@@ -170,16 +172,16 @@ def test_a_library_that_fails_on_the_probe_is_not_used_and_prints_nothing(
 
 
 def test_a_library_that_cannot_be_loaded_is_not_used(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(content: bytes, special: Any) -> Any:
+    def fail(file: TokenizerFile, special: Any) -> Any:
         raise PanicError("no AVX")
 
     monkeypatch.setitem(CANDIDATES, "fastokens", fail)
-    choice = choose_backend(family.make("llama2"), wanted="auto", special="encode")
+    choice = choose_backend(TokenizerFile(family.make("llama2")), wanted="auto", special="encode")[0]
     assert (choice.name, choice.reasons) == ("gigatoken", {"fastokens": "fails: PanicError: no AVX"})
 
 
 def test_the_probe_is_the_same_each_time_and_holds_what_it_should(family: Any) -> None:
-    layout = read_layout(family.make("gpt2"))
+    layout = TokenizerFile(family.make("gpt2")).parts
     texts = probe_texts(layout, is_byte_level=True)
     assert texts == probe_texts(layout, is_byte_level=True)
     together = "".join(texts)
@@ -206,13 +208,13 @@ def test_the_probe_is_the_same_each_time_and_holds_what_it_should(family: Any) -
 def test_texts_with_added_tokens_that_look_beside_them_go_to_the_reference(special: Any, family: Any) -> None:
     added = [AddedToken("<mask>", special=True, lstrip=True), AddedToken("and", special=False, single_word=True)]
     content = family.make("gpt2", added)
-    choice = choose_backend(content, wanted="auto", special=special)
+    choice = choose_backend(TokenizerFile(content), wanted="auto", special=special)[0]
     assert choice.name == "fastokens"
     assert choice.routes.startswith("some look beside them")
-    encoder = ProvedEncoder("fastokens", content, special)
+    encoder = ProvedEncoder("fastokens", TokenizerFile(content), special)
     texts = ["a <mask> b", "sand and land", "plain", "", "x\n <mask>"] * 3
     encoded = encoder.encode(texts, none(len(texts)))
-    expected = TokenizersBackend(content, special).encode(texts)
+    expected = TokenizersBackend(TokenizerFile(content), special).encode(texts)
     assert encoded.ids.tolist() == expected.ids.tolist()
     assert encoded.lengths.tolist() == expected.lengths.tolist()
     assert (encoder.num_routed, encoder.num_sampled) == (9, 0)
@@ -229,8 +231,8 @@ def test_one_document_in_ten_thousand_is_found_by_the_sample(family: Any, monkey
 
     content = family.make("gpt2")
     use(family, monkeypatch, change)
-    assert choose_backend(content, wanted="gigatoken", special="encode").name == "gigatoken"
-    encoder = ProvedEncoder("gigatoken", content, "encode")
+    assert choose_backend(TokenizerFile(content), wanted="gigatoken", special="encode")[0].name == "gigatoken"
+    encoder = ProvedEncoder("gigatoken", TokenizerFile(content), "encode")
     encoder.encode(texts, none(len(texts)))
     assert encoder.encode(texts[:100], only(5, 100)).lengths.shape == (100,)
     assert encoder.num_sampled == 1
@@ -240,7 +242,7 @@ def test_one_document_in_ten_thousand_is_found_by_the_sample(family: Any, monkey
 
 
 def test_the_reference_itself_is_not_sampled(family: Any) -> None:
-    encoder = ProvedEncoder("tokenizers", family.make("unigram"), "encode")
+    encoder = ProvedEncoder("tokenizers", TokenizerFile(family.make("unigram")), "encode")
     encoded = encoder.encode(["some words", ""], np.ones(2, np.bool_))
     assert encoded.lengths[1] == 0
     assert (encoder.name, encoder.num_sampled) == ("tokenizers", 0)
@@ -257,7 +259,7 @@ def test_a_failure_on_a_text_that_the_reference_takes_is_a_mismatch_and_prints_n
         return encoded
 
     use(family, monkeypatch, change)
-    encoder = ProvedEncoder("gigatoken", family.make("gpt2"), "encode")
+    encoder = ProvedEncoder("gigatoken", TokenizerFile(family.make("gpt2")), "encode")
     with pytest.raises(MismatchError, match=str(error)) as found:
         encoder.encode(["a", "b", "bad", "c"], none(4))
     assert found.value.index == 2
@@ -267,7 +269,7 @@ def test_a_failure_on_a_text_that_the_reference_takes_is_a_mismatch_and_prints_n
 
 def test_a_failure_on_texts_together_is_a_mismatch(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(family, monkeypatch, lambda batch, encoded: cut_short(batch, encoded) if len(batch) > 2 else encoded)
-    encoder = ProvedEncoder("gigatoken", family.make("gpt2"), "encode")
+    encoder = ProvedEncoder("gigatoken", TokenizerFile(family.make("gpt2")), "encode")
     with pytest.raises(MismatchError, match=r"gigatoken.*3.*2"):
         encoder.encode(["a", "b", "c"], none(3))
 
@@ -280,7 +282,7 @@ def test_what_is_not_the_library_s_fault_passes(
         raise error
 
     use(family, monkeypatch, change)
-    encoder = ProvedEncoder("gigatoken", family.make("gpt2"), "encode")
+    encoder = ProvedEncoder("gigatoken", TokenizerFile(family.make("gpt2")), "encode")
     with pytest.raises(type(error)):
         encoder.encode(["a"], none(1))
 
@@ -294,7 +296,7 @@ def test_a_text_that_both_refuse_is_refused_and_one_that_only_the_reference_refu
         return encoded
 
     use(family, monkeypatch, change)
-    encoder = ProvedEncoder("gigatoken", family.make("gpt2"), "encode")
+    encoder = ProvedEncoder("gigatoken", TokenizerFile(family.make("gpt2")), "encode")
 
     class Refusing:
         name, version = "tokenizers", "0"
@@ -322,8 +324,11 @@ def test_compare_names_the_first_text_that_differs(
     monkeypatch.setattr(comparison, "BATCH_CHARACTERS", batch_characters)
     content = family.make("gpt2")
     texts = family.documents(500)
-    reference = TokenizersBackend(content, "encode")
-    assert compare(load_backend("gigatoken", content, "encode", lambda: reference), reference, texts) is None
+    reference = TokenizersBackend(TokenizerFile(content), "encode")
+    assert (
+        compare(load_backend("gigatoken", TokenizerFile(content), "encode", lambda: reference), reference, texts)
+        is None
+    )
 
     def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
         ids = encoded.ids.copy()
@@ -332,13 +337,13 @@ def test_compare_names_the_first_text_that_differs(
                 ids[int(encoded.lengths[:index].sum())] += 1
         return EncodedTexts(ids, encoded.lengths)
 
-    found = compare(family.odd(content, change), reference, texts)
+    found = compare(family.odd(TokenizerFile(content), change), reference, texts)
     assert found.index == 321
     assert found.message.startswith(f"token 0 of a text of {len(texts[321])} characters, near ")
 
 
 def test_compare_goes_on_behind_a_text_that_both_refuse(family: Any) -> None:
-    reference = TokenizersBackend(family.make("gpt2"), "encode")
+    reference = TokenizersBackend(TokenizerFile(family.make("gpt2")), "encode")
 
     class Refusing:
         name, version = "refusing", "0"
@@ -388,7 +393,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def choose(content: bytes, special: Any = "literal") -> proof.Choice:
-    return proof.choose_backend(content, wanted=WANTED, special=special)
+    return proof.choose_backend(TokenizerFile(content), wanted=WANTED, special=special)[0]
 
 
 def test_a_probe_is_made_once(family: Any, probes: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,10 +401,9 @@ def test_a_probe_is_made_once(family: Any, probes: list[str], folder: Path, monk
     first = choose(content)
     assert (first.name, probes) == (WANTED, [WANTED])
     assert [path.suffix for path in folder.iterdir()] == [".json"]
-    # The second time neither of the two libraries is loaded.
+    # The second time nothing is encoded.
     with monkeypatch.context() as patch:
-        for name in ("load_backend", "TokenizersBackend"):
-            patch.setattr(proof, name, None)
+        patch.setattr(proof, "compare", None)
         assert choose(content) == first
     # Whatever decides about it is another probe.
     choose(content, "encode")

@@ -29,17 +29,17 @@ def with_tokens(folder: Path, vocabulary: dict[str, int], special: list[str] | N
 
 def test_a_file_or_its_folder(kit: Any) -> None:
     loaded = load_tokenizer(kit.tokenizer)
-    assert loaded.vocab_size == kit.vocab_size
-    assert loaded.fingerprint == hash_bytes(kit.tokenizer.read_bytes())
-    assert loaded.name == str(kit.tokenizer)
+    assert loaded.known.vocab_size == kit.vocab_size
+    assert loaded.known.fingerprint == hash_bytes(kit.tokenizer.read_bytes())
+    assert loaded.known.name == str(kit.tokenizer)
     in_folder = load_tokenizer(kit.tokenizer.parent)
-    assert in_folder.name == str(kit.tokenizer.parent)
-    assert in_folder.fingerprint == loaded.fingerprint
+    assert in_folder.known.name == str(kit.tokenizer.parent)
+    assert in_folder.known.fingerprint == loaded.known.fingerprint
 
 
 def test_the_vocabulary_counts_added_tokens_and_gaps(tmp_path: Path) -> None:
-    assert load_tokenizer(with_tokens(tmp_path, {"a": 0, "[UNK]": 1}, ["<x>", "<y>"])).vocab_size == 4
-    assert load_tokenizer(with_tokens(tmp_path, {"a": 0, "[UNK]": 99})).vocab_size == 100
+    assert load_tokenizer(with_tokens(tmp_path, {"a": 0, "[UNK]": 1}, ["<x>", "<y>"])).known.vocab_size == 4
+    assert load_tokenizer(with_tokens(tmp_path, {"a": 0, "[UNK]": 99})).known.vocab_size == 100
 
 
 @pytest.mark.parametrize("token", ["<|endoftext|>", "</s>", "[EOS]", "<｜end▁of▁sentence｜>"])  # noqa: RUF001

@@ -19,6 +19,7 @@ from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTe
 from headrace.preparing.backends.libraries import REFERENCE, load_backend
 from headrace.preparing.backends.reference import TokenizersBackend
 from headrace.preparing.backends.special import RoutedBackend
+from headrace.samples.tokenizer import TokenizerFile
 
 
 @contextmanager
@@ -210,8 +211,8 @@ class ProvedEncoder:
     60 to 300 MB.
     """
 
-    def __init__(self, name: str, tokenizer_json: bytes, special: SpecialPolicy) -> None:
-        """Load a library that `choose_backend` named.
+    def __init__(self, name: str, file: TokenizerFile, special: SpecialPolicy) -> None:
+        """Load a library of `BACKENDS`.
 
         Raises:
             UnsuitableError: it lacks a feature that the tokeniser needs.
@@ -219,10 +220,10 @@ class ProvedEncoder:
         """
         self.num_sampled = 0
         """Texts so far that were compared with the reference tokeniser."""
-        self.json = tokenizer_json
-        """The bytes of ``tokenizer.json``."""
+        self.file = file
+        """The tokeniser."""
         self._special: SpecialPolicy = special
-        self.backend: Backend = load_backend(name, tokenizer_json, special, lambda: self.reference)
+        self.backend: Backend = load_backend(name, file, special, lambda: self.reference)
 
     @property
     def name(self) -> str:
@@ -237,7 +238,7 @@ class ProvedEncoder:
     @functools.cached_property
     def reference(self) -> Backend:
         """The library `tokenizers` with the same tokeniser, loaded on first use."""
-        return TokenizersBackend(self.json, self._special)
+        return TokenizersBackend(self.file, self._special)
 
     def encode(self, texts: list[str], sampled: NDArray[np.bool_]) -> EncodedTexts:
         """Encode each text by itself; those that are ``sampled`` ((number of texts,) bool) are compared as well.

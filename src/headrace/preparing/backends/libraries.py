@@ -21,14 +21,13 @@ from headrace.preparing.backends.backend import (
 )
 from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
 from headrace.preparing.backends.tokenizer import (
-    TokenizerParts,
     UnsuitableError,
     is_plain,
-    read_layout,
     require_bpe,
     require_byte_level,
     require_bytes,
 )
+from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
 
 
 def _import(name: str) -> ModuleType:
@@ -77,7 +76,7 @@ class GigatokenBackend(_CachingBackend):
 
     name = "gigatoken"
 
-    def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
+    def __init__(self, file: TokenizerFile, special: SpecialPolicy) -> None:
         """Load the library with a tokeniser.
 
         Raises:
@@ -85,7 +84,7 @@ class GigatokenBackend(_CachingBackend):
             ImportError: the library is not installed.
         """
         self._library = _import(self.name)
-        layout = read_layout(tokenizer_json)
+        layout = file.parts
         if layout.model.get("byte_fallback"):
             require_bpe(layout)
             require_bytes(layout, {f"<0x{byte:02X}>": byte for byte in range(256)})
@@ -118,7 +117,7 @@ class FastokensBackend(_CachingBackend):
 
     name = "fastokens"
 
-    def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
+    def __init__(self, file: TokenizerFile, special: SpecialPolicy) -> None:
         """Load the library with a tokeniser.
 
         Raises:
@@ -127,7 +126,7 @@ class FastokensBackend(_CachingBackend):
         """
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
         self._library = _import(self.name)
-        layout = read_layout(tokenizer_json)
+        layout = file.parts
         require_bpe(layout)
         self._json = layout.without(special_tokens=False).decode()
         self._literal = special == "literal"
@@ -144,7 +143,7 @@ class FastokensBackend(_CachingBackend):
 
 REFERENCE = "tokenizers"
 
-CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
+CANDIDATES: dict[str, Callable[[TokenizerFile, SpecialPolicy], Backend]] = {
     "fastokens": FastokensBackend,
     "gigatoken": GigatokenBackend,
 }
@@ -158,7 +157,7 @@ MAX_ADDED = 2_000
 """The most added tokens that are probed."""
 
 
-def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
+def load_backend(name: str, file: TokenizerFile, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
     """Load the library of this name. Texts for which it is not proved go to the reference tokeniser.
 
     Raises:
@@ -167,12 +166,11 @@ def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy, refer
     """
     if name == REFERENCE:
         return reference()
-    fast = CANDIDATES[name](tokenizer_json, special)
-    layout = read_layout(tokenizer_json)
-    if not routes(layout, special):
+    fast = CANDIDATES[name](file, special)
+    if not routes(file.parts, special):
         return fast
-    ordinary_only = special == "literal" and is_plain(layout, literal=True)
-    return RoutedBackend(fast, reference, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
+    ordinary_only = special == "literal" and is_plain(file.parts, literal=True)
+    return RoutedBackend(fast, reference, SpecialFinder(file, "ordinary" if ordinary_only else "added"))
 
 
 def routes(layout: TokenizerParts, special: SpecialPolicy) -> str:

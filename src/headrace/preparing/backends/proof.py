@@ -23,13 +23,14 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.forking import apart
-from headrace.errors import MissingExtraError, OutputError
+from headrace.errors import ConfigError, MissingExtraError, OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
-from headrace.preparing.backends.backend import Backend, SpecialPolicy, installed_version
-from headrace.preparing.backends.comparison import OnCompared, compare, silence
-from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, load_backend, routes
-from headrace.preparing.backends.reference import TokenizersBackend
-from headrace.preparing.backends.tokenizer import TokenizerParts, UnsuitableError, byte_characters, read_layout
+from headrace.preparing.backends.backend import SpecialPolicy, installed_version
+from headrace.preparing.backends.comparison import OnCompared, ProvedEncoder, compare, silence
+from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, routes
+from headrace.preparing.backends.tokenizer import UnsuitableError, byte_characters
+from headrace.samples import tokenizer
+from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,10 +47,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     xxh3_128: str
 
 
-def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: type | object) -> str:
+def probe_key(file: TokenizerFile, special: SpecialPolicy, name: str, kind: type | object) -> str:
     """A hash of everything that decides the outcome of a library's probe; ``kind`` is the class that runs it."""
     parts = (
-        hash_bytes(tokenizer_json),
+        hash_bytes(file.content),
         special,
         f"{name} {installed_version(name)}",
         f"tokenizers {installed_version('tokenizers')}",
@@ -62,7 +63,7 @@ def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: ty
 
 @functools.cache
 def _hash_of_code(folder: Path) -> str:
-    files = sorted(folder.glob("*.py"))
+    files = [*sorted(folder.glob("*.py")), Path(tokenizer.__file__)]
     return hash_bytes(b"".join(file.read_bytes() for file in files))
 
 
@@ -227,19 +228,19 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_backend(
-    tokenizer_json: bytes,
+    file: TokenizerFile,
     *,
     wanted: str,
     special: SpecialPolicy,
     on_compared: OnCompared = lambda done, total: None,
-) -> Choice:
-    """Find the library that encodes a run.
+) -> tuple[Choice, ProvedEncoder]:
+    """Find the library that encodes a run, and load it.
 
     A probe takes about a second for each candidate, half of which is the reference tokeniser's work. Its outcome is
     kept, see `keep_outcome`.
 
     Args:
-        tokenizer_json: the tokeniser.
+        file: the tokeniser.
         wanted: ``auto``, or the name of a library. It is used if it passes its probe, else the reference tokeniser is.
         special: what becomes of special tokens in a text.
         on_compared: called during a probe.
@@ -251,7 +252,6 @@ def choose_backend(
     if wanted not in BACKENDS:
         raise ValueError(f"unknown tokeniser library {wanted!r}; known are {', '.join(BACKENDS)}")
     reasons: dict[str, str] = {}
-    reference = functools.cache(lambda: TokenizersBackend(tokenizer_json, special))
     names = [] if wanted == REFERENCE else list(CANDIDATES) if wanted == "auto" else [wanted]
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -259,30 +259,29 @@ def choose_backend(
                 raise MissingExtraError(f"{name} is not installed: pip install 'headrace[fast]'")
             reasons[name] = "not installed"
             continue
-        found = _try(name, tokenizer_json, special, reference, on_compared)
-        if isinstance(found, Choice):
-            return msgspec.structs.replace(found, reasons=reasons)
+        found = _try(name, file, special, on_compared)
+        if isinstance(found, ProvedEncoder):
+            why = routes(file.parts, special)
+            return Choice(name=name, version=installed_version(name), reasons=reasons, routes=why), found
         reasons[name] = found
-    return Choice(name=REFERENCE, version=installed_version(REFERENCE), reasons=reasons)
+    choice = Choice(name=REFERENCE, version=installed_version(REFERENCE), reasons=reasons)
+    return choice, ProvedEncoder(REFERENCE, file, special)
 
 
-def _try(
-    name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend], on_compared: OnCompared
-) -> Choice | str:
-    """The choice of this library, or the reason why it cannot be used."""
+def _try(name: str, file: TokenizerFile, special: SpecialPolicy, on_compared: OnCompared) -> ProvedEncoder | str:
+    """Load this library, or tell why it cannot be used. The texts of the probe are encoded in a fork."""
     try:
         with silence():
-            key = probe_key(tokenizer_json, special, name, CANDIDATES[name])
+            key = probe_key(file, special, name, CANDIDATES[name])
             difference = find_outcome(key)
-            layout = read_layout(tokenizer_json)
+            if difference:
+                return f"differs on the probe: {difference}"
+            encoder = ProvedEncoder(name, file, special)
             if difference is None:
-                expected = reference()
-                difference = apart(
-                    lambda report: _probed(name, tokenizer_json, special, layout, expected, report),
-                    lambda progress: on_compared(*progress),
-                )
+                encoder.reference  # noqa: B018 - loaded here, so that the fork need not load it for itself alone
+                difference = apart(lambda report: _probed(encoder, report), lambda progress: on_compared(*progress))
                 keep_outcome(key, difference)
-    except UnsuitableError as error:
+    except (UnsuitableError, ConfigError) as error:
         return f"unsuitable: {error}"
     except ImportError as error:
         return f"cannot be imported: {error}"
@@ -290,21 +289,12 @@ def _try(
         raise
     except BaseException as error:  # a panic in Rust is not an Exception
         return f"fails: {type(error).__name__}: {error}"
-    if difference:
-        return f"differs on the probe: {difference}"
-    return Choice(name=name, version=installed_version(name), reasons={}, routes=routes(layout, special))
+    return f"differs on the probe: {difference}" if difference else encoder
 
 
-def _probed(
-    name: str,
-    tokenizer_json: bytes,
-    special: SpecialPolicy,
-    layout: TokenizerParts,
-    reference: Backend,
-    report: Callable[[tuple[int, int]], None],
-) -> str:
+def _probed(encoder: ProvedEncoder, report: Callable[[tuple[int, int]], None]) -> str:
     """The first difference between the library and the reference tokeniser on the texts of the probe; "" if none."""
-    fast = load_backend(name, tokenizer_json, special, lambda: reference)
-    texts = probe_texts(layout, is_byte_level=not layout.model.get("byte_fallback"))
-    found = compare(fast, reference, texts, on_compared=lambda done, total: report((done, total)))
+    parts = encoder.file.parts
+    texts = probe_texts(parts, is_byte_level=not parts.model.get("byte_fallback"))
+    found = compare(encoder.backend, encoder.reference, texts, on_compared=lambda done, total: report((done, total)))
     return "" if found is None else found.message

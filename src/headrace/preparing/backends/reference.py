@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from headrace.errors import ConfigError
 from headrace.preparing.backends.backend import (
     Backend,
     EncodedTexts,
@@ -33,7 +34,7 @@ from headrace.preparing.backends.backend import (
     SpecialPolicy,
     return_memory,
 )
-from headrace.preparing.backends.tokenizer import Added, TokenizerParts, UnsuitableError, make_encoder, read_layout
+from headrace.samples.tokenizer import Added, TokenizerFile, TokenizerParts
 
 PIECE_BYTES = 1 << 18
 """A piece has at most about this many bytes of UTF-8, and a text of less than twice as many is not cut."""
@@ -113,12 +114,12 @@ def most_bytes(text: str) -> int:
 class TextCutter:
     """Cuts long texts for one tokeniser."""
 
-    def __init__(self, encoder: Tokenizer, tokenizer_json: bytes, *, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, encoder: Tokenizer, file: TokenizerFile, *, piece_bytes: int = PIECE_BYTES) -> None:
         self._encoder = encoder
         self._piece_bytes = piece_bytes
         try:
-            layout = read_layout(tokenizer_json)
-        except UnsuitableError:
+            layout = file.parts
+        except ConfigError:
             self._kinds: list[Kind] = []
             return
         self._kinds = [kind for kind in KINDS if _is_safe(kind, layout, encoder)]
@@ -233,11 +234,11 @@ class TokenizersBackend(Backend):
 
     name = "tokenizers"
 
-    def __init__(self, tokenizer_json: bytes, special: SpecialPolicy, *, piece_bytes: int = PIECE_BYTES) -> None:
-        self._encoder = make_encoder(tokenizer_json)
-        self._encoder.encode_special_tokens = special == "literal"
-        self._json = tokenizer_json
+    def __init__(self, file: TokenizerFile, special: SpecialPolicy, *, piece_bytes: int = PIECE_BYTES) -> None:
+        self._file = file
+        self._literal = special == "literal"
         self._piece_bytes = piece_bytes
+        file.encoder()
         self._cutter: TextCutter | None = None
         return_memory()  # the library leaves some 100 MB of freed memory when it has read a large file
 
@@ -247,11 +248,12 @@ class TokenizersBackend(Backend):
         Raises:
             RefusedTextError: the library refuses one of them.
         """
+        encoder = self._file.encoder(literal=self._literal)
         ids = []
         lengths = np.zeros(len(texts), np.int64)
         for pieces, owners in self._batches(texts):
             try:
-                encodings = self._encoder.encode_batch_fast(pieces, add_special_tokens=False)
+                encodings = encoder.encode_batch_fast(pieces, add_special_tokens=False)
             except Exception as error:  # the library raises bare Exception, and does not say for which text
                 raise self._refused(pieces, owners) from error
             rows = [encoding.ids for encoding in encodings]
@@ -279,13 +281,15 @@ class TokenizersBackend(Backend):
 
     def _cut(self, text: str) -> list[str]:
         if self._cutter is None:
-            self._cutter = TextCutter(self._encoder, self._json, piece_bytes=self._piece_bytes)
+            self._cutter = TextCutter(
+                self._file.encoder(literal=self._literal), self._file, piece_bytes=self._piece_bytes
+            )
         return self._cutter.cut(text)
 
     def _refused(self, pieces: list[str], owners: list[int]) -> Exception:
         for piece, owner in zip(pieces, owners, strict=True):
             try:
-                self._encoder.encode_batch_fast([piece], add_special_tokens=False)
+                self._file.encoder(literal=self._literal).encode_batch_fast([piece], add_special_tokens=False)
             except Exception as error:
                 return RefusedTextError(str(error), owner)
         return RuntimeError("the library tokenizers refuses texts together that it accepts one by one")

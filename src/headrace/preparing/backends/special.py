@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError
-from headrace.preparing.backends.tokenizer import TokenizerParts, read_layout
+from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
 
 COMMON = " etaoinshrdlucmfwygpbvkjxqzETAOINSHRDLUCMFWYGPBVKJXQZ\n.,0123456789-_()'\"=:;/*#>`<[]{}+&!?$\\%@^~|\t\r"
 """Characters from the most usual to the least usual; all others count as rarer."""
@@ -57,8 +57,8 @@ class SpecialFinder:
     normalised text are searched for in both texts.
     """
 
-    def __init__(self, tokenizer_json: bytes, which: WhichAdded = "special") -> None:
-        layout = read_layout(tokenizer_json)
+    def __init__(self, file: TokenizerFile, which: WhichAdded = "special") -> None:
+        layout = file.parts
         added = [token for token in layout.added if which == "added" or token.special == (which == "special")]
         self._normalize = _Normalizer(layout) if layout.normalizers and any(one.normalized for one in added) else None
         self._contents = {token.content for token in added}

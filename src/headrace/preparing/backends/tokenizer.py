@@ -1,21 +1,21 @@
-"""Reads a `tokenizer.json`: its fingerprint, its vocabulary, and the features that it asks for.
+"""Reads a `tokenizer.json`, finds the tokens that begin and end a text, and tells what no fast library supports.
 
 A text is begun and ended by the tokens that the user names, or by the only tokens of the vocabulary that have a usual
-name. `TokenizerParts` are what backends need to know.
+name.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-from tokenizers import Tokenizer
 
 from headrace.config import nearest_path
 from headrace.errors import ConfigError
 from headrace.io import AnyPath, Storage, check_readable, hash_bytes, path_at, read_small, reader_of
+from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
 
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 
@@ -49,12 +49,11 @@ USUAL_BOSES = (
 
 
 class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
-    """A tokeniser as it was read. All processes encode with these bytes, even if the file changes later."""
+    """What a run knows of its tokeniser."""
 
     name: str
     """Path as the user gave it."""
 
-    json: bytes
     fingerprint: str
     """xxh3_128 of the bytes of ``tokenizer.json``."""
 
@@ -65,22 +64,24 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """The id of each added token, by its text."""
 
     known_tokens: dict[str, int]
-    """The same, and the ids of the usual end and begin tokens that the vocabulary has. Most look-ups need no more, so
-    that the tokeniser need not be loaded."""
+    """The same, and the ids of the usual end and begin tokens that the vocabulary has."""
 
     before_text: tuple[int, ...] = ()
-    """The ids with which the tokeniser itself begins a text, mostly BOS alone; see `samples.text_ends`."""
+    """The ids with which the tokeniser itself begins a text, mostly BOS alone; see `TokenizerFile.before`."""
 
-    def instance(self) -> Tokenizer:
-        """Load a new `tokenizers.Tokenizer` that encodes whole texts."""
-        return make_encoder(self.json)
+
+class LoadedTokenizer(NamedTuple):
+    """A tokeniser as it was read. All processes encode with these bytes, even if the file changes later."""
+
+    known: TextTokenizer
+    file: TokenizerFile
 
     def token_text(self, number: int | None) -> str:
         """The text of the token with this id; empty for None."""
         if number is None:
             return ""
-        texts = [text for text, known in self.known_tokens.items() if known == number]
-        return texts[0] if texts else str(self.instance().id_to_token(number))
+        texts = [text for text, known in self.known.known_tokens.items() if known == number]
+        return texts[0] if texts else str(self.file.encoder().id_to_token(number))
 
     def find_eod(self, wanted: str | int | None) -> tuple[int, str]:
         """Id and text of the end-of-document token.
@@ -100,51 +101,56 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: the token is not in the vocabulary, or it is not known which one is meant.
         """
-        if wanted == "never" or (wanted == "auto" and not self.before_text):
+        if wanted == "never" or (wanted == "auto" and not self.known.before_text):
             return None
         if wanted not in ("auto", "always"):
             return self._find(wanted, "--bos", "begin-of-sequence", USUAL_BOSES)[0]
-        if len(self.before_text) > 1:
+        if len(self.known.before_text) > 1:
             raise ConfigError(
-                f"--bos {wanted}: the tokeniser begins texts with {len(self.before_text)} tokens, "
-                f"{', '.join(map(self.token_text, self.before_text))}, and only one can be added here: name it, or use "
-                "a recipe of type seq, which adds all of them"
+                f"--bos {wanted}: the tokeniser begins texts with {len(self.known.before_text)} tokens, "
+                f"{', '.join(map(self.token_text, self.known.before_text))}, and only one can be added here: name it, "
+                "or use a recipe of type seq, which adds all of them"
             )
         return (
-            self.before_text[0] if self.before_text else self._find(None, "--bos", "begin-of-sequence", USUAL_BOSES)[0]
+            self.known.before_text[0]
+            if self.known.before_text
+            else self._find(None, "--bos", "begin-of-sequence", USUAL_BOSES)[0]
         )
 
     def _find(self, wanted: str | int | None, option: str, what: str, usual: tuple[str, ...]) -> tuple[int, str]:
         if isinstance(wanted, int):
-            token = self.instance().id_to_token(wanted) if 0 <= wanted < self.vocab_size else None
+            token = self.file.encoder().id_to_token(wanted) if 0 <= wanted < self.known.vocab_size else None
             if token is None:
                 raise ConfigError(
-                    f"{option} {wanted}: no token has this id; {self.name} has ids 0 to {self.vocab_size - 1}"
+                    f"{option} {wanted}: no token has this id; {self.known.name} has ids 0 to "
+                    f"{self.known.vocab_size - 1}"
                 )
             return wanted, token
         if wanted is not None:
-            found = self.known_tokens.get(wanted)
+            found = self.known.known_tokens.get(wanted)
             if found is None:
-                found = self.instance().token_to_id(wanted)
+                found = self.file.encoder().token_to_id(wanted)
             if found is None:
-                raise ConfigError(f"{option} {wanted!r}: not in the vocabulary of {self.name}; {self._candidates()}")
+                raise ConfigError(
+                    f"{option} {wanted!r}: not in the vocabulary of {self.known.name}; {self._candidates()}"
+                )
             return found, wanted
-        known = [(self.known_tokens[token], token) for token in usual if token in self.known_tokens]
+        known = [(self.known.known_tokens[token], token) for token in usual if token in self.known.known_tokens]
         if len(known) != 1:
             listed = ", ".join(f"{token!r} (id {number})" for number, token in known)
             found_text = f"several are usual: {listed}" if known else f"it has no usual one; {self._candidates()}"
             raise ConfigError(
-                f"cannot tell which {what} token {self.name} means: {found_text}. "
+                f"cannot tell which {what} token {self.known.name} means: {found_text}. "
                 f"Name it with {option} TOKEN or {option} ID."
             )
         return known[0]
 
     def _candidates(self) -> str:
-        shown = [f"{token!r} (id {number})" for token, number in list(self.special_tokens.items())[:20]]
+        shown = [f"{token!r} (id {number})" for token, number in list(self.known.special_tokens.items())[:20]]
         return "its added tokens are: " + (", ".join(shown) or "none")
 
 
-def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None) -> TextTokenizer:
+def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None) -> LoadedTokenizer:
     """Read a ``tokenizer.json``, or the one in a folder. One at a URL is fetched once and kept.
 
     Names of models are not looked up.
@@ -157,8 +163,6 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
         ConfigError: the file does not exist, cannot be read, or is not a tokeniser of the library ``tokenizers``.
         StoreError: the store of the URL cannot be reached.
     """
-    from headrace.samples.text_ends import tokens_before  # which only this process needs, in runs over text
-
     check_readable(path)
     name = os.fspath(path)
     file = path_at(path, reader_of(storage))
@@ -175,10 +179,8 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
         ) from None
     except OSError as error:
         raise ConfigError(f"tokenizer {name!r} cannot be read: {error.strerror or error}") from error
-    try:
-        encoder = make_encoder(content)
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"tokenizer {name!r} is not a {FILE_NAME} of the library tokenizers: {error}") from error
+    loaded = TokenizerFile(content, f"tokenizer {name!r}")
+    encoder = loaded.encoder()
     vocabulary: dict[str, int] = encoder.get_vocab(with_added_tokens=True)
     size = max(encoder.get_vocab_size(with_added_tokens=True), max(vocabulary.values(), default=-1) + 1)
     if size == 0:
@@ -186,15 +188,15 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
     added: dict[int, Any] = encoder.get_added_tokens_decoder()
     special = {token.content: number for number, token in sorted(added.items())}
     usual = {token: vocabulary[token] for token in (*USUAL_EODS, *USUAL_BOSES) if token in vocabulary}
-    return TextTokenizer(
+    known = TextTokenizer(
         name=name,
-        json=content,
         fingerprint=hash_bytes(content),
         vocab_size=size,
         special_tokens=special,
         known_tokens={**usual, **special},
-        before_text=tokens_before(encoder, _read_config(file.parent / CONFIG_NAME)),
+        before_text=loaded.before(_read_config(file.parent / CONFIG_NAME)),
     )
+    return LoadedTokenizer(known, loaded)
 
 
 def _read_config(place: AnyPath) -> dict[str, Any]:
@@ -206,109 +208,8 @@ def _read_config(place: AnyPath) -> dict[str, Any]:
         raise ConfigError(f"{place} cannot be read as a JSON object: {error}") from error
 
 
-def make_encoder(content: bytes) -> Tokenizer:
-    """Load the tokeniser, and switch truncation and padding off, which a ``tokenizer.json`` may ask for."""
-    encoder = Tokenizer.from_str(content.decode("utf-8"))
-    encoder.no_truncation()
-    encoder.no_padding()
-    return encoder
-
-
-Json = dict[str, Any]
-
-
 class UnsuitableError(Exception):
     """A library lacks a feature that the tokeniser needs; the message says which."""
-
-
-class Added(msgspec.Struct, frozen=True):
-    """An added token, which the tokeniser searches for in the text before anything else."""
-
-    content: str
-    id: int
-    special: bool = False
-    normalized: bool | None = None
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-
-    def __post_init__(self) -> None:
-        if self.normalized is None:
-            msgspec.structs.force_setattr(self, "normalized", not self.special)
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether the text beside it decides whether it is found, or becomes part of it."""
-        return self.single_word or self.lstrip or self.rstrip
-
-
-class TokenizerParts(NamedTuple):
-    """The parts of a tokeniser; nested sequences are flattened."""
-
-    json: dict[str, msgspec.Raw]
-    """The parts of the whole file as they are written: most readers need no vocabulary, which is nearly all of it."""
-
-    model: Json
-    """The model without its vocabulary and its merges."""
-
-    normalizers: list[Json]
-    pre_tokenizers: list[Json]
-    added: list[Added]
-
-    def vocabulary(self) -> Any:
-        """Read the vocabulary of the model: the id of each token for byte-pair encoding."""
-        return msgspec.json.decode(msgspec.json.decode(self.json["model"], type=dict[str, msgspec.Raw])["vocab"])
-
-    def without(self, *, special_tokens: bool) -> bytes:
-        """The file for another library, without truncation, padding and post-processor.
-
-        It also lacks the special tokens if ``special_tokens`` is True.
-        """
-        json: Json = {**self.json, "truncation": None, "padding": None, "post_processor": None}
-        if special_tokens:
-            added = _decoded(self.json, "added_tokens", list[Json] | None) or []
-            json["added_tokens"] = [token for token in added if not token.get("special")]
-        return msgspec.json.encode(json)
-
-
-def read_layout(content: bytes) -> TokenizerParts:
-    """Read the parts of a `tokenizer.json`.
-
-    Raises:
-        UnsuitableError: the file does not have the expected structure.
-    """
-    try:
-        json = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        parts = msgspec.json.decode(json["model"], type=dict[str, msgspec.Raw])
-        model = {name: msgspec.json.decode(part) for name, part in parts.items() if name not in ("vocab", "merges")}
-        # Files from before 2020 do not name their model; those with merges are byte-pair encoding.
-        if "type" not in model and "merges" in parts:
-            model["type"] = "BPE"
-        added = _decoded(json, "added_tokens", list[Added] | None) or []
-        return TokenizerParts(
-            json=json,
-            model=model,
-            normalizers=list(_unrolled(_decoded(json, "normalizer"), "normalizers")),
-            pre_tokenizers=list(_unrolled(_decoded(json, "pre_tokenizer"), "pretokenizers")),
-            added=[token for token in added if token.content],
-        )
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UnsuitableError(f"its tokenizer.json cannot be taken apart: {error!r}") from error
-
-
-def _decoded(json: Mapping[str, msgspec.Raw], name: str, kind: Any = Any) -> Any:
-    """A part of the file; None if it is not there or null."""
-    return msgspec.json.decode(json[name], type=kind) if name in json else None
-
-
-def _unrolled(step: Any, children: str) -> Iterator[Json]:
-    if step is None:
-        return
-    if step["type"] == "Sequence":
-        for child in step[children]:
-            yield from _unrolled(child, children)
-    else:
-        yield step
 
 
 def byte_characters() -> dict[str, int]:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.forking import apart
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.io import AnyPath, Storage, as_read_back, path_at, reader_of
 from headrace.preparing.backends import (
@@ -29,7 +30,7 @@ from headrace.preparing.backends import (
     choose_backend,
 )
 from headrace.preparing.backends.comparison import BackendFailedError, encode_safely
-from headrace.preparing.backends.tokenizer import TextTokenizer, load_tokenizer
+from headrace.preparing.backends.tokenizer import LoadedTokenizer, load_tokenizer
 from headrace.preparing.columns import DOMAIN, Column, Kind
 from headrace.preparing.options import PrepareOptions
 from headrace.preparing.recipes.inputs import RecipeInputs, find_recipe_inputs
@@ -45,6 +46,7 @@ from headrace.samples.masking.results import APPENDED_END, OPENED_THOUGHT, SWITC
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe import Recipe, StoreKey, TemplateSpec
 from headrace.samples.templates import ChatTemplate, TemplateSetup
+from headrace.samples.tokenizer import TokenizerFile
 from headrace.stores.hdf5.store import load_h5py
 from headrace.stores.indexed.layout import dtype_code
 from headrace.stores.json.store import check_jsonl_dtype
@@ -86,7 +88,7 @@ def resolve(
     show_compared(on_progress, "tokenizer")(0, 0)
     loaded, folder = find_tokenizer(recipe, tokenizer, storage)
     recipe, template = find_template(recipe, folder, earlier, storage)
-    choice = choose_library(loaded, options, show_compared(on_progress, "probe"))
+    choice, encoder = choose_library(loaded.file, options, show_compared(on_progress, "probe"))
     inputs = find_recipe_inputs(
         recipe,
         RunPlan.record_spec(options),
@@ -97,23 +99,25 @@ def resolve(
         max_record_bytes=options.records.max_record_bytes,
         on_notice=on_notice,
     )
-    names = find_end_names(loaded, folder, template)
+    known = loaded.known
+    names = find_end_names(known, folder, template)
     making = RecipeSetup(
         recipe=msgspec.json.encode(inputs.recipe),
         sources=inputs.sources,
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=names.tokens,
-        before_text=loaded.before_text,
+        before_text=known.before_text,
         generation_ends=names.generation_ends,
     )
-    made = make_first(making, inputs, loaded, choice, on_notice)
-    begin = "".join(map(loaded.token_text, loaded.before_text)) if recipe.ends.bos == "auto" else ""
+    # A library may start threads when it encodes, and workers are forks only of a process that has a single one.
+    made = apart(lambda tell: make_first(making, inputs, encoder, tell), on_notice)
+    begin = "".join(map(loaded.token_text, known.before_text)) if recipe.ends.bos == "auto" else ""
     for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records)), begin):
         on_notice(notice)
     plan = RunPlan(
         files=inputs.files,
         options=options,
-        tokenizer=loaded,
+        tokenizer=known,
         eod=None,
         bos=None,
         choice=choice,
@@ -126,12 +130,12 @@ def resolve(
         ),
     )
     _check_layout(plan)
-    return Unproved(plan, made.texts, made.encoder)
+    return Unproved(plan, made.texts, encoder)
 
 
 def find_tokenizer(
     recipe: Recipe, given: str | os.PathLike[str] | None, storage: Storage | None = None
-) -> tuple[TextTokenizer, AnyPath]:
+) -> tuple[LoadedTokenizer, AnyPath]:
     """The tokeniser of a recipe, or ``given`` if the recipe names none, and its folder; both may be at a URL.
 
     Raises:
@@ -224,13 +228,16 @@ _OFFSETS = (
 )
 
 
-def choose_library(loaded: TextTokenizer, options: PrepareOptions, on_compared: OnCompared) -> Choice:
+def choose_library(
+    file: TokenizerFile, options: PrepareOptions, on_compared: OnCompared
+) -> tuple[Choice, ProvedEncoder]:
     """Choose the library before any text is read. Special tokens in texts of recipes are encoded as tokens."""
     wanted = options.tokens.backend
-    if wanted == REFERENCE or SpanEncoder(loaded.json).sums_lengths:
-        return choose_backend(loaded.json, wanted=wanted, special="encode", on_compared=on_compared)
-    choice = choose_backend(loaded.json, wanted=REFERENCE, special="encode")
-    return msgspec.structs.replace(choice, reasons={"all others" if wanted == "auto" else wanted: _OFFSETS})
+    if wanted == REFERENCE or SpanEncoder(file).sums_lengths:
+        return choose_backend(file, wanted=wanted, special="encode", on_compared=on_compared)
+    choice, encoder = choose_backend(file, wanted=REFERENCE, special="encode")
+    reasons = {"all others" if wanted == "auto" else wanted: _OFFSETS}
+    return msgspec.structs.replace(choice, reasons=reasons), encoder
 
 
 class FirstSamples(NamedTuple):
@@ -242,25 +249,21 @@ class FirstSamples(NamedTuple):
     texts: list[str]
     """What the library encoded, if that is to be proved."""
 
-    encoder: ProvedEncoder | None
-    """The library, if it is to be proved."""
-
 
 def make_first(
     making: RecipeSetup,
     inputs: RecipeInputs,
-    loaded: TextTokenizer,
-    choice: Choice,
+    encoder: ProvedEncoder,
     on_notice: Callable[[str], None],
 ) -> FirstSamples:
     """Make the first records of each input, so that errors show now."""
-    encoder = None if choice.name == REFERENCE else ProvedEncoder(choice.name, loaded.json, "encode")
-    recorder = None if encoder is None else _Recorder(encoder.backend, most_characters(inputs.files))
+    is_reference = encoder.name == REFERENCE
+    recorder = None if is_reference else _Recorder(encoder.backend, most_characters(inputs.files))
     maker: SampleMaker | None = None
     counts: Counter[str] = Counter()
     num_records, has_chats = 0, False
     for number, records in enumerate(inputs.first_records):
-        maker = make_maker(making, loaded.json, source=number, encoder=recorder)
+        maker = make_maker(making, encoder.file, source=number, encoder=recorder)
         try:
             made_first = maker.make(records)
             found = made_first.counts
@@ -285,7 +288,7 @@ def make_first(
             for line in recipes_that_take(
                 records[bad.record],
                 maker.recipe.mask,
-                lambda mask, source=number: make_maker(_with_mask(making, mask), loaded.json, source=source),  # type: ignore[misc]
+                lambda mask, source=number: make_maker(_with_mask(making, mask), encoder.file, source=source),  # type: ignore[misc]
             ):
                 on_notice(f"inputs[{number}], record {bad.record} is refused; {line}")
         counts.update({**found.notes, "eos": found.eos, "bos": found.bos})
@@ -298,7 +301,7 @@ def make_first(
             + ": leave it out"
         )
     texts = [] if recorder is None else recorder.texts
-    return FirstSamples(maker.keys, maker.dtypes, counts, texts, encoder)
+    return FirstSamples(maker.keys, maker.dtypes, counts, texts)
 
 
 def _about_templates(notes: Mapping[str, int], num_records: int) -> Iterator[str]:

@@ -15,9 +15,8 @@ from headrace.engine.planning import NewPlan, load_plan
 from headrace.engine.processes import REPORT_S
 from headrace.errors import MissingExtraError, OutputError
 from headrace.io import Storage, check_readable, check_storage, path_at, reader_of
-from headrace.preparing.jobs import do_here
 from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import OutputPlace
+from headrace.preparing.outputs.place import OutputPlace, do_here
 from headrace.preparing.shards.finishing import asked_options, is_made
 from headrace.preparing.shards.inputs import choose_parts, described, find_media
 from headrace.preparing.shards.job import KIND, ShardJob

@@ -37,6 +37,7 @@ from headrace.samples.masking.results import DROPPED_NULL_ARGUMENTS, TOO_LONG, D
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.masking.truncation import most_exchanges
 from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe, StoreKey, store_keys
+from headrace.samples.tokenizer import TokenizerFile
 
 DEFAULT_DOMAIN = "__default__"
 """The domain of a record without a usable value of ``domain_key``, as in AstrAI."""
@@ -82,7 +83,7 @@ class SampleMaker:
 
     Args:
         recipe: The recipe, with the layout of the input filled in; see `resolve_layout`.
-        tokenizer_json: The bytes of ``tokenizer.json``.
+        tokenizer: A ``tokenizer.json``, or its bytes.
         template: The chat template; None if no record is a conversation.
         encoder: A faster encoder that returns the same ids as `tokenizers`; None uses `tokenizers`.
         special_tokens: ``bos_token`` and ``eos_token``, if there is no template that names them.
@@ -111,7 +112,7 @@ class SampleMaker:
     def __init__(
         self,
         recipe: Recipe,
-        tokenizer_json: bytes,
+        tokenizer: TokenizerFile | bytes,
         *,
         template: Template | None = None,
         encoder: TextEncoder | None = None,
@@ -124,7 +125,8 @@ class SampleMaker:
         self._spec: InputSpec | None = spec
         self.recipe = recipe
         self.keys: tuple[StoreKey, ...] = store_keys(recipe)
-        spans = SpanEncoder(tokenizer_json, encoder)
+        file = TokenizerFile.of(tokenizer)
+        spans = SpanEncoder(file, encoder)
         vocabulary = spans.tokenizer.get_vocab(with_added_tokens=True)
         self._number_keys = [key for key in self.keys if key.kind in ("reward", "value")]
         # Most recipes have no such limits, and then no record pays for the check.
@@ -142,7 +144,7 @@ class SampleMaker:
         )
         tools = Tools(
             recipe=recipe,
-            ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos, before_text=before_text),
+            ends=EndTokens(file, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos, before_text=before_text),
             template=template,
             marker=marker,
             contents=self._contents,

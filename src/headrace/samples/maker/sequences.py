@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError
@@ -29,7 +28,7 @@ from headrace.samples.masking.results import MISSING_BOS, UNREAD_FLAGS, DroppedE
 from headrace.samples.masking.token_spans import SpanEncoder, byte_places
 from headrace.samples.masking.truncation import Truncation, truncate
 from headrace.samples.recipe.recipe import LengthSpec
-from headrace.samples.text_ends import tokens_around, tokens_before
+from headrace.samples.tokenizer import TokenizerFile
 
 EMPTY = "empty"
 """The reason for which a record without text is dropped."""
@@ -67,7 +66,7 @@ class EndTokens:
     """The ids of BOS and EOS of one tokeniser, looked up once.
 
     Args:
-        tokenizer_json: The tokeniser with its post-processor.
+        file: The tokeniser.
         special_tokens: ``bos_token`` and ``eos_token``, as the tokeniser's configuration and the chat template name
             them.
         bos: See `EndSpec.bos`.
@@ -83,20 +82,18 @@ class EndTokens:
 
     def __init__(
         self,
-        tokenizer_json: bytes,
+        file: TokenizerFile,
         special_tokens: Mapping[str, str],
         *,
         bos: str,
         eos: str | None,
         before_text: Sequenced[int] | None,
     ) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._file = file
         self.when = bos if bos in BOS_WORDS else "always"
         self._bos = self._find(None if bos in BOS_WORDS else bos, special_tokens.get("bos_token"), "bos")
         self._eos = self._find(eos, special_tokens.get("eos_token"), "eos")
-        before = tokens_before(self._tokenizer, {}) if before_text is None else before_text
+        before = file.before({}) if before_text is None else before_text
         self.usual_bos: Ids = np.array(before, np.uint32)
 
     def begin(self, *, is_text: bool) -> Ends:
@@ -130,7 +127,7 @@ class EndTokens:
         Raises:
             ConfigError: If the post-processor does anything other than add tokens around the text.
         """
-        found = tokens_around(self._tokenizer)
+        found = self._file.around
         if found is None:
             raise ConfigError(
                 "add_special_tokens: the tokeniser's post-processor does more than add tokens around a text; use "
@@ -141,11 +138,11 @@ class EndTokens:
 
     def _find(self, wanted: str | None, usual: str | None, name: str) -> int | None:
         if wanted is None:
-            found: int | None = None if usual is None else self._tokenizer.token_to_id(usual)
+            found: int | None = None if usual is None else self._file.encoder().token_to_id(usual)
             return found
-        found = self._tokenizer.token_to_id(wanted)
+        found = self._file.encoder().token_to_id(wanted)
         if found is None:
-            vocabulary = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+            vocabulary = [token.content for token in self._file.encoder().get_added_tokens_decoder().values()]
             raise ConfigError(
                 f"ends.{name} is {wanted!r}, which the tokeniser does not have{nearest(wanted, vocabulary)}; its added "
                 f"tokens are {', '.join(map(repr, vocabulary[:20])) or 'none'}"

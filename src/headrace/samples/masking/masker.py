@@ -26,6 +26,7 @@ from headrace.samples.masking.results import (
 )
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.masking.truncation import Truncation, most_exchanges, truncate
+from headrace.samples.tokenizer import TokenizerFile
 
 
 class Masker:
@@ -35,7 +36,7 @@ class Masker:
 
     Args:
         template: The chat template.
-        tokenizer_json: The bytes of ``tokenizer.json``.
+        tokenizer: A ``tokenizer.json``, or its bytes.
         options: Which tokens are trained; None uses the defaults.
         encoder: A faster encoder that returns the same ids as `tokenizers`. It is used if the positions of tokens need
             no offsets; see `token_spans`.
@@ -58,13 +59,13 @@ class Masker:
     def __init__(
         self,
         template: Template,
-        tokenizer_json: bytes,
+        tokenizer: TokenizerFile | bytes,
         *,
         options: MaskOptions | None = None,
         encoder: TextEncoder | None = None,
     ) -> None:
         self.options = options or MaskOptions()
-        self.spans = SpanEncoder(tokenizer_json, encoder)
+        self.spans = SpanEncoder(tokenizer, encoder)
         self._template = template
         self._marker = Marker(template, self.options, self.spans.special_texts)
         bos = template.special_tokens.get("bos_token")

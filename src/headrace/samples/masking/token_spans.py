@@ -31,13 +31,13 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from headrace.errors import ConfigError, InputError
+from headrace.errors import InputError
 from headrace.samples.masking.options import TextEncoder
+from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
 
 IntArray = NDArray[np.int64]
 _SPACE = "\u2581"
@@ -79,46 +79,40 @@ class TokenLengths(NamedTuple):
         return self.is_byte_level or _SPACE not in text
 
 
-def token_lengths(json: dict[str, Any]) -> TokenLengths | None:
-    """Return the lengths from the object of a ``tokenizer.json``; None if the tokeniser is of another kind."""
-    model = json.get("model") or {}
-    kind = model.get("type", "BPE" if "merges" in model else None)
+def token_lengths(parts: TokenizerParts) -> TokenLengths | None:
+    """Return the lengths of a tokeniser's tokens; None if the tokeniser is of another kind."""
+    model = parts.model
+    kind = model.get("type")
     if kind not in ("BPE", "Unigram") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
-    normalizers = _unrolled(json.get("normalizer"), "normalizers")
-    steps = _unrolled(json.get("pre_tokenizer"), "pretokenizers")
-    byte_levels = [step for step in steps if step["type"] == "ByteLevel"]
+    byte_levels = [step for step in parts.pre_tokenizers if step["type"] == "ByteLevel"]
     if kind == "BPE" and byte_levels and not model.get("byte_fallback"):
-        return _of_bytes(json, normalizers, byte_levels)
-    return _of_pieces(json, kind, [*normalizers, *steps])
+        return _of_bytes(parts, byte_levels)
+    return _of_pieces(parts, [*parts.normalizers, *parts.pre_tokenizers])
 
 
-def _of_bytes(
-    json: dict[str, Any], normalizers: list[dict[str, Any]], byte_levels: list[dict[str, Any]]
-) -> TokenLengths | None:
+def _of_bytes(parts: TokenizerParts, byte_levels: list[dict[str, Any]]) -> TokenLengths | None:
     """Return the lengths of a tokeniser of bytes; None if it adds spaces or changes the text otherwise."""
     adds_spaces = all(step.get("add_prefix_space", True) for step in byte_levels)
-    if adds_spaces or any(step["type"] != "NFC" for step in normalizers):
+    if adds_spaces or any(step["type"] != "NFC" for step in parts.normalizers):
         return None
-    table, breaks = _tables(json, {number: len(token) for token, number in json["model"].get("vocab", {}).items()})
-    return TokenLengths(table, breaks, form="NFC" if normalizers else None)
+    table, breaks = _tables(parts, {number: len(token) for token, number in parts.vocabulary().items()})
+    return TokenLengths(table, breaks, form="NFC" if parts.normalizers else None)
 
 
-def _of_pieces(json: dict[str, Any], kind: str, steps: list[dict[str, Any]]) -> TokenLengths | None:
+def _of_pieces(parts: TokenizerParts, steps: list[dict[str, Any]]) -> TokenLengths | None:
     """Return the lengths of a tokeniser of SentencePiece; None if one of its steps may change the text otherwise."""
     forms = [step["type"] for step in steps if step["type"] in _FORMS]
     placed = _space_steps([step for step in steps if step["type"] not in _FORMS])
-    added = json.get("added_tokens") or []
-    is_changed = any(token.get("normalized", not token.get("special", False)) for token in added)
-    if placed is None or len(forms) > 1 or is_changed:
+    if placed is None or len(forms) > 1 or any(token.normalized for token in parts.added):
         return None
-    model = json["model"]
-    if kind == "BPE":
-        names, unknown = model.get("vocab", {}), model.get("vocab", {}).get(model.get("unk_token"))
+    model, vocabulary = parts.model, parts.vocabulary()
+    if model["type"] == "BPE":
+        names, unknown = vocabulary, vocabulary.get(model.get("unk_token"))
     else:
-        names, unknown = {name: number for number, (name, _) in enumerate(model.get("vocab", []))}, model.get("unk_id")
+        names, unknown = {name: number for number, (name, _) in enumerate(vocabulary)}, model.get("unk_id")
     falls_back = bool(model.get("byte_fallback"))
-    table, breaks = _tables(json, {number: _size(name, falls_back=falls_back) for name, number in names.items()})
+    table, breaks = _tables(parts, {number: _size(name, falls_back=falls_back) for name, number in names.items()})
     form: Any = forms[0] if forms else None
     return TokenLengths(table, breaks, form, *placed, unknown, is_byte_level=False)
 
@@ -151,22 +145,14 @@ def _size(name: str, *, falls_back: bool) -> int:
     return len(name.replace(_SPACE, " ").encode())
 
 
-def _tables(json: dict[str, Any], sizes: dict[int, int]) -> tuple[IntArray, NDArray[np.bool_]]:
-    added = {token["id"]: len(token["content"].encode()) for token in json.get("added_tokens") or []}
+def _tables(parts: TokenizerParts, sizes: dict[int, int]) -> tuple[IntArray, NDArray[np.bool_]]:
+    added = {token.id: len(token.content.encode()) for token in parts.added}
     sizes |= added
     table = np.zeros(max(sizes, default=-1) + 1, np.int64)
     table[np.fromiter(sizes, np.int64, len(sizes))] = np.fromiter(sizes.values(), np.int64, len(sizes))
     breaks = np.zeros(len(table), np.bool_)
     breaks[np.fromiter(added, np.int64, len(added))] = True
     return table, breaks
-
-
-def _unrolled(step: Any, children: str) -> list[dict[str, Any]]:
-    if step is None:
-        return []
-    if step["type"] == "Sequence":
-        return [inner for child in step[children] for inner in _unrolled(child, children)]
-    return [step]
 
 
 def sum_lengths(
@@ -268,7 +254,7 @@ class SpanEncoder:
     No token is added before or after a text.
 
     Args:
-        tokenizer_json: The bytes of ``tokenizer.json``.
+        tokenizer: A ``tokenizer.json``, or its bytes.
         encoder: Returns the ids if sums of lengths give the positions. Without it, and for other tokenisers,
             `tokenizers` encodes.
 
@@ -284,18 +270,10 @@ class SpanEncoder:
         ([3, 4], [0, 6], [5, 11])
     """
 
-    def __init__(self, tokenizer_json: bytes, encoder: TextEncoder | None = None) -> None:
-        try:
-            self.tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"this is not a tokenizer.json of the library tokenizers: {error}") from error
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        # A post-processor would add tokens, and remove white space from the offsets.
-        self.tokenizer.post_processor = None
+    def __init__(self, tokenizer: TokenizerFile | bytes, encoder: TextEncoder | None = None) -> None:
+        self._file = TokenizerFile.of(tokenizer)
         self._encoder = encoder
-        json = msgspec.json.decode(tokenizer_json, type=dict[str, Any])
-        known = token_lengths(json)
+        known = token_lengths(self._file.parts)
         self._lengths = known if known is not None and self._is_proved(known) else None
         self._all_have_bytes = self._lengths is not None and bool(np.all(self._lengths.table > 0))
         added = self.tokenizer.get_added_tokens_decoder()
@@ -311,6 +289,11 @@ class SpanEncoder:
             ],
             np.uint32,
         )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The library's tokeniser; see `TokenizerFile.encoder`."""
+        return self._file.encoder()
 
     @property
     def sums_lengths(self) -> bool:

@@ -14,8 +14,16 @@ import msgspec
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Conversation
 from headrace.samples.templates.limited import LimitedTemplate
-from headrace.samples.templates.load import TemplateSetup, load_setup
-from headrace.samples.templates.messages import Rendered, cut_at_mark, mark_final, plain, plain_dicts, plain_messages
+from headrace.samples.templates.load import load_setup
+from headrace.samples.templates.messages import (
+    Rendered,
+    TemplateSetup,
+    cut_at_mark,
+    mark_final,
+    plain,
+    plain_dicts,
+    plain_messages,
+)
 from headrace.samples.templates.sandbox import CompiledTemplate
 from headrace.samples.templates.suite import find
 

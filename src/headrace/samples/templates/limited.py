@@ -33,8 +33,7 @@ import msgspec
 import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, InputError, RenderLimitError
-from headrace.samples.templates.load import TemplateSetup
-from headrace.samples.templates.messages import Rendered
+from headrace.samples.templates.messages import Rendered, TemplateSetup
 from headrace.samples.templates.sandbox import CompiledTemplate
 
 MAX_SECONDS = 30.0

@@ -1,70 +1,19 @@
-"""`TemplateSetup`, and how it is loaded from a tokeniser's folder, a file, or our suite, with its special tokens."""
+"""Load a `TemplateSetup` from a tokeniser's folder, a file, or our suite, with its special tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
-import xxhash
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError
 from headrace.io import read_small
+from headrace.samples.templates.messages import TemplateSetup
 from headrace.samples.templates.suite import find, suite_names
-
-MAX_STEPS = 10_000_000
-"""The most iterations of loops and calls of macros in one rendering: a second or more of work, and some hundred times
-what a conversation of a thousand turns takes.
-"""
-MAX_CHARS = 1 << 26
-"""The most characters of one rendered conversation."""
-
-
-class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of a template, what it sees in addition to the messages, and where it came from.
-
-    It is enough to make the template again in another process, or to name it in a manifest.
-
-    Attributes:
-        text: The Jinja source.
-        tool_use: The source that is used instead if there are tools, like Hugging Face's template of that name.
-        special_tokens: ``bos_token``, ``eos_token``, ... as the template sees them.
-        now: The time that ``strftime_now`` prints, or None if neither source uses it.
-        name: The name of the template: ``default``, or its name in its folder or in our suite.
-        source: The file, or ``suite:NAME``, or ``text``.
-        end_of_turn: The text that ends an assistant's turn, if it is known: for templates of our suite.
-        max_steps: The most steps of loops and macros in one rendering.
-        max_chars: The most characters of a rendered text.
-    """
-
-    text: str
-    tool_use: str | None = None
-    special_tokens: dict[str, str] = {}
-    now: datetime | None = None
-    name: str = "default"
-    source: str = "text"
-    end_of_turn: str | None = None
-    max_steps: int = MAX_STEPS
-    max_chars: int = MAX_CHARS
-
-    @property
-    def asks_for_time(self) -> bool:
-        """Whether the text depends on ``now``."""
-        return "strftime_now" in self.text or "strftime_now" in (self.tool_use or "")
-
-    @property
-    def fingerprint(self) -> str:
-        """The hash of everything that decides the rendered text: sources, special tokens, and the time if it is used.
-
-        Where the template came from is not included.
-        """
-        now = self.now.isoformat() if self.now is not None and self.asks_for_time else None
-        decides = [self.text, self.tool_use, sorted(self.special_tokens.items()), now]
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(decides))
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Convert messages to the plain values that templates see, mark where a message is to be continued, and `Rendered`.
+"""What a template is made of, the plain values that it sees, and what it renders: `TemplateSetup` and `Rendered`.
 
 The values are those that transformers 5 passes to templates.
 """
@@ -8,11 +8,64 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence, Sized
+from datetime import datetime
 from typing import Any
 
 import msgspec
+import xxhash
 
 from headrace.errors import InputError
+
+MAX_STEPS = 10_000_000
+"""The most iterations of loops and calls of macros in one rendering: a second or more of work, and some hundred times
+what a conversation of a thousand turns takes.
+"""
+MAX_CHARS = 1 << 26
+"""The most characters of one rendered conversation."""
+
+
+class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of a template, what it sees in addition to the messages, and where it came from.
+
+    It is enough to make the template again in another process, or to name it in a manifest.
+
+    Attributes:
+        text: The Jinja source.
+        tool_use: The source that is used instead if there are tools, like Hugging Face's template of that name.
+        special_tokens: ``bos_token``, ``eos_token``, ... as the template sees them.
+        now: The time that ``strftime_now`` prints, or None if neither source uses it.
+        name: The name of the template: ``default``, or its name in its folder or in our suite.
+        source: The file, or ``suite:NAME``, or ``text``.
+        end_of_turn: The text that ends an assistant's turn, if it is known: for templates of our suite.
+        max_steps: The most steps of loops and macros in one rendering.
+        max_chars: The most characters of a rendered text.
+    """
+
+    text: str
+    tool_use: str | None = None
+    special_tokens: dict[str, str] = {}
+    now: datetime | None = None
+    name: str = "default"
+    source: str = "text"
+    end_of_turn: str | None = None
+    max_steps: int = MAX_STEPS
+    max_chars: int = MAX_CHARS
+
+    @property
+    def asks_for_time(self) -> bool:
+        """Whether the text depends on ``now``."""
+        return "strftime_now" in self.text or "strftime_now" in (self.tool_use or "")
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of everything that decides the rendered text: sources, special tokens, and the time if it is used.
+
+        Where the template came from is not included.
+        """
+        now = self.now.isoformat() if self.now is not None and self.asks_for_time else None
+        decides = [self.text, self.tool_use, sorted(self.special_tokens.items()), now]
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(decides))
+
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names for a message's reasoning. Most templates read the first, those of gpt-oss the second."""

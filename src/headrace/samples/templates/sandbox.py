@@ -49,8 +49,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from headrace.errors import ConfigError, HeadraceError, InputError
-from headrace.samples.templates.load import TemplateSetup
-from headrace.samples.templates.messages import Rendered
+from headrace.samples.templates.messages import Rendered, TemplateSetup
 
 _MESSAGES = "messages"
 _OF_CONVERSATION = frozenset((_MESSAGES, "tools", "documents"))
