@@ -17,7 +17,7 @@ import importlib.util
 import itertools
 import platform
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -129,14 +129,7 @@ def _fixed() -> tuple[str, ...]:
 
 def _scripts() -> list[str]:
     """Every assigned character, in a run of its neighbours, and alone between characters of other kinds."""
-    characters = [
-        chr(code)
-        for code in itertools.chain(
-            range(0xD800), range(0xE000, 0x20000), range(0x20000, 0x32400, 61), (0xE0001, 0xE01EF)
-        )
-        if not any(low <= code <= high and code % 61 for low, high in LARGE_BLOCKS)
-        and unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")
-    ]
+    characters = [one for one in map(chr, _codes()) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
     texts = []
     for at in range(0, len(characters), 64):
         run = characters[at : at + 64]
@@ -144,6 +137,15 @@ def _scripts() -> list[str]:
         texts.append("".join(f" {one}a{one}" for one in run))
         texts.append("".join(f"{one} 1{one}\n" for one in run[::4]))
     return texts
+
+
+def _codes() -> Iterator[int]:
+    begin = 0
+    for low, high in LARGE_BLOCKS:
+        yield from range(begin, low)
+        yield from range(low, high + 1, 61)
+        begin = high + 1
+    yield from (*range(begin, 0x32400), 0xE0001, 0xE01EF)
 
 
 def _unassigned() -> list[str]:
@@ -203,16 +205,23 @@ def _added(layout: TokenizerParts) -> list[str]:
 
 def _vocabulary(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
     """Every token of the model that is text, on a line of its own. A changed merge or id shows in one of them."""
-    to_byte = byte_characters()
-    words = []
-    for token in layout.vocabulary():
-        if not is_byte_level:
-            words.append(token.replace("\u2581", " "))
-        elif all(character in to_byte for character in token):
-            content = bytes(map(to_byte.__getitem__, token))
-            if b"\n" not in content:
-                words.append(content.decode("utf-8", "ignore"))
+    if not is_byte_level:
+        words = [token.replace("\u2581", " ") for token in layout.vocabulary()]
+    else:
+        words = [content.decode("utf-8", "ignore") for content in _contents(layout.vocabulary())]
     return ["\n".join(words[at : at + 500]) for at in range(0, len(words), 500)]
+
+
+def _contents(vocabulary: Iterable[str]) -> Iterator[bytes]:
+    """The bytes of each token of a byte-level vocabulary, except those with a line end and those that are no bytes."""
+    to_byte = dict.fromkeys(range(0x100), "\ufffd") | {ord(one): chr(byte) for one, byte in byte_characters().items()}
+    for token in vocabulary:
+        try:
+            content = token.translate(to_byte).encode("latin-1")
+        except UnicodeEncodeError:
+            continue
+        if b"\n" not in content:
+            yield content
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
