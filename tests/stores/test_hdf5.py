@@ -297,7 +297,7 @@ def test_a_bool_that_is_none(tmp_path: Path) -> None:
     at = h5py.File(path, "r")["mask/data_1"].id.get_offset()
     content = path.read_bytes()
     path.write_bytes(content[: at + 1] + b"\2" + content[at + 2 :])
-    assert [problem.place for problem in stores.open(path).check()] == ["document 1, value 4 of the stream"]
+    assert [problem.place for problem in stores.open(path).check()] == ["key 'mask', document 1, value 4 of the stream"]
 
 
 def test_a_dataset_that_is_missing(tmp_path: Path) -> None:
@@ -337,7 +337,10 @@ def test_a_manifest_lists_what_is_opened(tmp_path: Path) -> None:
     assert list(store.check(vocab_size=4)) == []
     path = tmp_path / "data_0000.h5"
     plain(path, tokens=[[1], [2]], masks=[[True], [True]])
-    with pytest.raises(StoreError, match=r"2.*documents"):
+    with pytest.raises(StoreError, match=r"'tokens'.*int64.*uint16"):
+        stores.open(tmp_path)
+    plain(path, tokens=[np.array([1, 2], "u2")], masks=[[True, True]])
+    with pytest.raises(StoreError, match=r"found 1 documents.*2.*lists 2"):
         stores.open(tmp_path)
     path.unlink()
     with pytest.raises(StoreError, match=r"data_0000\.h5.*headrace\.json"):

@@ -33,7 +33,6 @@ from headrace.stores import (
     WrittenShard,
     optimal_dtype,
     save_manifest,
-    token_file,
 )
 from headrace.testing.stores import numbered_documents
 from stored import files
@@ -235,7 +234,7 @@ def test_meta_is_what_json_dump_writes(
     tokens = np.arange(sum(lengths))
     at = sum(lengths[:cut])
     with pytest.MonkeyPatch.context() as patch, KeyedWriter(folder, dtypes=dict.fromkeys(keys, "uint16")) as writer:
-        patch.setattr(token_file, "CHUNK", chunk)
+        patch.setattr("headrace.stores.writer.CHUNK", chunk)
         for part, counts in ((tokens[:at], lengths[:cut]), (tokens[at:], lengths[cut:])):
             writer.add_documents(dict.fromkeys(keys, part), dict.fromkeys(keys, np.array(counts, int)))
         writer.finish()
@@ -509,7 +508,7 @@ def test_documents_are_added_in_any_pieces(
     for name, parts in (("whole", [(0, len(lengths))]), ("parts", zip([0, *ends], ends, strict=False))):
         with pytest.MonkeyPatch.context() as patch, IndexedWriter(folder / name, dtype="uint16") as writer:
             if name == "parts":
-                patch.setattr(token_file, "CHUNK", chunk)
+                patch.setattr("headrace.stores.writer.CHUNK", chunk)
             for begin, end in parts:
                 writer.add_documents(tokens[sum(lengths[:begin]) : sum(lengths[:end])], counts[begin:end])
             writer.finish()

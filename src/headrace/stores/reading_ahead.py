@@ -32,7 +32,7 @@ from headrace.stores.quarantine import QUARANTINE_NAME
 from headrace.stores.store import AnyStore
 from headrace.stores.tar.index import beside
 from headrace.stores.tar.store import TarStore
-from headrace.stores.token_layouts import KEYED, PAIRS
+from headrace.stores.token_layouts import KEYED, PAIRS, Opening
 from headrace.stores.written import META_NAME
 
 _READERS_AT_ONCE: Final = 32
@@ -168,7 +168,7 @@ def read_ahead_of_opening(places: Mapping[str, Collection[str]], using: Reader, 
     with _left_to_others():
         using.look_up(files, folders)
         read_together([_small_reads(name, configs, using) for name, configs in places.items()])
-        read_shards(*_shards_in([using.path_at(name) for name in places if not name.endswith(FILES)]), using)
+        read_shards(*_shards_in([using.path_at(name) for name in places if not name.endswith(FILES)], using), using)
 
 
 def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallReads:
@@ -187,7 +187,7 @@ def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallRea
     return pair._replace(kept=[str(file) for file in kept if file.is_file()] + list(pair.kept))
 
 
-def _shards_in(folders: Iterable[AnyPath]) -> tuple[list[AnyPath], list[AnyPath]]:
+def _shards_in(folders: Iterable[AnyPath], using: Reader) -> tuple[list[AnyPath], list[AnyPath]]:
     """Return the shards that the manifests of folders list, or the pairs right in a folder: pairs, then keyed ones."""
     pairs: list[AnyPath] = []
     keyed: list[AnyPath] = []
@@ -198,5 +198,7 @@ def _shards_in(folders: Iterable[AnyPath]) -> tuple[list[AnyPath], list[AnyPath]
             keyed += [folder / entry.prefix for entry in outputs if entry.format == KEYED.format]
         elif can_list(folder) and folder.is_dir():
             # x.tar.idx is that of a tar.
-            pairs += [pair for pair in PAIRS.find(folder) if (folder / f"{pair.name}.bin").is_file()]
+            pairs += [
+                pair for pair in PAIRS.find(folder, Opening(reader=using)) if (folder / f"{pair.name}.bin").is_file()
+            ]
     return pairs, keyed

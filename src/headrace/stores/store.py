@@ -195,8 +195,8 @@ class AnyStore(ABC):
     def _unplaced(self) -> ConfigError:
         return ConfigError(
             f"{self.path}: it is not known which bytes of a store of the format {self.format} a sample lies in; this is"
-            " known for pairs of .bin and .idx whose documents lie one after another, keyed stores, tars, Energon"
-            " datasets of tars and folders of files: convert the data with `headrace convert`"
+            " known for pairs of .bin and .idx whose documents lie one after another, keyed stores, raw tokens, tars,"
+            " Energon datasets of tars and folders of files: convert the data with `headrace convert`"
         )
 
     @abstractmethod

@@ -21,7 +21,7 @@ from headrace.stores.indexed.layout import AS_FOUND, Dialect, Documents, IdxLayo
 from headrace.stores.indexed.pairs import SUFFIXES, open_pair
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.indexed.writer import SequenceFiles, WrittenArrays
-from headrace.stores.token_file import CHUNK, MAX_LENGTH, checked_tokens
+from headrace.stores.writer import CHUNK, MAX_LENGTH, checked_tokens
 from headrace.stores.written import WrittenShard
 
 

@@ -21,15 +21,16 @@ from numpy.typing import DTypeLike, NDArray
 from headrace.errors import OutputError
 from headrace.io import AtomicFile, FileSum, check_local
 from headrace.stores.indexed.layout import IdxLayout, dtype_code
-from headrace.stores.token_file import (
+from headrace.stores.writer import (
+    CheckedDocuments,
     LengthChunks,
     TokenFile,
+    Writer,
     checked_lengths,
     checked_tokens,
     commit_shard,
     unnamed_file,
 )
-from headrace.stores.writer import CheckedDocuments, Writer
 from headrace.stores.written import KeyInfo, WrittenShard
 
 _KEY = "tokens"

@@ -14,12 +14,12 @@ import xxhash
 
 from headrace.errors import StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
-from headrace.stores.arguments import MAIN, check_ranges, known_key, not_parallel
+from headrace.stores.arguments import MAIN
 from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
-from headrace.stores.segmented import SegmentedStore, buffers_of, mapped_windows, tokens_at
-from headrace.stores.store import Extents, IntArray, Problem, TokenArray, read_ahead_of_fingerprints
+from headrace.stores.segmented import RangesStore, tokens_at
+from headrace.stores.store import IntArray, Problem, TokenArray, read_ahead_of_fingerprints
 from headrace.stores.written import OutputShard
 
 
@@ -101,7 +101,7 @@ ENDS_BYTES: Final = 4096
 """Of the ``.bin`` of each key, by which a shard is known."""
 
 
-class KeyedStore(SegmentedStore):
+class KeyedStore(RangesStore):
     """One shard of the keyed format. Opening it takes one scan of ``meta.json``, about 3 ns a byte.
 
     `num_documents`, `num_tokens`, `lengths` and `gather` refer to the *main* key. It is ``"tokens"`` or else the first
@@ -181,28 +181,6 @@ class KeyedStore(SegmentedStore):
         return str(self._reader.path_at(self.folder) / name)
 
     @property
-    def data_files(self) -> tuple[str, ...]:
-        """The ``.bin`` of each key."""
-        return tuple(self._bins[key] for key in self._keys)
-
-    def data_sizes(self) -> IntArray:
-        """(keys,) int64: the bytes of each ``.bin``."""
-        return np.array([self._reader.size(file) for file in self.data_files], dtype=np.int64)
-
-    def data_file(self, file: int) -> tuple[Reader, str]:
-        """Return one of ``data_files``, and what reads it."""
-        return self._reader, self._bins[self._keys[file]]
-
-    def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
-        """Return one range of the ``.bin`` of the key for each."""
-        name = self._keys[0] if key is None else known_key(key, self._keys)
-        if name not in self._parallel:
-            raise not_parallel(self.path, name, f"has {self._num_values(name):,} values")
-        check_ranges(begins, lengths, self.num_tokens)
-        itemsize = self._dtypes[name].itemsize
-        return Extents.of_file(self, self._keys.index(name), begins * itemsize, lengths * itemsize)
-
-    @property
     def has_offsets(self) -> bool:
         """Whether the shard has offsets for the main key; without them, all of its values are one document."""
         return self._sources[self._keys[0]].num_documents is not None
@@ -215,34 +193,6 @@ class KeyedStore(SegmentedStore):
         for key in self._keys:
             hasher.update(self._reader.ends(self._bins[key], ENDS_BYTES, self._layouts[key].num_bytes))
         return hasher.hexdigest()
-
-    def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """Return (len(begins), length) values of the main key in a new array."""
-        path, dtype, num_tokens = self._bins[self._keys[0]], self._dtypes[self._keys[0]], self.num_tokens
-        found = mapped_windows(self._reader, path, dtype, num_tokens, begins, length)
-        if found is not None:
-            return found
-        begins = self._checked_begins(begins, length)
-        item = dtype.itemsize
-        data = self._reader.read_ranges(path, begins * item, np.full(len(begins), length * item, np.int64))
-        return data.view(dtype).reshape(len(begins), length)
-
-    def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
-        """Return ranges of the stream: views if it is mapped; otherwise they are read together."""
-        if self._reader.view(self._bins[self._keys[0]]) is not None:
-            return super().buffers(begins, lengths, key)
-        name = self._known(key)
-        check_ranges(begins, lengths, self.num_tokens)
-        dtype = self._dtypes[name]
-        data = self._reader.read_ranges(self._bins[name], begins * dtype.itemsize, lengths * dtype.itemsize)
-        return buffers_of(data.view(dtype), lengths)
-
-    def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """Return the mapped ``.bin`` of the main key, or of a key that is parallel to it."""
-        stream: TokenArray | None = None
-        if self._reader.view(self._bins[self._keys[0]]) is not None:
-            stream = self.fetch(0, self.num_tokens, key)
-        return stream
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Check every rule of the format, the ids, and all bytes if a manifest beside the shard lists it.
@@ -293,6 +243,9 @@ class KeyedStore(SegmentedStore):
                 bounds = np.array([0, source.num_tokens] if source.num_tokens else [0], np.int64)
             self._bounds[source.key] = bounds
         return self._bounds[source.key]
+
+    def _range_of(self, key: str) -> tuple[str, int]:
+        return self._bins[key], 0
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         dtype = self._dtypes[key]
