@@ -327,7 +327,7 @@ class JsonlStore(_JsonStore):
     def _find(self) -> Found:
         offsets, ends = array("q"), array("q")
         lengths: dict[str, array[int]] = {}
-        kinds = _Kinds()
+        kinds: dict[str, str] = {}
         hasher = xxhash.xxh3_128()
         for number, offset, line in read_lines(self.file, self._reader.for_pass(), hasher):
             where = f"{self.file}: line {number}"
@@ -347,7 +347,7 @@ class JsonlStore(_JsonStore):
                     " all records must have the same keys, at least one"
                 )
             for key, values in record.items():
-                kinds.add(key, values, where, integers=integers)
+                _add_kinds(kinds, key, values, where, integers=integers)
                 lengths[key].append(len(values))
             offsets.append(offset)
             ends.append(offset + len(line))
@@ -358,7 +358,7 @@ class JsonlStore(_JsonStore):
         columns = {}
         for key, counts in lengths.items():
             bounds = prefix_sums(counts)
-            columns[key] = KeyParts(kinds.dtype(key), bounds, bounds)
+            columns[key] = KeyParts(_kind_dtype(kinds, key), bounds, bounds)
         places = {"offsets": np.array(offsets, np.int64), "ends": np.array(ends, np.int64)}
         return Found(columns, places, hasher.hexdigest())
 
@@ -396,13 +396,13 @@ class JsonObjectStore(_JsonStore):
 
     def _find(self) -> Found:
         data = self._reader.read(self.file, 0, self._reader.size(self.file)).tobytes()
-        kinds = _Kinds()
+        kinds: dict[str, str] = {}
         columns = {}
         self._values: dict[str, TokenArray] = {}
         for key, documents in self._decoded(data).items():
             for number, values in enumerate(documents):
-                kinds.add(key, values, f"{self.file}: document {number}")
-            dtype, bounds = kinds.dtype(key), prefix_sums([len(values) for values in documents])
+                _add_kinds(kinds, key, values, f"{self.file}: document {number}")
+            dtype, bounds = _kind_dtype(kinds, key), prefix_sums([len(values) for values in documents])
             self._values[key] = np.array(list(itertools.chain.from_iterable(documents)), dtype)
             columns[key] = KeyParts(dtype, bounds, bounds[[0, -1]])
         return Found(columns, digest=xxhash.xxh3_128_hexdigest(data))
@@ -466,31 +466,33 @@ def _decode_record(data: bytes) -> tuple[dict[str, Any], bool]:
         return _RECORD.decode(data), False
 
 
-class _Kinds:
-    """Collects which kind of number each key holds: ``bool``, ``int`` or ``float``."""
+def _add_kinds(kinds: dict[str, str], key: str, values: list[Any], where: str, *, integers: bool = False) -> None:
+    """Collect which kind of number each key holds: ``bool``, ``int`` or ``float``, if a fraction was seen.
 
-    def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
+    Args:
+        kinds: those that were seen before.
+        key: the key.
+        values: a list of it.
+        where: file and line, for the error.
+        integers: whether the list is known to hold only integers.
 
-    def add(self, key: str, values: list[Any], where: str, *, integers: bool = False) -> None:
-        """Add the kinds of the values in a list; ``integers`` says that it is known to hold only integers.
+    Raises:
+        StoreError: the key holds both truth values and numbers.
+    """
+    for kind in {type(value).__name__ for value in (values[:1] if integers else values)}:
+        before = kinds.setdefault(key, kind)
+        if before == kind:
+            continue
+        if "bool" in (before, kind):
+            raise StoreError(
+                f"{where}: key {key!r} holds both truth values (true, false) and numbers; only one kind is allowed"
+            )
+        kinds[key] = "float"
 
-        Raises:
-            StoreError: a key holds both truth values and numbers.
-        """
-        for kind in {type(value).__name__ for value in (values[:1] if integers else values)}:
-            before = self._seen.setdefault(key, kind)
-            if before == kind:
-                continue
-            if "bool" in (before, kind):
-                raise StoreError(
-                    f"{where}: key {key!r} holds both truth values (true, false) and numbers; only one kind is allowed"
-                )
-            self._seen[key] = "float"
 
-    def dtype(self, key: str) -> np.dtype[Any]:
-        """Return bool, int64, or float64 if a fraction was seen; int64 also if all lists of the key were empty."""
-        return _KINDS[self._seen.get(key, "int")]
+def _kind_dtype(kinds: Mapping[str, str], key: str) -> np.dtype[Any]:
+    """Return the dtype of a key; int64 if all its lists are empty."""
+    return _KINDS[kinds.get(key, "int")]
 
 
 class _ArrowStore(ForeignStore):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import ClassVar, Final, TypedDict, get_args
+from typing import Final, TypedDict, get_args
 
 import msgspec
 
@@ -104,7 +104,7 @@ Place = str | os.PathLike[str]
 class TokenLayout(ABC):
     """A layout of shards of tokens."""
 
-    format: ClassVar[str]
+    format: str
 
     @abstractmethod
     def at(self, name: str, how: Opening) -> Place | None:
@@ -146,12 +146,6 @@ class _Pairs(TokenLayout):
         check_only_key(str(where), how.key)
         return store
 
-    def open_listed(self, folder: AnyPath, entry: OutputShard, how: Opening) -> Store:
-        prefix = folder / entry.prefix
-        for suffix in SUFFIXES:
-            _check_there(prefix.with_name(prefix.name + suffix), folder)
-        return self.open(prefix, how, entry)
-
 
 class _Keyed(TokenLayout):
     format = "keyed"
@@ -190,11 +184,7 @@ class _Files(TokenLayout):
         self._store = store
         self._is_below = is_below
         self.suffixes = store.suffixes
-
-    @property
-    def format(self) -> str:  # type: ignore[override]
-        """The name of the format."""
-        return self._store.format
+        self.format = store.format
 
     def at(self, name: str, how: Opening) -> Place | None:
         is_own = name.endswith(self.suffixes) and Path(name).name != MANIFEST_NAME
@@ -231,7 +221,7 @@ class _Raw(_Files):
 
     def find(self, folder: AnyPath, how: Opening) -> list[AnyPath]:
         files = super().find(folder, how)
-        if not files or not all(self._is_raw(file, how) for file in files):
+        if not files or any(file.with_suffix(".idx").is_file() for file in files) or not self._is_raw(files[0], how):
             return []
         splits = [split for split in ("train", "val", "test") if any(split in file.name for file in files)]
         if len(splits) > 1:
@@ -419,7 +409,7 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
             _check_there(folder / f"{entry.prefix}{suffix}", folder)
     _read_ahead([folder / entry.prefix for entry in wanted], [], how)
     stores = {
-        key: _joined([PAIRS.open_listed(folder, entry, how) for entry in manifest.outputs if key in entry.keys], name)
+        key: _joined([PAIRS.open(folder / entry.prefix, how, entry) for entry in wanted if key in entry.keys], name)
         for key in keys
     }
     return stores[keys[0]] if len(keys) == 1 else CombinedStore(stores, name)

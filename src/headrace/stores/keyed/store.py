@@ -6,7 +6,6 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -50,24 +49,24 @@ def check_keyed(
             for file in vouched.files:
                 yield from check_file(place / file.name, file)
             if layouts:
-                yield from _check_counts(folder, vouched, layouts)
+                for fault, message in _disagreements(vouched, layouts):
+                    yield Problem(path=folder, place=fault, message=message)
         for key, layout in layouts.items():
             vocab = vocab_of(key, layout.dtype, main, vouched, vocab_size)
             yield from _check_key(folder, using, layout, bounds.get(key), vocab)
 
 
-def _check_counts(folder: str, vouched: OutputShard, layouts: Mapping[str, KeyLayout]) -> Iterator[Problem]:
-    """Compare the numbers of documents and tokens with the manifest's entry."""
+def _disagreements(vouched: OutputShard, layouts: Mapping[str, KeyLayout]) -> Iterator[tuple[str, str]]:
+    """Yield place and message of each difference of numbers from the manifest's entry. O(keys)."""
     counts = {layout.num_documents for layout in layouts.values()} - {None}
     for count in counts - {vouched.documents}:
-        message = f"documents: the manifest says {vouched.documents}, the shard has {count}"
-        yield Problem(path=folder, place="", message=message)
+        yield "", f"documents: the manifest says {vouched.documents}, the shard has {count}"
     listed = {key: f"{info.tokens} of {info.dtype}" for key, info in vouched.keys.items()}
     found = {key: f"{layout.num_tokens} of {layout.dtype.name}" for key, layout in layouts.items()}
     for key in sorted(listed.keys() | found.keys()):
         if listed.get(key) != found.get(key):
             message = f"the manifest says {listed.get(key, 'nothing')}, the shard has {found.get(key, 'nothing')}"
-            yield Problem(path=folder, place=f"key {key!r}", message=message)
+            yield f"key {key!r}", message
 
 
 def _check_key(
@@ -152,7 +151,9 @@ class KeyedStore(RangesStore):
         self._meta_hash = xxhash.xxh3_128_hexdigest(data)
         self._layouts = parse_meta(self._meta, data)
         if vouched is not None:
-            self._check_agrees(vouched)
+            faults = [f"{place or META_NAME}: {message}" for place, message in _disagreements(vouched, self._layouts)]
+            if faults:
+                raise StoreError(f"{self.folder}: not the shard that the manifest lists: {'; '.join(faults)}")
         self._bins = {name: self._file(f"{name}.bin") for name in self._layouts}
         self._sources = {name: self._bounds_source(layout) for name, layout in self._layouts.items()}
         # The bounds are parsed when they are first needed.
@@ -250,20 +251,3 @@ class KeyedStore(RangesStore):
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         dtype = self._dtypes[key]
         return tokens_at(self._reader, self._bins[key], dtype, begin * dtype.itemsize, (end - begin) * dtype.itemsize)
-
-    def _check_agrees(self, shard: OutputShard) -> None:
-        """Raise StoreError if a manifest's entry and ``meta.json`` have different numbers. O(keys)."""
-        counts = {layout.num_documents for layout in self._layouts.values()} - {None, shard.documents}
-        listed = {key: (info.dtype, info.tokens) for key, info in shard.keys.items()}
-        found = {key: (layout.dtype.name, layout.num_tokens) for key, layout in self._layouts.items()}
-        if counts or listed != found:
-            actual, expected = _numbers(*counts, shard.documents, keys=found), _numbers(shard.documents, keys=listed)
-            raise StoreError(
-                f"{self.folder}: not the shard that the manifest lists: found {actual}, but the manifest lists"
-                f" {expected} (found in {Path(self._meta).name})"
-            )
-
-
-def _numbers(documents: int | None, *_: int | None, keys: Mapping[str, tuple[str, int]]) -> str:
-    parts = [f"{tokens} {dtype} values of {key!r}" for key, (dtype, tokens) in sorted(keys.items())]
-    return f"{documents} documents, {', '.join(parts)}"
