@@ -37,36 +37,36 @@ from headrace.stores.store import (
 _SAMPLED_DOCUMENTS = 4096
 
 
-class _SeveralStores(Store):
+class SeveralStores(Store):
     """What is the sum of several stores."""
 
     @property
     @abstractmethod
-    def _parts(self) -> Collection[Store]:
+    def parts(self) -> Collection[Store]:
         """The stores, in order."""
 
     @property
     def files(self) -> tuple[AnyPath, ...]:
         """The files of all stores, each once."""
-        return tuple(dict.fromkeys(file for store in self._parts for file in store.files))
+        return tuple(dict.fromkeys(file for store in self.parts for file in store.files))
 
     @property
     def readers(self) -> tuple[Reader, ...]:
         """Those of all stores, each once."""
-        return tuple(dict.fromkeys(one for store in self._parts for one in store.readers))
+        return tuple(dict.fromkeys(one for store in self.parts for one in store.readers))
 
     @property
     def data_files(self) -> tuple[str, ...]:
         """Those of all stores, one after another."""
-        return tuple(file for store in self._parts for file in store.data_files)
+        return tuple(file for store in self.parts for file in store.data_files)
 
     def data_sizes(self) -> IntArray:
         """(data_files,) int64: the bytes of each."""
-        return np.concatenate([store.data_sizes() for store in self._parts])
+        return np.concatenate([store.data_sizes() for store in self.parts])
 
     def data_file(self, file: int) -> tuple[Reader, str]:
         """Return one of ``data_files``, and what reads it. O(stores)."""
-        for store in self._parts:
+        for store in self.parts:
             num_files = len(store.data_files)
             if file < num_files:
                 return store.data_file(file)
@@ -75,16 +75,16 @@ class _SeveralStores(Store):
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Check every store, in order; ids not in keys that hold none according to the manifest."""
-        for store in self._parts:
+        for store in self.parts:
             yield from store.check(vocab_size=vocab_size)
 
     def close(self) -> None:
         """Close the files of every store."""
-        for store in self._parts:
+        for store in self.parts:
             store.close()
 
 
-class CombinedStore(_SeveralStores):
+class CombinedStore(SeveralStores):
     """Joins keys that have stores of their own into one store. O(keys) memory.
 
     Document i of every key belongs to the same record. The *main* key is the one called ``"tokens"``, or else the
@@ -125,7 +125,8 @@ class CombinedStore(_SeveralStores):
                 )
 
     @property
-    def _parts(self) -> Collection[Store]:
+    def parts(self) -> Collection[Store]:
+        """The stores of the keys."""
         return self.stores.values()
 
     @property
@@ -242,7 +243,7 @@ _BULK_ROWS = 4
 """With at least so many rows in one shard, one call of its gather costs less than a fetch for each row."""
 
 
-class ShardedStore(_SeveralStores):
+class ShardedStore(SeveralStores):
     """Joins stores in a given order into one: their documents and token streams follow each other. O(shards) memory.
 
     Args:
@@ -276,7 +277,8 @@ class ShardedStore(_SeveralStores):
         self._token_begins: IntArray | None = None
 
     @property
-    def _parts(self) -> Collection[Store]:
+    def parts(self) -> Collection[Store]:
+        """The shards."""
         return self.shards
 
     @property

@@ -37,12 +37,10 @@ from headrace.stores.kept_arrays import Kept, kept_index
 from headrace.stores.keyed.layout import key_dtype
 from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds
-from headrace.stores.store import MAIN, IntArray, Problem, TokenArray
+from headrace.stores.store import ENDS_BYTES, MAIN, IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
 T = TypeVar("T")
-
-_ENDS_BYTES: Final = 4096
 
 
 class KeyParts(NamedTuple):
@@ -178,7 +176,7 @@ class ForeignStore(SegmentedStore):
             hasher.update(repr((key, self._dtypes[key].str)).encode())
             hasher.update(self._bounds[key].tobytes())
             total = int(self._bounds[key][-1])
-            length = min(total, _ENDS_BYTES // self._dtypes[key].itemsize)
+            length = min(total, ENDS_BYTES // self._dtypes[key].itemsize)
             for begin in (0, total - length) if length else ():
                 hasher.update(self._read(begin, begin + length, key).tobytes())
         return hasher.hexdigest()

@@ -48,7 +48,7 @@ from headrace.io import (
 )
 from headrace.io.kept import is_as_kept, keep_bytes
 from headrace.stores.arguments import IntArray
-from headrace.stores.store import AnyStore, Problem, read_ahead_of_fingerprints
+from headrace.stores.store import ENDS_BYTES, AnyStore, Problem, read_ahead_of_fingerprints
 
 KEPT_NAME: Final = "kept.json"
 _KIND: Final = "headrace.kept"
@@ -271,9 +271,6 @@ _KEPT_BYTES: Final = 8 << 20
 """The index of a smaller file is not kept: making it again takes no longer than reading it."""
 
 _ENDS_BYTES: Final = 64 << 10
-
-ENDS_BYTES: Final = 4096
-"""The bytes at both ends of files of samples by which these are known."""
 
 _FEW_FILES: Final = 64
 

@@ -17,19 +17,17 @@ from typing import Final, NamedTuple
 from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, can_list
 from headrace.io.readers import NO_ENDS
-from headrace.stores.combined import CombinedStore, ShardedStore
+from headrace.stores.combined import SeveralStores
 from headrace.stores.energon import EnergonStore, JoinedStore, JsonlSamplesStore
 from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER
 from headrace.stores.energon.jsonl import ENDS_BYTES as LINES_ENDS
 from headrace.stores.indexed.pairs import SUFFIXES
-from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
-from headrace.stores.kept_arrays import ENDS_BYTES as TAR_ENDS
-from headrace.stores.keyed.store import ENDS_BYTES as KEYED_ENDS
+from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
 from headrace.stores.opening import FILES, files_around
 from headrace.stores.quarantine import QUARANTINE_NAME
-from headrace.stores.store import AnyStore
+from headrace.stores.store import ENDS_BYTES, AnyStore
 from headrace.stores.tar.index import beside
 from headrace.stores.tar.store import TarStore
 from headrace.stores.token_layouts import KEYED, PAIRS, Opening
@@ -103,19 +101,14 @@ def _small_reads_of(store: AnyStore) -> list[SmallReads]:
     if isinstance(store, JoinedStore):  # whose index was read when it was opened
         return [one for column in store.columns for one in _small_reads_of(column.store)]
     if isinstance(store, EnergonStore):
-        tars, ends = store.tars, dict.fromkeys(store.tars, TAR_ENDS)
+        tars, ends = store.tars, dict.fromkeys(store.tars, ENDS_BYTES)
         return [SmallReads(store.readers[0], looked_at=tars, kept=list(map(beside, tars)), ends=ends)]
-    if isinstance(store, TarStore):
-        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, TAR_ENDS))]
+    if isinstance(store, TarStore | KeyedStore | IndexedStore):
+        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, ENDS_BYTES))]
     if isinstance(store, JsonlSamplesStore):
         return [SmallReads(store.readers[0], ends={store.path: LINES_ENDS})]
-    if isinstance(store, ShardedStore):
-        return [one for shard in store.shards for one in _small_reads_of(shard)]
-    if isinstance(store, CombinedStore):
-        return [one for inner in store.stores.values() for one in _small_reads_of(inner)]
-    if isinstance(store, KeyedStore | IndexedStore):
-        num_bytes = KEYED_ENDS if isinstance(store, KeyedStore) else ENDS_BYTES
-        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, num_bytes))]
+    if isinstance(store, SeveralStores):
+        return [one for inner in store.parts for one in _small_reads_of(inner)]
     return []
 
 
@@ -132,7 +125,7 @@ def read_shards(pairs: Sequence[AnyPath], keyed: Sequence[AnyPath], using: Reade
     """
     using.look_up([], list(map(str, keyed)))
     inside = [file for folder in keyed if can_list(folder) and folder.is_dir() for file in folder.iterdir()]
-    ends = {str(file): KEYED_ENDS for file in inside if file.suffix == ".bin"}
+    ends = {str(file): ENDS_BYTES for file in inside if file.suffix == ".bin"}
     metas = [str(folder / META_NAME) for folder in keyed]
     read_together([_reads_of_pairs(pairs, using), SmallReads(using, kept=metas, ends=ends)])
 

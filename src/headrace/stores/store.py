@@ -130,6 +130,9 @@ class Extents(NamedTuple):
         return cls(store, *columns) if parts else cls(store, empty, empty, empty, empty)
 
 
+ENDS_BYTES: Final = 4096
+"""The bytes at both ends of a file by which it is known; JSON lines of samples have more of them."""
+
 READING_AHEAD: Final = "headrace.stores.reading_ahead"  # loaded when the first URL comes
 
 

@@ -15,6 +15,7 @@ A folder that ``Dataset.save_to_disk`` of the library ``datasets`` wrote is a st
 
 from __future__ import annotations
 
+import glob
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ import msgspec
 from headrace.config import check_choice, nearest_path, unknown_name
 from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, holds, natural_key, path_at, reader, walk
+from headrace.io.finding import matching
 from headrace.stores.arguments import check_case, check_name
 from headrace.stores.combined import CombinedStore, ShardedStore
 from headrace.stores.foreign import (
@@ -264,7 +266,7 @@ def token_store(name: str, how: Opening) -> Store:
     try:
         if is_saved_dataset(name, how.reader):
             store = SavedDatasetStore(name, key=how.key, using=how.reader)
-        elif "*" in name and name.endswith(RAW.suffixes):
+        elif glob.has_magic(name) and name.endswith(RAW.suffixes) and not path_at(name, how.reader).exists():
             store = _open_all(name, how)
         else:
             store = _open_folder(name, how) if _is_folder(name, how) else _open_shard(name, how)
@@ -290,8 +292,7 @@ def _check_options(name: str, store: Store, how: Opening) -> None:
 
 def _open_all(pattern: str, how: Opening) -> Store:
     """Open the raw files that a pattern names."""
-    place = path_at(pattern, how.reader)
-    files = _in_order(place.parent.glob(place.name))
+    files = matching(pattern, how.reader)
     if not files:
         raise StoreError(f"{pattern}: no file matches this pattern")
     return _opened_files(RAW, files, pattern, how)
@@ -421,7 +422,7 @@ def _read_ahead(pairs: Sequence[AnyPath], keyed: Sequence[AnyPath], how: Opening
         resolve_name(f"{READING_AHEAD}:read_shards")(pairs, keyed, using)
 
 
-def _opened_files(layout: TokenLayout, places: Sequence[AnyPath], name: str, how: Opening) -> Store:
+def _opened_files(layout: TokenLayout, places: Sequence[Place], name: str, how: Opening) -> Store:
     return _joined(_series([(str(place), partial(layout.open, place)) for place in places], how), name)
 
 

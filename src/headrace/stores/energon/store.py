@@ -34,8 +34,9 @@ from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
-from headrace.stores.kept_arrays import ENDS_BYTES, num_entries, with_ends
+from headrace.stores.kept_arrays import num_entries, with_ends
 from headrace.stores.store import (
+    ENDS_BYTES,
     Extents,
     Numbering,
     PartPlace,

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -18,7 +18,7 @@ from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import RangesStore, tokens_at
-from headrace.stores.store import IntArray, Problem, TokenArray, read_ahead_of_fingerprints
+from headrace.stores.store import ENDS_BYTES, IntArray, Problem, TokenArray, read_ahead_of_fingerprints
 from headrace.stores.written import OutputShard
 
 
@@ -94,10 +94,6 @@ def _check_key(
         return np.zeros(len(values), np.int64) if bounds is None else np.searchsorted(bounds, values, side="right") - 1
 
     yield from check_values(path, layout.dtype, read, layout.num_tokens, find, vocab_size)
-
-
-ENDS_BYTES: Final = 4096
-"""Of the ``.bin`` of each key, by which a shard is known."""
 
 
 class KeyedStore(RangesStore):
