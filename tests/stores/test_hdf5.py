@@ -26,7 +26,6 @@ from headrace.stores import (
     OutputShard,
     ShardedStore,
     Store,
-    WrittenShard,
     save_manifest,
     write_hdf5,
 )
@@ -39,7 +38,7 @@ h5py = pytest.importorskip("h5py", reason="pip install 'headrace[hdf5]'")
 GOLDEN = Path(__file__).parents[1] / "golden" / "hdf5"
 
 
-def write_shard(path: Path, documents: Documents, dtype: str, **other: tuple[str, Documents]) -> WrittenShard:
+def write_shard(path: Path, documents: Documents, dtype: str, **other: tuple[str, Documents]) -> OutputShard:
     keys = {"tokens": (dtype, documents), **other}
     with Hdf5Writer(path, dtypes={key: kind for key, (kind, _) in keys.items()}) as writer:
         tokens = {key: np.concatenate([np.empty(0, kind), *parts]) for key, (kind, parts) in keys.items()}
@@ -370,7 +369,7 @@ def test_what_was_written(tmp_path: Path) -> None:
         assert (writer.num_documents, writer.num_tokens) == (3, 6)
         assert all(name.startswith(".data_0000.h5.") for name in files(tmp_path))
         shard = writer.finish()
-    assert (shard.format, shard.prefix, shard.num_documents) == ("hdf5", str(tmp_path / "data_0000"), 3)
+    assert (shard.format, shard.prefix, shard.documents) == ("hdf5", str(tmp_path / "data_0000"), 3)
     assert (shard.contiguous, shard.files) == (True, (file_sum(path),))
     assert shard.keys == {
         "sequence": KeyInfo(dtype="uint16", tokens=4),

@@ -26,7 +26,6 @@ from headrace.stores import (
     OutputShard,
     ShardedStore,
     Store,
-    WrittenShard,
     kept_arrays,
     save_manifest,
 )
@@ -267,7 +266,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[dict
 ONE = np.array([1])
 
 
-def write(path: Path, documents: Documents, dtype: str) -> WrittenShard:
+def write(path: Path, documents: Documents, dtype: str) -> OutputShard:
     with JsonlWriter(path, dtypes={"tokens": dtype}) as writer:
         lengths = np.array([len(document) for document in documents], np.int64)
         writer.add_documents({"tokens": np.concatenate(documents)}, {"tokens": lengths})
@@ -306,7 +305,7 @@ def test_what_was_written(tmp_path: Path) -> None:
         '{"sequence":[1,2,3],"loss_mask":[true,false,true],"rewards":[0.8]}\n'
         '{"sequence":[],"loss_mask":[],"rewards":[1.0]}\n'
     )
-    assert (shard.format, shard.prefix, shard.num_documents) == ("jsonl", str(tmp_path / "data_0000"), 2)
+    assert (shard.format, shard.prefix, shard.documents) == ("jsonl", str(tmp_path / "data_0000"), 2)
     assert shard.files == (file_sum(path),)
     assert shard.keys == {
         "sequence": KeyInfo(dtype="uint16", tokens=3),

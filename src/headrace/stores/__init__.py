@@ -1,9 +1,9 @@
 """Stores on disk: documents of tokens and samples with named parts, in several layouts with one interface each.
 
     writing     IndexedWriter -> prefix.bin, prefix.idx ----------.
-                KeyedWriter   -> folder/<key>.bin, meta.json -----+-> WrittenShard -.
+                KeyedWriter   -> folder/<key>.bin, meta.json -----+-> OutputShard -.
                 Hdf5Writer, JsonlWriter -> file.h5, file.jsonl ---'                 v
-                save_manifest(folder, Manifest(outputs=[OutputShard...])) -> headrace.json
+                save_manifest(folder, Manifest(outputs=[OutputShard.of(...)])) -> headrace.json
     reading     open(path) -> IndexedStore, KeyedStore, Hdf5Store, JsonlStore -> document, fetch, gather
                            -> ShardedStore: several one after another; CombinedStore: keys side by side
     samples     open(path) -> TarStore, EnergonStore, ...: keys and named parts, with the interface SampleStore
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, Store
     from headrace.stores.tar.store import TarStore
     from headrace.stores.writer import Writer
-    from headrace.stores.written import KeyInfo, OutputShard, WrittenShard
+    from headrace.stores.written import KeyInfo, OutputShard
 
 _HOMES = homes(
     {
@@ -86,7 +86,7 @@ _HOMES = homes(
         "headrace.stores.store": "PartPlace Problem RawSample SampleStore Store",
         "headrace.stores.tar.store": "TarStore",
         "headrace.stores.writer": "Writer",
-        "headrace.stores.written": "KeyInfo OutputShard WrittenShard",
+        "headrace.stores.written": "KeyInfo OutputShard",
     }
 )
 
@@ -141,7 +141,6 @@ __all__ = [
     "TokenLedger",
     "TokenizerInfo",
     "Writer",
-    "WrittenShard",
     "check_arrays",
     "check_file",
     "encoded_manifest",

@@ -20,7 +20,7 @@ from headrace.stores.foreign import load_pyarrow
 from headrace.stores.foreign_ranges import Hdf5Store, load_h5py
 from headrace.stores.store import Store
 from headrace.stores.writer import CheckedDocuments, KeysWriter, checked_tokens
-from headrace.stores.written import WrittenShard
+from headrace.stores.written import OutputShard
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -49,7 +49,7 @@ class JsonlWriter(KeysWriter):
         >>> with headrace.stores.JsonlWriter("two.jsonl", dtypes={"tokens": "int32"}) as writer:
         ...     writer.add_documents({"tokens": np.array([5, 6, 7])}, {"tokens": np.array([1, 2])})
         ...     shard = writer.finish()
-        >>> shard.num_documents, shard.num_tokens
+        >>> shard.documents, shard.tokens
         (2, 3)
     """
 
@@ -203,7 +203,7 @@ class _Output(io.FileIO):
             return size or 0
 
 
-def write_hdf5(path: str | os.PathLike[str], arrays: Mapping[str, Sequence[NDArray[Any]]]) -> WrittenShard:
+def write_hdf5(path: str | os.PathLike[str], arrays: Mapping[str, Sequence[NDArray[Any]]]) -> OutputShard:
     """Write each array as a dataset of its key, in one call. Keys may have different numbers of arrays.
 
     Raises:

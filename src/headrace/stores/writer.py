@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from headrace.errors import ConfigError, InputError
 from headrace.io import AtomicFile, FileSum, check_local, commit
 from headrace.stores.keyed.layout import check_key, key_dtype
-from headrace.stores.written import Format, KeyInfo, WrittenShard
+from headrace.stores.written import Format, KeyInfo, OutputShard
 
 CheckedDocuments = dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
 """For each key the values of documents, one after another and in the dtype on disk, and their lengths."""
@@ -58,7 +58,7 @@ class Writer(ABC):
         """Number of tokens added so far, over all keys."""
         return sum(self._num_tokens.values())
 
-    def finish(self) -> WrittenShard:
+    def finish(self) -> OutputShard:
         """Bring all files to the disk and give them their final names, the index last.
 
         Raises:
@@ -70,10 +70,10 @@ class Writer(ABC):
             files = self._commit()
         finally:
             self.discard()  # files that have their final names stay
-        return WrittenShard(
+        return OutputShard(
             format=self.format,
             prefix=self.prefix,
-            num_documents=self.num_documents,
+            documents=self.num_documents,
             keys={
                 key: KeyInfo(dtype=dtype.name, tokens=self._num_tokens[key], ids=key not in self._values)
                 for key, dtype in self._dtypes.items()

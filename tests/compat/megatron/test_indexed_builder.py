@@ -107,7 +107,7 @@ def test_golden_bytes_of_several_sequences(tmp_path: Path, name: str) -> None:
     fill(builder)
     written = builder.finalize(str(tmp_path / "x.idx"))
     same_bytes(tmp_path / "x", GOLDEN / name)
-    assert written.num_documents == len(stores.open(tmp_path / "x", dialect=options.get("dialect")))
+    assert written.documents == len(stores.open(tmp_path / "x", dialect=options.get("dialect")))
     assert (written.format, written.prefix, written.contiguous) == ("indexed", str(tmp_path / "x"), True)
     assert written.files == (file_sum(tmp_path / "x.bin"), file_sum(tmp_path / "x.idx"))
 
