@@ -1,6 +1,6 @@
 """Opens whatever store lies at a path: a file, a pair of files, or a folder of them.
 
-Each layout of samples (as opposed to documents of tokens) says which paths are its own, and opens them:
+Samples (as opposed to documents of tokens) lie at a path in one of these layouts, of which the first counts:
 
 - A folder with ``.nv-meta``: an Energon dataset or a folder of files, as its metadata says.
 - A list, or a name or pattern that ends in ``.tar`` (or in a suffix of a compressed tar): tar shards.
@@ -14,11 +14,8 @@ Everything else is opened as tokens; see `headrace.stores.token_layouts`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Unpack, overload
-
-import msgspec
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import AnyPath, Reader, can_list, path_at, reader, reader_at, walk
@@ -57,20 +54,6 @@ UNFINISHED_NAME: Final = ".headrace"
 """Folder in an object store that belongs to a run which has not completed its output there."""
 
 
-class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """One layout.
-
-    Attributes:
-        words: what it is, for messages.
-        is_at: returns whether a path is of this layout.
-        open: opens a path with a split part, which is only for Energon datasets, and a reader.
-    """
-
-    words: str
-    is_at: Callable[[str, str | Reader], bool]
-    open: Callable[[str | os.PathLike[str], str | None, str | Reader], SampleStore]
-
-
 def _holds_tars(name: str, using: str | Reader) -> bool:
     folder = path_at(name, using)
     if name.endswith(_TARS) and (folder.is_file() or not folder.is_dir()):
@@ -96,29 +79,13 @@ def _holds_records(name: str, using: str | Reader) -> bool:
     return index_place(name, using).is_file() or (not is_object(name, using) and is_records_of_text(name, using))
 
 
-SAMPLE_LAYOUTS: Final[dict[SampleFormat, SampleLayout]] = {
-    "energon": SampleLayout(
-        words="an Energon dataset, a folder with .nv-meta",
-        is_at=lambda name, using: folder_kind(path_at(name, using)) == "webdataset",
-        open=lambda path, part, using: energon.EnergonStore(path, split_part=part, using=using),
-    ),
-    "files": SampleLayout(
-        words="a folder of files with media metadata in .nv-meta",
-        is_at=lambda name, using: folder_kind(path_at(name, using)) == "filesystem",
-        open=lambda path, part, using: energon.FilesystemStore(path, using=using),
-    ),
-    "tar": SampleLayout(
-        words="tar shards",
-        is_at=_holds_tars,
-        open=lambda path, part, using: quarantined(TarStore(path, using=using)),
-    ),
-    "jsonl samples": SampleLayout(
-        words="a .jsonl whose records are not lists of tokens",
-        is_at=_holds_records,
-        open=lambda path, part, using: quarantined(JsonlSamplesStore(path, using=using)),
-    ),
+SAMPLE_LAYOUTS: Final[dict[SampleFormat, str]] = {
+    "energon": "an Energon dataset, a folder with .nv-meta",
+    "files": "a folder of files with media metadata in .nv-meta",
+    "tar": "tar shards",
+    "jsonl samples": "a .jsonl whose records are not lists of tokens",
 }
-"""All layouts; of several to which a path belongs, the first counts."""
+"""All layouts of samples, in words for messages."""
 
 
 def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat | None:
@@ -132,7 +99,12 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
         # It may be a folder, or a prefix.
         using.look_up(*files_around(name))  # at once
         _check_complete(path_at(name, using))
-    return next((found for found, layout in SAMPLE_LAYOUTS.items() if layout.is_at(name, using)), None)
+    kind = folder_kind(path_at(name, using))
+    if kind is not None:
+        return "energon" if kind == "webdataset" else "files"
+    if _holds_tars(name, using):
+        return "tar"
+    return "jsonl samples" if _holds_records(name, using) else None
 
 
 def files_around(name: str) -> tuple[list[str], list[str]]:
@@ -165,12 +137,17 @@ def open_samples(path: TarPaths, layout: SampleFormat, *, split_part: str | None
         ConfigError: ``split_part`` is set, but the layout has no parts.
         StoreError: the data are missing or malformed.
     """
-    found = SAMPLE_LAYOUTS[layout]
     if split_part is not None and layout != "energon":
-        raise ConfigError(f"{path}: split_part={split_part!r} is for Energon datasets; this is {found.words}")
-    if not isinstance(path, str | os.PathLike):
-        return quarantined(TarStore(path, using=using))
-    return found.open(path, split_part, using)
+        words = SAMPLE_LAYOUTS[layout]
+        raise ConfigError(f"{path}: split_part={split_part!r} is for Energon datasets; this is {words}")
+    if isinstance(path, str | os.PathLike):
+        if layout == "energon":
+            return energon.EnergonStore(path, split_part=split_part, using=using)
+        if layout == "files":
+            return energon.FilesystemStore(path, using=using)
+        if layout == "jsonl samples":
+            return quarantined(JsonlSamplesStore(path, using=using))
+    return quarantined(TarStore(path, using=using))
 
 
 @overload
@@ -252,7 +229,7 @@ def open(  # noqa: A001
     layout = sample_layout(path, reader)
     if layout is not None:
         if unsuitable := [*(["key"] if key is not None else []), *how.given]:
-            words = SAMPLE_LAYOUTS[layout].words
+            words = SAMPLE_LAYOUTS[layout]
             raise ConfigError(f"{path}: {', '.join(unsuitable)} is for stores of tokens; this is {words}")
         return open_samples(path, layout, split_part=split_part, using=reader)
     if split_part is not None:
@@ -318,7 +295,7 @@ def open_tokens(
     layout = None if name.endswith(JSON.suffixes) else sample_layout(name, reader)
     if layout is not None:
         raise StoreError(
-            f"{name}: holds samples ({SAMPLE_LAYOUTS[layout].words}), but tokens are needed here; headrace.open opens"
+            f"{name}: holds samples ({SAMPLE_LAYOUTS[layout]}), but tokens are needed here; headrace.open opens"
             " it, and headrace.datasets.media makes training samples from it"
         )
     return token_store(name, Opening(key=key, reader=reader, **options))

@@ -233,12 +233,10 @@ class JsonlSamplesStore(SampleStore):
 
 
 def is_records_of_text(path: str, using: Reader) -> bool:
-    """Return whether a ``.jsonl`` holds samples and not tokens: by an index of samples beside it, or by its first line.
+    """Return whether a ``.jsonl`` holds samples and not tokens, by its first line.
 
     A line of tokens is an object with a list of numbers for each key; AstrAI's oldest store has lists of such lists.
     """
-    if index_place(path, using).is_file():
-        return True
     for _, _, line in read_lines(path, using):
         try:
             record = msgspec.json.decode(line.strip())
