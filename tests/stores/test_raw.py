@@ -27,6 +27,7 @@ from headrace.stores import (
     open_keys,
     open_tokens,
 )
+from headrace.tracing import save_run
 from memory_stores import MemoryBucket
 
 END = 50256
@@ -289,6 +290,19 @@ def test_windows_and_packs(tmp_path: Path) -> None:
             for key, values in found.items():
                 assert np.array_equal(values, wanted[key]), key
     assert len(headrace.WindowDataset.open(path, seq_len=8)) == len(headrace.WindowDataset(stores[0], seq_len=8))
+
+
+@EVERY
+def test_a_run_file_knows_how_they_were_opened(tmp_path: Path, program: str) -> None:
+    write, options, _ = WRITTEN[program]
+    write(tmp_path / "train_1.bin", TEXTS[:2])
+    write(tmp_path / "train_2.bin", TEXTS[2:])
+    store = open_tokens(tmp_path / "train_*.bin", **options)
+    assert store.opening == options
+    run = headrace.Run(headrace.WindowDataset(store, seq_len=8), global_batch_size=2)
+    save_run(run, tmp_path / "run.json")
+    again = headrace.Run.load(tmp_path / "run.json")
+    assert again.step(1)["input_ids"].tolist() == run.step(1)["input_ids"].tolist()
 
 
 def test_describe_and_convert(tmp_path: Path) -> None:

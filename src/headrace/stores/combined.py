@@ -73,6 +73,11 @@ class SeveralStores(Store):
             file -= num_files
         raise IndexError(f"there is no data file {file} more")
 
+    @property
+    def opening(self) -> dict[str, Any]:
+        """Those of the first store: all are opened with the same."""
+        return next(iter(self.parts)).opening
+
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Check every store, in order; ids not in keys that hold none according to the manifest."""
         for store in self.parts:

@@ -222,7 +222,7 @@ class ForeignStore(SegmentedStore):
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        how = {"key": self._keys[0], "using": self._reader, **self._options()}
+        how = {"key": self._keys[0], "using": self._reader, **self._arguments()}
         if self._vouched is not None:
             how["vouched"] = self._vouched
         return self._reduced(path=self.file, dtypes=self._assumed, **how)
@@ -239,7 +239,7 @@ class ForeignStore(SegmentedStore):
     def _part(self, key: str, part: int, first: int, count: int) -> TokenArray:
         """Return ``count`` values of a part, at least one, from its value ``first`` on."""
 
-    def _options(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """Return the arguments of the constructor that only this format has."""
         return {}
 

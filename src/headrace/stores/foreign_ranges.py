@@ -116,7 +116,12 @@ class Hdf5Store(_PartsStore):
         """Return True for the key's own dtype, and for any dtype if the key has no datasets."""
         return self._dtypes[key] == dtype or not self._num_documents(key)
 
-    def _options(self) -> dict[str, Any]:
+    @property
+    def opening(self) -> dict[str, Any]:
+        """The order, if it is not the usual one."""
+        return {} if self._order == "number" else {"dataset_order": self._order}
+
+    def _arguments(self) -> dict[str, Any]:
         return {"order": self._order}
 
     def _gaps(self, key: str) -> Iterator[Problem]:
@@ -265,8 +270,13 @@ class RawStore(_PartsStore):
             self._kept_as = f"raw tokens {self._asked}"
         super().__init__(path, key=key, using=using)
 
-    def _options(self) -> dict[str, Any]:
-        return self._asked
+    @property
+    def opening(self) -> dict[str, Any]:
+        """Those of ``dtype``, ``eod`` and ``bos`` that are given."""
+        return {name: value for name, value in self._asked.items() if value is not None}
+
+    def _arguments(self) -> dict[str, Any]:
+        return self.opening
 
     def _begin(self) -> None:
         name, num_bytes = self._asked["dtype"], self._reader.size(self.file)

@@ -263,6 +263,11 @@ class Store(AnyStore):
         """The dtype of each key on disk."""
 
     @property
+    def opening(self) -> dict[str, Any]:
+        """The options of `headrace.open` without which the documents at its path would be others."""
+        return {}
+
+    @property
     @abstractmethod
     def num_documents(self) -> int:
         """Number of documents, including empty ones. O(1)."""
