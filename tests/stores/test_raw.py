@@ -333,6 +333,10 @@ def test_an_index_of_documents_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
         assert open_tokens(path, bos=END).fingerprint == first.fingerprint
         assert open_tokens(path, eod=END).lengths.tolist() == ended.lengths.tolist()
     data = pickle.dumps(first)
+    path.write_bytes(path.read_bytes()[:-6])
+    assert ["75 tokens follow" in problem.message for problem in first.check()] == [True]
+    path.write_bytes(b"")
+    assert ["no header" in problem.message for problem in first.check()] == [True]
     llmc(path, TEXTS[::-1])
     assert ["changed since" in problem.message for problem in first.check()] == [True]
     with pytest.raises(StoreError, match="changed"):

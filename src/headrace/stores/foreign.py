@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import MissingExtraError, StoreError
+from headrace.errors import ConfigError, MissingExtraError, StoreError
 from headrace.io import AnyPath, Reader, can_list, local_file, path_at, read_small, reader, reader_at
 from headrace.stores.arguments import prefix_sums, read_only
 from headrace.stores.checking import check_file
@@ -201,6 +201,7 @@ class ForeignStore(SegmentedStore):
         fresh._reader, fresh._recent, fresh._opened = copy.copy(self._reader), {}, None
         with fresh:
             try:
+                fresh._begin()
                 found = fresh._find()
                 if found.differs(self._found):
                     message = "the file changed since it was opened; open it again"
@@ -213,7 +214,7 @@ class ForeignStore(SegmentedStore):
                         is_named = problem.place and len(self._keys) > 1
                         place_of_key = f"key {key!r}, {problem.place}" if is_named else problem.place
                         yield msgspec.structs.replace(problem, place=place_of_key)
-            except StoreError as error:
+            except (StoreError, ConfigError) as error:
                 yield Problem.of(self.file, error)
 
     def close(self) -> None:

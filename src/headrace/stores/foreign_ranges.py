@@ -278,6 +278,9 @@ class RawStore(_PartsStore):
     def _arguments(self) -> dict[str, Any]:
         return self.opening
 
+    def _range_of(self, key: str) -> tuple[str, int]:
+        return self.file, self._offset
+
     def _begin(self) -> None:
         name, num_bytes = self._asked["dtype"], self._reader.size(self.file)
         header = raw_header(self.file, self._reader)
