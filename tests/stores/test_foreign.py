@@ -64,7 +64,7 @@ PROGRAMS = {
         nanogpt,
         "nanogpt",
         ("train.bin", "val.bin", "train"),
-        f"{TOKENS}, file by file, if it gets dtype=; docs/migrate/{{page}}.md says how",
+        f"{TOKENS}, file by file, if it gets dtype= (--bin-dtype); docs/migrate/{{page}}.md says how",
     ),
     "llm.c": (
         llmc,

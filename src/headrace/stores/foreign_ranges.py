@@ -264,7 +264,8 @@ class RawStore(_PartsStore):
         eod: int | None = None,
         bos: int | None = None,
     ) -> None:
-        check_choice("dtype", dtype, (None, *_DTYPES))
+        if dtype is not None:
+            check_choice("dtype", dtype, _DTYPES)
         self._asked: dict[str, Any] = {"dtype": dtype, "eod": eod, "bos": bos}
         if eod is not None or bos is not None:
             self._kept_as = f"raw tokens {self._asked}"
@@ -393,9 +394,10 @@ def _of_file(file: AnyPath, is_opening: bool) -> str:
                 return "" if is_opening else f"these are tokens of llm.c, which headrace.open reads in place; {_SEE}"
     if not _NANOGPT.fullmatch(name):
         return ""
-    return f"these are tokens of nanoGPT, which headrace.open reads in place, file by file, if it gets dtype=; {_SEE}"
+    return f"these are tokens of nanoGPT, which headrace.open reads in place, file by file, if it gets {_DTYPE}; {_SEE}"
 
 
+_DTYPE: Final = "dtype= (--bin-dtype)"
 _SEE: Final = "docs/migrate/nanogpt.md says how"
 
 

@@ -77,7 +77,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_choice("dataset_order", self.dataset_order, get_args(DatasetOrder))
-        check_choice("dtype", self.dtype, (None, *get_args(RawDtype)))
+        if self.dtype is not None:
+            check_choice("dtype", self.dtype, get_args(RawDtype))
         _ = self.of_pairs  # which refuses unknown values
 
     @property
