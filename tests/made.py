@@ -21,7 +21,6 @@ from headrace.stores import (
     ShuffledOrder,
     TokenizerInfo,
     TokenLedger,
-    WrittenShard,
     save_manifest,
 )
 
@@ -67,7 +66,7 @@ def two_keys(folder: Path, layout: str) -> Path:
     return folder
 
 
-def _indexed(prefix: Path, lengths: np.ndarray) -> WrittenShard:
+def _indexed(prefix: Path, lengths: np.ndarray) -> OutputShard:
     with IndexedWriter(prefix, dtype="uint16") as writer:
         writer.add_documents(*documents(lengths))
         return writer.finish()

@@ -26,13 +26,12 @@ from headrace.stores import (
     ShuffledOrder,
     TokenizerInfo,
     TokenLedger,
-    WrittenShard,
     save_manifest,
 )
 from headrace.stores.indexed.layout import IdxLayout, dtype_code
 
 
-def write_shard(prefix: Path, documents: Sequence[NDArray[Any]], dtype: str = "uint16") -> WrittenShard:
+def write_shard(prefix: Path, documents: Sequence[NDArray[Any]], dtype: str = "uint16") -> OutputShard:
     """Write a valid shard."""
     with IndexedWriter(prefix, dtype=dtype) as writer:
         if documents:
@@ -54,10 +53,10 @@ def vouch_for(folder: Path, shards: Iterable[IndexedStore], *, contiguous: bool 
     """Write a manifest that lists shards with their hashes as they are on disk."""
     outputs = []
     for store in shards:
-        written = WrittenShard(
+        written = OutputShard(
             format="indexed",
             prefix=store.prefix,
-            num_documents=store.num_documents,
+            documents=store.num_documents,
             keys={"tokens": KeyInfo(dtype=store.dtypes["tokens"].name, tokens=store.num_tokens)},
             contiguous=contiguous,
             files=(file_sum(store.prefix + ".bin"), file_sum(store.prefix + ".idx")),
@@ -93,7 +92,7 @@ def manifest_of(outputs: Sequence[OutputShard], *, key: str | None = None) -> Ma
     )
 
 
-def write_keyed(folder: Path, **keys: tuple[DTypeLike, Sequence[NDArray[Any]]]) -> WrittenShard:
+def write_keyed(folder: Path, **keys: tuple[DTypeLike, Sequence[NDArray[Any]]]) -> OutputShard:
     """Write a valid shard; ``keys`` holds the dtype and the documents of each key."""
     with KeyedWriter(folder, dtypes={key: dtype for key, (dtype, _) in keys.items()}) as writer:
         tokens = {key: np.concatenate([np.empty(0, dtype), *parts]) for key, (dtype, parts) in keys.items()}
@@ -119,10 +118,10 @@ def vouch_for_keyed(folder: Path, shards: Iterable[KeyedStore]) -> Manifest:
             key: KeyInfo(dtype=dtype.name, tokens=file_sum(Path(store.folder) / f"{key}.bin").size // dtype.itemsize)
             for key, dtype in store.dtypes.items()
         }
-        written = WrittenShard(
+        written = OutputShard(
             format="keyed",
             prefix=store.folder,
-            num_documents=store.num_documents,
+            documents=store.num_documents,
             keys=keys,
             contiguous=True,
             files=tuple(file_sum(file) for file in store.files),

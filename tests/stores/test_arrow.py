@@ -252,7 +252,7 @@ def test_an_index_that_was_kept_is_used(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(kept_arrays, "_KEPT_BYTES", 0)
     path = parquet(tmp_path / "x", lists([1, 2], [3]))
     first = headrace.open(path).fingerprint
-    monkeypatch.setattr(ParquetStore, "_make_index", None)
+    monkeypatch.setattr(ParquetStore, "_find", None)
     again = headrace.open(path)
     assert again.fingerprint == first
     assert again.document(1).tolist() == [3]

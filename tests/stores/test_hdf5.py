@@ -26,7 +26,6 @@ from headrace.stores import (
     OutputShard,
     ShardedStore,
     Store,
-    WrittenShard,
     save_manifest,
     write_hdf5,
 )
@@ -39,7 +38,7 @@ h5py = pytest.importorskip("h5py", reason="pip install 'headrace[hdf5]'")
 GOLDEN = Path(__file__).parents[1] / "golden" / "hdf5"
 
 
-def write_shard(path: Path, documents: Documents, dtype: str, **other: tuple[str, Documents]) -> WrittenShard:
+def write_shard(path: Path, documents: Documents, dtype: str, **other: tuple[str, Documents]) -> OutputShard:
     keys = {"tokens": (dtype, documents), **other}
     with Hdf5Writer(path, dtypes={key: kind for key, (kind, _) in keys.items()}) as writer:
         tokens = {key: np.concatenate([np.empty(0, kind), *parts]) for key, (kind, parts) in keys.items()}
@@ -297,7 +296,7 @@ def test_a_bool_that_is_none(tmp_path: Path) -> None:
     at = h5py.File(path, "r")["mask/data_1"].id.get_offset()
     content = path.read_bytes()
     path.write_bytes(content[: at + 1] + b"\2" + content[at + 2 :])
-    assert [problem.place for problem in stores.open(path).check()] == ["document 1, value 4 of the stream"]
+    assert [problem.place for problem in stores.open(path).check()] == ["key 'mask', document 1, value 4 of the stream"]
 
 
 def test_a_dataset_that_is_missing(tmp_path: Path) -> None:
@@ -337,7 +336,10 @@ def test_a_manifest_lists_what_is_opened(tmp_path: Path) -> None:
     assert list(store.check(vocab_size=4)) == []
     path = tmp_path / "data_0000.h5"
     plain(path, tokens=[[1], [2]], masks=[[True], [True]])
-    with pytest.raises(StoreError, match=r"2.*documents"):
+    with pytest.raises(StoreError, match=r"'tokens'.*int64.*uint16"):
+        stores.open(tmp_path)
+    plain(path, tokens=[np.array([1, 2], "u2")], masks=[[True, True]])
+    with pytest.raises(StoreError, match=r"found 1 documents.*2.*lists 2"):
         stores.open(tmp_path)
     path.unlink()
     with pytest.raises(StoreError, match=r"data_0000\.h5.*headrace\.json"):
@@ -367,7 +369,7 @@ def test_what_was_written(tmp_path: Path) -> None:
         assert (writer.num_documents, writer.num_tokens) == (3, 6)
         assert all(name.startswith(".data_0000.h5.") for name in files(tmp_path))
         shard = writer.finish()
-    assert (shard.format, shard.prefix, shard.num_documents) == ("hdf5", str(tmp_path / "data_0000"), 3)
+    assert (shard.format, shard.prefix, shard.documents) == ("hdf5", str(tmp_path / "data_0000"), 3)
     assert (shard.contiguous, shard.files) == (True, (file_sum(path),))
     assert shard.keys == {
         "sequence": KeyInfo(dtype="uint16", tokens=4),

@@ -21,11 +21,11 @@ from headrace.io import file_sum
 from headrace.stores import (
     JsonlStore,
     JsonlWriter,
+    JsonObjectStore,
     KeyInfo,
     OutputShard,
     ShardedStore,
     Store,
-    WrittenShard,
     kept_arrays,
     save_manifest,
 )
@@ -135,11 +135,26 @@ def test_no_record(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.jsonl"])
-def test_an_object_of_lists_is_refused_with_what_converts_it(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text(json.dumps({"sequence": [[1, 2], [], [3]], "rewards": [[0.5], [1], []]}))
+def test_an_object_of_lists(tmp_path: Path, name: str) -> None:
+    """As AstrAI wrote it, also where it is named as lines are."""
+    (tmp_path / name).write_text(json.dumps({"sequence": [[1, 2], [], [3]], "rewards": [[0.5], [1], []], "one": [[7]]}))
     for path in (tmp_path / name, tmp_path):
-        with pytest.raises(StoreError, match=rf"{name}.*JSON.*`headrace"):
-            stores.open(path)
+        store = stores.open(path)
+        assert isinstance(store, JsonObjectStore)
+        assert store.keys == ("sequence", "rewards", "one")
+        assert store.lengths.tolist() == [2, 0, 1]
+        assert store.document(1, "rewards").tolist() == [1.0]
+        assert store.gather(np.array([0, 1]), 2).tolist() == [[1, 2], [2, 3]]
+        assert pickle.loads(pickle.dumps(store)).fetch(0, 3).tolist() == [1, 2, 3]
+        assert list(store.check(vocab_size=4)) == []
+        assert [problem.place for problem in store.check(vocab_size=3)] == [
+            "key 'sequence', document 2, value 2 of the stream"
+        ]
+        (tmp_path / name).write_text(json.dumps({"sequence": [[1, 2], [3]]}))
+        assert ["changed since" in problem.message for problem in store.check()] == [True]
+        (tmp_path / name).write_text(
+            json.dumps({"sequence": [[1, 2], [], [3]], "rewards": [[0.5], [1], []], "one": [[7]]})
+        )
 
 
 def test_folders(tmp_path: Path) -> None:
@@ -158,7 +173,7 @@ def test_check(tmp_path: Path) -> None:
     (problem,) = store.check(vocab_size=900)
     assert problem.place == "document 1, value 2 of the stream"
     path.write_text('{"tokens": [1, 3]}\n{"tokens": [900]}\n')
-    assert [problem.message for problem in store.check()] == ["the file changed since it was indexed; open it again"]
+    assert [problem.message for problem in store.check()] == ["the file changed since it was opened; open it again"]
     path.write_text('{"tokens": [1, 3]}\n{"tokens": [900}\n')
     assert [problem.message[:25] for problem in store.check()] == ["line 2: not a record of t"]
 
@@ -180,7 +195,7 @@ class TestIndex:
         def refuse(*_: object) -> None:
             raise AssertionError("the file was to be left alone")
 
-        monkeypatch.setattr("headrace.stores.json.index.make_index", refuse)
+        monkeypatch.setattr(JsonlStore, "_find", refuse)
         store = stores.open(path.parent)
         assert isinstance(store, JsonlStore)
         assert store.fingerprint == first.fingerprint
@@ -206,8 +221,10 @@ class TestIndex:
         stores.open(path)
         store = stores.open(path)
         assert isinstance(store, JsonlStore)
-        store._index.bounds["tokens"] = store._index.bounds["tokens"] + np.arange(51)
-        store._bounds = store._index.bounds
+        column = store._found.columns["tokens"]
+        bounds = column.bounds + np.arange(51)
+        store._found.columns["tokens"] = column._replace(bounds=bounds, parts=bounds)
+        store._bounds["tokens"] = bounds
         with pytest.raises(StoreError, match=r"document.*3"):
             store.document(3, "r")
 
@@ -215,7 +232,7 @@ class TestIndex:
         wanted = stores.open(path).fingerprint
         shutil.rmtree(path.parent / kept_arrays.INDEX_FOLDER)
         for size in (1, 7, 64):
-            monkeypatch.setattr("headrace.stores.json.index._CHUNK_BYTES", size)
+            monkeypatch.setattr("headrace.stores.foreign._CHUNK_BYTES", size)
             monkeypatch.setattr("headrace.stores.kept_arrays._KEPT_BYTES", 1 << 30)
             store = stores.open(path)
             assert store.fingerprint == wanted
@@ -249,7 +266,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[dict
 ONE = np.array([1])
 
 
-def write(path: Path, documents: Documents, dtype: str) -> WrittenShard:
+def write(path: Path, documents: Documents, dtype: str) -> OutputShard:
     with JsonlWriter(path, dtypes={"tokens": dtype}) as writer:
         lengths = np.array([len(document) for document in documents], np.int64)
         writer.add_documents({"tokens": np.concatenate(documents)}, {"tokens": lengths})
@@ -288,7 +305,7 @@ def test_what_was_written(tmp_path: Path) -> None:
         '{"sequence":[1,2,3],"loss_mask":[true,false,true],"rewards":[0.8]}\n'
         '{"sequence":[],"loss_mask":[],"rewards":[1.0]}\n'
     )
-    assert (shard.format, shard.prefix, shard.num_documents) == ("jsonl", str(tmp_path / "data_0000"), 2)
+    assert (shard.format, shard.prefix, shard.documents) == ("jsonl", str(tmp_path / "data_0000"), 2)
     assert shard.files == (file_sum(path),)
     assert shard.keys == {
         "sequence": KeyInfo(dtype="uint16", tokens=3),

@@ -16,7 +16,6 @@ from headrace.stores import (
     Manifest,
     OutputShard,
     TokenLedger,
-    WrittenShard,
     load_manifest,
     save_manifest,
 )
@@ -192,9 +191,9 @@ def test_the_order_of_the_documents(tmp_path: Path) -> None:
         assert load_manifest(tmp_path) == saved
 
 
-def written(layout: str, prefix: Path, *keys: str) -> WrittenShard:
+def written(layout: str, prefix: Path, *keys: str) -> OutputShard:
     infos = {key: KeyInfo(dtype="uint16", tokens=10) for key in keys}
-    return WrittenShard(format=layout, prefix=str(prefix), num_documents=3, keys=infos, contiguous=True, files=())
+    return OutputShard(format=layout, prefix=str(prefix), documents=3, keys=infos, contiguous=True, files=())
 
 
 def test_the_entry_of_a_shard_is_relative(tmp_path: Path) -> None:

@@ -30,10 +30,8 @@ from headrace.stores import (
     KeyInfo,
     OutputShard,
     Writer,
-    WrittenShard,
     optimal_dtype,
     save_manifest,
-    token_file,
 )
 from headrace.testing.stores import numbered_documents
 from stored import files
@@ -91,7 +89,7 @@ def test_documents_that_do_not_fit(tmp_path: Path, name: str, tokens: Any, lengt
             )
         # The call wrote nothing, not even of the first key, so the writer goes on.
         writer.add_documents(BOTH, BOTH)
-        assert writer.finish().num_tokens == 2
+        assert writer.finish().tokens == 2
 
 
 @EVERY
@@ -170,13 +168,13 @@ def test_golden_bytes_with_offsets_of_some_keys(tmp_path: Path) -> None:
         writer.add_documents(arrays, {"sequence": np.array([2, 1])})
         assert {key: dtype.name for key, dtype in writer.dtypes.items()} == dtypes
         assert (writer.num_documents, writer.num_tokens) == (2, 7)
-        assert writer.finish().num_documents == 2
+        assert writer.finish().documents == 2
     same_files(tmp_path / "some", GOLDEN / "some")
     del arrays["f"], dtypes["f"]
     with KeyedWriter(tmp_path / "none", dtypes=dtypes, offsets=[]) as writer:
         for part in (slice(0, 2), slice(2, 3)):
             writer.add_documents({key: values[part] for key, values in arrays.items()}, {})
-        assert writer.finish().num_documents == 1
+        assert writer.finish().documents == 1
     same_files(tmp_path / "none", GOLDEN / "none")
     assert stores.open(tmp_path / "none").num_documents == 1
 
@@ -235,7 +233,7 @@ def test_meta_is_what_json_dump_writes(
     tokens = np.arange(sum(lengths))
     at = sum(lengths[:cut])
     with pytest.MonkeyPatch.context() as patch, KeyedWriter(folder, dtypes=dict.fromkeys(keys, "uint16")) as writer:
-        patch.setattr(token_file, "CHUNK", chunk)
+        patch.setattr("headrace.stores.writer.CHUNK", chunk)
         for part, counts in ((tokens[:at], lengths[:cut]), (tokens[at:], lengths[cut:])):
             writer.add_documents(dict.fromkeys(keys, part), dict.fromkeys(keys, np.array(counts, int)))
         writer.finish()
@@ -253,15 +251,15 @@ def test_what_was_written(tmp_path: Path) -> None:
     shard = write_keyed(
         folder, b=("int32", numbered_documents([2, 1], "int32")), a=("bool", [np.array([1]), np.array([])])
     )
-    assert shard == WrittenShard(
+    assert shard == OutputShard(
         format="keyed",
         prefix=str(folder),
-        num_documents=2,
+        documents=2,
         keys={"b": KeyInfo(dtype="int32", tokens=3), "a": KeyInfo(dtype="bool", tokens=1)},
         contiguous=True,
         files=tuple(file_sum(folder / name) for name in ("b.bin", "a.bin", "meta.json")),
     )
-    assert shard.num_tokens == 4
+    assert shard.tokens == 4
     assert names(folder) == ["a.bin", "b.bin", "meta.json"]
 
 
@@ -352,7 +350,7 @@ def test_ids_that_do_not_fit(tmp_path: Path, dtype: str, tokens: object, message
             writer.add_documents(array, np.array([len(array)]))
         # The call wrote nothing, so the writer goes on.
         writer.add_documents(np.array([1]), np.array([1]))
-        assert writer.finish().num_tokens == 1
+        assert writer.finish().tokens == 1
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
@@ -509,7 +507,7 @@ def test_documents_are_added_in_any_pieces(
     for name, parts in (("whole", [(0, len(lengths))]), ("parts", zip([0, *ends], ends, strict=False))):
         with pytest.MonkeyPatch.context() as patch, IndexedWriter(folder / name, dtype="uint16") as writer:
             if name == "parts":
-                patch.setattr(token_file, "CHUNK", chunk)
+                patch.setattr("headrace.stores.writer.CHUNK", chunk)
             for begin, end in parts:
                 writer.add_documents(tokens[sum(lengths[:begin]) : sum(lengths[:end])], counts[begin:end])
             writer.finish()

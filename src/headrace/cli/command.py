@@ -33,20 +33,24 @@ TERMINATED = 128 + signal.SIGTERM
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def dialect_options(command: F) -> F:
-    """Add ``--dialect`` and ``--documents``, which say how pairs of .bin and .idx are interpreted."""
-    documents = click.option(
-        "--documents",
-        metavar="NAME",
-        default="indices",
-        help="What a document of .bin/.idx is: 'sequences' makes each sequence a document (default: 'indices').",
-    )
-    dialect = click.option(
-        "--dialect",
-        metavar="NAME",
-        help="Program that wrote .bin/.idx, if the bytes do not show it: megatron, neox, ...",
-    )
-    return dialect(documents(command))
+_OF_TOKENS = {
+    "--dialect": "Program that wrote .bin/.idx, if the bytes do not show it: megatron, neox, ...",
+    "--documents": "What a document of .bin/.idx is: 'sequences' makes each sequence a document (default: 'indices').",
+    "--bin-dtype": "Dtype of a .bin without .idx and without a header: uint16 or uint32.",
+    "--eod": "Of a .bin without .idx: the id with which each document ends.",
+    "--bos": "Of a .bin without .idx: the id with which each document begins.",
+}
+
+
+def dialect_options(command: F, bin_dtype: str = "dtype") -> F:
+    """Add the options that say how tokens are read; ``bin_dtype`` is the argument that gets ``--bin-dtype``."""
+    for name, text in reversed(_OF_TOKENS.items()):
+        names = [name, bin_dtype] if name == "--bin-dtype" else [name]
+        kind, default = int if name in ("--eod", "--bos") else str, "indices" if name == "--documents" else None
+        command = click.option(*names, metavar="NAME" if kind is str else "ID", type=kind, default=default, help=text)(
+            command
+        )
+    return command
 
 
 def part_options(command: F) -> F:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_STORES = 12
+_AS_GIVEN = ("dialect", "documents", "bin_dtype", "eod", "bos", "drop_modes", "overwrite")
 
 _OPTIONS = (
     click.option(
@@ -35,7 +36,7 @@ _OPTIONS = (
     click.option(
         "--drop-modes", is_flag=True, help="Leave out modes of multimodal sequences if the format cannot hold them."
     ),
-    dialect_options,
+    partial(dialect_options, bin_dtype="bin_dtype"),
     click.option(
         "--workers",
         metavar="N",
@@ -113,10 +114,7 @@ def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:
     return headrace.copying.CopyOptions(
         dtype=_dtypes(given["dtype"]),
         shards="single" if given["single"] else given["shard_tokens"],
-        dialect=given["dialect"],
-        documents=given["documents"],
-        drop_modes=given["drop_modes"],
-        overwrite=given["overwrite"],
+        **{name: given[name] for name in _AS_GIVEN},
         **more,
     )
 

@@ -352,7 +352,7 @@ def _token(given: str) -> str | int:
 
 def _missing_tokenizer(inputs: tuple[str, ...]) -> str:
     for given in inputs:
-        if told := resolve_name("headrace.stores.foreign:foreign_format")(given):
+        if told := resolve_name("headrace.stores.foreign_ranges:foreign_format")(given):
             return f"{given!r}: {told}"
         if given.endswith(".tar") or any(Path(given).glob("*.tar")):
             return f"{given!r} holds .tar shards. {FORMS}"

@@ -18,12 +18,14 @@ import numpy as np
 
 from headrace.copying.rows import DocumentRows
 from headrace.errors import ConfigError
-from headrace.stores import Dialect, Documents, IndexedOptions, KeyedWriter, OutputShard
+from headrace.stores import Dialect, Documents, KeyedWriter, OutputShard
 from headrace.stores.arguments import MAIN, as_dtype
+from headrace.stores.foreign_ranges import RawDtype
 from headrace.stores.indexed.layout import IdxLayout, code_of
 from headrace.stores.indexed.writer import SequenceFiles
 from headrace.stores.keyed.layout import check_key, key_dtype
 from headrace.stores.keyed.writer import MAX_DOCUMENTS
+from headrace.stores.token_layouts import Opening, OpenOptions
 
 FormatName = Literal["indexed", "keyed"]
 DTypes = Mapping[str, np.dtype[Any]]
@@ -182,6 +184,15 @@ class CopyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     documents: Documents = "indices"
     """What a document of a pair is, as for `headrace.open`."""
 
+    bin_dtype: RawDtype | None = None
+    """Dtype of a ``.bin`` without a ``.idx`` and without a header; as ``dtype`` of `headrace.open`."""
+
+    eod: int | None = None
+    """The id with which each document of a ``.bin`` without a ``.idx`` ends, as for `headrace.open`."""
+
+    bos: int | None = None
+    """The id with which each document of such a file begins."""
+
     allow_different_tokenizers: bool = False
     """Merge stores whose manifests name different tokenisers; the result then names no tokeniser."""
 
@@ -199,7 +210,14 @@ class CopyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(
                 f"shards={self.shards!r}: allowed are 'single', 'source', or a number of tokens, at least 1"
             )
-        IndexedOptions(dialect=self.dialect, documents=self.documents)  # refuses unknown values
+        Opening(**self.opening)  # refuses unknown values
+
+    @property
+    def opening(self) -> OpenOptions:
+        """The options with which the sources are opened."""
+        return OpenOptions(
+            dialect=self.dialect, documents=self.documents, dtype=self.bin_dtype, eod=self.eod, bos=self.bos
+        )
 
 
 def check_sort_by(sort_by: str) -> None:

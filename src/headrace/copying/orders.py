@@ -176,7 +176,7 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
     def kept(self) -> dict[str, Any]:
         """The options that the manifest keeps: all that decide bytes, except those that it keeps for each source."""
         options = msgspec.to_builtins(self.request.options)
-        for name in ("overwrite", "documents", "dialect"):
+        for name in ("overwrite", "documents", "dialect", "bin_dtype", "eod", "bos"):
             options.pop(name)
         return {**self.request.asked, **options, "shards": self.shards}
 
@@ -217,12 +217,7 @@ def ordered(request: Request, sources: list[StoreSource], parts: Parts) -> CopyO
         tokenizer=tokenizer,
         notes=(*request.notes, *kinds.warnings, *mode_notes, *tokenizer_notes, *_plan_notes(request, sources, plan)),
         shards=shards,
-        sources=tuple(
-            SourceEntry(
-                path=source.path, documents=source.documents, dialect=source.dialect, num_documents=source.num_documents
-            )
-            for source in sources
-        ),
+        sources=tuple(SourceEntry.of(source.path, source.num_documents, source.options) for source in sources),
         values=_keys_where(sources, kinds, lambda source: source.keys_of_values),
         masks=_keys_where(sources, kinds, lambda source: source.keys_of_masks),
         has_samples=any(source.has_samples for source in sources),

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
-from headrace.copying.formats import FormatName
+from headrace.copying.formats import CopyOptions, FormatName
 from headrace.errors import ConfigError, StoreError
 from headrace.plan.megatron.sampling import split_ranges
 from headrace.stores import Manifest
@@ -182,12 +183,22 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         documents: what a document of a pair is, as for `headrace.open`.
         dialect: as for `headrace.open`; empty if it was recognised by the bytes.
         num_documents: number of its documents.
+        dtype: as for `headrace.open`, and so are ``eod`` and ``bos``; only if they were given.
     """
 
     path: str
     documents: str = "indices"
     dialect: str = ""
     num_documents: int
+    dtype: str | UnsetType = UNSET
+    eod: int | UnsetType = UNSET
+    bos: int | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, path: str, num_documents: int, options: CopyOptions) -> SourceEntry:
+        """Return the entry of a source that was opened with the options of a copy."""
+        given: dict[str, Any] = {name: value for name, value in options.opening.items() if value is not None}
+        return cls(path=path, num_documents=num_documents, **given)
 
 
 class CopyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

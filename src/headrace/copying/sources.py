@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from headrace.copying.formats import CopyOptions, SortBy
-from headrace.copying.json_object import JsonObjectStore, is_json_object
 from headrace.copying.rows import DocumentRows, lengths_of, read_rows, shards_of
 from headrace.errors import StoreError
 from headrace.io import (
@@ -91,7 +90,7 @@ class StoreSource:
     """One store with all its keys, for one pass from beginning to end.
 
     Args:
-        path: a path as for `headrace.open`, or a file of one JSON object, the first store format of AstrAI.
+        path: a path as for `headrace.open`.
         options: how pairs are interpreted.
         folder: the folder that a relative path is in; empty for the current one.
         using: how the store of a URL is reached.
@@ -110,16 +109,8 @@ class StoreSource:
         self.folder: AnyPath | None = None if found is None else found[0]
         self.manifest: Manifest | None = None if found is None else found[1]
         # The dialect applies to pairs; keyed stores may be among the sources too.
-        pair_options = CopyOptions() if _is_keyed(self._reader.path_at(path), self.manifest) else options
-        self.documents, self.dialect = pair_options.documents, pair_options.dialect or ""
-        self.keys: dict[str, Store]
-        if is_json_object(path, self._reader):
-            whole = JsonObjectStore(path, using=self._reader)
-            self.keys = {key: whole.with_main(key) for key in whole.keys}
-        else:
-            self.keys = open_keys(
-                path, reader=self._reader, dialect=pair_options.dialect, documents=pair_options.documents
-            )
+        self.options = CopyOptions() if _is_keyed(self._reader.path_at(path), self.manifest) else options
+        self.keys: dict[str, Store] = open_keys(path, reader=self._reader, **self.options.opening)
         counts = {key: store.num_documents for key, store in self.keys.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{key!r} has {count:,}" for key, count in counts.items())

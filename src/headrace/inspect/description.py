@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
 import numpy as np
@@ -21,7 +21,6 @@ from headrace.plan.packing import CHUNK, Packing
 from headrace.plan.packing.forecast import Forecast, forecast
 from headrace.stores import (
     BackendInfo,
-    IndexedOptions,
     InputFile,
     InputOrder,
     Ledger,
@@ -32,8 +31,8 @@ from headrace.stores import (
     TokenizerInfo,
     open_keys,
 )
-from headrace.stores.indexed.layout import AS_FOUND
 from headrace.stores.manifest import find_manifest as find_listing
+from headrace.stores.token_layouts import OpenOptions
 
 EXACT_DOCUMENTS: Final = 1 << 22
 """The most documents of a store whose lengths are all read, which takes about a second."""
@@ -121,7 +120,7 @@ class Description(Answer, frozen=True, kw_only=True):
         return _store_lines(self)
 
 
-def describe_store(path: str, options: IndexedOptions = AS_FOUND) -> Description:
+def describe_store(path: str, **options: Unpack[OpenOptions]) -> Description:
     """Open a store and gather its numbers. This reads the index and not the tokens; it holds the lengths of one shard.
 
     Of a store of more than 2^22 documents, it looks up the lengths of 8,192.
@@ -130,7 +129,7 @@ def describe_store(path: str, options: IndexedOptions = AS_FOUND) -> Description
         StoreError: the store cannot be opened.
     """
     with contextlib.ExitStack() as stack:
-        stores = {key: stack.enter_context(store) for key, store in opened_keys(path, options).items()}
+        stores = {key: stack.enter_context(store) for key, store in open_keys(path, **options).items()}
         manifest = find_manifest(path)
         keys = tuple(_with_share(_described(key, store, manifest), stores) for key, store in stores.items())
         shards = [shard for store in stores.values() for shard in shards_of(store)]
@@ -154,11 +153,6 @@ def _recorded(manifest: Manifest | None) -> dict[str, Any]:
         **{name: getattr(manifest, name, None) for name in fields},
         "errors": None if manifest is None else len(manifest.errors),
     }
-
-
-def opened_keys(path: str, options: IndexedOptions) -> dict[str, Store]:
-    """Open every key of the store at a path; ``options`` say how to read pairs of .bin and .idx."""
-    return open_keys(path, dialect=options.dialect, documents=options.documents)
 
 
 def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:
@@ -294,16 +288,16 @@ class PackFigures(Answer, frozen=True, kw_only=True):
 
 
 def pack_figures(
-    path: str, seq_lens: Sequence[int], options: IndexedOptions, *, key: str | None, on_progress: OnProgress
+    path: str, seq_lens: Sequence[int], *, key: str | None, on_progress: OnProgress, **options: Unpack[OpenOptions]
 ) -> PackFigures:
     """Forecast packing from the lengths of documents, which are read once for each length of packs, in bounded memory.
 
     Args:
         path: the same as for `headrace.open`.
         seq_lens: the lengths of packs, in tokens.
-        options: how to read pairs of .bin and .idx.
         key: the key to pack, if the store has several; by default the main one, which is the first.
         on_progress: called now and then with the documents that are read.
+        options: as for `headrace.open`.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -311,7 +305,7 @@ def pack_figures(
     """
     for seq_len in seq_lens:
         Packing(seq_len=seq_len)  # raises before anything is read
-    name, store = open_key(path, key, options)
+    name, store = open_key(path, key, **options)
     with store:
         forecasts = [
             forecast(_read(store, seq_len, on_progress), seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
@@ -332,14 +326,14 @@ def _read(store: Store, seq_len: int, on_progress: OnProgress) -> Iterator[IntAr
         on_progress(f"packs of {count(seq_len)}", done, total, text=text)
 
 
-def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, Store]:
+def open_key(path: str, key: str | None, **options: Unpack[OpenOptions]) -> tuple[str, Store]:
     """Open the key that is packed; returns its name, and the store with that key as the main one.
 
     Raises:
         StoreError: the store cannot be opened.
         ConfigError: there is no such key.
     """
-    stores = opened_keys(path, options)
+    stores = open_keys(path, **options)
     name = next(iter(stores)) if key is None else key
     for other, store in stores.items():
         if other != name:

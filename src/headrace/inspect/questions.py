@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
 
@@ -34,7 +34,7 @@ from headrace.inspect.description import describe_store, pack_figures
 from headrace.inspect.kept import check_kept, describe_facts
 from headrace.inspect.shown import Preview, PreviewOptions
 from headrace.plan.packing import Packing
-from headrace.stores import Dialect, Documents, IndexedOptions
+from headrace.stores.token_layouts import Opening, OpenOptions
 
 if TYPE_CHECKING:
     from headrace.inspect.description import Description, PackFigures
@@ -66,13 +66,12 @@ def describe(
     *,
     packs: Sequence[int] = (),
     key: str | None = None,
-    dialect: Dialect | None = None,
-    documents: Documents = "indices",
     split_config: str | None = None,
     dataset_config: str | None = None,
     steps: int | None = None,
     global_batch_size: int | None = None,
     on_progress: OnProgress = unseen,
+    **options: Unpack[OpenOptions],
 ) -> AnyDescription:
     """Return what the store, the dataset of samples or the metadataset at a path holds.
 
@@ -82,13 +81,12 @@ def describe(
         path: a folder, a prefix with or without .bin or .idx, a meta.json, tar shards, or a metadataset (.yaml).
         packs: lengths of packs, in tokens; the answer is then what each packing strategy makes of the documents.
         key: with ``packs``, the key to pack, if the store has several; by default the first.
-        dialect: the program that wrote .bin and .idx, if the bytes do not show it.
-        documents: what a document of .bin and .idx is.
         split_config: the split file of an Energon dataset.
         dataset_config: the dataset file of an Energon dataset.
         steps: of a metadataset, count how often each source was seen after so many steps.
         global_batch_size: the number of samples per step.
         on_progress: called now and then while packs are made.
+        options: of tokens, as for `headrace.open`: ``dialect``, ``documents``, ``dtype``, ...
 
     Raises:
         StoreError: there is no store, or it cannot be opened.
@@ -105,6 +103,7 @@ def describe(
         [266, 205]
     """
     path = os.fspath(path)
+    given = Opening(**options).given
     kind = kind_of(path)
     if kind == "metadataset" and not packs:
         mix: MetadatasetDescription = _named("metadataset:describe_metadataset")(
@@ -117,26 +116,27 @@ def describe(
         raise ConfigError(
             f"`steps` and `global_batch_size` are for metadatasets, whose names end in .yaml; found {path}"
         )
-    options = IndexedOptions(dialect=dialect, documents=documents)
     if packs:
-        return pack_figures(path, packs, options, key=key, on_progress=on_progress)
+        return pack_figures(path, packs, key=key, on_progress=on_progress, **options)
     if key is not None:
         raise ConfigError(f"`key={key}` needs `packs=N`: add it, or leave `key` out")
     of_samples = _named("samples:SampleOptions")(split_config=split_config, dataset_config=dataset_config)
     samples: SampleDescription | None = _named("sample_description:describe_samples")(path, of_samples)
-    return samples or describe_store(path, options)
+    if samples is not None and given:
+        raise ConfigError(f"{path}: {', '.join(given)} is for stores of tokens")
+    return samples or describe_store(path, **options)
 
 
-class CheckOptions(TypedDict, total=False):
+class CheckOptions(OpenOptions, total=False):
     """What `check` checks, in addition to what it always does. Options for another kind of path are refused.
+
+    Those of tokens are also the options of `headrace.open`: ``dialect``, ``documents``, ``dtype``, ...
 
     Attributes:
         tokenizer: of tokens, the tokeniser whose vocabulary ids are compared with; by default that of the manifest.
         packing: of tokens, also make packs of a store without faults, as a run would do it, and check them.
         key: with ``packing``, the key to pack, if the store has several; by default the first.
         plan_folder: with ``packing``, the folder of kept plans; by default the cache folder.
-        dialect: the program that wrote .bin and .idx, if the bytes do not show it.
-        documents: what a document of .bin and .idx is (default: ``"indices"``).
         decode: of samples, decode every picture, video, sound and text.
         workers: with ``decode``, the number of processes; by default one for each usable core.
         split_part: the part of an Energon dataset, or the split of a metadataset; by default all.
@@ -148,8 +148,6 @@ class CheckOptions(TypedDict, total=False):
     packing: Packing | None
     key: str | None
     plan_folder: str | Path | None
-    dialect: Dialect | None
-    documents: Documents
     decode: bool
     workers: int | None
     split_part: str | None
@@ -161,7 +159,7 @@ _OF_PACKS: Final = ("packing", *Packing.__struct_fields__)
 CHECK_FITS: Final[Fits] = {
     **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
     **dict.fromkeys(("decode", "quarantine", "workers", "split_part"), FOR_SAMPLES),
-    **dict.fromkeys(("tokenizer", *_OF_PACKS, "key", "plan_folder", "dialect", "documents"), FOR_TOKENS),
+    **dict.fromkeys(("tokenizer", *_OF_PACKS, "key", "plan_folder", *OpenOptions.__annotations__), FOR_TOKENS),
 }
 """The kinds of paths that options of `check` and ``headrace check`` are for; the latter has the fields of packing."""
 
@@ -220,9 +218,9 @@ def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> 
     packing, key, folder = options.get("packing"), options.get("key"), options.get("plan_folder")
     if packing is None and (key is not None or folder is not None):
         raise ConfigError("the options of packs need the length of a pack: add `packing=N`")
-    indexed = IndexedOptions(dialect=options.get("dialect"), documents=options.get("documents", "indices"))
+    of_tokens = {name: value for name, value in options.items() if name in OpenOptions.__annotations__}
     verdict: Verdict = _named("store_checks:check_store")(
-        path, indexed, tokenizer=options.get("tokenizer"), on_progress=on_progress
+        path, tokenizer=options.get("tokenizer"), on_progress=on_progress, **of_tokens
     )
     if packing is None:
         return verdict
@@ -230,7 +228,7 @@ def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> 
         return msgspec.structs.replace(verdict, packs=None)
     place = None if folder is None else Path(folder)
     packs, faults = _named("store_checks:check_packs")(
-        path, packing, indexed, key=key, plan_folder=place, on_progress=on_progress
+        path, packing, key=key, plan_folder=place, on_progress=on_progress, **of_tokens
     )
     return msgspec.structs.replace(verdict, ok=not faults, problems=tuple(faults), packs=packs)
 

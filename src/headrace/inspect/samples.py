@@ -85,7 +85,7 @@ def open_sample_store(
             using=using,
         )
     if options != WHOLE:
-        what = "this has no .nv-meta" if layout is None else f"this is {SAMPLE_LAYOUTS[layout].words}"
+        what = "this has no .nv-meta" if layout is None else f"this is {SAMPLE_LAYOUTS[layout]}"
         raise ConfigError(f"{path}: {', '.join(options.named())} is only for Energon datasets; {what}")
     if layout == "tar":
         return quarantined(TarStore(path, using=using, index="cache", faulty="skip" if faulty else "error"))

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Unpack
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from headrace.datasets import PackedSequenceDataset, Sample
 from headrace.datasets.packed_sequences import StoreLengths, plan_name
 from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
-from headrace.inspect.description import find_manifest, open_key, opened_keys, shards_of
+from headrace.inspect.description import find_manifest, open_key, shards_of
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
 from headrace.io import FileSum, cache_folder, path_at
 from headrace.plan import IntArray, KeyArray, derive_array
@@ -26,10 +27,10 @@ from headrace.plan.packed_check import check_packed
 from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.preparing.backends.tokenizer import load_tokenizer
-from headrace.stores import MANIFEST_NAME, IndexedOptions, Manifest, Problem, Store, check_arrays, find_arrays
+from headrace.stores import MANIFEST_NAME, Manifest, Problem, Store, check_arrays, find_arrays, open_keys
 from headrace.stores.checking import Faults
-from headrace.stores.indexed.layout import AS_FOUND
 from headrace.stores.kept_arrays import KEPT_NAME
+from headrace.stores.token_layouts import OpenOptions
 from headrace.stores.written import META_NAME
 
 
@@ -81,15 +82,15 @@ class Verdict(Answer, frozen=True, kw_only=True):
 
 
 def check_store(
-    path: str, options: IndexedOptions = AS_FOUND, *, tokenizer: str | None, on_progress: OnProgress
+    path: str, *, tokenizer: str | None, on_progress: OnProgress, **options: Unpack[OpenOptions]
 ) -> Verdict:
     """Read everything at a path, and collect what is wrong.
 
     Args:
         path: the same as for `headrace.open`.
-        options: how to read pairs of .bin and .idx.
         tokenizer: the tokeniser whose vocabulary ids are compared with; by default the manifest's.
         on_progress: called before each shard.
+        options: as for `headrace.open`.
 
     Raises:
         StoreError: the path holds no store.
@@ -98,7 +99,7 @@ def check_store(
     """
     vocab_size = load_tokenizer(tokenizer).known.vocab_size if tokenizer is not None else None
     try:
-        stores = opened_keys(path, options)
+        stores = open_keys(path, **options)
         manifest = find_manifest(path)
     except StoreAwayError:
         raise
@@ -218,11 +219,11 @@ _EPOCH_KEY = 1 << 40
 def check_packs(
     path: str,
     packing: Packing,
-    options: IndexedOptions = AS_FOUND,
     *,
     key: str | None,
     plan_folder: Path | None,
     on_progress: OnProgress,
+    **options: Unpack[OpenOptions],
 ) -> tuple[PackVerdict, list[Problem]]:
     """Make all packs of a store, as a run would get them, and collect what is wrong with them.
 
@@ -233,16 +234,16 @@ def check_packs(
     Args:
         path: the same as for `headrace.open`.
         packing: how the documents are packed.
-        options: how to read pairs of .bin and .idx.
         key: the key that is packed, if the store has several; by default the main one, which is the first.
         plan_folder: where plans are kept; by default the cache folder.
         on_progress: called now and then with the packs that are checked.
+        options: as for `headrace.open`.
 
     Raises:
         ConfigError: there is no such key; documents are over-long, and no policy says what to do with them; or there is
             nothing to pack.
     """
-    name, store = open_key(path, key, options)
+    name, store = open_key(path, key, **options)
     with store:
         folder = plan_folder or cache_folder("packs")
         place = None if folder is None else folder / plan_name(store, packing)

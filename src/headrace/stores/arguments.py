@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,13 @@ def sample_numbers(indices: ArrayLike, num_samples: int, path: str) -> IntArray:
         raise IndexError(f"sample {array[wrong][0]} is out of range; {path} has {num_samples:,} samples")
     numbers = array.astype(np.int64)
     return np.where(numbers < 0, numbers + num_samples, numbers)
+
+
+def prefix_sums(counts: Sequence[int]) -> IntArray:
+    """Return (counts + 1,) int64: 0, and the sum of all counts up to each."""
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums
 
 
 def check_range(begin: int, end: int, num_tokens: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from headrace.stores.arguments import (
     known_key,
     not_parallel,
     positions,
+    prefix_sums,
     read_only,
 )
 from headrace.stores.store import (
@@ -35,7 +37,59 @@ from headrace.stores.store import (
 _SAMPLED_DOCUMENTS = 4096
 
 
-class CombinedStore(Store):
+class SeveralStores(Store):
+    """What is the sum of several stores."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Collection[Store]:
+        """The stores, in order."""
+
+    @property
+    def files(self) -> tuple[AnyPath, ...]:
+        """The files of all stores, each once."""
+        return tuple(dict.fromkeys(file for store in self.parts for file in store.files))
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        """Those of all stores, each once."""
+        return tuple(dict.fromkeys(one for store in self.parts for one in store.readers))
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """Those of all stores, one after another."""
+        return tuple(file for store in self.parts for file in store.data_files)
+
+    def data_sizes(self) -> IntArray:
+        """(data_files,) int64: the bytes of each."""
+        return np.concatenate([store.data_sizes() for store in self.parts])
+
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return one of ``data_files``, and what reads it. O(stores)."""
+        for store in self.parts:
+            num_files = len(store.data_files)
+            if file < num_files:
+                return store.data_file(file)
+            file -= num_files
+        raise IndexError(f"there is no data file {file} more")
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """Those of the first store: all are opened with the same."""
+        return next(iter(self.parts)).opening
+
+    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
+        """Check every store, in order; ids not in keys that hold none according to the manifest."""
+        for store in self.parts:
+            yield from store.check(vocab_size=vocab_size)
+
+    def close(self) -> None:
+        """Close the files of every store."""
+        for store in self.parts:
+            store.close()
+
+
+class CombinedStore(SeveralStores):
     """Joins keys that have stores of their own into one store. O(keys) memory.
 
     Document i of every key belongs to the same record. The *main* key is the one called ``"tokens"``, or else the
@@ -76,6 +130,11 @@ class CombinedStore(Store):
                 )
 
     @property
+    def parts(self) -> Collection[Store]:
+        """The stores of the keys."""
+        return self.stores.values()
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The main key, then the others in the order of ``stores``."""
         return tuple(self.stores)
@@ -84,29 +143,6 @@ class CombinedStore(Store):
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """The dtype of each key."""
         return {key: store.dtypes[store.keys[0]] for key, store in self.stores.items()}
-
-    @property
-    def files(self) -> tuple[AnyPath, ...]:
-        """The files of all keys, each once."""
-        return tuple(dict.fromkeys(file for store in self.stores.values() for file in store.files))
-
-    @property
-    def readers(self) -> tuple[Reader, ...]:
-        """Those of the stores of all keys, each once."""
-        return tuple(dict.fromkeys(one for store in self.stores.values() for one in store.readers))
-
-    @property
-    def data_files(self) -> tuple[str, ...]:
-        """Those of the stores of all keys, one after another."""
-        return tuple(file for store in self.stores.values() for file in store.data_files)
-
-    def data_sizes(self) -> IntArray:
-        """(data_files,) int64: the bytes of each."""
-        return np.concatenate([store.data_sizes() for store in self.stores.values()])
-
-    def data_file(self, file: int) -> tuple[Reader, str]:
-        """Return one of ``data_files``, and what reads it. O(keys)."""
-        return _data_file(self.stores.values(), file)
 
     def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
         """Return the ranges in the files of the key's own store."""
@@ -183,16 +219,6 @@ class CombinedStore(Store):
         """Return where each document begins in the main key, (n,) int64; for ``num_documents``, ``num_tokens``."""
         return self._main.document_begins(documents)
 
-    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Check every key; ids are checked in all keys, except in those that hold no ids according to the manifest."""
-        for store in self.stores.values():
-            yield from store.check(vocab_size=vocab_size)
-
-    def close(self) -> None:
-        """Close the files of every key."""
-        for store in self.stores.values():
-            store.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.stores, self.path)
 
@@ -222,7 +248,7 @@ _BULK_ROWS = 4
 """With at least so many rows in one shard, one call of its gather costs less than a fetch for each row."""
 
 
-class ShardedStore(Store):
+class ShardedStore(SeveralStores):
     """Joins stores in a given order into one: their documents and token streams follow each other. O(shards) memory.
 
     Args:
@@ -252,8 +278,13 @@ class ShardedStore(Store):
                 )
         self.path = path
         self.shards = tuple(shards)
-        self._document_begins = _prefix_sums([shard.num_documents for shard in shards])
+        self._document_begins = prefix_sums([shard.num_documents for shard in shards])
         self._token_begins: IntArray | None = None
+
+    @property
+    def parts(self) -> Collection[Store]:
+        """The shards."""
+        return self.shards
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -264,29 +295,6 @@ class ShardedStore(Store):
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """The dtypes, which are the same in every shard."""
         return self.shards[0].dtypes
-
-    @property
-    def files(self) -> tuple[AnyPath, ...]:
-        """The files of all shards, in order."""
-        return tuple(file for shard in self.shards for file in shard.files)
-
-    @property
-    def readers(self) -> tuple[Reader, ...]:
-        """Those of the shards, each once."""
-        return tuple(dict.fromkeys(one for shard in self.shards for one in shard.readers))
-
-    @property
-    def data_files(self) -> tuple[str, ...]:
-        """Those of the shards, one after another."""
-        return tuple(file for shard in self.shards for file in shard.data_files)
-
-    def data_sizes(self) -> IntArray:
-        """(data_files,) int64: the bytes of each."""
-        return np.concatenate([shard.data_sizes() for shard in self.shards])
-
-    def data_file(self, file: int) -> tuple[Reader, str]:
-        """Return one of ``data_files``, and what reads it. O(shards)."""
-        return _data_file(self.shards, file)
 
     def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
         """Return the ranges in the files of the shards; one that crosses shards is cut."""
@@ -299,7 +307,7 @@ class ShardedStore(Store):
         owners = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[rows]
         low = np.maximum(begins[rows], shard_begins[owners])
         high = np.minimum(begins[rows] + lengths[rows], shard_begins[owners + 1])
-        num_files = _prefix_sums([len(shard.data_files) for shard in self.shards])
+        num_files = prefix_sums([len(shard.data_files) for shard in self.shards])
         parts = []
         for shard, mine in _groups(np.arange(len(self.shards) + 1), owners):
             begin = shard_begins[shard]
@@ -421,22 +429,12 @@ class ShardedStore(Store):
             out[at] = self.shards[shard].document_begins(local) + shard_begins[shard]
         return out
 
-    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Check every shard, in order."""
-        for shard in self.shards:
-            yield from shard.check(vocab_size=vocab_size)
-
-    def close(self) -> None:
-        """Close the files of every shard."""
-        for shard in self.shards:
-            shard.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.shards, self.path)
 
     def _begins(self) -> IntArray:
         if self._token_begins is None:
-            self._token_begins = _prefix_sums([shard.num_tokens for shard in self.shards])
+            self._token_begins = prefix_sums([shard.num_tokens for shard in self.shards])
         return self._token_begins
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
@@ -452,21 +450,6 @@ class ShardedStore(Store):
             parts.append(self.shards[first].fetch(begin - at, until - at, key))
             begin, first = until, first + 1
         return read_only(np.concatenate(parts) if parts else np.empty(0, self.dtypes[key]))
-
-
-def _data_file(stores: Iterable[Store], file: int) -> tuple[Reader, str]:
-    for store in stores:
-        num_files = len(store.data_files)
-        if file < num_files:
-            return store.data_file(file)
-        file -= num_files
-    raise IndexError(f"there is no data file {file} more")
-
-
-def _prefix_sums(counts: Sequence[int]) -> IntArray:
-    sums = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=sums[1:])
-    return sums
 
 
 def _groups(shard_begins: IntArray, positions: IntArray) -> Iterator[tuple[int, IntArray]]:

@@ -48,7 +48,7 @@ from headrace.io import (
 )
 from headrace.io.kept import is_as_kept, keep_bytes
 from headrace.stores.arguments import IntArray
-from headrace.stores.store import AnyStore, Problem, read_ahead_of_fingerprints
+from headrace.stores.store import ENDS_BYTES, AnyStore, Problem, read_ahead_of_fingerprints
 
 KEPT_NAME: Final = "kept.json"
 _KIND: Final = "headrace.kept"
@@ -169,13 +169,13 @@ def find_cache(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes]
 def check_arrays(folder: Path, name: str) -> list[Problem]:
     """Read everything under a name, and return each difference from what was written."""
     place = folder / name
+    faults = []
     try:
-        kept = _listed(place, _list_bytes(place))
+        kept = _listed(place)
     except _DamageError as damage:
         return [damage.problem]
-    except OSError as error:
-        raise StoreError(f"{place / KEPT_NAME}: cannot be read: {error.strerror or error}") from error
-    faults = []
+    if kept is None:
+        raise StoreError(f"{place / KEPT_NAME}: cannot be read: it is missing")
     for key, file in kept.arrays.items():
         try:
             _array(place / f"{key}.npy", file)
@@ -186,12 +186,9 @@ def check_arrays(folder: Path, name: str) -> list[Problem]:
 
 def _checked(place: Path) -> tuple[dict[str, NDArray[Any]], bytes] | None:
     """Return the arrays in a folder and their meta; None if there are none."""
-    try:
-        kept = _listed(place, _list_bytes(place))
-    except (FileNotFoundError, NotADirectoryError):
+    kept = _listed(place)
+    if kept is None:
         return None
-    except OSError as error:
-        raise StoreError(f"{place / KEPT_NAME}: cannot be read: {error.strerror or error}") from error
     return {key: _array(place / f"{key}.npy", file) for key, file in kept.arrays.items()}, kept.meta.encode()
 
 
@@ -219,13 +216,15 @@ def _array(path: Path, file: KeptFile) -> NDArray[Any]:
     return array
 
 
-def _list_bytes(place: Path) -> bytes:
-    return (place / KEPT_NAME).read_bytes()
-
-
-def _listed(place: Path, data: bytes) -> KeptRecord:
-    """Parse ``kept.json``, and verify that nothing in it was changed since it was written."""
+def _listed(place: Path) -> KeptRecord | None:
+    """Parse ``kept.json``, and verify that nothing in it was changed since it was written; None if there is none."""
     path = place / KEPT_NAME
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
         kept = msgspec.json.decode(data, type=KeptRecord)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -272,9 +271,6 @@ _KEPT_BYTES: Final = 8 << 20
 """The index of a smaller file is not kept: making it again takes no longer than reading it."""
 
 _ENDS_BYTES: Final = 64 << 10
-
-ENDS_BYTES: Final = 4096
-"""The bytes at both ends of files of samples by which these are known."""
 
 _FEW_FILES: Final = 64
 

@@ -29,7 +29,7 @@ from headrace.io import (
 )
 from headrace.stores.checking import check_file
 from headrace.stores.store import AnyStore, Problem
-from headrace.stores.written import META_NAME, Format, OutputShard, file_faults
+from headrace.stores.written import META_NAME, OutputShard, file_faults
 
 
 class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -399,7 +399,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def entry_beside(
-    prefix: str | AnyPath, layout: Format, vouched: OutputShard | None
+    prefix: str | AnyPath, layout: str, vouched: OutputShard | None
 ) -> tuple[OutputShard | None, list[Problem]]:
     """Return the entry of a shard in the manifest beside it, unless one is known, and what is wrong with the manifest.
 

@@ -1,6 +1,6 @@
 """Opens whatever store lies at a path: a file, a pair of files, or a folder of them.
 
-Each layout of samples (as opposed to documents of tokens) says which paths are its own, and opens them:
+Samples (as opposed to documents of tokens) lie at a path in one of these layouts, of which the first counts:
 
 - A folder with ``.nv-meta``: an Energon dataset or a folder of files, as its metadata says.
 - A list, or a name or pattern that ends in ``.tar`` (or in a suffix of a compressed tar): tar shards.
@@ -14,11 +14,8 @@ Everything else is opened as tokens; see `headrace.stores.token_layouts`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, overload
-
-import msgspec
+from typing import TYPE_CHECKING, Final, Literal, Unpack, overload
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import AnyPath, Reader, can_list, path_at, reader, reader_at, walk
@@ -26,19 +23,23 @@ from headrace.stores import energon
 from headrace.stores.arguments import check_name
 from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER, folder_kind
 from headrace.stores.energon.jsonl import JsonlSamplesStore, index_place, is_records_of_text
-from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder
-from headrace.stores.indexed.layout import Dialect, Documents, IndexedOptions
+from headrace.stores.foreign import is_object, is_saved_dataset
 from headrace.stores.indexed.pairs import SUFFIXES
-from headrace.stores.json.store import JSON_SUFFIXES, is_object
 from headrace.stores.manifest import MANIFEST_NAME
-from headrace.stores.parquet import PARQUET_SUFFIX
 from headrace.stores.quarantine import quarantined
-from headrace.stores.saved_dataset import is_saved_dataset
 from headrace.stores.store import SampleStore, Store
 from headrace.stores.tar.index import TarPaths
 from headrace.stores.tar.members import SUFFIXES as COMPRESSED
 from headrace.stores.tar.store import TarStore
-from headrace.stores.token_layouts import Opening, listed_keys, token_store
+from headrace.stores.token_layouts import (
+    HDF5,
+    JSON,
+    PARQUET,
+    Opening,
+    OpenOptions,
+    listed_keys,
+    token_store,
+)
 from headrace.stores.written import META_NAME
 
 if TYPE_CHECKING:
@@ -47,24 +48,10 @@ if TYPE_CHECKING:
 SampleFormat = Literal["energon", "files", "tar", "jsonl samples"]
 
 _TARS: Final = (".tar", *COMPRESSED)
-FILES: Final = (*_TARS, *SUFFIXES, *HDF5_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX)
+FILES: Final = (*_TARS, *SUFFIXES, *HDF5.suffixes, *JSON.suffixes, *PARQUET.suffixes)
 """What the names of files end in that are opened by themselves; anything else may be a folder, or a prefix."""
 UNFINISHED_NAME: Final = ".headrace"
 """Folder in an object store that belongs to a run which has not completed its output there."""
-
-
-class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """One layout.
-
-    Attributes:
-        words: what it is, for messages.
-        is_at: returns whether a path is of this layout.
-        open: opens a path with a split part, which is only for Energon datasets, and a reader.
-    """
-
-    words: str
-    is_at: Callable[[str, str | Reader], bool]
-    open: Callable[[str | os.PathLike[str], str | None, str | Reader], SampleStore]
 
 
 def _holds_tars(name: str, using: str | Reader) -> bool:
@@ -76,7 +63,7 @@ def _holds_tars(name: str, using: str | Reader) -> bool:
     if not can_list(folder) and is_saved_dataset(folder, using):
         return False
     for at, (_, files) in enumerate(walk(folder)):
-        if any(file in (MANIFEST_NAME, META_NAME) or file.endswith(HDF5_SUFFIXES) for file in files):
+        if any(file in (MANIFEST_NAME, META_NAME) or file.endswith(HDF5.suffixes) for file in files):
             return False
         if at == 0 and any(file.endswith((".idx", ".bin")) and not file.endswith(".tar.idx") for file in files):
             return False
@@ -92,29 +79,13 @@ def _holds_records(name: str, using: str | Reader) -> bool:
     return index_place(name, using).is_file() or (not is_object(name, using) and is_records_of_text(name, using))
 
 
-SAMPLE_LAYOUTS: Final[dict[SampleFormat, SampleLayout]] = {
-    "energon": SampleLayout(
-        words="an Energon dataset, a folder with .nv-meta",
-        is_at=lambda name, using: folder_kind(path_at(name, using)) == "webdataset",
-        open=lambda path, part, using: energon.EnergonStore(path, split_part=part, using=using),
-    ),
-    "files": SampleLayout(
-        words="a folder of files with media metadata in .nv-meta",
-        is_at=lambda name, using: folder_kind(path_at(name, using)) == "filesystem",
-        open=lambda path, part, using: energon.FilesystemStore(path, using=using),
-    ),
-    "tar": SampleLayout(
-        words="tar shards",
-        is_at=_holds_tars,
-        open=lambda path, part, using: quarantined(TarStore(path, using=using)),
-    ),
-    "jsonl samples": SampleLayout(
-        words="a .jsonl whose records are not lists of tokens",
-        is_at=_holds_records,
-        open=lambda path, part, using: quarantined(JsonlSamplesStore(path, using=using)),
-    ),
+SAMPLE_LAYOUTS: Final[dict[SampleFormat, str]] = {
+    "energon": "an Energon dataset, a folder with .nv-meta",
+    "files": "a folder of files with media metadata in .nv-meta",
+    "tar": "tar shards",
+    "jsonl samples": "a .jsonl whose records are not lists of tokens",
 }
-"""All layouts; of several to which a path belongs, the first counts."""
+"""All layouts of samples, in words for messages."""
 
 
 def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat | None:
@@ -128,7 +99,12 @@ def sample_layout(path: TarPaths, using: str | Reader = "mmap") -> SampleFormat 
         # It may be a folder, or a prefix.
         using.look_up(*files_around(name))  # at once
         _check_complete(path_at(name, using))
-    return next((found for found, layout in SAMPLE_LAYOUTS.items() if layout.is_at(name, using)), None)
+    kind = folder_kind(path_at(name, using))
+    if kind is not None:
+        return "energon" if kind == "webdataset" else "files"
+    if _holds_tars(name, using):
+        return "tar"
+    return "jsonl samples" if _holds_records(name, using) else None
 
 
 def files_around(name: str) -> tuple[list[str], list[str]]:
@@ -161,23 +137,25 @@ def open_samples(path: TarPaths, layout: SampleFormat, *, split_part: str | None
         ConfigError: ``split_part`` is set, but the layout has no parts.
         StoreError: the data are missing or malformed.
     """
-    found = SAMPLE_LAYOUTS[layout]
     if split_part is not None and layout != "energon":
-        raise ConfigError(f"{path}: split_part={split_part!r} is for Energon datasets; this is {found.words}")
-    if not isinstance(path, str | os.PathLike):
-        return quarantined(TarStore(path, using=using))
-    return found.open(path, split_part, using)
-
-
-_DEFAULTS: Final = {"key": None, "dialect": None, "documents": "indices", "dataset_order": "number"}
+        words = SAMPLE_LAYOUTS[layout]
+        raise ConfigError(f"{path}: split_part={split_part!r} is for Energon datasets; this is {words}")
+    if isinstance(path, str | os.PathLike):
+        if layout == "energon":
+            return energon.EnergonStore(path, split_part=split_part, using=using)
+        if layout == "files":
+            return energon.FilesystemStore(path, using=using)
+        if layout == "jsonl samples":
+            return quarantined(JsonlSamplesStore(path, using=using))
+    return quarantined(TarStore(path, using=using))
 
 
 @overload
 def open(  # noqa: A001 - headrace.open
     path: str | os.PathLike[str],
     *,
-    reader: str | Reader = "mmap",
     split_part: str,
+    reader: str | Reader = "mmap",
     storage: Storage | None = None,
     cache: ReadCache | None = None,
 ) -> SampleStore: ...
@@ -185,13 +163,11 @@ def open(  # noqa: A001 - headrace.open
 def open(  # noqa: A001
     path: str | os.PathLike[str],
     *,
-    reader: str | Reader = "mmap",
     key: str,
-    dialect: Dialect | None = None,
-    documents: Documents = "indices",
-    dataset_order: DatasetOrder = "number",
+    reader: str | Reader = "mmap",
     storage: Storage | None = None,
     cache: ReadCache | None = None,
+    **options: Unpack[OpenOptions],
 ) -> Store: ...
 @overload
 def open(  # noqa: A001
@@ -200,11 +176,9 @@ def open(  # noqa: A001
     reader: str | Reader = "mmap",
     split_part: str | None = None,
     key: str | None = None,
-    dialect: Dialect | None = None,
-    documents: Documents = "indices",
-    dataset_order: DatasetOrder = "number",
     storage: Storage | None = None,
     cache: ReadCache | None = None,
+    **options: Unpack[OpenOptions],
 ) -> Store | SampleStore: ...
 def open(  # noqa: A001
     path: TarPaths,
@@ -212,11 +186,9 @@ def open(  # noqa: A001
     reader: str | Reader = "mmap",
     split_part: str | None = None,
     key: str | None = None,
-    dialect: Dialect | None = None,
-    documents: Documents = "indices",
-    dataset_order: DatasetOrder = "number",
     storage: Storage | None = None,
     cache: ReadCache | None = None,
+    **options: Unpack[OpenOptions],
 ) -> Store | SampleStore:
     """Open the store at a path: a `Store` of documents of tokens, or a `SampleStore` of samples with named parts.
 
@@ -235,9 +207,8 @@ def open(  # noqa: A001
         split_part: the part of an Energon dataset to open, such as ``"train"``; None opens all shards. For the other
             options of such datasets use `EnergonStore`.
         key: for tokens, as in `open_tokens`.
-        dialect: for tokens, as in `open_tokens`.
-        documents: for tokens, as in `open_tokens`.
-        dataset_order: for tokens, as in `open_tokens`.
+        options: for tokens, as in `open_tokens`: ``dialect``, ``documents``, ``dataset_order``, ``dtype``, ``eod`` and
+            ``bos``.
         storage: for a URL, how the object store is reached; None goes by the environment.
         cache: a `headrace.Cache` on a local disk, through which the data are read. A loader of these data finds it, so
             that it need not be given again.
@@ -254,17 +225,15 @@ def open(  # noqa: A001
         True
     """
     reader = reader_at(path, reader, storage, cache)
+    how = Opening(key=key, reader=reader, **options)
     layout = sample_layout(path, reader)
     if layout is not None:
-        given = {"key": key, "dialect": dialect, "documents": documents, "dataset_order": dataset_order}
-        if unsuitable := [name for name, value in given.items() if value != _DEFAULTS[name]]:
-            words = SAMPLE_LAYOUTS[layout].words
+        if unsuitable := [*(["key"] if key is not None else []), *how.given]:
+            words = SAMPLE_LAYOUTS[layout]
             raise ConfigError(f"{path}: {', '.join(unsuitable)} is for stores of tokens; this is {words}")
         return open_samples(path, layout, split_part=split_part, using=reader)
     if split_part is not None:
         raise ConfigError(f"{path}: split_part={split_part!r} is for Energon datasets; this path has no .nv-meta")
-    options = IndexedOptions(dialect=dialect, documents=documents)
-    how = Opening(key=key, reader=reader, options=options, dataset_order=dataset_order)
     return token_store(os.fspath(path), how)  # type: ignore[arg-type]  # a list always names tars
 
 
@@ -273,11 +242,9 @@ def open_tokens(
     *,
     key: str | None = None,
     reader: str | Reader = "mmap",
-    dialect: Dialect | None = None,
-    documents: Documents = "indices",
-    dataset_order: DatasetOrder = "number",
     storage: Storage | None = None,
     cache: ReadCache | None = None,
+    **options: Unpack[OpenOptions],
 ) -> Store:
     """Open a store of documents of tokens.
 
@@ -289,7 +256,9 @@ def open_tokens(
 
             - a prefix, ``data/web`` for ``data/web.bin`` and ``data/web.idx``, or one of these two files, written by
               Megatron and its relatives, fairseq, or Aleph Alpha (with ``data/web.meta.json``);
-            - a ``.h5``, ``.hdf5``, ``.jsonl`` or ``.json``: one shard of records;
+            - a ``.h5``, ``.hdf5``, ``.jsonl``, ``.json`` or ``.parquet``: one shard of records;
+            - a ``.bin`` of nanoGPT or llm.c, without a ``.idx``, or a pattern ``data/train_*.bin`` of several: tokens
+              and nothing else, or behind a header, see `RawStore`;
             - a folder with a ``headrace.json``: the shards that it lists, in its order, and no others; keys that have
               shards of their own are combined, see `CombinedStore`;
             - a folder with a ``meta.json``, or that file: one shard of the keyed format;
@@ -302,13 +271,17 @@ def open_tokens(
         key: the main key, if there are several. If each key has shards of its own, in the indexed format, only this
             key is opened.
         reader: ``"mmap"`` or ``"pread"``, or a `Reader` of your own.
-        dialect: which program wrote the pairs, if their bytes do not tell (an error says so): ``"megatron"``,
-            ``"deepspeed"``, ``"neox"`` or ``"fairseq"``.
-        documents: for pairs, ``"sequences"`` makes each sequence a document, whatever the index says.
-        dataset_order: for HDF5, ``"number"``, or ``"name"`` for AstrAI's order, with data_10 before data_2.
         storage: for a URL, how the object store is reached; None goes by the environment.
         cache: a `headrace.Cache` on a local disk, through which the data are read. A loader of these data finds it, so
             that it need not be given again.
+        options: options for data of one layout; for any other they are an error:
+
+            - ``dialect``: which program wrote the pairs, if their bytes do not tell (an error says so):
+              ``"megatron"``, ``"deepspeed"``, ``"neox"`` or ``"fairseq"``;
+            - ``documents``: for pairs, ``"sequences"`` makes each sequence a document, whatever the index says;
+            - ``dataset_order``: for HDF5, ``"number"``, or ``"name"`` for AstrAI's order, with data_10 before data_2;
+            - ``dtype``: for a ``.bin`` without a ``.idx`` and without a header, ``"uint16"`` or ``"uint32"``;
+            - ``eod``, ``bos``: for a ``.bin`` without a ``.idx``, the id with which each document ends, or begins.
 
     Raises:
         StoreError: nothing is there, a file is missing, or the data are malformed, of an unknown format or of two
@@ -319,23 +292,17 @@ def open_tokens(
     reader = reader_at(path, reader, storage, cache)
     name = os.fspath(path)
     # A .jsonl of samples gets a message of its own when it is opened.
-    layout = None if name.endswith(JSON_SUFFIXES) else sample_layout(name, reader)
+    layout = None if name.endswith(JSON.suffixes) else sample_layout(name, reader)
     if layout is not None:
         raise StoreError(
-            f"{name}: holds samples ({SAMPLE_LAYOUTS[layout].words}), but tokens are needed here; headrace.open opens"
+            f"{name}: holds samples ({SAMPLE_LAYOUTS[layout]}), but tokens are needed here; headrace.open opens"
             " it, and headrace.datasets.media makes training samples from it"
         )
-    options = IndexedOptions(dialect=dialect, documents=documents)
-    return token_store(name, Opening(key=key, reader=reader, options=options, dataset_order=dataset_order))
+    return token_store(name, Opening(key=key, reader=reader, **options))
 
 
 def open_keys(
-    path: str | os.PathLike[str],
-    *,
-    reader: str | Reader = "mmap",
-    dialect: Dialect | None = None,
-    documents: Documents = "indices",
-    dataset_order: DatasetOrder = "number",
+    path: str | os.PathLike[str], *, reader: str | Reader = "mmap", **options: Unpack[OpenOptions]
 ) -> dict[str, Store]:
     """Open every key at a path as a store of which it is the main key.
 
@@ -348,9 +315,7 @@ def open_keys(
     reader = reader_at(path, reader)
 
     def opened(key: str | None) -> Store:
-        return open_tokens(
-            path, key=key, reader=reader, dialect=dialect, documents=documents, dataset_order=dataset_order
-        )
+        return open_tokens(path, key=key, reader=reader, **options)
 
     keys = listed_keys(path_at(path, reader))
     if len(keys) > 1:

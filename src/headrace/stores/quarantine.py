@@ -11,7 +11,7 @@ by a PUT, as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -127,34 +127,31 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
                 f"{store.path}: the key {sample.key!r} in {sample.shard!r} is not UTF-8, which the lists of bad samples"
                 " are: no sample was added; rename or remove this one in its file"
             )
-    if isinstance(store, energon.EnergonStore):
-        return _change_split(store, {f"{sample.shard}/{sample.key}": True for sample in bad})
-    files = _file_of_shards(store)
-    added: dict[AnyPath, dict[tuple[str, int, str], BadSample | None]] = {}
-    for sample in bad:
-        if sample.shard not in files:
-            raise ConfigError(
-                f"{store.path}: has no shard {sample.shard!r}; its shards are {', '.join(store.shards[:20])}"
-            )
-        file = files[sample.shard]
-        entry = msgspec.structs.replace(sample, shard=file.name, index=_index(store.whole, sample))
-        added.setdefault(file.parent, {}).setdefault(_identity(entry), entry)
-    return sum(_write(folder, changes) for folder, changes in added.items())
+    return _change(store, bad, is_bad=True)
 
 
 def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
     """Remove samples from the list, and return how many were on it. Raises the same errors as `add_bad_samples`."""
+    return _change(store, bad, is_bad=False)
+
+
+def _change(store: SampleStore, samples: Iterable[BadSample], *, is_bad: bool) -> int:
+    """Add samples to the lists, or remove them, and return how many entries have changed."""
     if isinstance(store, energon.EnergonStore):
-        return _change_split(store, {f"{sample.shard}/{sample.key}": False for sample in bad})
+        return _change_split(store, {f"{sample.shard}/{sample.key}" for sample in samples}, is_bad)
     files = _file_of_shards(store)
-    removed = {(files[sample.shard], sample.key) for sample in bad if sample.shard in files}
-    number = 0
-    for folder in {file.parent for file in files.values()}:
-        changes = {
-            _identity(sample): None for sample in _read(folder) if (folder / sample.shard, sample.key) in removed
-        }
-        number += _write(folder, changes) if changes else 0
-    return number
+    changed: dict[AnyPath, list[BadSample]] = {}
+    for sample in samples:
+        if sample.shard in files:
+            file = files[sample.shard]
+            index = _index(store.whole, sample) if is_bad else sample.index
+            entry = msgspec.structs.replace(sample, shard=file.name, index=index)
+            changed.setdefault(file.parent, []).append(entry)
+        elif is_bad:
+            raise ConfigError(
+                f"{store.path}: has no shard {sample.shard!r}; its shards are {', '.join(store.shards[:20])}"
+            )
+    return sum(_write(folder, entries, is_bad) for folder, entries in changed.items())
 
 
 def bad_sample(store: SampleStore, number: int, reason: str = "") -> BadSample:
@@ -208,19 +205,21 @@ def _read(folder: AnyPath) -> tuple[BadSample, ...]:
         raise StoreError(f"{path}: not a list of bad samples: {error}; write it with headrace quarantine") from error
 
 
-def _write(folder: AnyPath, changes: Mapping[tuple[str, int, str], BadSample | None]) -> int:
-    """Add samples to a folder's list, or remove those that are None, and return how many entries differ."""
+def _write(folder: AnyPath, entries: Sequence[BadSample], is_bad: bool) -> int:
+    """Add samples to a folder's list, or remove those with their keys, and return how many entries have changed."""
     _look_anew(folder)
     before = {_identity(sample): sample for sample in _read(folder)}
-    after = {identity: sample for identity, sample in before.items() if changes.get(identity, sample) is not None}
-    after |= {identity: sample for identity, sample in changes.items() if sample is not None and identity not in before}
+    if is_bad:
+        after = {**{_identity(entry): entry for entry in reversed(entries)}, **before}
+    else:
+        good = {(entry.shard, entry.key) for entry in entries}
+        after = {identity: one for identity, one in before.items() if (one.shard, one.key) not in good}
     path = folder / QUARANTINE_NAME
-    if after:
-        listed = _List(samples=tuple(after[identity] for identity in sorted(after)))
-        if after != before:
-            replace_file(path, json_bytes(listed, indent=1))
-    elif before:
+    if not after and before:
         remove_file(path)
+    elif after != before:
+        listed = _List(samples=tuple(after[identity] for identity in sorted(after)))
+        replace_file(path, json_bytes(listed, indent=1))
     return len(before.keys() ^ after.keys())
 
 
@@ -235,13 +234,11 @@ def _look_anew(folder: AnyPath) -> None:
         folder.objects.forget()
 
 
-def _change_split(store: energon.EnergonStore, changes: Mapping[str, bool]) -> int:
+def _change_split(store: energon.EnergonStore, names: set[str], is_bad: bool) -> int:
     """Change what the split file excludes; its parts do not change, but comments in the file are lost."""
     _look_anew(store.root)
     splits = _splits(store)
-    after = (splits.exclude - {name for name, wanted in changes.items() if not wanted}) | {
-        name for name, wanted in changes.items() if wanted
-    }
+    after = splits.exclude | names if is_bad else splits.exclude - names
     if after != splits.exclude:
         name = str(splits.path.relative_to(store.root / META_FOLDER))
         energon.write_splits(store.root, splits.parts, exclude=sorted(after), split_config=name)

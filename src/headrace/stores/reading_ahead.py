@@ -17,22 +17,20 @@ from typing import Final, NamedTuple
 from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, can_list
 from headrace.io.readers import NO_ENDS
-from headrace.stores.combined import CombinedStore, ShardedStore
+from headrace.stores.combined import SeveralStores
 from headrace.stores.energon import EnergonStore, JoinedStore, JsonlSamplesStore
 from headrace.stores.energon.config_file import CONFIG_NAMES, META_FOLDER
 from headrace.stores.energon.jsonl import ENDS_BYTES as LINES_ENDS
 from headrace.stores.indexed.pairs import SUFFIXES
-from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
-from headrace.stores.kept_arrays import ENDS_BYTES as TAR_ENDS
-from headrace.stores.keyed.store import ENDS_BYTES as KEYED_ENDS
+from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
 from headrace.stores.opening import FILES, files_around
 from headrace.stores.quarantine import QUARANTINE_NAME
-from headrace.stores.store import AnyStore
+from headrace.stores.store import ENDS_BYTES, AnyStore
 from headrace.stores.tar.index import beside
 from headrace.stores.tar.store import TarStore
-from headrace.stores.token_layouts import KEYED, PAIRS
+from headrace.stores.token_layouts import KEYED, PAIRS, Opening
 from headrace.stores.written import META_NAME
 
 _READERS_AT_ONCE: Final = 32
@@ -103,19 +101,14 @@ def _small_reads_of(store: AnyStore) -> list[SmallReads]:
     if isinstance(store, JoinedStore):  # whose index was read when it was opened
         return [one for column in store.columns for one in _small_reads_of(column.store)]
     if isinstance(store, EnergonStore):
-        tars, ends = store.tars, dict.fromkeys(store.tars, TAR_ENDS)
+        tars, ends = store.tars, dict.fromkeys(store.tars, ENDS_BYTES)
         return [SmallReads(store.readers[0], looked_at=tars, kept=list(map(beside, tars)), ends=ends)]
-    if isinstance(store, TarStore):
-        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, TAR_ENDS))]
+    if isinstance(store, TarStore | KeyedStore | IndexedStore):
+        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, ENDS_BYTES))]
     if isinstance(store, JsonlSamplesStore):
         return [SmallReads(store.readers[0], ends={store.path: LINES_ENDS})]
-    if isinstance(store, ShardedStore):
-        return [one for shard in store.shards for one in _small_reads_of(shard)]
-    if isinstance(store, CombinedStore):
-        return [one for inner in store.stores.values() for one in _small_reads_of(inner)]
-    if isinstance(store, KeyedStore | IndexedStore):
-        num_bytes = KEYED_ENDS if isinstance(store, KeyedStore) else ENDS_BYTES
-        return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, num_bytes))]
+    if isinstance(store, SeveralStores):
+        return [one for inner in store.parts for one in _small_reads_of(inner)]
     return []
 
 
@@ -132,7 +125,7 @@ def read_shards(pairs: Sequence[AnyPath], keyed: Sequence[AnyPath], using: Reade
     """
     using.look_up([], list(map(str, keyed)))
     inside = [file for folder in keyed if can_list(folder) and folder.is_dir() for file in folder.iterdir()]
-    ends = {str(file): KEYED_ENDS for file in inside if file.suffix == ".bin"}
+    ends = {str(file): ENDS_BYTES for file in inside if file.suffix == ".bin"}
     metas = [str(folder / META_NAME) for folder in keyed]
     read_together([_reads_of_pairs(pairs, using), SmallReads(using, kept=metas, ends=ends)])
 
@@ -168,7 +161,7 @@ def read_ahead_of_opening(places: Mapping[str, Collection[str]], using: Reader, 
     with _left_to_others():
         using.look_up(files, folders)
         read_together([_small_reads(name, configs, using) for name, configs in places.items()])
-        read_shards(*_shards_in([using.path_at(name) for name in places if not name.endswith(FILES)]), using)
+        read_shards(*_shards_in([using.path_at(name) for name in places if not name.endswith(FILES)], using), using)
 
 
 def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallReads:
@@ -187,7 +180,7 @@ def _small_reads(name: str, configs: Collection[str], using: Reader) -> SmallRea
     return pair._replace(kept=[str(file) for file in kept if file.is_file()] + list(pair.kept))
 
 
-def _shards_in(folders: Iterable[AnyPath]) -> tuple[list[AnyPath], list[AnyPath]]:
+def _shards_in(folders: Iterable[AnyPath], using: Reader) -> tuple[list[AnyPath], list[AnyPath]]:
     """Return the shards that the manifests of folders list, or the pairs right in a folder: pairs, then keyed ones."""
     pairs: list[AnyPath] = []
     keyed: list[AnyPath] = []
@@ -198,5 +191,7 @@ def _shards_in(folders: Iterable[AnyPath]) -> tuple[list[AnyPath], list[AnyPath]
             keyed += [folder / entry.prefix for entry in outputs if entry.format == KEYED.format]
         elif can_list(folder) and folder.is_dir():
             # x.tar.idx is that of a tar.
-            pairs += [pair for pair in PAIRS.find(folder) if (folder / f"{pair.name}.bin").is_file()]
+            pairs += [
+                pair for pair in PAIRS.find(folder, Opening(reader=using)) if (folder / f"{pair.name}.bin").is_file()
+            ]
     return pairs, keyed

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from headrace.config import unknown_name
@@ -18,6 +17,7 @@ from headrace.stores.arguments import (
     IntArray,
     by_keys,
     check_range,
+    check_ranges,
     document_number,
     known_key,
     not_parallel,
@@ -25,10 +25,8 @@ from headrace.stores.arguments import (
     read_only,
 )
 from headrace.stores.checking import check_values, vocab_of
-from headrace.stores.store import MAIN, Cuts, KeyList, Problem, Store, TokenArray, cut_at
+from headrace.stores.store import MAIN, Cuts, Extents, KeyList, Problem, Store, TokenArray, cut_at
 from headrace.stores.written import OutputShard
-
-_ENDS_BYTES: Final = 4096
 
 
 class SegmentedStore(Store):
@@ -161,18 +159,6 @@ class SegmentedStore(Store):
             vocab_of(key, dtype, self._keys[0], vouched, vocab_size),
         )
 
-    def _ends_fingerprint(self) -> str:
-        """Return xxh3_128 of the keys, their dtypes and lengths, and the first and last `_ENDS_BYTES` of each key."""
-        hasher = xxhash.xxh3_128(self.format.encode())
-        for key in self._keys:
-            hasher.update(repr((key, self._dtypes[key].str)).encode())
-            hasher.update(self._bounds[key].tobytes())
-            total = int(self._bounds[key][-1])
-            length = min(total, _ENDS_BYTES // self._dtypes[key].itemsize)
-            for begin in (0, total - length):
-                hasher.update(self._read(begin, begin + length, key).tobytes())
-        return hasher.hexdigest()
-
     def _bounds_of(self, key: str) -> IntArray:
         """Return where the documents of a key begin, and where the last one ends, (documents + 1,) int64."""
         return self._bounds[key]
@@ -231,6 +217,79 @@ class SegmentedStore(Store):
         raise not_parallel(self.path, key, difference)
 
 
+class RangesStore(SegmentedStore):
+    """A store in which all values of a key may lie in one range of a file, which is read without a library.
+
+    They are views if the file is mapped, and many ranges of them are read together if it is not.
+    """
+
+    _reader: Reader
+
+    @abstractmethod
+    def _range_of(self, key: str) -> tuple[str, int] | None:
+        """Return the file that holds the values of a key, and the byte where they begin; None if they lie apart."""
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The file of each key, each once; raises ConfigError if the values of a key lie apart."""
+        places = [self._range_of(key) for key in self._keys]
+        if None in places:
+            raise self._unplaced()
+        return tuple(dict.fromkeys(place[0] for place in places if place is not None))
+
+    def data_sizes(self) -> IntArray:
+        """(data_files,) int64: the bytes of each."""
+        return np.array([self._reader.size(file) for file in self.data_files], dtype=np.int64)
+
+    def data_file(self, file: int) -> tuple[Reader, str]:
+        """Return one of ``data_files``, and what reads it."""
+        return self._reader, self.data_files[file]
+
+    def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
+        """Return one range of the file of the key for each."""
+        name = self._known(key)
+        place = self._range_of(name)
+        if place is None:
+            raise self._unplaced()
+        check_ranges(begins, lengths, self.num_tokens)
+        itemsize = self._dtypes[name].itemsize
+        file = self.data_files.index(place[0])
+        return Extents.of_file(self, file, place[1] + begins * itemsize, lengths * itemsize)
+
+    def stream_view(self, key: str | None = None) -> TokenArray | None:
+        """Return the mapped values of a key that do not lie apart."""
+        name = self._known(key)
+        place = self._range_of(name)
+        if place is None or self._reader.view(place[0]) is None:
+            return None
+        dtype = self._dtypes[name]
+        return tokens_at(self._reader, place[0], dtype, place[1], self.num_tokens * dtype.itemsize)
+
+    def gather(self, begins: IntArray, length: int) -> TokenArray:
+        """Return (len(begins), length) values of the main key in a new array."""
+        dtype, place = self._dtypes[self._keys[0]], self._range_of(self._keys[0])
+        if place is None:
+            return super().gather(begins, length)
+        found = mapped_windows(self._reader, place[0], dtype, self.num_tokens, begins, length, place[1])
+        if found is not None:
+            return found
+        begins = self._checked_begins(begins, length)
+        lengths = np.full(len(begins), length * dtype.itemsize, np.int64)
+        data = self._reader.read_ranges(place[0], place[1] + begins * dtype.itemsize, lengths)
+        return data.view(dtype).reshape(len(begins), length)
+
+    def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
+        """Return ranges of the stream: views if it is mapped; otherwise those of one file are read together."""
+        name = self._known(key)
+        place = self._range_of(name)
+        if place is None or self._reader.view(place[0]) is not None:
+            return super().buffers(begins, lengths, key)
+        check_ranges(begins, lengths, self.num_tokens)
+        dtype = self._dtypes[name]
+        data = self._reader.read_ranges(place[0], place[1] + begins * dtype.itemsize, lengths * dtype.itemsize)
+        return buffers_of(data.view(dtype), lengths)
+
+
 def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_bytes: int) -> TokenArray:
     """Return the tokens of a byte range that lies in the file, read-only: a view if the reader maps."""
     if num_bytes == 0:
@@ -249,20 +308,20 @@ def buffers_of(tokens: TokenArray, lengths: IntArray) -> list[memoryview]:
 
 
 def mapped_windows(
-    reader: Reader, path: str, dtype: np.dtype[Any], num_tokens: int, begins: IntArray, length: int
+    reader: Reader, path: str, dtype: np.dtype[Any], num_tokens: int, begins: IntArray, length: int, offset: int = 0
 ) -> TokenArray | None:
-    """Return (len(begins), length) tokens of a stream that is a whole file; None if the reader does not map."""
-    make = functools.partial(windows, dtype=dtype, num_tokens=num_tokens, length=length)
-    rows = reader.kept(path, length, make)
+    """Return (len(begins), length) tokens of a stream, a file from a byte on; None if the reader does not map."""
+    make = functools.partial(windows, dtype=dtype, num_tokens=num_tokens, length=length, offset=offset)
+    rows = reader.kept(path, (length, offset, dtype), make)
     return None if rows is None else rows[positions(begins, len(rows), "begins")]
 
 
-def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, length: int) -> TokenArray:
+def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, length: int, offset: int = 0) -> TokenArray:
     """Return every window of a mapped stream as (num_tokens - length + 1, length) overlapping rows, without a copy."""
     num_windows = max(0, num_tokens - length + 1)
     if num_windows == 0 or length == 0:
         return np.empty((num_windows, length), dtype)
-    return np.ndarray((num_windows, length), dtype, data, strides=(dtype.itemsize, dtype.itemsize))
+    return np.ndarray((num_windows, length), dtype, data, offset, (dtype.itemsize, dtype.itemsize))
 
 
 def cut_at_bounds(bounds: IntArray, begins: IntArray, length: int) -> Cuts:

@@ -130,6 +130,9 @@ class Extents(NamedTuple):
         return cls(store, *columns) if parts else cls(store, empty, empty, empty, empty)
 
 
+ENDS_BYTES: Final = 4096
+"""The bytes at both ends of a file by which it is known; JSON lines of samples have more of them."""
+
 READING_AHEAD: Final = "headrace.stores.reading_ahead"  # loaded when the first URL comes
 
 
@@ -195,8 +198,8 @@ class AnyStore(ABC):
     def _unplaced(self) -> ConfigError:
         return ConfigError(
             f"{self.path}: it is not known which bytes of a store of the format {self.format} a sample lies in; this is"
-            " known for pairs of .bin and .idx whose documents lie one after another, keyed stores, tars, Energon"
-            " datasets of tars and folders of files: convert the data with `headrace convert`"
+            " known for pairs of .bin and .idx whose documents lie one after another, keyed stores, raw tokens, tars,"
+            " Energon datasets of tars and folders of files: convert the data with `headrace convert`"
         )
 
     @abstractmethod
@@ -258,6 +261,11 @@ class Store(AnyStore):
     @abstractmethod
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """The dtype of each key on disk."""
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """The options of `headrace.open` without which the documents at its path would be others."""
+        return {}
 
     @property
     @abstractmethod

@@ -1,62 +1,105 @@
 """The layouts of documents of tokens. Each says which paths are its own, finds its shards in a folder, and opens one.
 
-    layout      one shard                                   in a folder without a manifest
-    Pairs       prefix.bin and prefix.idx                   those in the folder
-    Keyed       a folder with a meta.json, or that file     all below
-    Hdf5        a .h5 or .hdf5                              all below
-    Json        a .jsonl or .json                           those in the folder
+    layout      one shard                                      in a folder without a manifest
+    keyed       a folder with a meta.json, or that file        all below
+    raw         a .bin without a .idx: tokens and no more      those in the folder, if there are no others
+    pairs       prefix.bin and prefix.idx                      those in the folder
+    HDF5        a .h5 or .hdf5                                 all below
+    JSON        a .jsonl or .json                              those in the folder
+    Parquet     a .parquet                                     those in the folder
 
-A folder that ``Dataset.save_to_disk`` of the library ``datasets`` wrote is a store as a whole, see `saved_dataset`. A
-.parquet is a store too, and so is a folder of them that holds no shards of these layouts.
+A folder that ``Dataset.save_to_disk`` of the library ``datasets`` wrote is a store as a whole.
 
 `token_store` opens what lies at a path: a shard, or a folder of shards.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import ClassVar, Final
+from typing import Final, TypedDict, get_args
 
 import msgspec
 
-from headrace.config import nearest_path, unknown_name
+from headrace.config import check_choice, nearest_path, unknown_name
 from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, holds, natural_key, path_at, reader, walk
+from headrace.io.finding import matching
 from headrace.stores.arguments import check_case, check_name
 from headrace.stores.combined import CombinedStore, ShardedStore
-from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
-from headrace.stores.indexed.layout import IndexedOptions
+from headrace.stores.foreign import (
+    ForeignStore,
+    JsonlStore,
+    JsonObjectStore,
+    ParquetStore,
+    SavedDatasetStore,
+    is_object,
+    is_saved_dataset,
+)
+from headrace.stores.foreign_ranges import DatasetOrder, Hdf5Store, RawDtype, RawStore, foreign_format, raw_header
+from headrace.stores.indexed.layout import Dialect, Documents, IndexedOptions
 from headrace.stores.indexed.pairs import META_SUFFIX, SUFFIXES, open_pair
 from headrace.stores.indexed.store import IndexedStore
-from headrace.stores.json.store import JSON_SUFFIXES, open_json
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
-from headrace.stores.parquet import PARQUET_SUFFIX, ParquetStore
-from headrace.stores.saved_dataset import SavedDatasetStore, is_saved_dataset
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.store import MAIN, READING_AHEAD, Store
-from headrace.stores.written import META_NAME, Format, OutputShard
+from headrace.stores.written import META_NAME, OutputShard
 
-FOREIGN: Final = "headrace.stores.foreign:foreign_format"
-"""What names the data of other programs; it is loaded when something cannot be opened."""
+
+class OpenOptions(TypedDict, total=False):
+    """Options for stores of tokens of one layout, see `headrace.stores.open_tokens`; the others refuse them."""
+
+    dialect: Dialect | None
+    documents: Documents
+    dataset_order: DatasetOrder
+    dtype: RawDtype | None
+    eod: int | None
+    bos: int | None
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store of tokens is to be opened; see `headrace.stores.open_tokens`."""
+    """How a store of tokens is to be opened: the fields are arguments of `headrace.stores.open_tokens`."""
 
     key: str | None = None
     reader: str | Reader = "mmap"
-    options: IndexedOptions = IndexedOptions()
+    dialect: Dialect | None = None
+    documents: Documents = "indices"
     dataset_order: DatasetOrder = "number"
+    dtype: RawDtype | None = None
+    eod: int | None = None
+    bos: int | None = None
 
     def __post_init__(self) -> None:
-        check_order(self.dataset_order)
+        check_choice("dataset_order", self.dataset_order, get_args(DatasetOrder))
+        if self.dtype is not None:
+            check_choice("dtype", self.dtype, get_args(RawDtype))
+        _ = self.of_pairs  # which refuses unknown values
 
+    @property
+    def of_pairs(self) -> IndexedOptions:
+        """The options of pairs of .bin and .idx."""
+        return IndexedOptions(dialect=self.dialect, documents=self.documents)
+
+    @property
+    def given(self) -> list[str]:
+        """The names of the options of one layout that are not as by default."""
+        usual = {field.name: field.default for field in msgspec.structs.fields(self)}
+        return [name for name in _MEANT_FOR if getattr(self, name) != usual[name]]
+
+
+_PAIRS_WORDS: Final = "pairs of .bin and .idx"
+_RAW_WORDS: Final = "a .bin without a .idx"
+_MEANT_FOR: Final = {
+    **dict.fromkeys(("dialect", "documents"), _PAIRS_WORDS),
+    "dataset_order": "HDF5",
+    **dict.fromkeys(("dtype", "eod", "bos"), _RAW_WORDS),
+}
 
 Place = str | os.PathLike[str]
 
@@ -64,14 +107,14 @@ Place = str | os.PathLike[str]
 class TokenLayout(ABC):
     """A layout of shards of tokens."""
 
-    format: ClassVar[Format]
+    format: str
 
     @abstractmethod
-    def at(self, name: str, using: str | Reader) -> Place | None:
+    def at(self, name: str, how: Opening) -> Place | None:
         """Return the shard of this layout that a path names; None if the path is not of this layout."""
 
     @abstractmethod
-    def find(self, folder: AnyPath) -> list[AnyPath]:
+    def find(self, folder: AnyPath, how: Opening) -> list[AnyPath]:
         """Return the shards of this layout in a folder without a manifest, in the natural order of their names."""
 
     @abstractmethod
@@ -88,38 +131,32 @@ class TokenLayout(ABC):
 class _Pairs(TokenLayout):
     format = "indexed"
 
-    def at(self, name: str, using: str | Reader) -> Place | None:
-        prefix = _prefix(name, using)
-        found = [suffix for suffix in SUFFIXES if holds(path_at(prefix + suffix, using).is_file)]
-        if found == [".idx"] and name.endswith(JSON_SUFFIXES) and path_at(name, using).is_file():
+    def at(self, name: str, how: Opening) -> Place | None:
+        prefix = _prefix(name, how.reader)
+        found = [suffix for suffix in SUFFIXES if holds(path_at(prefix + suffix, how.reader).is_file)]
+        if found == [".idx"] and name.endswith(JsonlStore.suffixes) and path_at(name, how.reader).is_file():
             return None  # x.jsonl.idx is an index of the lines of x.jsonl
         return prefix if found else None
 
-    def find(self, folder: AnyPath) -> list[AnyPath]:
+    def find(self, folder: AnyPath, how: Opening) -> list[AnyPath]:
         files = _files_in(folder, SUFFIXES)
         return [folder / stem for stem in sorted({file.stem for file in files}, key=natural_key)]
 
     def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
         if vouched is not None:
-            return IndexedStore(where, using=how.reader, vouched=vouched, options=how.options)
-        store = open_pair(where, using=how.reader, options=how.options)
+            return IndexedStore(where, using=how.reader, vouched=vouched, options=how.of_pairs)
+        store = open_pair(where, using=how.reader, options=how.of_pairs)
         check_only_key(str(where), how.key)
         return store
-
-    def open_listed(self, folder: AnyPath, entry: OutputShard, how: Opening) -> Store:
-        prefix = folder / entry.prefix
-        for suffix in SUFFIXES:
-            _check_there(prefix.with_name(prefix.name + suffix), folder)
-        return self.open(prefix, how, entry)
 
 
 class _Keyed(TokenLayout):
     format = "keyed"
 
-    def at(self, name: str, using: str | Reader) -> Place | None:
-        return name if Path(name).name == META_NAME and path_at(name, using).is_file() else None
+    def at(self, name: str, how: Opening) -> Place | None:
+        return name if Path(name).name == META_NAME and path_at(name, how.reader).is_file() else None
 
-    def find(self, folder: AnyPath) -> list[AnyPath]:
+    def find(self, folder: AnyPath, how: Opening) -> list[AnyPath]:
         return _in_order(found for found, files in walk(folder, followlinks=True) if META_NAME in files)
 
     def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
@@ -138,72 +175,128 @@ class _Keyed(TokenLayout):
         return self.open(folder / entry.prefix, how, entry)
 
 
-class _Hdf5(TokenLayout):
-    format = "hdf5"
+class _Files(TokenLayout):
+    """A format of another program, of which each file is a shard.
 
-    def at(self, name: str, using: str | Reader) -> Place | None:
-        return name if name.endswith(HDF5_SUFFIXES) and path_at(name, using).is_file() else None
+    Args:
+        store: what reads it; its suffixes are those of the files, of which the first that a folder has counts.
+        is_below: whether the files at any depth below a folder count, of all suffixes.
+    """
 
-    def find(self, folder: AnyPath) -> list[AnyPath]:
+    def __init__(self, store: type[ForeignStore], *, is_below: bool = False) -> None:
+        self._store = store
+        self._is_below = is_below
+        self.suffixes = store.suffixes
+        self.format = store.format
+
+    def at(self, name: str, how: Opening) -> Place | None:
+        is_own = name.endswith(self.suffixes) and Path(name).name != MANIFEST_NAME
+        return name if is_own and path_at(name, how.reader).is_file() else None
+
+    def find(self, folder: AnyPath, how: Opening) -> list[AnyPath]:
+        if not self._is_below:
+            found = ([file for file in _files_in(folder, (suffix,)) if file.is_file()] for suffix in self.suffixes)
+            return _in_order(next(filter(None, found), []))
         places = []
-        for found, files in walk(folder, followlinks=True):
-            check_case(found, files, HDF5_SUFFIXES)
-            places += [found / file for file in files if file.endswith(HDF5_SUFFIXES)]
+        for where, files in walk(folder, followlinks=True):
+            check_case(where, files, self.suffixes)
+            places += [where / file for file in files if file.endswith(self.suffixes)]
         return _in_order(places)
 
     def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
-        return Hdf5Store(where, key=how.key, using=how.reader, order=how.dataset_order, vouched=vouched)
+        if self._store is Hdf5Store:
+            return Hdf5Store(where, key=how.key, using=how.reader, order=how.dataset_order, vouched=vouched)
+        return self._store(where, key=how.key, using=how.reader, vouched=vouched)
 
 
-class _Json(TokenLayout):
-    format = "jsonl"
+class _Json(_Files):
+    def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        name = os.fspath(where)
+        if vouched is None and (name.endswith(".json") or is_object(name, reader(how.reader))):
+            return JsonObjectStore(where, key=how.key, using=how.reader)
+        return super().open(where, how, vouched)
 
-    def at(self, name: str, using: str | Reader) -> Place | None:
-        is_own = name.endswith(JSON_SUFFIXES) and path_at(name, using).is_file() and Path(name).name != MANIFEST_NAME
-        return name if is_own else None
 
-    def find(self, folder: AnyPath) -> list[AnyPath]:
-        for suffix in JSON_SUFFIXES:
-            if found := [file for file in _files_in(folder, (suffix,)) if file.is_file()]:
-                return _in_order(found)
-        return []
+class _Raw(_Files):
+    def at(self, name: str, how: Opening) -> Place | None:
+        found = super().at(name, how)
+        return found if found is not None and self._is_raw(path_at(name, how.reader), how) else None
+
+    def find(self, folder: AnyPath, how: Opening) -> list[AnyPath]:
+        files = super().find(folder, how)
+        if not files or any(file.with_suffix(".idx").is_file() for file in files) or not self._is_raw(files[0], how):
+            return []
+        splits = [split for split in ("train", "val", "test") if any(split in file.name for file in files)]
+        if len(splits) > 1:
+            raise StoreError(
+                f"{folder}: holds tokens of several splits, {' and '.join(splits)}: name those of one, such as"
+                f" {folder}/*{splits[0]}*.bin"
+            )
+        return files
 
     def open(self, where: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
-        return open_json(where, key=how.key, using=how.reader, vouched=vouched)
+        return RawStore(where, key=how.key, using=how.reader, dtype=how.dtype, eod=how.eod, bos=how.bos)
+
+    def _is_raw(self, file: AnyPath, how: Opening) -> bool:
+        """Return whether a ``.bin`` is no half of a pair, and it is known which numbers its tokens are."""
+        if file.with_suffix(".idx").is_file():
+            return False
+        return how.dtype is not None or raw_header(str(file), reader(how.reader)) is not None
 
 
 PAIRS: Final = _Pairs()
 KEYED: Final = _Keyed()
-HDF5: Final = _Hdf5()
-JSON: Final = _Json()
-LAYOUTS: Final[tuple[TokenLayout, ...]] = (KEYED, PAIRS, HDF5, JSON)
+RAW: Final = _Raw(RawStore)
+HDF5: Final = _Files(Hdf5Store, is_below=True)
+JSON: Final = _Json(JsonlStore)
+PARQUET: Final = _Files(ParquetStore)
+LAYOUTS: Final[tuple[TokenLayout, ...]] = (KEYED, RAW, PAIRS, HDF5, JSON, PARQUET)
 """All layouts; of several to which a path belongs, the first counts."""
 
 
 def token_store(name: str, how: Opening) -> Store:
-    """Open the shard or the folder of shards at a path.
+    """Open the shard or the folder of shards at a path, or those that a pattern ``data/train_*.bin`` names.
 
     Raises:
         StoreError: nothing is there, a file is missing, or the data are malformed, of an unknown format or of two
             formats.
-        ConfigError: there is no such key, or an option is for pairs and there are none.
+        ConfigError: there is no such key, or an option is for another layout.
     """
     check_name(name)
     store: Store
     try:
         if is_saved_dataset(name, how.reader):
             store = SavedDatasetStore(name, key=how.key, using=how.reader)
+        elif glob.has_magic(name) and name.endswith(RAW.suffixes) and not path_at(name, how.reader).exists():
+            store = _open_all(name, how)
         else:
             store = _open_folder(name, how) if _is_folder(name, how) else _open_shard(name, how)
     except StoreError as error:
-        if not isinstance(error, StoreAwayError) and (found := resolve_name(FOREIGN)(name, how.reader)):
+        if how.dtype is not None or isinstance(error, StoreAwayError):
+            raise
+        if found := foreign_format(name, how.reader, is_opening=True):
             raise StoreError(f"{name}: {found}") from error
         raise
-    if isinstance(store, SegmentedStore) and how.options != IndexedOptions():
-        raise ConfigError(
-            f"{name}: dialect and documents are for pairs of .bin and .idx; this is the {store.format} format"
-        )
+    _check_options(name, store, how)
     return store.with_path(name)
+
+
+def _check_options(name: str, store: Store, how: Opening) -> None:
+    """Raise ConfigError if an option is given that is for another layout: it would do nothing."""
+    shard = store.shards[0] if isinstance(store, ShardedStore) else store
+    fitting = _PAIRS_WORDS if not isinstance(shard, SegmentedStore) else ""
+    fitting = "HDF5" if isinstance(shard, Hdf5Store) else _RAW_WORDS if isinstance(shard, RawStore) else fitting
+    for option in how.given:
+        if _MEANT_FOR[option] != fitting:
+            raise ConfigError(f"{name}: {option} is for {_MEANT_FOR[option]}; this is the {shard.format} format")
+
+
+def _open_all(pattern: str, how: Opening) -> Store:
+    """Open the raw files that a pattern names."""
+    files = matching(pattern, how.reader)
+    if not files:
+        raise StoreError(f"{pattern}: no file matches this pattern")
+    return _opened_files(RAW, files, pattern, how)
 
 
 def listed_keys(folder: AnyPath) -> tuple[str, ...]:
@@ -223,12 +316,9 @@ def check_only_key(name: str, key: str | None, *known: str) -> None:
 
 def _open_shard(name: str, how: Opening) -> Store:
     for layout in LAYOUTS:
-        if (found := layout.at(name, how.reader)) is not None:
+        if (found := layout.at(name, how)) is not None:
             return layout.open(found, how)
-    path = path_at(name, how.reader)
-    if name.endswith(PARQUET_SUFFIX) and path.is_file():
-        return _open_parquet(path, how)
-    if path.exists():
+    if path_at(name, how.reader).exists():
         raise StoreError(
             f"{name}: the format is unknown; expected a pair of .bin and .idx, a {META_NAME}, a .h5 or .jsonl, or a"
             " folder of them"
@@ -245,7 +335,7 @@ def _is_folder(name: str, how: Opening) -> bool:
 
     Megatron keeps its cache in a folder named like the prefix; that folder holds no store, and the pair is meant.
     """
-    folder, pair = path_at(name, how.reader), PAIRS.at(name, how.reader)
+    folder, pair = path_at(name, how.reader), PAIRS.at(name, how)
     if not folder.is_dir():
         return False
     if pair is None or name.endswith("/"):
@@ -265,22 +355,24 @@ def _open_folder(name: str, how: Opening) -> Store:
         return _open_manifest(folder, name, how)
     if (folder / META_NAME).is_file():
         return KEYED.open(folder, how)
-    if pairs := PAIRS.find(folder):
+    if raw := RAW.find(folder, how):
+        return _opened_files(RAW, raw, name, how)
+    if pairs := PAIRS.find(folder, how):
         check_only_key(str(folder), how.key)
         _read_ahead(pairs, [], how)
         return _joined([PAIRS.open(pair, how) for pair in pairs], name)
-    keyed, hdf5 = KEYED.find(folder), HDF5.find(folder)
+    keyed, hdf5 = KEYED.find(folder, how), HDF5.find(folder, how)
     if keyed and hdf5:
         raise StoreError(
             f"{name}: the folder holds shards of two formats: {keyed[0] / META_NAME} and {hdf5[0]}; name a folder that"
             " holds only one of them"
         )
     _read_ahead([], keyed, how)
-    layout: TokenLayout = KEYED if keyed else HDF5 if hdf5 else JSON
-    if places := keyed or hdf5 or JSON.find(folder):
-        return _joined(_series([(str(found), partial(layout.open, found)) for found in places], how), name)
-    if files := _in_order(_files_in(folder, (PARQUET_SUFFIX,))):
-        return _joined(_series([(str(file), partial(_open_parquet, file)) for file in files], how), name)
+    if keyed or hdf5:
+        return _opened_files(KEYED if keyed else HDF5, keyed or hdf5, name, how)
+    for layout in (JSON, PARQUET):
+        if files := layout.find(folder, how):
+            return _opened_files(layout, files, name, how)
     raise StoreError(
         f"{name}: a folder without shards; expected pairs of .bin and .idx, a {MANIFEST_NAME}, folders with a"
         f" {META_NAME}, or files .h5 or .jsonl"
@@ -319,7 +411,7 @@ def _open_keys(folder: AnyPath, name: str, manifest: Manifest, how: Opening) -> 
             _check_there(folder / f"{entry.prefix}{suffix}", folder)
     _read_ahead([folder / entry.prefix for entry in wanted], [], how)
     stores = {
-        key: _joined([PAIRS.open_listed(folder, entry, how) for entry in manifest.outputs if key in entry.keys], name)
+        key: _joined([PAIRS.open(folder / entry.prefix, how, entry) for entry in wanted if key in entry.keys], name)
         for key in keys
     }
     return stores[keys[0]] if len(keys) == 1 else CombinedStore(stores, name)
@@ -331,8 +423,8 @@ def _read_ahead(pairs: Sequence[AnyPath], keyed: Sequence[AnyPath], how: Opening
         resolve_name(f"{READING_AHEAD}:read_shards")(pairs, keyed, using)
 
 
-def _open_parquet(file: AnyPath, how: Opening) -> Store:
-    return ParquetStore(file, key=how.key, using=how.reader)
+def _opened_files(layout: TokenLayout, places: Sequence[Place], name: str, how: Opening) -> Store:
+    return _joined(_series([(str(place), partial(layout.open, place)) for place in places], how), name)
 
 
 def _joined(shards: Sequence[Store], name: str) -> Store:

@@ -1,4 +1,4 @@
-"""Descriptions of a written shard: what a writer returns, and the entry in ``headrace.json``."""
+"""The description of a written shard, which a writer returns and ``headrace.json`` lists."""
 
 from __future__ import annotations
 
@@ -32,41 +32,15 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mask: bool = False
 
 
-class WrittenShard(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that was written, with everything that a manifest says about it.
-
-    Attributes:
-        format: name of the layout.
-        prefix: path without ``.bin`` and ``.idx``, or without ``.h5`` or ``.jsonl``; for a keyed shard its folder.
-        num_documents: number of documents, including empty ones.
-        keys: dtype and number of tokens of each key; an indexed shard has one key, ``"tokens"``.
-        contiguous: whether the documents lie one after another in each ``.bin``, from its first byte to its last.
-        files: size and checksums of each ``.bin``, in the order of the keys, and then of ``.idx`` or ``meta.json``;
-            or of the ``.h5`` or ``.jsonl``.
-    """
-
-    format: Format
-    prefix: str
-    num_documents: int
-    keys: dict[str, KeyInfo]
-    contiguous: bool
-    files: tuple[FileSum, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all keys."""
-        return sum(key.tokens for key in self.keys.values())
-
-
 META_NAME = "meta.json"
 
 
 class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The entry of one shard in ``headrace.json``.
+    """A shard that was written: what a writer returns, and its entry in ``headrace.json``.
 
     Attributes:
-        prefix: path without extension, or the folder of a keyed shard; relative to the manifest's folder, with ``/`` on
-            every system.
+        prefix: path without ``.bin`` and ``.idx``, ``.h5`` or the like, or the folder of a keyed shard; in a manifest
+            relative to the manifest's folder, with ``/`` on every system.
         format: name of the layout.
         documents: number of documents, including empty ones; for a tar the number of samples.
         keys: dtype and number of tokens of each key; an indexed shard has one. For a tar the bytes of each part.
@@ -88,7 +62,7 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return sum(key.tokens for key in self.keys.values())
 
     @classmethod
-    def of(cls, written: WrittenShard, folder: str | os.PathLike[str], *, key: str | None = None) -> OutputShard:
+    def of(cls, written: OutputShard, folder: str | os.PathLike[str], *, key: str | None = None) -> OutputShard:
         """Return the entry of a shard that was written below the manifest's folder.
 
         Args:
@@ -104,14 +78,8 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if len(keys) != 1:
                 raise ConfigError(f"{written.prefix}: key={key!r} names one key, but the shard has {', '.join(keys)}")
             keys = dict.fromkeys([key], *keys.values())
-        return cls(
-            prefix=Path(written.prefix).relative_to(Path(folder)).as_posix(),
-            format=written.format,
-            documents=written.num_documents,
-            keys=keys,
-            contiguous=written.contiguous,
-            files=written.files,
-        )
+        prefix = Path(written.prefix).relative_to(Path(folder)).as_posix()
+        return msgspec.structs.replace(written, prefix=prefix, keys=keys)
 
     def file_names(self) -> list[str]:
         """Return the paths of its files, relative to the manifest's folder, in the order of ``files``."""

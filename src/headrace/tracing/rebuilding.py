@@ -87,8 +87,7 @@ def place_of(saved: SavedStore, folder: str) -> str:
         return saved.path
     path = Path(folder, saved.path)
     # In the folder of the training the name stays as it was, since samples of media tell it.
-    is_there = path.exists() or path.parent.is_dir()
-    return str(path) if is_there and Path.cwd() != Path(folder) else saved.path
+    return str(path) if (path.exists() or path.parent.is_dir()) and Path.cwd() != Path(folder) else saved.path
 
 
 def opened(saved: SavedStore, folder: str, *, as_samples: bool) -> Store | SampleStore:
@@ -103,9 +102,8 @@ def opened(saved: SavedStore, folder: str, *, as_samples: bool) -> Store | Sampl
         StoreError: it is missing, or does not hold the data of the run.
     """
     name = place_of(saved, folder)
-    found: Store | SampleStore
     if saved.format == EnergonStore.format:
-        found = EnergonStore(name, split_part=saved.split_part)
+        found: Store | SampleStore = EnergonStore(name, split_part=saved.split_part)
     else:
         found = open_store(name) if as_samples else _tokens(name, saved)
     layout, contents = found.layout_fingerprint, found.contents_fingerprint
@@ -118,9 +116,10 @@ def opened(saved: SavedStore, folder: str, *, as_samples: bool) -> Store | Sampl
 
 def _tokens(name: str, saved: SavedStore) -> Store:
     key = None if saved.key is UNSET else saved.key
-    found = open_tokens(name)
+    options = {} if saved.options is UNSET else dict(saved.options)
+    found = open_tokens(name, **options)
     if key is not None and found.keys[0] != key:
-        found = open_tokens(name, key=key)
+        found = open_tokens(name, key=key, **options)
     if found.fingerprint != saved.fingerprint and saved.format == found.format == "indexed":
         return open_tokens(name, key=key, documents="sequences")
     return found

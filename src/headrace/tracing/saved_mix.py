@@ -31,7 +31,7 @@ class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where a store lies: the path as it was opened, and the fingerprint of its content.
 
     ``key`` is the main key of a store with several. ``contents`` is its ``contents_fingerprint``, if ``fingerprint``
-    sees the layout only.
+    sees the layout only. ``options`` are those of `headrace.open` without which its documents would be others.
     """
 
     path: str
@@ -40,6 +40,7 @@ class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     split_part: str | None = None
     key: str | UnsetType = UNSET
     contents: str | UnsetType = UNSET
+    options: tuple[tuple[str, Any], ...] | UnsetType = UNSET
 
 
 class SavedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -271,16 +272,16 @@ def saved_store(dataset: Dataset) -> SavedStore | None:
     store = getattr(inner, "store", None)
     if not isinstance(store, Store | SampleStore):
         return None
-    part = getattr(store, "split_part", None)
     key = store.keys[0] if isinstance(store, Store) and len(store.keys) > 1 else UNSET
     layout = store.layout_fingerprint
     return SavedStore(
         path=store.path,
         format=store.format,
         fingerprint=layout,
-        split_part=part,
+        split_part=getattr(store, "split_part", None),
         key=key,
         contents=UNSET if store.contents_fingerprint == layout else store.contents_fingerprint,
+        options=(isinstance(store, Store) and tuple(store.opening.items())) or UNSET,
     )
 
 

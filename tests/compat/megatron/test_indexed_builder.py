@@ -107,7 +107,7 @@ def test_golden_bytes_of_several_sequences(tmp_path: Path, name: str) -> None:
     fill(builder)
     written = builder.finalize(str(tmp_path / "x.idx"))
     same_bytes(tmp_path / "x", GOLDEN / name)
-    assert written.num_documents == len(stores.open(tmp_path / "x", dialect=options.get("dialect")))
+    assert written.documents == len(stores.open(tmp_path / "x", dialect=options.get("dialect")))
     assert (written.format, written.prefix, written.contiguous) == ("indexed", str(tmp_path / "x"), True)
     assert written.files == (file_sum(tmp_path / "x.bin"), file_sum(tmp_path / "x.idx"))
 
@@ -129,7 +129,7 @@ def test_any_documents_through_small_buffers(
         patch.setattr(indexed_builder, "_BUFFER_TOKENS", buffer)
         patch.setattr(indexed_builder, "_MAX_WAITING", waiting)
         patch.setattr(indexed_builder, "CHUNK", waiting)
-        patch.setattr("headrace.stores.token_file.CHUNK", waiting)
+        patch.setattr("headrace.stores.writer.CHUNK", waiting)
         patch.setattr("headrace.stores.indexed.writer._PIECE_BYTES", 5)
         builder = new(folder, multimodal=True)
         for document in drawn:

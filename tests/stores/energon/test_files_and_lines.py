@@ -97,7 +97,7 @@ def test_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], end
     data = b"\n".join(lines) + b"\n" * ended
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsonl, "_CHUNK_BYTES", chunk)
+        patch.setattr("headrace.stores.foreign._CHUNK_BYTES", chunk)
         if any(line.strip() for line in lines):
             assert scan_lines(str(path), reader("pread")).tolist() == plainly(data)
         else:

@@ -21,8 +21,8 @@ from headrace.stores.indexed.layout import AS_FOUND, Dialect, Documents, IdxLayo
 from headrace.stores.indexed.pairs import SUFFIXES, open_pair
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.indexed.writer import SequenceFiles, WrittenArrays
-from headrace.stores.token_file import CHUNK, MAX_LENGTH, checked_tokens
-from headrace.stores.written import WrittenShard
+from headrace.stores.writer import CHUNK, MAX_LENGTH, checked_tokens
+from headrace.stores.written import OutputShard
 
 
 class SequenceIndex:
@@ -258,7 +258,7 @@ class IndexedDatasetBuilder:
         >>> builder = headrace.compat.megatron.IndexedDatasetBuilder("two.bin", dtype=np.uint16)
         >>> builder.add_document([5, 6, 7, 0], [4])
         >>> builder.add_document([8, 9, 0], [3])
-        >>> builder.finalize("two.idx").num_documents
+        >>> builder.finalize("two.idx").documents
         2
         >>> headrace.compat.megatron.IndexedDataset("two")[1].tolist()
         [8, 9, 0]
@@ -425,7 +425,7 @@ class IndexedDatasetBuilder:
                 self.discard()
                 raise
 
-    def finalize(self, idx_path: str | os.PathLike[str]) -> WrittenShard:
+    def finalize(self, idx_path: str | os.PathLike[str]) -> OutputShard:
         """Write the index, give both files their names, and return what was written.
 
         Raises:

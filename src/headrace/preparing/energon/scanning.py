@@ -22,7 +22,7 @@ from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
 from headrace.stores.arguments import check_case
 from headrace.stores.energon.sqlite_index import MediaRow
-from headrace.stores.foreign import foreign_format
+from headrace.stores.foreign_ranges import foreign_format
 from headrace.stores.tar.members import SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import ScannedShard, scan_shard
 

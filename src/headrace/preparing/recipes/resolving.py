@@ -47,9 +47,9 @@ from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe import Recipe, StoreKey, TemplateSpec
 from headrace.samples.templates import ChatTemplate, TemplateSetup
 from headrace.samples.tokenizer import TokenizerFile
-from headrace.stores.hdf5.store import load_h5py
+from headrace.stores.foreign_ranges import load_h5py
+from headrace.stores.foreign_writers import check_jsonl_dtype
 from headrace.stores.indexed.layout import dtype_code
-from headrace.stores.json.store import check_jsonl_dtype
 from headrace.stores.keyed.layout import check_key, key_dtype
 
 

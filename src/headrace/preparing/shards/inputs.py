@@ -29,7 +29,7 @@ from headrace.preparing.sources import SourceFile, Span, find_inputs, open_span
 from headrace.preparing.sources.find import check_fields, file_at
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
-from headrace.stores.foreign import foreign_format
+from headrace.stores.foreign_ranges import foreign_format
 
 METADATA_STEM = "metadata"
 _MEDIA_COLUMNS = {

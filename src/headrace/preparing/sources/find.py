@@ -35,8 +35,8 @@ from headrace.preparing.sources.source_file import (
     sniff,
 )
 from headrace.preparing.sources.streams import load_zstandard
-from headrace.stores.foreign import foreign_format
-from headrace.stores.saved_dataset import STATE_NAME, data_files, is_saved_dataset, splits_of
+from headrace.stores.foreign import STATE_NAME, data_files, is_saved_dataset, splits_of
+from headrace.stores.foreign_ranges import foreign_format
 
 STDIN = "-"
 

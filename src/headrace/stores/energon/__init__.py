@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.stores.energon.config_file import Info, folder_kind, read_info, write_info
@@ -31,35 +31,20 @@ if TYPE_CHECKING:
     from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
     from headrace.stores.energon.store import EnergonStore
 
-_HOMES = {
-    "DatasetConfig": "headrace.stores.energon.dataset_yaml",
-    "EnergonStore": "headrace.stores.energon.store",
-    "FilesystemStore": "headrace.stores.energon.filesystem",
-    "Info": "headrace.stores.energon.config_file",
-    "Join": "headrace.stores.energon.join_writer",
-    "JoinColumn": "headrace.stores.energon.joined",
-    "JoinedStore": "headrace.stores.energon.joined",
-    "JsonlSamplesStore": "headrace.stores.energon.jsonl",
-    "MediaRow": "headrace.stores.energon.sqlite_index",
-    "Nonmatch": "headrace.stores.energon.joined",
-    "PartRow": "headrace.stores.energon.sqlite_index",
-    "Reference": "headrace.stores.energon.dataset_yaml",
-    "SampleRow": "headrace.stores.energon.sqlite_index",
-    "SplitPart": "headrace.stores.energon.splits",
-    "Splits": "headrace.stores.energon.splits",
-    "SqliteIndex": "headrace.stores.energon.sqlite_index",
-    "SqliteWriter": "headrace.stores.energon.sqlite_writer",
-    "cache_folder": "headrace.stores.energon.joined",
-    "folder_kind": "headrace.stores.energon.config_file",
-    "read_dataset": "headrace.stores.energon.dataset_yaml",
-    "read_info": "headrace.stores.energon.config_file",
-    "read_splits": "headrace.stores.energon.splits",
-    "update_media": "headrace.stores.energon.sqlite_writer",
-    "write_info": "headrace.stores.energon.config_file",
-    "write_join": "headrace.stores.energon.join_writer",
-    "write_lines": "headrace.stores.energon.jsonl",
-    "write_splits": "headrace.stores.energon.splits",
-}
+_HOMES = homes(
+    {
+        "headrace.stores.energon.config_file": "Info folder_kind read_info write_info",
+        "headrace.stores.energon.dataset_yaml": "DatasetConfig Reference read_dataset",
+        "headrace.stores.energon.filesystem": "FilesystemStore",
+        "headrace.stores.energon.join_writer": "Join write_join",
+        "headrace.stores.energon.joined": "JoinColumn JoinedStore Nonmatch cache_folder",
+        "headrace.stores.energon.jsonl": "JsonlSamplesStore write_lines",
+        "headrace.stores.energon.splits": "SplitPart Splits read_splits write_splits",
+        "headrace.stores.energon.sqlite_index": "MediaRow PartRow SampleRow SqliteIndex",
+        "headrace.stores.energon.sqlite_writer": "SqliteWriter update_media",
+        "headrace.stores.energon.store": "EnergonStore",
+    }
+)
 
 __all__ = [
     "DatasetConfig",

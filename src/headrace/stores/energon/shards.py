@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import HeadraceError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Reader, path_at
+from headrace.io import AnyPath
 from headrace.stores.arguments import IntArray, TokenArray
 from headrace.stores.energon.config_file import INFO_NAME
 from headrace.stores.store import PartPlace, Problem, RawSample, Store
@@ -19,88 +19,12 @@ from headrace.stores.tar.store import TarShards
 from headrace.stores.token_layouts import Opening, token_store
 
 
-class DocumentShards:
-    """Stores of tokens as shards, each opened when it is first read: ``.jsonl``, ``.h5``, ``.bin`` with ``.idx``, ...
-
-    Document i is the sample with the key ``"i"``. It has a part ``<key>.npy`` for each key of its store, which holds
-    the tokens as the bytes of an ``.npy`` file.
-
-    Args:
-        root: the folder to which the names are relative.
-        names: names of the shards.
-        counts: (shards,) int64, the number of documents that each shard must have.
-        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
-    """
-
-    def __init__(self, root: str | AnyPath, names: Sequence[str], counts: IntArray, *, using: str | Reader) -> None:
-        self._root = path_at(root)
-        self._names = names
-        self._counts = counts
-        self._using = using
-        self._stores: dict[int, Store] = {}
-
-    def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None) -> list[RawSample]:
-        """Return the documents ``indices`` of ``shards``, in this order."""
-        found = []
-        for shard, index in zip(shards.tolist(), indices.tolist(), strict=True):
-            store = self.store(shard)
-            wanted = [key for key in store.keys if parts is None or _part(key) in parts]
-            content = {_part(key): _npy(tokens) for key, tokens in store.document(index, wanted).items()}
-            found.append(RawSample(str(index), self._names[shard], index, content))
-        return found
-
-    def store(self, shard: int) -> Store:
-        """Return the store of a shard.
-
-        Raises:
-            StoreError: the store cannot be opened, or has another number of documents.
-        """
-        store = self._stores.get(shard)
-        if store is None:
-            where = self._root / self._names[shard]
-            try:
-                store = token_store(str(where), Opening(reader=self._using))
-            except StoreAwayError:
-                raise
-            except StoreError as error:
-                raise StoreError(f"{error} ({INFO_NAME} lists this shard)") from None
-            if len(store) != self._counts[shard]:
-                found = len(store)
-                store.close()
-                raise StoreError(
-                    f"{where}: has {found:,} documents, but the info file lists {self._counts[shard]:,}; prepare the"
-                    " dataset again"
-                )
-            self._stores[shard] = store
-        return store
-
-    def check(self, shard: int) -> Iterator[Problem]:
-        """Read a shard and yield what is wrong."""
-        try:
-            yield from self.store(shard).check()
-        except HeadraceError as error:
-            yield Problem.of(str(self._root / self._names[shard]), error)
-
-    def close(self) -> None:
-        """Close all stores."""
-        stores, self._stores = self._stores, {}
-        for store in stores.values():
-            store.close()
-
-
-def _part(key: str) -> str:
-    return f"{key}.npy"
-
-
-def _npy(tokens: TokenArray) -> bytes:
-    out = io.BytesIO()
-    array: np.ndarray[Any, Any] = np.asarray(tokens)
-    np.lib.format.write_array(out, array, allow_pickle=False)
-    return out.getvalue()
-
-
 class DatasetShards:
     """Reads samples by shard and number in the shard. A shard is opened when it is first read.
+
+    A shard that is no tar is a store of tokens: a ``.jsonl``, a ``.h5``, a ``.bin`` with ``.idx``. Document i is the
+    sample with the key ``"i"``, which has a part ``<key>.npy`` for each key of the store: its tokens as the bytes of an
+    ``.npy`` file.
 
     Args:
         root: the folder to which the names are relative.
@@ -122,7 +46,7 @@ class DatasetShards:
         self.is_tar = np.array([name.endswith(".tar") for name in names], np.bool_)
         self._all_tars = bool(self.is_tar.all())
         self.tars = tars
-        self._documents = DocumentShards(root, names, counts, using=tars.reader)
+        self._stores: dict[int, Store] = {}
 
     @property
     def files(self) -> tuple[AnyPath, ...]:
@@ -132,25 +56,25 @@ class DatasetShards:
             if self.is_tar[shard]:
                 found += [self._root / name, index_path(self._root / name)]
             else:
-                found += self._documents.store(shard).files
+                found += self._store(shard).files
         return tuple(found)
 
     def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None) -> list[RawSample]:
         """Return the samples ``indices`` of ``shards``, in this order; see `SampleStore.read`."""
         if self._all_tars:
             return self.tars.read(shards, indices, parts)
-        found: list[RawSample | None] = [None] * len(shards)
-        for kind, tar in ((self.tars, True), (self._documents, False)):
-            slots = np.flatnonzero(self.is_tar[shards] == tar)
-            for slot, sample in zip(slots.tolist(), kind.read(shards[slots], indices[slots], parts), strict=True):
-                found[slot] = sample
-        return [sample for sample in found if sample is not None]
+        slots = np.flatnonzero(self.is_tar[shards])
+        of_tars = iter(self.tars.read(shards[slots], indices[slots], parts))
+        return [
+            next(of_tars) if self.is_tar[shard] else self._document(shard, index, parts)
+            for shard, index in zip(shards.tolist(), indices.tolist(), strict=True)
+        ]
 
     def key(self, shard: int, index: int) -> str:
         """Return the key of a sample."""
         if self.is_tar[shard]:
             return self.tars.key(shard, index)
-        return self.read(np.array([shard]), np.array([index]), ())[0].key
+        return self._document(shard, index, ()).key
 
     def keys(self, shard: int) -> list[str]:
         """Return the keys of a shard; for a tar, this is a pass over its headers."""
@@ -167,7 +91,7 @@ class DatasetShards:
     def facts(self, shard: int) -> tuple[Any, ...]:
         """Return facts that identify the content of a shard, for a fingerprint. O(1)."""
         if not self.is_tar[shard]:
-            return (self._documents.store(shard).fingerprint,)
+            return (self._store(shard).fingerprint,)
         offsets = self.tars.offsets(shard)
         middle = len(offsets) // 2
         size = (self._root / self._names[shard]).stat().st_size
@@ -175,9 +99,54 @@ class DatasetShards:
 
     def check(self, shard: int) -> Iterator[Problem]:
         """Read a shard and yield what is wrong."""
-        yield from self.tars.check(shard) if self.is_tar[shard] else self._documents.check(shard)
+        try:
+            yield from self.tars.check(shard) if self.is_tar[shard] else self._store(shard).check()
+        except HeadraceError as error:
+            if self.is_tar[shard]:
+                raise
+            yield Problem.of(str(self._root / self._names[shard]), error)
 
     def close(self) -> None:
         """Close all shards."""
         self.tars.close()
-        self._documents.close()
+        stores, self._stores = self._stores, {}
+        for store in stores.values():
+            store.close()
+
+    def _document(self, shard: int, index: int, parts: Collection[str] | None) -> RawSample:
+        store = self._store(shard)
+        wanted = [key for key in store.keys if parts is None or f"{key}.npy" in parts]
+        content = {f"{key}.npy": _npy(tokens) for key, tokens in store.document(index, wanted).items()}
+        return RawSample(str(index), self._names[shard], index, content)
+
+    def _store(self, shard: int) -> Store:
+        """Return the store of a shard of tokens.
+
+        Raises:
+            StoreError: the store cannot be opened, or has another number of documents.
+        """
+        store = self._stores.get(shard)
+        if store is None:
+            where = self._root / self._names[shard]
+            try:
+                store = token_store(str(where), Opening(reader=self.tars.reader))
+            except StoreAwayError:
+                raise
+            except StoreError as error:
+                raise StoreError(f"{error} ({INFO_NAME} lists this shard)") from None
+            if len(store) != self._counts[shard]:
+                found = len(store)
+                store.close()
+                raise StoreError(
+                    f"{where}: has {found:,} documents, but the info file lists {self._counts[shard]:,}; prepare the"
+                    " dataset again"
+                )
+            self._stores[shard] = store
+        return store
+
+
+def _npy(tokens: TokenArray) -> bytes:
+    out = io.BytesIO()
+    array: np.ndarray[Any, Any] = np.asarray(tokens)
+    np.lib.format.write_array(out, array, allow_pickle=False)
+    return out.getvalue()

@@ -126,22 +126,25 @@ def _expanded(pattern: str, whole: str, where: str) -> Iterator[str]:
         yield _ESCAPED.sub(r"\1", "".join(parts))
 
 
-def _outer_braces(pattern: str, whole: str, where: str) -> Iterator[tuple[int, int]]:
-    depth = begin = at = 0
+def _marks(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """Yield place and character of what is not escaped, and how many braces are open behind it."""
+    depth = at = 0
     while at < len(pattern):
-        character = pattern[at]
-        if character == "\\":
+        if pattern[at] == "\\":
             at += 2
             continue
-        if character == "{":
-            if depth == 0:
-                begin = at
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                yield begin, at
+        depth += (pattern[at] == "{") - (pattern[at] == "}")
+        yield at, pattern[at], depth
         at += 1
+
+
+def _outer_braces(pattern: str, whole: str, where: str) -> Iterator[tuple[int, int]]:
+    begin = depth = 0
+    for at, character, depth in _marks(pattern):
+        if character == "{" and depth == 1:
+            begin = at
+        elif character == "}" and depth == 0:
+            yield begin, at
     if depth:
         raise StoreError(f"{where}: the braces of {whole!r} do not match; write \\{{ or \\}} for a brace in a name")
 
@@ -174,17 +177,11 @@ def _steps(first: int, last: int, step: int) -> range:
 
 def _items(inside: str) -> Iterator[str]:
     """Yield the items that are separated by commas outside inner braces."""
-    depth = begin = at = 0
-    while at < len(inside):
-        character = inside[at]
-        if character == "\\":
-            at += 2
-            continue
-        depth += (character == "{") - (character == "}")
+    begin = 0
+    for at, character, depth in _marks(inside):
         if character == "," and depth == 0:
             yield inside[begin:at]
             begin = at + 1
-        at += 1
     yield inside[begin:]
 
 

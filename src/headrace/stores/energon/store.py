@@ -34,8 +34,9 @@ from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
-from headrace.stores.kept_arrays import ENDS_BYTES, num_entries, with_ends
+from headrace.stores.kept_arrays import num_entries, with_ends
 from headrace.stores.store import (
+    ENDS_BYTES,
     Extents,
     Numbering,
     PartPlace,
@@ -186,6 +187,13 @@ class EnergonStore(SampleStore):
             split file, and makes the index of a tar that has none.
         hidden: whether ``dir/.hid`` is a sample, as in Energon.
 
+    Attributes:
+        info: all shards of the dataset, and their numbers of samples.
+        part_shards: the shards of this part, and what is left out of them.
+        split_part: the part that was opened; None for all shards.
+        split_config: the name of the split file; None for the default one.
+        dataset: the content of the ``dataset.yaml``; None if there is none.
+
     Raises:
         StoreError: a file is missing or malformed; the message names it and says what to do.
         ConfigError: there is no such part.
@@ -221,60 +229,37 @@ class EnergonStore(SampleStore):
         }
         self._reader = reader(using)
         _keep_configs(self.root, split_config, dataset_config, using)
+        self.split_part, self.split_config = split_part, split_config
         self._opened: OpenedShards = open_dataset(self.root, split_part, split_config, strict)
-        self._dataset = read_dataset(self.root, dataset_config)
-        names = self._opened.part.shards
+        self.info, self.part_shards = self._opened.info, self._opened.part
+        self.dataset: DatasetConfig | None = read_dataset(self.root, dataset_config)
+        names = self.part_shards.shards
         self._distinct = tuple(dict.fromkeys(names))
         self._distinct_places = {name: at for at, name in enumerate(self._distinct)}
         self._which: IntArray = np.array([self._distinct_places[name] for name in names], np.int64)
-        counts = np.array([self._opened.info.shard_counts[name] for name in self._distinct], np.int64)
+        counts = np.array([self.info.shard_counts[name] for name in self._distinct], np.int64)
         index = None if strict else MadeIndexes(self.root, self._distinct, hidden, using)
         tars = TarShards(self.root, self._distinct, counts, using=self._reader, hidden=hidden, index=index)
         self._shards = DatasetShards(self.root, self._distinct, counts, tars)
-        self._lookup = KeyLookup(self.root, tuple(self._opened.info.shard_counts), self._distinct, self._shards, counts)
+        self._lookup = KeyLookup(self.root, tuple(self.info.shard_counts), self._distinct, self._shards, counts)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))
 
     @property
-    def info(self) -> Info:
-        """All shards of the dataset, and their numbers of samples."""
-        return self._opened.info
-
-    @property
-    def part_shards(self) -> SplitPart:
-        """The shards of this part, and what is left out of them."""
-        return self._opened.part
-
-    @property
-    def split_part(self) -> str | None:
-        """The part that was opened; None for all shards."""
-        return self._options["split_part"]  # type: ignore[return-value]
-
-    @property
-    def split_config(self) -> str | None:
-        """The name of the split file; None for the default one."""
-        return self._options["split_config"]  # type: ignore[return-value]
-
-    @property
-    def dataset(self) -> DatasetConfig | None:
-        """The content of the ``dataset.yaml``; None if there is none."""
-        return self._dataset
-
-    @property
     def subflavors(self) -> dict[str, Any]:
         """The subflavors of the ``dataset.yaml``, which every sample gets."""
-        return {} if self._dataset is None else dict(self._dataset.subflavors)
+        return {} if self.dataset is None else dict(self.dataset.subflavors)
 
     @property
     def shards(self) -> tuple[str, ...]:
         """Names of the shards of the part, in its order."""
-        return self._opened.part.shards
+        return self.part_shards.shards
 
     @property
     def files(self) -> tuple[AnyPath, ...]:
         """The configuration files, the shards, and their indices."""
         index = () if self.index is None else (self.index.path,)
-        dataset = () if self._dataset is None else (self._dataset.path,)
+        dataset = () if self.dataset is None else (self.dataset.path,)
         return (*self._opened.files, *dataset, *index, *self._shards.files)
 
     @property
@@ -390,7 +375,7 @@ class EnergonStore(SampleStore):
             offset: byte of the shard where the sample begins.
             size: number of bytes of the sample.
         """
-        name = self._opened.part.listed[shard]
+        name = self.part_shards.listed[shard]
         if name not in self._distinct_places:
             return None
         at = self._distinct_places[name]
@@ -403,12 +388,12 @@ class EnergonStore(SampleStore):
     @property
     def numbers_of_listed(self) -> IntArray:
         """(listed,) int64: for each shard in the list of the split, its number in ``data_files``; -1 if excluded."""
-        return np.array([self._distinct_places.get(name, -1) for name in self._opened.part.listed], np.int64)
+        return np.array([self._distinct_places.get(name, -1) for name in self.part_shards.listed], np.int64)
 
     def start_of(self, index: int) -> tuple[int, int]:
         """Return where a sample begins: the (first) number of its shard in the list of the split, and the byte."""
         shard, local = self._locate(index)
-        listed = self._opened.part.listed.index(self._distinct[shard])
+        listed = self.part_shards.listed.index(self._distinct[shard])
         return listed, int(self._shards.offsets(shard)[local])
 
     def part_places(self, place: tuple[int, int]) -> dict[str, PartPlace]:
@@ -464,7 +449,7 @@ class EnergonStore(SampleStore):
 
     def _left_out(self, counts: IntArray) -> IntArray:
         """Return the raw numbers of the samples that are excluded, (n,) int64, ascending."""
-        keys = self._opened.part.keys
+        keys = self.part_shards.keys
         if not keys:
             return np.empty(0, np.int64)
         found = {}

@@ -45,8 +45,8 @@ from headrace.errors import StoreError
 from headrace.io import AnyPath, Reader, path_at, reader, reader_at
 from headrace.stores.indexed.index import CHUNK, ArrayPlace, Arrays, Index, IntegerColumn
 from headrace.stores.indexed.layout import AS_FOUND, FLOAT_CODES, MAGIC, IndexedOptions, known_dtype
-from headrace.stores.indexed.store import ENDS_BYTES, IndexedStore
-from headrace.stores.store import Problem
+from headrace.stores.indexed.store import IndexedStore
+from headrace.stores.store import ENDS_BYTES, Problem
 
 TNT_MAGIC: Final = b"TNTIDX\x00\x00"
 _HEADER: Final = struct.Struct("<8sQQQQQ")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -31,7 +31,7 @@ from headrace.stores.indexed.index import CHUNK, ContiguousStream, Index, Stream
 from headrace.stores.indexed.layout import AS_FOUND, IndexedOptions, open_index
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, entry_beside, load_manifest
 from headrace.stores.segmented import buffers_of, mapped_windows, tokens_at
-from headrace.stores.store import Extents, IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.store import ENDS_BYTES, Extents, IntArray, KeyList, Problem, Store, TokenArray
 from headrace.stores.written import OutputShard
 
 
@@ -217,8 +217,6 @@ def numbers(dtype: str, documents: int, tokens: int, bin_bytes: int, idx_bytes: 
 
 
 _KEYS = ("tokens",)
-ENDS_BYTES: Final = 4096
-"""Of the ``.bin`` and the ``.idx``, by which a shard is known."""
 
 
 class IndexedStore(Store):

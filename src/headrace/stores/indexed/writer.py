@@ -21,16 +21,17 @@ from numpy.typing import DTypeLike, NDArray
 from headrace.errors import OutputError
 from headrace.io import AtomicFile, FileSum, check_local
 from headrace.stores.indexed.layout import IdxLayout, dtype_code
-from headrace.stores.token_file import (
+from headrace.stores.writer import (
+    CheckedDocuments,
     LengthChunks,
     TokenFile,
+    Writer,
     checked_lengths,
     checked_tokens,
     commit_shard,
     unnamed_file,
 )
-from headrace.stores.writer import CheckedDocuments, Writer
-from headrace.stores.written import KeyInfo, WrittenShard
+from headrace.stores.written import KeyInfo, OutputShard
 
 _KEY = "tokens"
 
@@ -210,7 +211,7 @@ class SequenceFiles:
         lengths = [length for lengths in self._tokens.chunks() for length in lengths.tolist()]
         return WrittenArrays(lengths, read(self._bounds, "<i8"), read(self._modes, "i1"))
 
-    def finish(self, idx_path: Path) -> WrittenShard:
+    def finish(self, idx_path: Path) -> OutputShard:
         """Write the index, and give both files their final names, the index last.
 
         Raises:
@@ -231,10 +232,10 @@ class SequenceFiles:
             files = commit_shard([self._tokens], idx_path, write_index)
         finally:
             self.discard()  # files that have their final names stay
-        return WrittenShard(
+        return OutputShard(
             format="indexed",
             prefix=str(idx_path).removesuffix(".idx"),
-            num_documents=num_documents,
+            documents=num_documents,
             keys={"tokens": KeyInfo(dtype=layout.dtype.name, tokens=self._tokens.num_tokens)},
             contiguous=True,
             files=files,

@@ -6,20 +6,19 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
-from headrace.stores.arguments import MAIN, check_ranges, known_key, not_parallel
+from headrace.stores.arguments import MAIN
 from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
-from headrace.stores.segmented import SegmentedStore, buffers_of, mapped_windows, tokens_at
-from headrace.stores.store import Extents, IntArray, Problem, TokenArray, read_ahead_of_fingerprints
+from headrace.stores.segmented import RangesStore, tokens_at
+from headrace.stores.store import ENDS_BYTES, IntArray, Problem, TokenArray, read_ahead_of_fingerprints
 from headrace.stores.written import OutputShard
 
 
@@ -50,24 +49,24 @@ def check_keyed(
             for file in vouched.files:
                 yield from check_file(place / file.name, file)
             if layouts:
-                yield from _check_counts(folder, vouched, layouts)
+                for fault, message in _disagreements(vouched, layouts):
+                    yield Problem(path=folder, place=fault, message=message)
         for key, layout in layouts.items():
             vocab = vocab_of(key, layout.dtype, main, vouched, vocab_size)
             yield from _check_key(folder, using, layout, bounds.get(key), vocab)
 
 
-def _check_counts(folder: str, vouched: OutputShard, layouts: Mapping[str, KeyLayout]) -> Iterator[Problem]:
-    """Compare the numbers of documents and tokens with the manifest's entry."""
+def _disagreements(vouched: OutputShard, layouts: Mapping[str, KeyLayout]) -> Iterator[tuple[str, str]]:
+    """Yield place and message of each difference of numbers from the manifest's entry. O(keys)."""
     counts = {layout.num_documents for layout in layouts.values()} - {None}
     for count in counts - {vouched.documents}:
-        message = f"documents: the manifest says {vouched.documents}, the shard has {count}"
-        yield Problem(path=folder, place="", message=message)
+        yield "", f"documents: the manifest says {vouched.documents}, the shard has {count}"
     listed = {key: f"{info.tokens} of {info.dtype}" for key, info in vouched.keys.items()}
     found = {key: f"{layout.num_tokens} of {layout.dtype.name}" for key, layout in layouts.items()}
     for key in sorted(listed.keys() | found.keys()):
         if listed.get(key) != found.get(key):
             message = f"the manifest says {listed.get(key, 'nothing')}, the shard has {found.get(key, 'nothing')}"
-            yield Problem(path=folder, place=f"key {key!r}", message=message)
+            yield f"key {key!r}", message
 
 
 def _check_key(
@@ -97,11 +96,7 @@ def _check_key(
     yield from check_values(path, layout.dtype, read, layout.num_tokens, find, vocab_size)
 
 
-ENDS_BYTES: Final = 4096
-"""Of the ``.bin`` of each key, by which a shard is known."""
-
-
-class KeyedStore(SegmentedStore):
+class KeyedStore(RangesStore):
     """One shard of the keyed format. Opening it takes one scan of ``meta.json``, about 3 ns a byte.
 
     `num_documents`, `num_tokens`, `lengths` and `gather` refer to the *main* key. It is ``"tokens"`` or else the first
@@ -152,7 +147,9 @@ class KeyedStore(SegmentedStore):
         self._meta_hash = xxhash.xxh3_128_hexdigest(data)
         self._layouts = parse_meta(self._meta, data)
         if vouched is not None:
-            self._check_agrees(vouched)
+            faults = [f"{place or META_NAME}: {message}" for place, message in _disagreements(vouched, self._layouts)]
+            if faults:
+                raise StoreError(f"{self.folder}: not the shard that the manifest lists: {'; '.join(faults)}")
         self._bins = {name: self._file(f"{name}.bin") for name in self._layouts}
         self._sources = {name: self._bounds_source(layout) for name, layout in self._layouts.items()}
         # The bounds are parsed when they are first needed.
@@ -181,28 +178,6 @@ class KeyedStore(SegmentedStore):
         return str(self._reader.path_at(self.folder) / name)
 
     @property
-    def data_files(self) -> tuple[str, ...]:
-        """The ``.bin`` of each key."""
-        return tuple(self._bins[key] for key in self._keys)
-
-    def data_sizes(self) -> IntArray:
-        """(keys,) int64: the bytes of each ``.bin``."""
-        return np.array([self._reader.size(file) for file in self.data_files], dtype=np.int64)
-
-    def data_file(self, file: int) -> tuple[Reader, str]:
-        """Return one of ``data_files``, and what reads it."""
-        return self._reader, self._bins[self._keys[file]]
-
-    def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
-        """Return one range of the ``.bin`` of the key for each."""
-        name = self._keys[0] if key is None else known_key(key, self._keys)
-        if name not in self._parallel:
-            raise not_parallel(self.path, name, f"has {self._num_values(name):,} values")
-        check_ranges(begins, lengths, self.num_tokens)
-        itemsize = self._dtypes[name].itemsize
-        return Extents.of_file(self, self._keys.index(name), begins * itemsize, lengths * itemsize)
-
-    @property
     def has_offsets(self) -> bool:
         """Whether the shard has offsets for the main key; without them, all of its values are one document."""
         return self._sources[self._keys[0]].num_documents is not None
@@ -215,34 +190,6 @@ class KeyedStore(SegmentedStore):
         for key in self._keys:
             hasher.update(self._reader.ends(self._bins[key], ENDS_BYTES, self._layouts[key].num_bytes))
         return hasher.hexdigest()
-
-    def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """Return (len(begins), length) values of the main key in a new array."""
-        path, dtype, num_tokens = self._bins[self._keys[0]], self._dtypes[self._keys[0]], self.num_tokens
-        found = mapped_windows(self._reader, path, dtype, num_tokens, begins, length)
-        if found is not None:
-            return found
-        begins = self._checked_begins(begins, length)
-        item = dtype.itemsize
-        data = self._reader.read_ranges(path, begins * item, np.full(len(begins), length * item, np.int64))
-        return data.view(dtype).reshape(len(begins), length)
-
-    def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
-        """Return ranges of the stream: views if it is mapped; otherwise they are read together."""
-        if self._reader.view(self._bins[self._keys[0]]) is not None:
-            return super().buffers(begins, lengths, key)
-        name = self._known(key)
-        check_ranges(begins, lengths, self.num_tokens)
-        dtype = self._dtypes[name]
-        data = self._reader.read_ranges(self._bins[name], begins * dtype.itemsize, lengths * dtype.itemsize)
-        return buffers_of(data.view(dtype), lengths)
-
-    def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """Return the mapped ``.bin`` of the main key, or of a key that is parallel to it."""
-        stream: TokenArray | None = None
-        if self._reader.view(self._bins[self._keys[0]]) is not None:
-            stream = self.fetch(0, self.num_tokens, key)
-        return stream
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Check every rule of the format, the ids, and all bytes if a manifest beside the shard lists it.
@@ -294,23 +241,9 @@ class KeyedStore(SegmentedStore):
             self._bounds[source.key] = bounds
         return self._bounds[source.key]
 
+    def _range_of(self, key: str) -> tuple[str, int]:
+        return self._bins[key], 0
+
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         dtype = self._dtypes[key]
         return tokens_at(self._reader, self._bins[key], dtype, begin * dtype.itemsize, (end - begin) * dtype.itemsize)
-
-    def _check_agrees(self, shard: OutputShard) -> None:
-        """Raise StoreError if a manifest's entry and ``meta.json`` have different numbers. O(keys)."""
-        counts = {layout.num_documents for layout in self._layouts.values()} - {None, shard.documents}
-        listed = {key: (info.dtype, info.tokens) for key, info in shard.keys.items()}
-        found = {key: (layout.dtype.name, layout.num_tokens) for key, layout in self._layouts.items()}
-        if counts or listed != found:
-            actual, expected = _numbers(*counts, shard.documents, keys=found), _numbers(shard.documents, keys=listed)
-            raise StoreError(
-                f"{self.folder}: not the shard that the manifest lists: found {actual}, but the manifest lists"
-                f" {expected} (found in {Path(self._meta).name})"
-            )
-
-
-def _numbers(documents: int | None, *_: int | None, keys: Mapping[str, tuple[str, int]]) -> str:
-    parts = [f"{tokens} {dtype} values of {key!r}" for key, (dtype, tokens) in sorted(keys.items())]
-    return f"{documents} documents, {', '.join(parts)}"

@@ -13,8 +13,7 @@ from numpy.typing import DTypeLike
 from headrace.errors import ConfigError
 from headrace.io import AtomicFile, FileSum, output_errors
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, meta_entry
-from headrace.stores.token_file import TokenFile, commit_shard
-from headrace.stores.writer import CheckedDocuments, KeysWriter
+from headrace.stores.writer import CheckedDocuments, KeysWriter, TokenFile, commit_shard
 
 MAX_DOCUMENTS: Final = 1_000_000
 """The most documents in a shard that is written: ``meta.json`` lists all of them, and is read and parsed as a whole."""

@@ -37,15 +37,8 @@ from headrace.io import (
 from headrace.io.finding import matching
 from headrace.io.kept import is_as_kept, keep_bytes
 from headrace.stores.arguments import IntArray, check_case
-from headrace.stores.kept_arrays import (
-    ENDS_BYTES,
-    ENTRY,
-    ENTRY_BYTES,
-    kept_name,
-    offsets_bytes,
-    read_offsets,
-    write_offsets,
-)
+from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, kept_name, offsets_bytes, read_offsets, write_offsets
+from headrace.stores.store import ENDS_BYTES
 from headrace.stores.tar.members import BLOCK, SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import ScannedShard, TarFault, scan_shard
 
