@@ -25,7 +25,7 @@ import media_texts
 from counts import cases
 from headrace import tracing
 from headrace.cli import main
-from headrace.inspect import describe_store, views
+from headrace.inspect import Description, describe, views
 from headrace.io import FileSum
 from headrace.stores import DocumentLedger, KeyInfo, Ledger, Manifest, OutputShard, TokenLedger, save_manifest
 from headrace.tracing import save_run
@@ -96,7 +96,7 @@ SAID = [
     ("", ["stores/web", "stores/captions", "mix.yaml", "run.json", "metrics-{rank}.jsonl", "state-100.json"]),
     ("", ["2 sources, 2 edits, 6,400 samples", "step 100, position 1,600"]),
     ("", ['1 <span class="soft">of 362']),  # the record that was dropped
-    ("documents?path=stores/chats&first=3&num=2", ["document 3</a>", 'class="on"', "<b>assistant</b>"]),
+    ("documents?path=stores/chats&first=3&num=2", [">document 3: ", 'class="on"', "<b>assistant</b>"]),
     ("documents?path=stores/chats&first=3&num=2", ["data/talks.jsonl, line 4"]),
     (f"documents?{WEB}&number=122", ["headrace where stores/web 122", "data/docs-1.jsonl, line 2"]),
     (f"documents?{WEB}&first=9999", ["There are no documents from number 9,999"]),
@@ -126,7 +126,7 @@ REFUSED = [
     ("store", "the URL names no path"),
 ]
 NOT_SAID = [
-    ("documents?path=stores/chats&first=3&num=2", "document 5</a>"),
+    ("documents?path=stores/chats&first=3&num=2", ">document 5: "),
     ("find?path=stores/code", "does not keep where"),
     (f"mix?{MIX}&budget=4000", "was"),
 ]
@@ -145,14 +145,14 @@ def test_what_pages_say(pages: Pages) -> None:
 
 def test_a_store(pages: Pages) -> None:
     text = pages.get("store?path=stores/web")
-    found = views.outline("stores/web")
-    assert isinstance(found, views.StoreOutline)
+    found = describe("stores/web")
+    assert isinstance(found, Description)
     assert f"{found.tokens:,}" in text
-    assert "dropped: bad" in text
+    assert "dropped: bad records" in text
     assert "is not a string but a number" in text
     assert "data/docs-1.jsonl" in text
     assert "headrace info stores/web" in text
-    assert text.count('<rect class="bar"') >= len(found.histogram)
+    assert text.count('<rect class="bar"') >= len(found.keys[0].histogram)
 
 
 def test_what_the_tokeniser_cannot_read_is_shown_as_ids(pages: Pages, inside: Path, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_store_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert ">30</td>" in grown.get()
     corpora.write(tmp_path / "one" / "shard-1", [])
     store = headrace.open(str(tmp_path / "one"))
-    assert f"<b>{store.num_documents}</b>" in grown.get(f"store?path={tmp_path}/one")
+    assert f"<dd>{store.num_documents}" in grown.get(f"store?path={tmp_path}/one")
 
 
 @settings(max_examples=cases(50, 500), deadline=None)
@@ -373,17 +373,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_store_of_a_billion_documents(large: Path) -> None:
-    found = views.outline(large / "store")
-    assert isinstance(found, views.StoreOutline)
-    assert (found.documents, found.tokens, found.looked_at) == (10**9, 64 * 10**9, 1 << 13)
-    assert found.histogram[0].documents == 1 << 13
-    [key] = describe_store(str(large / "store")).keys
+    found = describe(large / "store")
+    assert isinstance(found, Description)
+    [key] = found.keys
+    assert (found.documents, found.tokens, key.histogram[0].documents) == (10**9, 64 * 10**9, 1 << 13)
     assert (key.looked_at, key.empty_documents, [bar.first for bar in key.histogram]) == (1 << 13, 0, [64])
     pages = Pages(str(large))
     path = f"path={large}/store"
     assert "1,000,000,000" in pages.get()
-    assert "of 8,192 documents in 64 places" in pages.get(f"store?{path}")
-    assert "document 500,000,000</a>" in pages.get(f"documents?{path}&first=500000000")
+    assert "from 8,192 documents, evenly spread" in pages.get(f"store?{path}")
+    assert ">document 500,000,000: " in pages.get(f"documents?{path}&first=500000000")
     assert "Document 999,999,999" in pages.get(f"documents?{path}&number=999999999")
     search = views.search(large / "store", "1", first=10**9 - 2000)
     assert [one.until for one in search if isinstance(one, views.SearchProgress)][-1] == 10**9

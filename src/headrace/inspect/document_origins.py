@@ -18,8 +18,10 @@ from headrace.config import nearest_path
 from headrace.copying import copied_documents
 from headrace.copying.plan import SourceEntry, is_copy
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.inspect.answers import Answer
-from headrace.inspect.figures import count, listing, plural, separated
+from headrace.inspect import blocks
+from headrace.inspect.answers import Report
+from headrace.inspect.blocks import Pairs, Titled, Verbatim
+from headrace.inspect.figures import count, plural
 from headrace.io import AnyPath, path_at
 from headrace.plan import IntArray
 from headrace.preparing.sources import Block, RecordSpec, SampleBy, SourceFile, Span, find_inputs, open_span
@@ -454,21 +456,21 @@ def place_in_input(origin: DocumentOrigin) -> str:
     return f"{origin.unit} {count(origin.number)}{note}"
 
 
-class DocumentOrigins(Answer, frozen=True, kw_only=True):
+class DocumentOrigins(Report, frozen=True, kw_only=True):
     """Where documents of a store come from."""
 
     path: str
     documents: tuple[DocumentOrigin, ...]
 
-    def lines(self, *, whole_texts: bool = False) -> list[str]:
-        """Return the lines that ``headrace where`` prints; ``whole_texts`` shows texts in full, below the rest."""
-        return separated(_document_lines(origin, self.path, whole_texts) for origin in self.documents)
+    def shown(self, *, whole_texts: bool = False) -> list[blocks.Block]:
+        """See `Report`; ``whole_texts`` shows texts in full, below the rest."""
+        return [_document_section(origin, self.path, whole_texts) for origin in self.documents]
 
 
 EXCERPT_CHARS = 80
 
 
-def _document_lines(origin: DocumentOrigin, path: str, whole_texts: bool) -> list[str]:
+def _document_section(origin: DocumentOrigin, path: str, whole_texts: bool) -> Titled:
     pairs = [("copied from", f"{step.path}, document {count(step.document)}") for step in origin.copied_from]
     pairs.append(("input", f"{origin.input}, {place_in_input(origin)}"))
     if origin.id is not None:
@@ -476,14 +478,14 @@ def _document_lines(origin: DocumentOrigin, path: str, whole_texts: bool) -> lis
     for part in origin.shards:
         name = "shard" if len(origin.shards) == 1 else f"shard of {part.key}"
         pairs.append((name, f"{part.prefix}, document {count(part.document)}, {plural(part.tokens, 'token')}"))
-    whole: list[str] = []
     if origin.texts is None:
         pairs.append(("text", origin.note))
+    whole = []
     for field, text in (origin.texts or {}).items():
         name = "text" if len(origin.texts or {}) == 1 else f"text of {field}"
         if whole_texts:
-            whole += ["", f"{name}:", text]
+            whole.append(Verbatim(text, f"{name}:"))
         else:
             shown = text[:EXCERPT_CHARS]
             pairs.append((name, repr(shown) + (f" ... {plural(len(text), 'character')}" if shown != text else "")))
-    return [f"{path}: document {count(origin.document)}", *listing(pairs), *whole]
+    return Titled(f"{path}: document {count(origin.document)}", [Pairs(pairs), *whole])

@@ -6,7 +6,7 @@ A check covers the file itself, its joins, and every dataset that it names, each
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -28,8 +28,9 @@ from headrace.datasets.metadataset.metadataset import build
 from headrace.datasets.metadataset.opening import Opener, opener_of
 from headrace.datasets.mix import joined, named_datasets, node_of
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
-from headrace.inspect.answers import Answer, OnProgress, kind_of, took
-from headrace.inspect.figures import count, plural, problem_lines, safe_text, short, size
+from headrace.inspect.answers import Checked, OnProgress, Report, kind_of
+from headrace.inspect.blocks import Block, Tabular, Title, Titled
+from headrace.inspect.figures import count, plural, short
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
 from headrace.inspect.samples import PlainSources, SampleOptions, closed, options_of
 from headrace.inspect.store_checks import Verdict, check_store
@@ -79,7 +80,7 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[NodeNumbers, ...] = ()
 
 
-class MetadatasetDescription(Answer, frozen=True, kw_only=True):
+class MetadatasetDescription(Report, frozen=True, kw_only=True):
     """All that ``headrace info`` says of a metadataset.
 
     Attributes:
@@ -94,9 +95,13 @@ class MetadatasetDescription(Answer, frozen=True, kw_only=True):
     steps: int | None
     global_batch_size: int | None
 
-    def lines(self) -> list[str]:
-        """Return the lines that ``headrace info`` prints."""
-        return _mix_lines(self)
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        found: list[Block] = [Title(self.path)]
+        if self.steps is not None:
+            size = self.global_batch_size or 0
+            found.append(f"after {count(self.steps)} steps of {count(size)}: {count(self.steps * size)} samples")
+        return [*found, *(_mix_section(self, root) for root in self.splits.values())]
 
 
 def describe_metadataset(path: str, *, steps: int | None, global_batch_size: int | None) -> MetadatasetDescription:
@@ -240,34 +245,33 @@ def _mismatch(path: str) -> HeadraceError:
     )
 
 
-class MixVerdict(Answer, frozen=True, kw_only=True):
+class MixVerdict(Checked, frozen=True, kw_only=True):
     """What a check of a metadataset found.
 
     Attributes:
-        path: the path of the metadataset.
-        ok: whether the metadataset and all its datasets are intact.
         problems: the problems of the metadataset and of its joins. Those of a dataset are in its own verdict.
         splits: the splits that were checked.
         joins: the number of join indices that were read.
         datasets: the verdicts of all datasets that it reaches, each once.
-        seconds: how long the check took.
     """
 
-    path: str
-    ok: bool
-    problems: tuple[Problem, ...]
     splits: tuple[str, ...]
     joins: int
     datasets: tuple[SampleVerdict | Verdict, ...]
-    seconds: float | msgspec.UnsetType = msgspec.UNSET
 
-    def lines(self) -> list[str]:
-        """Return the lines that sum the check up, as ``headrace check`` prints them."""
-        return list(map(safe_text, _verdict_lines(self)))
+    @property
+    def all_problems(self) -> Sequence[Problem]:
+        """See `Checked`."""
+        return [*self.problems, *(problem for dataset in self.datasets for problem in dataset.problems)]
 
-    def fault_lines(self) -> list[str]:
-        """Return a line for each fault; of many that are alike, three are shown."""
-        return problem_lines(_all_problems(self))
+    def remarks(self) -> list[str]:
+        """See `Checked`."""
+        return [line for dataset in self.datasets for line in dataset.lines()]
+
+    def covered(self) -> str:
+        """See `Checked`."""
+        joins = f", {plural(self.joins, 'join')} read" if self.joins else ""
+        return f"{plural(len(self.datasets), 'dataset')} in {plural(len(self.splits), 'split')}{joins}"
 
 
 def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixVerdict:
@@ -417,27 +421,15 @@ def _without(message: str, path: str) -> str:
 Row = tuple[str, ...]
 
 
-def _mix_lines(numbers: MetadatasetDescription) -> list[str]:
-    """Return the report of a metadataset."""
-    lines = [numbers.path]
-    if numbers.steps is not None:
-        samples = numbers.steps * (numbers.global_batch_size or 0)
-        lines.append(
-            f"after {count(numbers.steps)} steps of {count(numbers.global_batch_size or 0)}: {count(samples)} samples"
-        )
-    for root in numbers.splits.values():
-        length = "endless" if root.samples is None else f"{count(root.samples)} samples a pass"
-        lines += ["", f"split {root.name}: {root.kind}, {length}"]
-        rows = [_mix_heading(numbers), *_mix_rows(root, numbers, "", "", is_root=True)]
-        used = [at for at in range(len(rows[0])) if at == 0 or any(row[at] for row in rows[1:])]
-        lines += _aligned([tuple(row[at] for at in used) for row in rows])
-        lines += _schedules(root, "")
-    return lines
-
-
-def _mix_heading(numbers: MetadatasetDescription) -> Row:
+def _mix_section(numbers: MetadatasetDescription, root: NodeNumbers) -> Titled:
+    length = "endless" if root.samples is None else f"{count(root.samples)} samples a pass"
     seen = ("seen", "epochs") if numbers.steps is not None else ()
-    return ("", "weight", "times", "share", "samples", "tokens", *seen, "of")
+    heads = ("", "weight", "times", "share", "samples", "tokens", *seen, "of")
+    rows = list(_mix_rows(root, numbers, "", "", is_root=True))
+    used = [at for at in range(len(heads)) if at == 0 or any(row[at] for row in rows)]
+    cells = [tuple(row[at] for at in used) for row in (heads, *rows)]
+    table = Tabular(cells[0], cells[1:], left=(0, len(used) - 1))
+    return Titled(f"split {root.name}: {root.kind}, {length}", [table, *_schedules(root, "")])
 
 
 def _mix_rows(
@@ -464,7 +456,7 @@ def _row(node: NodeNumbers, numbers: MetadatasetDescription, first: str, *, is_r
         samples = f"first {samples}"
     seen: Row = ()
     if numbers.steps is not None:
-        seen = (_if_known(node.seen), "" if node.epochs is None else f"{node.epochs:,.2f}")
+        seen = ("" if node.seen is None else count(node.seen), "" if node.epochs is None else f"{node.epochs:,.2f}")
     of = node.kind if mixes and not is_root else "" if mixes else _of(node)
     weight = "" if node.number is None else f"{node.number:g}"
     tokens = "" if node.tokens is None else short(node.tokens).strip()
@@ -486,48 +478,6 @@ def _schedules(node: NodeNumbers, path: str) -> Iterator[str]:
     place = f"{path}/{node.name}" if path else node.name
     for until, weights, ramp in node.schedule:
         shown = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
-        yield f"  {place}: {'on' if until is None else f'until {until}'}{', moving to' if ramp else ''}: {shown}"
+        yield f"{place}: {'on' if until is None else f'until {until}'}{', moving to' if ramp else ''}: {shown}"
     for child in node.children:
         yield from _schedules(child, place)
-
-
-def _if_known(number: int | None) -> str:
-    return "" if number is None else count(number)
-
-
-def _aligned(rows: list[Row]) -> list[str]:
-    """Align the first and the last column to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[0], cells[-1] = row[0].ljust(widths[0]), row[-1]
-        lines.append(f"  {'  '.join(cells)}".rstrip())
-    return lines
-
-
-def _all_problems(verdict: MixVerdict) -> list[Problem]:
-    """Return the problems of the metadataset, and then those of each dataset."""
-    return [*verdict.problems, *(problem for dataset in verdict.datasets for problem in dataset.problems)]
-
-
-def _verdict_lines(verdict: MixVerdict) -> list[str]:
-    lines = []
-    for dataset in verdict.datasets:
-        lines += [f"note: {dataset.path}: {note}" for note in getattr(dataset, "notes", ())]
-        state = plural(len(dataset.problems), "fault") if dataset.problems else f"whole: {_numbers(dataset)}"
-        lines.append(f"{dataset.path}: {state}")
-    if problems := _all_problems(verdict):
-        return [*lines, f"{verdict.path}: {plural(len(problems), 'fault')}"]
-    reached = f"{plural(len(verdict.datasets), 'dataset')} in {plural(len(verdict.splits), 'split')}"
-    joins = f", {plural(verdict.joins, 'join')} read" if verdict.joins else ""
-    return [*lines, f"{verdict.path}: whole: {reached}{joins}{took(verdict.seconds)}"]
-
-
-def _numbers(dataset: SampleVerdict | Verdict) -> str:
-    hashed = ", hashed" if dataset.hashed else ""
-    if isinstance(dataset, Verdict):
-        return f"{plural(dataset.documents, 'document')}, {size(dataset.bytes)} read{hashed}"
-    decoded = ", every part decoded" if dataset.decoded is not None else ""
-    samples = f"{plural(dataset.samples, 'sample')} in {plural(dataset.shards, 'shard')}"
-    return f"{samples}, {size(dataset.bytes)}{decoded}{hashed}"

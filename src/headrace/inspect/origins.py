@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
-from headrace.inspect.answers import Answer
+from headrace.inspect.answers import Report
+from headrace.inspect.blocks import Block, Pairs, Titled
 from headrace.inspect.document_origins import DocumentOrigins, find_origins
-from headrace.inspect.figures import count, listing, separated, size
+from headrace.inspect.figures import count, size
 from headrace.io import path_at
 from headrace.preparing.sources.source_file import counted_from, record_noun
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, Provenance, load_manifest
@@ -53,15 +54,15 @@ class SampleOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """For a folder, the name of the sample's files there, without their extensions."""
 
 
-class SampleOrigins(Answer, frozen=True, kw_only=True):
+class SampleOrigins(Report, frozen=True, kw_only=True):
     """Where samples of tar shards come from."""
 
     path: str
     samples: tuple[SampleOrigin, ...]
 
-    def lines(self, *, whole_texts: bool = False) -> list[str]:
-        """Return the lines that ``headrace where`` prints. No texts are known, whole or not."""
-        return separated(_sample_lines(origin, self.path) for origin in self.samples)
+    def shown(self, *, whole_texts: bool = False) -> list[Block]:
+        """See `Report`. No texts are known, whole or not."""
+        return [_sample_section(origin, self.path) for origin in self.samples]
 
 
 def where(
@@ -167,7 +168,7 @@ def _number(store: SampleStore, path: str, given: int | str) -> int:
     )
 
 
-def _sample_lines(origin: SampleOrigin, path: str) -> list[str]:
+def _sample_section(origin: SampleOrigin, path: str) -> Titled:
     place = f"{origin.unit} {count(origin.number)}"
     pairs = [
         ("key", origin.key),
@@ -175,7 +176,7 @@ def _sample_lines(origin: SampleOrigin, path: str) -> list[str]:
         ("shard", f"{origin.shard}, sample {count(origin.index)}"),
         ("parts", ", ".join(f"{name} {size(number)}" for name, number in origin.parts.items())),
     ]
-    return [f"{path}: sample {count(origin.sample)}", *listing(pairs)]
+    return Titled(f"{path}: sample {count(origin.sample)}", [Pairs(pairs)])
 
 
 def with_inputs(samples: Sequence[Traced]) -> list[Traced]:

@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError, HeadraceError, InputError
 from headrace.inspect.answers import OnProgress, unseen
+from headrace.inspect.blocks import ShownSequence, Stretch
 from headrace.inspect.figures import count
-from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering, ShownSequence, Stretch
+from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
 from headrace.preparing.recipes import find_template, find_tokenizer, read_recipe, with_inputs
 from headrace.preparing.record_encoder import find_end_names, make_maker

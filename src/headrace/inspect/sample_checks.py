@@ -13,9 +13,9 @@ import msgspec
 
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreAwayError, StoreError
-from headrace.inspect.answers import Answer, OnProgress, problem_of, took
+from headrace.inspect.answers import Checked, OnProgress, problem_of
 from headrace.inspect.decoding import DecodedRange, decoded_here, excluded, open_checked
-from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
+from headrace.inspect.figures import count, plural, size
 from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
 from headrace.io import AnyPath, PreadReader, path_at
 from headrace.io.readers import ByteArray, IntArray
@@ -116,12 +116,9 @@ class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
         return cls(dataset=SampleOptions.of(options), decode=decode, workers=workers or usable_cores())
 
 
-class SampleVerdict(Answer, frozen=True, kw_only=True):
-    """What a check found, and how much it read. Counts are zero if the store cannot be opened."""
+class SampleVerdict(Checked, frozen=True, kw_only=True):
+    """What a check of samples found, and how much it read. Counts are zero if the store cannot be opened."""
 
-    path: str
-    ok: bool
-    problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()
     """Remarks on what may be intended or a mistake."""
 
@@ -137,16 +134,24 @@ class SampleVerdict(Answer, frozen=True, kw_only=True):
 
     decoded: Decoded | None = None
 
-    seconds: float | msgspec.UnsetType = msgspec.UNSET
-    """How long the check took; unset for a dataset of a metadataset."""
+    def remarks(self) -> list[str]:
+        """See `Checked`."""
+        lines = [f"note: {note}" for note in self.notes]
+        if (found := self.decoded) is None:
+            return lines
+        kept = _counts(found.kept_parts)
+        told = f"{self.path}: decoded: {_counts(found.parts) or 'none'}"
+        told += f"; kept as bytes, since no decoder knows them: {kept}" if kept else ""
+        return [*lines, told + (f"; at fault: {_counts(found.faulty_parts)}" if found.faulty_parts else "")]
 
-    def lines(self) -> list[str]:
-        """Return the lines that sum the check up, as ``headrace check`` prints them."""
-        return list(map(safe_text, _lines(self)))
-
-    def fault_lines(self) -> list[str]:
-        """Return a line for each fault; of many that are alike, three are shown."""
-        return problem_lines(self.problems)
+    def covered(self) -> str:
+        """See `Checked`."""
+        what = ""
+        if self.decoded is not None:
+            what = ", every part decoded" + (" that has a decoder" if self.decoded.kept_parts else "")
+        what += ", hashed" if self.hashed else " (no headrace.json has hashes of the bytes)"
+        numbers = f"{plural(self.samples, 'sample')} in {plural(self.shards, 'shard')}, {size(self.bytes)}"
+        return f"{numbers}, every header read{what}"
 
 
 class Watched(PreadReader):
@@ -378,20 +383,3 @@ def _manifest(path: str) -> Manifest | None:
 
 def _counts(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count(number)}" for name, number in parts.items())
-
-
-def _lines(verdict: SampleVerdict) -> list[str]:
-    lines = [f"note: {note}" for note in verdict.notes]
-    if verdict.decoded is not None:
-        found = verdict.decoded
-        told = f"{verdict.path}: decoded: {_counts(found.parts) or 'none'}"
-        told += f"; kept as bytes, since no decoder knows them: {_counts(found.kept_parts)}" if found.kept_parts else ""
-        lines.append(told + (f"; at fault: {_counts(found.faulty_parts)}" if found.faulty_parts else ""))
-    if verdict.problems:
-        return [*lines, f"{verdict.path}: {plural(len(verdict.problems), 'fault')}"]
-    what = ""
-    if verdict.decoded is not None:
-        what = ", every part decoded" + (" that has a decoder" if verdict.decoded.kept_parts else "")
-    what += ", hashed" if verdict.hashed else " (no headrace.json has hashes of the bytes)"
-    numbers = f"{plural(verdict.samples, 'sample')} in {plural(verdict.shards, 'shard')}, {size(verdict.bytes)}"
-    return [*lines, f"{verdict.path}: whole: {numbers}, every header read{what}{took(verdict.seconds)}"]

@@ -17,6 +17,7 @@ from headrace.datasets.mix import named_datasets
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer
+from headrace.inspect.blocks import Block, Pairs, Title, Titled
 from headrace.inspect.description import find_manifest
 from headrace.inspect.figures import count, plural
 from headrace.inspect.samples import (
@@ -129,6 +130,16 @@ class OpenPreview:
     def read(self) -> SamplePreview | MixPreview:
         """Return the preview with its samples, without their bytes and pictures."""
         return msgspec.structs.replace(self.facts, samples=tuple(sample.shown for sample in self))
+
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, and read the samples while doing so; see `Report`."""
+        facts = self.facts
+        yield Title(facts.path, facts.words)
+        yield self.how_many
+        if isinstance(facts, SamplePreview) and facts.field_map:
+            yield Titled("fields", [Pairs.of(facts.field_map)])
+        for sample in self:
+            yield sample.section()
 
     def to_dict(self) -> dict[str, Any]:
         """Read the samples; see `Answer.to_dict`."""

@@ -10,87 +10,31 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import unknown_name
 from headrace.copying.plan import is_copy
-from headrace.datasets.loss_masks import SupervisedShare, mask_name
 from headrace.datasets.packed_sequences import StoreLengths, make_plan
-from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.inspect.description import describe_key, find_manifest
+from headrace.inspect.blocks import ShownSequence
+from headrace.inspect.description import ShownKeys, describe_store, find_manifest
 from headrace.inspect.document_origins import find_origins, place_in_input
 from headrace.inspect.figures import count, plural
 from headrace.inspect.shown import (
     MAX_SAMPLES,
-    Kind,
+    Figures,
     PackFill,
     Preview,
     PreviewOptions,
     Shares,
     ShownSample,
-    ShownSequence,
-    StoreFigures,
 )
 from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, stretches
 from headrace.plan.packing import PackPlan
-from headrace.stores import Dialect, Manifest, Store
+from headrace.stores import Dialect, IndexedOptions, Manifest, Store
 from headrace.stores import open_tokens as open_store
-
-
-class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of a store that are shown: keys of tokens, their loss masks, and keys with other facts."""
-
-    kind: Kind
-    masks: dict[str, str | None]
-    """Key of tokens -> key of its loss mask, or None."""
-
-    beside: tuple[str, ...] = ()
-    """Those of ``position_ids``, ``response_lengths``, ``rewards``, ``columns`` and ``label`` that exist."""
-
-    @property
-    def main(self) -> str:
-        """The first key of tokens."""
-        return next(iter(self.masks))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All keys that are read."""
-        return (*self.masks, *(mask for mask in self.masks.values() if mask is not None), *self.beside)
-
-    @classmethod
-    def of(cls, store: Store, key: str | None) -> ShownKeys:
-        """Return the keys of a store that are shown, by their names; with ``key``, only that key and its mask.
-
-        Raises:
-            ConfigError: there is no such key.
-        """
-        names = set(store.keys)
-        if key is not None and key not in names:
-            raise unknown_name(store.path, "key", key, store.keys)
-        if key is None and names >= {"chosen", "rejected"}:
-            return cls(
-                kind="dpo", masks={side: mask_name(side, names, is_main=False) for side in ("chosen", "rejected")}
-            )
-        if key is None and names >= {"prompts", "responses"}:
-            return cls(
-                kind="grpo",
-                masks={"prompts": None, "responses": mask_name("responses", names, is_main=False)},
-                beside=_there(names, "response_lengths", "rewards"),
-            )
-        if key is None and "prompts" in names:
-            return cls(kind="prompt", masks={"prompts": None}, beside=_there(names, "columns"))
-        main = key or next((name for name in TOKEN_KEYS if name in names), store.keys[0])
-        mask = mask_name(main, names, is_main=main in (*TOKEN_KEYS, store.keys[0]))
-        beside = _there(names, "position_ids", "label") if key is None else ()
-        return cls(kind="seq" if mask is None else "sft", masks={main: mask}, beside=beside)
 
 
 def main_store(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Store:
     """Return the store with the main key of those that are shown as its own main key."""
     return store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
-
-
-def _there(names: set[str], *wanted: str) -> tuple[str, ...]:
-    return tuple(name for name in wanted if name in names)
 
 
 class RecordKeys:
@@ -314,49 +258,16 @@ def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialec
     return StoreLengths(main_store(store, keys, dialect)).spans(documents)[1]
 
 
-MOST_MARKS = 1 << 28
-"""The most values of loss masks that are read, at about a gigabyte a second."""
-
-_CHUNK = 1 << 22
-
-
-def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> StoreFigures:
-    """Return the figures of the whole store. O(documents), and one pass over the masks if no counts are stored."""
-    described = describe_key(keys.main, main_store(store, keys, dialect))
+def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> Figures:
+    """Return the figures of the whole store. O(documents), and up to `MOST_MASKS` masks if no counts are stored."""
     packs = None
     if plan is not None:
         ledger = plan.ledger
         packs = PackFill(
             strategy=plan.packing.strategy, packs=len(plan), fill=ledger.fill, lost_tokens=ledger.lost_tokens
         )
-    return StoreFigures(
-        key=keys.main,
-        tokens=described.tokens,
-        tokens_per_document=described.tokens_per_document,
-        histogram=described.histogram,
-        trained=_trained(store, keys, described.tokens, dialect),
-        shares=_shares(store, keys, dialect),
-        packs=packs,
-    )
-
-
-def _trained(store: Store, keys: ShownKeys, num_tokens: int, dialect: Dialect | None) -> SupervisedShare | None:
-    masks = [mask for mask in keys.masks.values() if mask is not None]
-    if not masks:
-        return None
-    if masks == ["loss_mask"] and NUM_SUPERVISED in store.keys:
-        with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as counts:
-            trained = sum(int(counts.fetch(begin, end).sum()) for begin, end in _chunks(counts.num_tokens))
-        return SupervisedShare(trained=trained, tokens=num_tokens, is_all=True)
-    trained = tokens = 0
-    is_all = True
-    for mask in masks:
-        with open_store(store.path, key=mask, dialect=dialect) as marks:
-            most = min(marks.num_tokens, MOST_MARKS // len(masks))
-            trained += sum(int(np.count_nonzero(marks.fetch(begin, end))) for begin, end in _chunks(most))
-            tokens += most
-            is_all = is_all and most == marks.num_tokens
-    return SupervisedShare(trained=trained, tokens=tokens, is_all=is_all)
+    described = describe_store(store.path, IndexedOptions(dialect=dialect))
+    return Figures(store=described, shares=_shares(store, keys, dialect), packs=packs)
 
 
 def _shares(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Shares | None:
@@ -365,10 +276,6 @@ def _shares(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Shares | 
         return None
     bins = np.ceil(np.round(found[1] * 10, 9)).astype(np.int64)
     return Shares(documents=tuple(np.bincount(bins, minlength=11).tolist()), words=found[2].strip())
-
-
-def _chunks(size: int) -> list[tuple[int, int]]:
-    return [(begin, min(begin + _CHUNK, size)) for begin in range(0, size, _CHUNK)]
 
 
 MOST_LEFT_OUT = 20
@@ -385,7 +292,7 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
     packing, dialect = options.get("packing"), options.get("dialect")
     num, max_tokens = options.get("num", 3), options.get("max_tokens", 2048)
     with open_store(name, dialect=dialect) as store:
-        keys = ShownKeys.of(store, options.get("key"))
+        keys = ShownKeys.of(name, store.keys, options.get("key"))
         if packing is not None and keys.kind not in ("seq", "sft"):
             raise ConfigError(
                 f"{name}: records of type {keys.kind} cannot be packed; choose one key, such as `key={keys.main}`, or"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError, StoreError
-from headrace.inspect.shown import Stretch
+from headrace.inspect.blocks import Stretch
 from headrace.preparing.backends.tokenizer import load_tokenizer, make_encoder
 from headrace.stores import TokenizerInfo
 

@@ -43,6 +43,9 @@ the token goes nowhere."""
 
 STATIC: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 
+NOTHING: Final = {"tab": "", "pager": None, "media_of": None, "more": ()}
+"""What a page without these has."""
+
 Page = Callable[[Query], tuple[str, dict[str, Any]]]
 
 PAGES: Final[dict[str, Page]] = {
@@ -84,26 +87,28 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
 
             def render() -> str:
                 template, values = page(asked)
-                return environment.get_template(template).render(values)
+                return environment.get_template(template).render({**NOTHING, **values})
 
             return HTMLResponse(await run_in_threadpool(render))
 
         return endpoint
 
+    def refused(message: str, kind: str, status: int) -> Response:
+        values = {"crumbs": [("not shown", "")], "message": message, "kind": kind}
+        return HTMLResponse(environment.get_template("error.html").render(values), status)
+
     async def failed(request: Request, error: Exception) -> Response:
         status = 404 if isinstance(error, NotNamedError) else 400 if isinstance(error, ConfigError) else 422
-        text = environment.get_template("error.html").render(message=str(error), kind=type(error).__name__)
-        return HTMLResponse(text, status)
+        return refused(str(error), type(error).__name__, status)
 
     async def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         words = {404: "there is no such page", 405: "these pages are only read: GET is allowed"}
-        message = words.get(status, "the request cannot be answered")
-        return HTMLResponse(environment.get_template("error.html").render(message=message, kind=str(status)), status)
+        return refused(words.get(status, "the request cannot be answered"), str(status), status)
 
     async def broken(request: Request, error: Exception) -> Response:
         message = f"this is a defect of headrace ui: {type(error).__name__}: {error}. Please report it"
-        return HTMLResponse(environment.get_template("error.html").render(message=message, kind="500"), 500)
+        return refused(message, "500", 500)
 
     async def search_events(request: Request) -> Response:
         asked = Query.of(request.scope["query_string"], places)

@@ -8,7 +8,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from headrace.inspect.figures import count, plural, safe_text, short
+from headrace.inspect.blocks import Tabular
+from headrace.inspect.figures import count, safe_text, short
 from headrace.inspect.views.lives import LivePoint
 from headrace.tracing import GridCell, MixCurve
 
@@ -35,14 +36,15 @@ def source_name(path: str) -> str:
     return "the dataset" if path in ("", ".") else path
 
 
-def bars(found: Sequence[tuple[str, float, str]], label: str, *, height: int = 150) -> Markup:
-    """Draw bars, each given by its name, its number, and what a pointer on it shows."""
-    most = max([number for _, number, _ in found], default=0) or 1
-    wide = (WIDTH - 20) / max(1, len(found))
+def bars(table: Tabular, *, height: int = 150) -> Markup:
+    """Draw the rows of a histogram; a pointer on a bar shows its cells."""
+    most = max(table.bars, default=0) or 1
+    wide = (WIDTH - 20) / max(1, len(table.bars))
     shapes = []
-    for place, (name, number, title) in enumerate(found):
+    for place, (row, number) in enumerate(zip(table.rows, table.bars, strict=True)):
         left, tall = 10 + place * wide, max(height * number / most, 1.5 if number else 0)
         top, middle = _ABOVE + height - tall, 10 + (place + 0.5) * wide
+        title = ", ".join(f"{head}: {cell}" for head, cell in zip(table.heads, row, strict=True))
         shapes.append(
             Markup(
                 '<g><title>{}</title><rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="2"/>'
@@ -50,10 +52,11 @@ def bars(found: Sequence[tuple[str, float, str]], label: str, *, height: int = 1
                 '<text class="axis" x="{:.1f}" y="{}" text-anchor="middle">{}</text></g>'
             ).format(
                 safe_text(title), left + wide * 0.08, top, wide * 0.84, tall, middle, top - 4,
-                short(number).strip() if number else "", middle, _ABOVE + height + 16, safe_text(name),
+                short(number).strip() if number else "", middle, _ABOVE + height + 16,
+                safe_text(row[0].partition(" to ")[0]),
             )
         )  # fmt: skip
-    return _svg(Markup("").join(shapes), height + _ABOVE + _BELOW, label)
+    return _svg(Markup("").join(shapes), height + _ABOVE + _BELOW, ", ".join(table.heads))
 
 
 def share_bar(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:
@@ -273,15 +276,4 @@ def boxes(found: Sequence[tuple[str, float, float, float, float, str]], width: f
 def _svg(inner: Markup, height: int, label: str, *, kind: str = "") -> Markup:
     return Markup('<svg class="chart {}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         kind, WIDTH, height, label, inner
-    )
-
-
-def documents_bar(first: int, last: int, documents: int, tokens: int, looked_at: int) -> tuple[str, float, str]:
-    """Return a bar of a histogram of lengths, for `bars`."""
-    span = count(first) if first == last else f"{count(first)} to {count(last)}"
-    share = documents / max(1, looked_at)
-    return (
-        count(first) if first < 100_000 else short(first).strip(),
-        documents,
-        f"{span} tokens: {plural(documents, 'document')} ({share:.1%}), {plural(tokens, 'token')}",
     )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode
 
 from headrace.errors import ConfigError
+from headrace.inspect.figures import plural
 from headrace.inspect.views.overviews import EntryKind
 from headrace.ui.places import Places
 
 MOST: int = 1 << 62
+
+T = TypeVar("T")
 
 
 class Query:
@@ -72,6 +78,48 @@ class Query:
         if not text:
             raise ConfigError(f"the URL names no {name}: open a page from the first one")
         return self.places.check(text, *kinds)
+
+
+class Pager(NamedTuple):
+    """The way to the page before and the one after, and a form that leads to any.
+
+    Attributes:
+        page: the page.
+        query: what the query of each URL has.
+        words: what is asked for in the form.
+        name: the name of its field in the query.
+        value: what the field holds.
+        before, after: the URLs; empty at an end.
+        of: how many there are, in words.
+    """
+
+    page: str
+    query: dict[str, object]
+    words: str
+    name: str
+    value: object
+    before: str
+    after: str
+    of: str = ""
+
+    @classmethod
+    def at(cls, page: str, name: str, number: int, step: int, total: int | None, noun: str, **query: object) -> Pager:
+        """Return the pager at a number of ``total``, which is None where there is no end; pages are ``step`` apart."""
+        before = link(page, **query, **{name: max(0, number - step)}) if number > 0 else ""
+        after = link(page, **query, **{name: number + step}) if total is None or number + step < total else ""
+        words = f"from {noun}" if name == "first" else noun
+        return cls(page, query, words, name, number, before, after, "" if total is None else plural(total, noun))
+
+
+@lru_cache(maxsize=16)
+def _kept(make: Callable[[str], T], path: str, size: int, changed_ns: int) -> T:
+    return make(path)
+
+
+def kept(make: Callable[[str], T], path: str, file: str) -> T:
+    """Return ``make(path)``, which is kept until the file changes: pages ask for it again and again."""
+    status = Path(file).stat()
+    return cast(T, _kept(make, path, status.st_size, status.st_mtime_ns))
 
 
 def link(page: str, **query: object) -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
 from headrace import inspect, tracing
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
+from headrace.inspect.blocks import Pairs
 from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, RunFile, Topology, Traced
 from headrace.ui import drawing, shell
-from headrace.ui.rendering import boxes_of
-from headrace.ui.requests import Query, link
+from headrace.ui.files import served
+from headrace.ui.requests import Pager, Query, kept, link
 from headrace.ui.store_pages import Values
 
 SHOWN_RANKS: Final = 64
@@ -57,6 +57,7 @@ def mix(asked: Query) -> Values:
     tried = views.tried_mix(described, split, budget_samples=budget, weights=changed)
     base = views.tried_mix(described, split, budget_samples=tried.budget_samples)
     return "mix.html", {
+        "crumbs": [(path, "")],
         "path": path,
         "splits": list(described.splits),
         "split": split,
@@ -75,14 +76,8 @@ class _Opened:
         self.runs = [None if run.lanes is not None else run.run() for run in self.file.runs]
 
 
-@lru_cache(maxsize=8)
-def _kept(path: str, size: int, changed_ns: int) -> _Opened:
-    return _Opened(path)
-
-
 def _opened(path: str) -> _Opened:
-    status = Path(path).stat()
-    return _kept(path, status.st_size, status.st_mtime_ns)
+    return kept(_Opened, path, path)
 
 
 def _number_of(opened: _Opened, step: int) -> int:
@@ -105,7 +100,7 @@ def run(asked: Query) -> Values:
     number = asked.number("run", len(opened.file.runs) - 1, high=len(opened.file.runs) - 1)
     saved, planned = opened.file.runs[number], opened.runs[number]
     if planned is None or opened.told is None:
-        return "framed.html", {"path": path, "saved": saved, "copy": shell.run(path, 0)}
+        return "framed.html", {"crumbs": [(path, "")], "path": path, "saved": saved, "copy": shell.run(path, 0)}
     # The pages count the steps of the training; a run that continues another one has steps of its own.
     shift = saved.shift
     end = None if planned.num_steps is None else planned.num_steps + shift
@@ -116,6 +111,7 @@ def run(asked: Query) -> Values:
     step = asked.number("step", _shown_step(curve.end_step + shift, reached), high=curve.end_step + shift)
     account = tracing.account(planned, max(0, step - shift))
     return "run.html", {
+        "crumbs": [(path, "")],
         "path": path,
         "told": opened.told,
         "one": opened.told.runs[number],
@@ -147,7 +143,12 @@ def step(asked: Query) -> Values:
     wanted = asked.number("step", 0)
     number = _number_of(opened, wanted)
     if opened.runs[number] is None:
-        return "framed.html", {"path": path, "saved": opened.file.runs[number], "copy": shell.run(path, 0)}
+        return "framed.html", {
+            "crumbs": [(path, "")],
+            "path": path,
+            "saved": opened.file.runs[number],
+            "copy": shell.run(path, 0),
+        }
     sources = tracing.Sources(opened.file, may_open=asked.places.may_open)
     history, data = sources.history(), sources.run(number)
     size = opened.file.runs[number].schedule.size(max(0, wanted - opened.file.runs[number].shift))
@@ -182,6 +183,7 @@ def step(asked: Query) -> Values:
     )
     held = {row: grid.held[row] for row in (rows[0] if rows else range(len(grid.samples)))} if grid.held else {}
     return "step.html", {
+        "crumbs": [(path, link("run", path=path, step=wanted)), (f"step {count(wanted)}", "")],
         "path": path,
         "here": here,
         "step": wanted,
@@ -257,19 +259,21 @@ def fed(asked: Query) -> Values:
     except HeadraceError as error:
         problem = str(error)
     (traced,) = inspect.with_inputs([_place(found, wanted)])
-    parts = found.parts
+    back = [
+        (path, link("run", path=path, step=wanted)),
+        (f"step {count(wanted)}", link("step", path=path, step=wanted)),
+    ]
     return "fed.html", {
+        "crumbs": [*back, (f"position {count(position)}", "")],
         "path": path,
         "step": wanted,
-        "number": number,
-        "last": None if data.length is None else data.length - 1,
         "sample": found,
         "origins": traced.origins,
         "times": times,
         "problem": problem,
-        "boxes": {} if parts is None else boxes_of(parts),
-        "media_store": _media_store(asked, found) if parts is not None else "",
-        "played": [],
+        "media_of": partial(served, _media_store(asked, found)),
+        "pairs": Pairs.of,
+        "pager": Pager.at("fed", "position", position, 1, data.length, "position", path=path, run=number),
         "copy": shell.fed(path, position, found.source, found.index),
     }
 
@@ -293,6 +297,7 @@ def live(asked: Query) -> Values:
     report = views.live_report(path)
     waiting = sorted(report.ranks, key=lambda rank: -rank.wait_share)[:SHOWN_CHARTS]
     return "live.html", {
+        "crumbs": [(path, "")],
         "path": path,
         "report": report,
         "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in waiting},
@@ -317,6 +322,7 @@ def diff(asked: Query) -> Values:
     files = {kind: [path for path, one in kinds.items() if one == kind] for kind in ("run", "state")}
     one, other = asked.text("one"), asked.text("other")
     values: dict[str, Any] = {
+        "crumbs": [("compare", "")],
         "files": files,
         "one": one,
         "other": other,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Shown(NamedTuple):
+class Copied(NamedTuple):
     """The same as a page, in Python and as a command; the command is empty where there is none."""
 
     python: str
@@ -24,22 +24,22 @@ def command(*words: object) -> str:
     return shlex.join(["headrace", *map(str, words)])
 
 
-def home(paths: Sequence[str]) -> Shown:
+def home(paths: Sequence[str]) -> Copied:
     """What is below the named paths."""
-    return Shown(f"{_VIEWS}\n\nviews.overview({list(paths)!r})", command("ui", "--json", *paths))
+    return Copied(f"{_VIEWS}\n\nviews.overview({list(paths)!r})", command("ui", "--json", *paths))
 
 
-def store(path: str) -> Shown:
+def store(path: str) -> Copied:
     """A store at a glance."""
-    return Shown(f"{_VIEWS}\n\nviews.outline({path!r})", command("info", path))
+    return Copied(f"{_INSPECT}\n\ninspect.describe({path!r})", command("info", path))
 
 
-def documents(path: str, numbers: Sequence[int], kind: str = "documents") -> Shown:
+def documents(path: str, numbers: Sequence[int], kind: str = "documents") -> Copied:
     """Documents as text, or samples with their parts."""
     first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
     span = str(first) if first == last else f"{first}-{last}"
     python = f"{_INSPECT}\n\ninspect.preview({path!r}, samples={list(numbers)!r})"
-    return Shown(python, command("preview", path, "--documents", span))
+    return Copied(python, command("preview", path, "--documents", span))
 
 
 def where(path: str, number: int) -> str:
@@ -47,41 +47,41 @@ def where(path: str, number: int) -> str:
     return command("where", path, number)
 
 
-def found(path: str, wanted: str, name: str, line: int | None) -> Shown:
+def found(path: str, wanted: str, name: str, line: int | None) -> Copied:
     """A document by its id, or by its file and line."""
     asked = f"id={wanted!r}" if wanted else f"input={name!r}, line={line or 0}"
-    return Shown(f"{_VIEWS}\n\nviews.find_document({path!r}, {asked})")
+    return Copied(f"{_VIEWS}\n\nviews.find_document({path!r}, {asked})")
 
 
-def search(path: str, text: str, first: int) -> Shown:
+def search(path: str, text: str, first: int) -> Copied:
     """A search for a text."""
     begin = f", first={first}" if first else ""
-    return Shown(f"{_VIEWS}\n\nfor found in views.search({path!r}, {text!r}{begin}):\n    print(found)")
+    return Copied(f"{_VIEWS}\n\nfor found in views.search({path!r}, {text!r}{begin}):\n    print(found)")
 
 
-def check(path: str) -> Shown:
+def check(path: str) -> Copied:
     """Reading everything."""
-    return Shown(f"{_INSPECT}\n\ninspect.check({path!r})", command("check", path))
+    return Copied(f"{_INSPECT}\n\ninspect.check({path!r})", command("check", path))
 
 
-def mix(path: str, split: str, budget: int, weights: dict[str, float]) -> Shown:
+def mix(path: str, split: str, budget: int, weights: dict[str, float]) -> Copied:
     """A mix, with other weights if there are some."""
     changed = f", weights={weights!r}" if weights else ""
     python = f"{_INSPECT}\n\nfound = inspect.describe({path!r})\n"
     python += f"inspect.views.tried_mix(found, {split!r}, budget_samples={budget}{changed})"
-    return Shown(python, command("info", path, "--steps", budget, "--global-batch-size", 1) if not weights else "")
+    return Copied(python, command("info", path, "--steps", budget, "--global-batch-size", 1) if not weights else "")
 
 
-def run(path: str, step: int) -> Shown:
+def run(path: str, step: int) -> Copied:
     """The account of a run before a step, and its mix over the steps."""
     python = (
         f"{_TRACING}\n\nrun = tracing.filed_run({path!r}, read_data=False)\n"
         f"tracing.account(run, {step})\ntracing.mix_curve(run)"
     )
-    return Shown(python, command("account", path, "--step", step))
+    return Copied(python, command("account", path, "--step", step))
 
 
-def step(path: str, number: int, ranks: int, micro_batch_size: int) -> Shown:
+def step(path: str, number: int, ranks: int, micro_batch_size: int) -> Copied:
     """A step as its micro-batches."""
     python = (
         f"{_TRACING}\n\nsources = tracing.Sources(tracing.read_run_file({path!r}))\n"
@@ -89,27 +89,27 @@ def step(path: str, number: int, ranks: int, micro_batch_size: int) -> Shown:
         f"tracing.step_grid(sources.history(), {number}, topology, sources.run(0))"
     )
     topology = ("--ranks", ranks, "--micro-batch-size", micro_batch_size)
-    return Shown(python, command("trace", "step", number, "--run", path, *topology))
+    return Copied(python, command("trace", "step", number, "--run", path, *topology))
 
 
-def fed(path: str, position: int, source: str, index: int) -> Shown:
+def fed(path: str, position: int, source: str, index: int) -> Copied:
     """A sample as the model sees it, and when it comes again."""
     python = (
         f"{_TRACING}\n{_VIEWS}\n\nsources = tracing.Sources(tracing.read_run_file({path!r}))\n"
         f"views.fed_sample(sources.run(0), {position})\nsources.history().sample({source!r}, {index})"
     )
-    return Shown(python, command("trace", "sample", source, index, "--run", path))
+    return Copied(python, command("trace", "sample", source, index, "--run", path))
 
 
-def live(path: str) -> Shown:
+def live(path: str) -> Copied:
     """What a training waits for."""
-    return Shown(f"{_VIEWS}\n\nviews.live_report({path!r})", command("ui", "--json", "--live", path))
+    return Copied(f"{_VIEWS}\n\nviews.live_report({path!r})", command("ui", "--json", "--live", path))
 
 
-def difference(one: str, other: str, *, of_states: bool) -> Shown:
+def difference(one: str, other: str, *, of_states: bool) -> Copied:
     """Where two runs or two states part."""
     if of_states:
         read = f"tracing.read_state({one!r}), tracing.read_state({other!r})"
-        return Shown(f"{_TRACING}\n\ntracing.state_difference({read})")
+        return Copied(f"{_TRACING}\n\ntracing.state_difference({read})")
     runs = f"*(tracing.filed_run(path, read_data=False) for path in [{one!r}, {other!r}])"
-    return Shown(f"{_TRACING}\n\ntracing.first_difference({runs})", command("account", "--diff", one, other))
+    return Copied(f"{_TRACING}\n\ntracing.first_difference({runs})", command("account", "--diff", one, other))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
 
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
-from headrace.inspect.questions import open_preview, preview
+from headrace.inspect.blocks import Block, Title, Titled
+from headrace.inspect.description import Description
+from headrace.inspect.figures import count
+from headrace.inspect.questions import describe, open_preview, preview
+from headrace.inspect.sample_description import SampleDescription
 from headrace.inspect.sample_preview import OpenPreview, SamplePreview
 from headrace.inspect.samples import LookedAtSample
-from headrace.inspect.shown import Preview
-from headrace.inspect.views import SampleOutline
-from headrace.ui import drawing, shell
-from headrace.ui.files import PLAYED
-from headrace.ui.rendering import boxes_of
-from headrace.ui.requests import Query, link
+from headrace.inspect.shown import Preview, sample_section
+from headrace.ui import shell
+from headrace.ui.files import served
+from headrace.ui.requests import Pager, Query, kept, link
 
+MANIFEST_NAME: Final = "headrace.json"
 Values = tuple[str, dict[str, Any]]
 
 PAGE_DOCUMENTS: Final = 10
@@ -29,15 +34,6 @@ PREVIEW_TOKENS: Final = 400
 DOCUMENT_TOKENS: Final = 4096
 """The tokens that are shown of a document that is shown alone; more come on demand."""
 
-KINDS: Final = {
-    "seq": "plain documents",
-    "sft": "records with a loss mask",
-    "dpo": "pairs of a chosen and a rejected answer",
-    "grpo": "prompts with several answers and their rewards",
-    "prompt": "prompts",
-}
-"""What the kinds of stores are called."""
-
 MOST_TOKENS: Final = 1 << 16
 
 
@@ -45,6 +41,7 @@ def home(asked: Query) -> Values:
     """What is here."""
     found = asked.places.overview()
     return "home.html", {
+        "crumbs": [("what is here", "")],
         "found": found,
         "stores": found.of_kind("tokens", "samples"),
         "mixes": found.of_kind("mix"),
@@ -62,42 +59,64 @@ def page_of(kind: str) -> str:
     return pages.get(kind, "diff")
 
 
+def _described(path: str) -> Description | SampleDescription:
+    return cast(Description | SampleDescription, describe(path))
+
+
+def described(path: str) -> Description | SampleDescription:
+    """Return what a store holds."""
+    manifest = Path(path) / MANIFEST_NAME
+    return kept(_described, path, str(manifest)) if manifest.is_file() else _described(path)
+
+
 def store(asked: Query) -> Values:
     """A store at a glance."""
     path = asked.path("tokens", "samples")
-    found = views.kept_outline(path)
-    if isinstance(found, SampleOutline):
-        return "sample_store.html", {"path": path, "found": found, "copy": shell.store(path)}
-    bars = [
-        drawing.documents_bar(bar.first, bar.last, bar.documents, bar.tokens, found.looked_at)
-        for bar in found.histogram
-    ]
-    tokens = sum(one.tokens for one in found.inputs)
-    values = {"bars": bars, "kinds": KINDS, "input_tokens": tokens}
-    return "store.html", {"path": path, "found": found, "copy": shell.store(path), **values}
+    found = described(path)
+    kind = "tokens" if isinstance(found, Description) else "samples"
+    values = {"path": path, "kind": kind, "tab": "store", "shown": found.shown(), "copy": shell.store(path)}
+    return "shown.html", {"crumbs": [(path, "")], **values}
 
 
 def documents(asked: Query) -> Values:
     """Documents as text, or one of them."""
     path = asked.path("tokens")
     one = asked.maybe("number")
+    ids = asked.text("ids") == "yes"
+    total = _of_tokens(preview(path, num=1, max_tokens=1, ids=True)).num_documents
+    crumbs = [(path, link("store", path=path))]
     if one is not None:
         most = asked.number("tokens", DOCUMENT_TOKENS, low=1, high=MOST_TOKENS)
-        found = _preview(path, [one], most, asked.text("ids") == "yes")
-        values = {"number": one, "more": min(MOST_TOKENS, 4 * most), "where": shell.where(path, one)}
-        return "document.html", {"path": path, "found": found, "copy": shell.documents(path, [one]), **values}
+        found = _preview(path, [one], most, ids)
+        more = min(MOST_TOKENS, 4 * most)
+        cut = any(one.num_tokens > one.num_shown for one in found.samples[0].sequences)
+        crumbs += [("documents", link("documents", path=path, first=one // 10 * 10)), (count(one), "")]
+        title = Title(f"Document {count(one)}", f"of {count(total)}, ask a shell: {shell.where(path, one)}")
+        return "shown.html", {
+            "crumbs": crumbs,
+            "shown": [title, *found.shown()[1:]],
+            "pager": Pager.at("documents", "number", one, 1, total, "document", path=path),
+            "more": (f"Show {count(more)} tokens", link("documents", path=path, number=one, tokens=more))
+            if cut
+            else (),
+            "copy": shell.documents(path, [one]),
+        }
     num = asked.number("num", PAGE_DOCUMENTS, low=1, high=MOST_AT_ONCE)
     first = asked.number("first", 0)
-    total = views.num_documents(path)
     numbers = list(range(min(first, total), min(first + num, total)))
-    shown = _preview(path, numbers, PREVIEW_TOKENS, asked.text("ids") == "yes") if numbers else None
-    return "documents.html", {
+    shown: list[Block] = [Title(path), f"There are no documents from number {count(first)} on."]
+    if numbers:
+        found = _preview(path, numbers, PREVIEW_TOKENS, ids)
+        head = [block for block in found.shown() if not isinstance(block, str | Titled)]
+        links = [link("documents", path=path, number=sample.number) for sample in found.samples]
+        shown = [*head, *map(partial(sample_section, found), found.samples, links)]
+    return "shown.html", {
+        "crumbs": [*crumbs, ("documents", "")],
         "path": path,
-        "found": shown,
-        "first": first,
-        "num": num,
-        "total": total,
-        "ids": asked.text("ids"),
+        "kind": "tokens",
+        "tab": "documents",
+        "shown": shown,
+        "pager": Pager.at("documents", "first", first, num, total, "document", path=path),
         "copy": shell.documents(path, numbers),
     }
 
@@ -128,11 +147,13 @@ def find(asked: Query) -> Values:
     wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
     message, number = "", None
     if wanted or (name and line is not None):
-        found = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
-        number, message = found.number, found.why
+        place = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
+        number, message = place.number, place.why
+    found = described(path)
     return "find.html", {
+        "crumbs": [(path, link("store", path=path)), ("find", "")],
         "path": path,
-        "outline": views.kept_outline(path),
+        "store": found,
         "number": number,
         "message": message,
         "wanted": wanted,
@@ -148,6 +169,7 @@ def search(asked: Query) -> Values:
     text, first = asked.text("q"), asked.number("first", 0)
     kind = asked.places.kinds()[path]
     return "search.html", {
+        "crumbs": [(path, link("store", path=path)), ("search", "")],
         "path": path,
         "kind": kind,
         "text": text,
@@ -171,11 +193,11 @@ def samples(asked: Query) -> Values:
         with open_preview(path, samples=numbers, max_chars=300) as opened:
             shown = list(_iterated(opened))
     return "samples.html", {
+        "crumbs": [(path, link("store", path=path)), ("samples", "")],
         "path": path,
         "shown": [one.shown for one in shown],
         "first": first,
-        "num": num,
-        "total": total,
+        "pager": Pager.at("samples", "first", first, num, total, "sample", path=path),
         "copy": shell.documents(path, numbers),
     }
 
@@ -187,15 +209,18 @@ def sample(asked: Query) -> Values:
     number = None if key else asked.number("number", 0)
     options: dict[str, Any] = {"key": key} if number is None else {"samples": [number]}
     with open_preview(path, max_chars=20_000, **options) as opened:
-        facts = _facts(opened)
+        total = _facts(opened).num_samples
         (looked,) = list(_iterated(opened))
-    return "sample.html", {
-        "path": path,
-        "facts": facts,
-        "sample": looked.shown,
-        "boxes": boxes_of(looked.shown),
-        "played": [name for name in looked.raw.parts if name.rpartition(".")[2].lower() in PLAYED],
-        "copy": shell.documents(path, [looked.shown.number]),
+    number, shown = looked.shown.number, looked.shown
+    pager = Pager.at("sample", "number", number, 1, total, "sample", path=path)
+    listing = link("samples", path=path, first=number // PAGE_SAMPLES * PAGE_SAMPLES)
+    title = Title(shown.key, f"sample {count(number)} of {count(total)}, number {count(shown.index)} of {shown.shard}")
+    return "shown.html", {
+        "crumbs": [(path, link("store", path=path)), ("samples", listing), (count(number), "")],
+        "shown": [title, *looked.section().blocks],
+        "media_of": partial(served, path),
+        "pager": pager._replace(words="key", name="key", value=shown.key),
+        "copy": shell.documents(path, [number]),
     }
 
 
@@ -213,6 +238,7 @@ def check(asked: Query) -> Values:
     """Read a whole store, and say what is wrong; how far it is comes as events."""
     path = asked.path("tokens", "samples")
     return "check.html", {
+        "crumbs": [(path, link("store", path=path)), ("check", "")],
         "path": path,
         "kind": asked.places.kinds()[path],
         "events": link("events-check", path=path),

@@ -17,11 +17,11 @@ from headrace.datasets.mix import store_of
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.answers import Answer
+from headrace.inspect.blocks import ShownSequence
 from headrace.inspect.description import find_manifest
 from headrace.inspect.figures import as_json
 from headrace.inspect.sample_preview import field_map_of
 from headrace.inspect.samples import LookedAtSample, PartViewer, ShownParts, look_at
-from headrace.inspect.shown import ShownSequence
 from headrace.inspect.token_texts import IdTexts, TokenTexts, find_texts, stretches
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import SampleStore, Store
