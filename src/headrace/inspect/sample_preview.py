@@ -18,7 +18,6 @@ from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer
 from headrace.inspect.blocks import Block, Pairs, Title, Titled
-from headrace.inspect.description import find_manifest
 from headrace.inspect.figures import count, plural
 from headrace.inspect.samples import (
     LookedAtSample,
@@ -289,9 +288,7 @@ class TokenViewer:
 
     def _texts_of(self, path: str) -> TokenTexts:
         if path not in self._texts:
-            manifest = find_manifest(path)
-            made_by = None if manifest is None else manifest.tokenizer
-            self._texts[path] = find_texts(made_by, given=None, is_any=False, path=path).texts
+            self._texts[path] = find_texts(path).texts
         return self._texts[path]
 
 

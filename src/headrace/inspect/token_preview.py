@@ -26,7 +26,7 @@ from headrace.inspect.shown import (
     Shares,
     ShownSample,
 )
-from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, stretches
+from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.packing import PackPlan
 from headrace.stores import Dialect, IndexedOptions, Manifest, Store
 from headrace.stores import open_tokens as open_store
@@ -64,37 +64,18 @@ class RecordKeys:
 
     def piece(self, document: int, begin: int, end: int, max_tokens: int) -> ShownSequence:
         """Read the tokens ``[begin, end)`` of a document as a piece of a pack, whose positions begin at 0."""
-        key = self._keys.main
-        tokens, mask = self._tokens(document, key)
-        shown = slice(begin, min(end, begin + max_tokens))
-        trained = None if mask is None else mask[begin:end]
-        return ShownSequence(
-            name=key,
-            document=document,
-            begin=begin,
-            num_tokens=end - begin,
-            num_trained=None if trained is None else int(np.count_nonzero(trained)),
-            stretches=stretches(self._texts, tokens[shown], mask=None if mask is None else mask[shown]),
+        tokens, mask = self._tokens(document, self._keys.main)
+        mask = None if mask is None else mask[begin:end]
+        return sequence_of(
+            self._texts, self._keys.main, document, tokens[begin:end], mask=mask, most=max_tokens, begin=begin
         )
 
     def _sequence(
         self, name: str, number: int, tokens: NDArray[Any], mask: NDArray[Any] | None, max_tokens: int
     ) -> ShownSequence:
-        positions = None
-        if "position_ids" in self._keys.beside:
-            positions = self._parallel(number, "position_ids", tokens)[:max_tokens]
-        return ShownSequence(
-            name=name,
-            document=number,
-            num_tokens=len(tokens),
-            num_trained=None if mask is None else int(np.count_nonzero(mask)),
-            stretches=stretches(
-                self._texts,
-                tokens[:max_tokens],
-                mask=None if mask is None else mask[:max_tokens],
-                positions=positions,
-            ),
-        )
+        has_positions = "position_ids" in self._keys.beside
+        positions = self._parallel(number, "position_ids", tokens) if has_positions else None
+        return sequence_of(self._texts, name, number, tokens, mask=mask, most=max_tokens, positions=positions)
 
     def _group(self, number: int, max_tokens: int) -> list[ShownSequence]:
         """Return a prompt and the responses to it."""
@@ -299,16 +280,9 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
                 " leave `packing` out"
             )
         manifest = find_manifest(name)
-        found = (
-            FoundTokenizer(IdTexts(), None)
-            if options.get("ids")
-            else find_texts(
-                manifest.tokenizer if manifest is not None else None,
-                given=options.get("tokenizer"),
-                is_any=options.get("any_tokenizer", False),
-                path=name,
-            )
-        )
+        found = FoundTokenizer(IdTexts(), None)
+        if not options.get("ids"):
+            found = find_texts(name, given=options.get("tokenizer"), is_any=options.get("any_tokenizer", False))
         main = main_store(store, keys, dialect)
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:
