@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from io import RawIOBase
+from io import BufferedReader
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -24,10 +25,10 @@ from headrace.inspect.blocks import Pairs, Titled, Verbatim
 from headrace.inspect.figures import count, plural
 from headrace.io import AnyPath, path_at
 from headrace.plan import IntArray
-from headrace.preparing.sources import Block, RecordSpec, SampleBy, SourceFile, Span, find_inputs, open_span
+from headrace.preparing.sources import RecordSpec, SampleBy, SourceFile, Span, find_inputs, open_span
 from headrace.preparing.sources.source_file import counted_from, format_of, record_noun
 from headrace.preparing.sources.streams import MAX_LINE_BYTES
-from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, OutputShard, Provenance, load_manifest
+from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, InputFile, Manifest, OutputShard, Provenance, load_manifest
 from headrace.stores.manifest import find_manifest
 from headrace.stores.opening import open_keys
 
@@ -53,111 +54,77 @@ class _Records(msgspec.Struct, frozen=True):
     max_record_bytes: int | None = None
 
 
-class InputTexts:
-    """Reads the texts of records, by input and line. All records of a file are read in one pass."""
+Texts = dict[tuple[int, int], tuple[dict[str, str] | None, str]]
+"""Input and line -> the texts of the record by field and an empty text; or None and the reason."""
 
-    def __init__(self, manifest: Manifest, *, read_all: bool) -> None:
-        self._manifest = manifest
-        self._read_all = read_all
-        self._found: dict[tuple[int, int], dict[str, str]] = {}
-        self._notes: dict[int, str] = {}
 
-    def want(self, places: Iterable[tuple[int, int]]) -> None:
-        """Read the records at these pairs of input and line."""
-        lines_of: dict[int, list[int]] = {}
-        for file, line in sorted(set(places)):
-            lines_of.setdefault(file, []).append(line)
-        for file, lines in lines_of.items():
-            note = self._obstacle(file)
-            if not note:
-                try:
-                    self._read(file, lines)
-                except HeadraceError as error:
-                    note = str(error)
-            self._notes[file] = note or "the record cannot be found; the input has changed"
-
-    def get(self, file: int, line: int) -> tuple[dict[str, str] | None, str]:
-        """Return the texts by field and an empty text; or None and the reason, which is empty if none were wanted."""
-        found = self._found.get((file, line))
-        return found, "" if found is not None else self._notes.get(file, "")
-
-    def _obstacle(self, file: int) -> str:
-        entry = self._manifest.inputs[file]
-        if entry.path == "-":
-            return "the input was standard input, which is gone"
+def _input_texts(manifest: Manifest, places: Iterable[tuple[int, int]], *, read_all: bool) -> Texts:
+    """Read the texts of the records at these pairs of input and line, all of a file in one pass."""
+    lines_of: dict[int, list[int]] = {}
+    for file, line in sorted(set(places)):
+        lines_of.setdefault(file, []).append(line)
+    found: Texts = {}
+    for file, lines in lines_of.items():
+        texts: dict[int, dict[str, str]] = {}
         try:
-            size = path_at(entry.path).stat().st_size
-        except OSError as error:
-            return f"the input cannot be read: {error.strerror or error}"
+            note = _changed(manifest.inputs[file], read_all=read_all)
+            if not note:
+                texts = dict(_texts_at(manifest, file, lines))
         except HeadraceError as error:
-            return str(error)
-        if size != entry.size:
-            return f"the input has changed: it had {entry.size:,} bytes, and has {size:,}"
-        if size > FREE_BYTES and not self._read_all:
-            return "the input is large, and was not read; with --show it is read up to the record"
-        return ""
-
-    def _read(self, file: int, lines: list[int]) -> None:
-        options = record_options(self._manifest)
-        fields = options.fields
-        # A recipe reads whole records.
-        spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields, lists=not fields)
-        [source] = find_inputs([self._manifest.inputs[file].path], spec=spec)
-        for line, texts in texts_at(source, spec, lines, options.max_record_bytes):
-            self._found[file, line] = dict(zip(fields or ("record",), texts, strict=True))
+            note = str(error)
+        note = note or "the record cannot be found; the input has changed"
+        found |= {(file, line): (texts[line], "") if line in texts else (None, note) for line in lines}
+    return found
 
 
-def texts_at(
-    source: SourceFile, spec: RecordSpec, lines: list[int], max_record_bytes: int | None = None
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield line and texts of the records on these lines (ascending) that can be read; whole records are JSON."""
-    limit = max_record_bytes or MAX_LINE_BYTES
+def _changed(entry: InputFile, *, read_all: bool) -> str:
+    """Return why an input is not read; an empty text if it can be."""
+    if entry.path == "-":
+        return "the input was standard input, which is gone"
+    try:
+        size = path_at(entry.path).stat().st_size
+    except OSError as error:
+        return f"the input cannot be read: {error.strerror or error}"
+    if size != entry.size:
+        return f"the input has changed: it had {entry.size:,} bytes, and has {size:,}"
+    if size > FREE_BYTES and not read_all:
+        return "the input is large, and was not read; with --show it is read up to the record"
+    return ""
+
+
+def _texts_at(manifest: Manifest, file: int, lines: list[int]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the records on these lines (ascending) that can be read: their texts by field, or the whole as JSON."""
+    options = record_options(manifest)
+    fields, limit = options.fields, options.max_record_bytes or MAX_LINE_BYTES
+    # A recipe reads whole records.
+    spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields, lists=not fields)
+    [source] = find_inputs([manifest.inputs[file].path], spec=spec)
+    spans = [({line: line for line in lines}, Span(0, 0, source.extent))]
     if source.can_split:
-        with source.open() as file:
-            for line, offset in _offsets(file, lines):
-                # A span of one byte holds only the line that begins at it.
-                for block in open_span(source, Span(0, offset, offset + 1), spec, max_record_bytes=limit).blocks():
-                    if len(block.lines):
-                        yield line, _texts_of(block, 0)
-        return
-    wanted = set(lines)
-    for block in open_span(source, Span(0, 0, source.extent), spec, max_record_bytes=limit).blocks():
-        for index, line in enumerate(block.lines.tolist()):
+        # A span of one byte holds only the line that begins at it, whose number is then 0.
+        spans = [({0: line}, Span(0, begin, begin + 1)) for line, begin in _begins(source, lines)]
+    for wanted, span in spans:
+        for block in open_span(source, span, spec, max_record_bytes=limit).blocks():
+            for index, number in enumerate(block.lines.tolist()):
+                if (line := wanted.pop(number, None)) is not None:
+                    texts = [texts[index] for texts in block.texts]
+                    if not texts and block.records is not None:
+                        texts = [json.dumps(block.records[index], ensure_ascii=False, default=str)]
+                    yield line, dict(zip(fields or ("record",), texts, strict=True))
+            if not wanted:
+                break
+
+
+def _begins(source: SourceFile, lines: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield lines (ascending) with the byte at which each begins. Reads up to the last one."""
+    begin, wanted = 0, set(lines)
+    with source.open() as raw, BufferedReader(raw, _READ_BYTES) as file:
+        for line, data in enumerate(file):
             if line in wanted:
-                yield line, _texts_of(block, index)
-                wanted.remove(line)
-        if not wanted:
-            return
-
-
-def _texts_of(block: Block, index: int) -> list[str]:
-    if block.texts or block.records is None:
-        return [texts[index] for texts in block.texts]
-    return [json.dumps(block.records[index], ensure_ascii=False, default=str)]
-
-
-def _offsets(file: RawIOBase, lines: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield lines (ascending) with the byte at which each begins. Reads up to the last one, and counts newlines."""
-    reached = begin = 0
-    rest = iter(lines)
-    line = next(rest, None)
-    while line is not None:
-        if line == 0:
-            yield 0, 0
-            line = next(rest, None)
-            continue
-        piece = file.read(_READ_BYTES)
-        if not piece:
-            return
-        num_newlines = piece.count(b"\n")
-        while line is not None and line <= reached + num_newlines:
-            at = -1
-            for _ in range(line - reached):
-                at = piece.find(b"\n", at + 1)
-            yield line, begin + at + 1
-            line = next(rest, None)
-        reached += num_newlines
-        begin += len(piece)
+                yield line, begin
+            begin += len(data)
+            if line == lines[-1]:
+                return
 
 
 def record_options(manifest: Manifest) -> _Records:
@@ -203,12 +170,12 @@ class DocumentOrigin(msgspec.Struct, frozen=True, kw_only=True):
     origin is known only up to a store."""
 
     number: int
-    counted_from: int
+    counted_from: int = 0
     """0 for rows and stored documents, otherwise 1."""
 
-    id: str | None
-    shards: tuple[ShardPart, ...]
-    texts: dict[str, str] | None
+    id: str | None = None
+    shards: tuple[ShardPart, ...] = ()
+    texts: dict[str, str] | None = None
     """For each field its text in the input as it is now; None if it was not read, see ``note``."""
 
     note: str
@@ -253,13 +220,12 @@ def find_origins(
     if not manifest.provenance:
         return copied_origins(manifest, chosen.tolist(), parts, find)
     places = _places_in_inputs(folder, manifest, chosen)
-    texts = InputTexts(manifest, read_all=read_all)
-    if with_texts:
-        texts.want((file, line) for file, line, _ in places)
+    wanted = [(file, line) for file, line, _ in places] if with_texts else []
+    texts = _input_texts(manifest, wanted, read_all=read_all)
     origins = []
     for document, (file, line, name), part in zip(chosen.tolist(), places, parts, strict=True):
         unit, counted_from = describe_input(manifest, file)
-        found, note = texts.get(file, line)
+        found, note = texts.get((file, line), (None, ""))
         origins.append(
             DocumentOrigin(
                 document=document,
@@ -389,14 +355,16 @@ def copied_origins(
         by_source.setdefault(one.source, []).append(one.document)
     found: dict[tuple[SourceEntry, int], DocumentOrigin] = {}
     for source, numbers in by_source.items():
-        note = _obstacle(manifest, source)
+        note, origins = _obstacle(manifest, source), []
         if not note:
             try:
                 origins = find(source.path, numbers)
             except HeadraceError as error:
                 note = str(error)
-        for at, number in enumerate(numbers):
-            found[source, number] = _end(source, number, note) if note else _through(source, number, origins[at])
+        for number, origin in zip_longest(numbers, origins):
+            steps = () if origin is None else (StoredAt(path=source.path, document=number), *origin.copied_from)
+            end = origin or DocumentOrigin(document=number, input=source.path, unit=STORED, number=number, note=note)
+            found[source, number] = msgspec.structs.replace(end, copied_from=steps)
     return [
         msgspec.structs.replace(found[one.source, one.document], document=document, shards=part)
         for document, one, part in zip(documents, copied, parts, strict=True)
@@ -425,25 +393,6 @@ def _obstacle(manifest: Manifest, source: SourceEntry) -> str:
     if not same or not all(same):
         return f"the store {source.path} has been written anew, so the origin is not known further"
     return ""
-
-
-def _through(source: SourceEntry, number: int, origin: DocumentOrigin) -> DocumentOrigin:
-    step = StoredAt(path=source.path, document=number)
-    return msgspec.structs.replace(origin, copied_from=(step, *origin.copied_from))
-
-
-def _end(source: SourceEntry, number: int, note: str) -> DocumentOrigin:
-    return DocumentOrigin(
-        document=number,
-        input=source.path,
-        unit=STORED,
-        number=number,
-        counted_from=0,
-        id=None,
-        shards=(),
-        texts=None,
-        note=note,
-    )
 
 
 def place_in_input(origin: DocumentOrigin) -> str:
