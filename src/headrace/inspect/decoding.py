@@ -21,11 +21,11 @@ from headrace.errors import HeadraceError, InputError, MissingExtraError, Sample
 from headrace.inspect.answers import OnProgress
 from headrace.inspect.figures import count, plural
 from headrace.inspect.sample_preview import field_map_of
-from headrace.inspect.samples import SampleOptions, open_sample_store
+from headrace.inspect.samples import SampleOptions, fields_of, open_sample_store
 from headrace.io import PreadReader, hash_bytes, output_errors, path_at, path_in
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.basic import reraise
-from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parts_of
+from headrace.samples.media.mapper import parts_of
 from headrace.stores import Problem
 from headrace.stores.energon import EnergonStore
 from headrace.stores.energon.splits import find_splits
@@ -141,10 +141,12 @@ class RangeDecoder:
                 result.faulty_parts[name] = result.faulty_parts.get(name, 0) + 1
                 problems.append(self._problem(raw, number, name, error))
         if self._fields is not None and not problems:
-            try:
-                _make_fields(self._fields, raw, values)
-            except InputError as error:
-                problems.append(self._problem(raw, number, getattr(error, "part", None), error))
+            for _, value in fields_of(self._fields, raw, values, {}):
+                if isinstance(value, InputError):
+                    problems.append(self._problem(raw, number, getattr(value, "part", None), value))
+                    break
+                if isinstance(value, HeadraceError):
+                    raise value
         if problems:
             result.bad.append(BadSample(shard=raw.shard, index=raw.index, key=raw.key, reason=problems[0].message))
         return problems
@@ -165,20 +167,6 @@ class RangeDecoder:
         where = "" if part is None else f", part {part!r}{byte}"
         message = error.reason if isinstance(error, SampleError) else str(error)
         return Problem(path=path, place=f"sample {raw.index}, key {raw.key!r}{where}", message=message)
-
-
-def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> None:
-    meta = dict.fromkeys(META_PARTS) | {"__key__": raw.key, "__shard__": raw.shard}
-
-    def part(name: str) -> Any:
-        if name in meta:
-            return meta[name]
-        if name not in values:
-            raise KeyError(name, tuple(values))
-        return values[name]
-
-    for field, options in fields.items():
-        first_that_works(options, field, part)
 
 
 class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):

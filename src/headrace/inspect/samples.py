@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -262,7 +262,7 @@ class PartViewer:
 
     def __init__(self, *, max_chars: int, pictures: bool = True) -> None:
         self._decoder = SampleDecoder(image_decode="pil")
-        self._max_chars = max_chars
+        self.max_chars = max_chars
         self._pictures = pictures
 
     def look(self, name: str, data: bytes) -> LookedAt:
@@ -312,8 +312,8 @@ class PartViewer:
 
     def _value(self, name: str, data: bytes, value: Any) -> LookedAt:
         kind, text, facts = _described(value)
-        left_out = max(0, len(text) - self._max_chars)
-        text = text[: self._max_chars]
+        left_out = max(0, len(text) - self.max_chars)
+        text = text[: self.max_chars]
         return LookedAt(
             ShownPart(name=name, size=len(data), kind=kind, text=text, left_out=left_out, facts=facts), value
         )
@@ -507,7 +507,9 @@ def look_at(
         place: the place in a mix, if the sample is shown as a part of one.
     """
     looked = {name: viewer.look(name, data) for name, data in raw.parts.items()}
-    values = _field_values(raw, fields or {}, looked)
+    errors = {name: one.error for name, one in looked.items() if one.error is not None}
+    decoded = {name: one.value for name, one in looked.items()}
+    values = dict(fields_of(fields or {}, raw, decoded, errors))
     shown = ShownParts(
         number=number,
         key=raw.key,
@@ -522,27 +524,31 @@ def look_at(
     return LookedAtSample(shown, raw, pictures)
 
 
-def _field_values(raw: RawSample, fields: FieldMap, looked: dict[str, LookedAt]) -> dict[str, Any]:
-    """Return the value of each field, or the error that prevents it."""
-    meta = {"__key__": raw.key, "__shard__": raw.shard, "__restore_key__": (), "__subflavors__": None}
+def fields_of(
+    fields: FieldMap, raw: RawSample, values: Mapping[str, Any], errors: Mapping[str, HeadraceError]
+) -> Iterator[tuple[str, Any]]:
+    """Yield each field with its value, or with the error that prevents it.
+
+    Args:
+        fields: the field map.
+        raw: the sample.
+        values: the decoded value of each part.
+        errors: why others could not be decoded.
+    """
+    meta = {**dict.fromkeys(META_PARTS), "__key__": raw.key, "__shard__": raw.shard, "__restore_key__": ()}
 
     def part(name: str) -> Any:
-        if name in META_PARTS:
-            return meta.get(name)
-        if name not in looked:
-            raise KeyError(name, tuple(looked))
-        error = looked[name].error
-        if error is not None:
-            raise error
-        return looked[name].value
+        if name in errors:
+            raise errors[name]
+        if name not in meta and name not in values:
+            raise KeyError(name, tuple(values))
+        return meta[name] if name in meta else values[name]
 
-    values: dict[str, Any] = {}
     for field, options in fields.items():
         try:
-            values[field] = first_that_works(options, field, part)
+            yield field, first_that_works(options, field, part)
         except HeadraceError as error:
-            values[field] = error
-    return values
+            yield field, error
 
 
 def _in_a_line(field: str, value: Any, fields: FieldMap, looked: dict[str, LookedAt]) -> str:
