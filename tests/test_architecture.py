@@ -421,10 +421,10 @@ OVER_BUDGET = {
     "loader": 6_097,
     "compat": 4_841,
     "integrations": 1_702,
-    "inspect": 6_367,
+    "inspect": 6_219,
     "cli": 3_215,
-    "ui": 2_294,
-    "all": 83_514,
+    "ui": 2_211,
+    "all": 83_283,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

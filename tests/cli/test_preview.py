@@ -21,6 +21,7 @@ from headrace.inspect import Preview, Rendering, Style, preview
 from headrace.inspect import lines as shown_lines
 from headrace.inspect import token_preview as choosing
 from headrace.inspect.blocks import ShownSequence, Stretch
+from headrace.inspect.description import spread_blocks
 from headrace.inspect.figures import size
 from headrace.inspect.shown import RecordPart, ShownSample
 from headrace.plan.packing import Packing
@@ -309,11 +310,11 @@ def test_which_are_shown(run: Any, of_json: Any, tmp_path: Path) -> None:
 
 
 def test_large_stores_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch, stores: dict[str, Path]) -> None:
-    blocks, words = choosing.spread(1 << 40, 1 << 24)
+    blocks = spread_blocks(1 << 40, 1 << 24)
     assert sum(end - begin for begin, end in blocks) == 1 << 24
-    assert "16,777,216 of 1,099,511,627,776 documents, in 64 blocks evenly spread" in words
+    assert "16,777,216 of 1,099,511,627,776 documents, in blocks" in choosing.among(1 << 40, 1 << 24)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(blocks))
-    assert choosing.spread(5, 8) == ([(0, 5)], "")
+    assert (spread_blocks(5, 8), choosing.among(5, 8)) == ([(0, 5)], "")
 
 
 def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from headrace.ui import drawing, places
 from ui_pages import Pages, links
 
 PAGES = {
-    *("", "check", "diff", "documents", "fed", "find", "live", "mix"),
+    *("", "check", "diff", "documents", "fed", "live", "mix"),
     *("part", "run", "sample", "samples", "search", "step", "store"),
 }
 
@@ -65,7 +65,7 @@ def test_all_pages_are_reached_and_stand_alone(pages: Pages) -> None:
 
 FIRST_PAGES = (
     *("", "store?path=stores/web", "documents?path=stores/chats", "mix?path=mix.yaml", "run?path=run.json"),
-    *("find?path=stores/web&id=docs-0004", "search?path=stores/web&q=order", "check?path=stores/web"),
+    *("search?path=stores/web&id=docs-0004", "search?path=stores/web&q=order", "check?path=stores/web"),
     *("samples?path=stores/captions", "store?path=stores/captions"),
     *("sample?path=stores/captions&number=4", "step?path=chats.json&step=3", "fed?path=chats.json&position=25"),
     *("diff?one=other.json&other=run.json", "diff?one=state-100.json&other=state-200.json"),
@@ -100,10 +100,10 @@ SAID = [
     ("documents?path=stores/chats&first=3&num=2", ["data/talks.jsonl, line 4"]),
     (f"documents?{WEB}&number=122", ["headrace where stores/web 122", "data/docs-1.jsonl, line 2"]),
     (f"documents?{WEB}&first=9999", ["There are no documents from number 9,999"]),
-    (f"find?{WEB}&id=docs-0004", ["document 122</a>"]),
-    (f"find?{WEB}&input=docs-1.jsonl&line=3", ["document 123</a>"]),
-    (f"find?{WEB}&id=none", ["no document has the id"]),
-    (f"find?{WEB}&input=docs-0.jsonl&line=121", ["became no document"]),
+    (f"search?{WEB}&id=docs-0004", ["document 122</a>"]),
+    (f"search?{WEB}&input=docs-1.jsonl&line=3", ["document 123</a>"]),
+    (f"search?{WEB}&id=none", ["no document has the id"]),
+    (f"search?{WEB}&input=docs-0.jsonl&line=121", ["became no document"]),
     (f"mix?{MIX}&budget=4000", ["75.00 %"]),
     # What is as in the file is no change.
     (f"mix?{MIX}&budget=4000&w.web=1&w.code=1", ["was 75.00 %", "50.00 %", "weights={&#39;web&#39;: 1.0}"]),
@@ -113,7 +113,7 @@ SAID = [
 ]
 REFUSED = [
     (f"documents?{WEB}&number=361", "has no document 361"),
-    (f"find?{WEB}&input=other.jsonl&line=1", "no input ends with"),
+    (f"search?{WEB}&input=other.jsonl&line=1", "no input ends with"),
     (f"mix?{MIX}&w.web=much", "expected a number"),
     (f"mix?{MIX}&split=other", "no split"),
     (f"mix?{MIX}&w.web=0&w.code=0", "all 0"),
@@ -127,7 +127,7 @@ REFUSED = [
 ]
 NOT_SAID = [
     ("documents?path=stores/chats&first=3&num=2", ">document 5: "),
-    ("find?path=stores/code", "does not keep where"),
+    ("search?path=stores/code", "does not keep where"),
     (f"mix?{MIX}&budget=4000", "was"),
 ]
 

@@ -323,46 +323,40 @@ def shards_of(store: Store) -> tuple[Store, ...]:
     return store.shards if isinstance(store, ShardedStore) else (store,)
 
 
-def describe_key(key: str, store: Store) -> KeyDescription:
-    """Return the numbers of the main key of a store, from the lengths of all documents."""
-    lengths, counts = _merge([np.unique(shard.lengths, return_counts=True) for shard in shards_of(store)])
-    return _key_description(key, store, store.num_tokens, lengths, counts)
-
-
 def _described(key: str, store: Store, manifest: Manifest | None) -> KeyDescription:
     """Return the numbers of the main key; of a large store from a sample of the lengths, and the manifest."""
-    if store.num_documents <= EXACT_DOCUMENTS:
-        return describe_key(key, store)
-    lengths = document_lengths(store, spread_documents(store.num_documents, LOOKED_AT))
-    listed = [] if manifest is None else [shard for shard in manifest.outputs if key in shard.keys]
+    is_exact = store.num_documents <= EXACT_DOCUMENTS
+    listed = [] if is_exact or manifest is None else [shard for shard in manifest.outputs if key in shard.keys]
     # The path may be that of one shard of the store that the manifest describes.
-    is_whole = sum(shard.documents for shard in listed) == store.num_documents
+    is_whole = not is_exact and sum(shard.documents for shard in listed) == store.num_documents
     tokens = sum(shard.keys[key].tokens for shard in listed) if is_whole else store.num_tokens
-    return _key_description(key, store, tokens, *np.unique(lengths, return_counts=True))
-
-
-def _key_description(
-    key: str, store: Store, tokens: int, lengths: NDArray[np.int64], counts: NDArray[np.int64]
-) -> KeyDescription:
-    looked_at = int(counts.sum())
+    sample = spread_documents(store.num_documents, LOOKED_AT)
+    found = store.lengths if is_exact else document_lengths(store, sample)
+    lengths, counts = np.unique(found, return_counts=True)
     return KeyDescription(
         name=key,
         dtype=store.dtypes[store.keys[0]].name,
         documents=store.num_documents,
         tokens=tokens,
-        looked_at=looked_at,
+        looked_at=len(found),
         empty_documents=int(counts[lengths == 0].sum()),
-        tokens_per_document=summarise(lengths, counts) if looked_at else None,
+        tokens_per_document=summarise(lengths, counts) if len(found) else None,
         histogram=histogram(lengths, counts),
     )
 
 
-def spread_documents(num_documents: int, most: int) -> IntArray:
-    """(n,) int64, rising: all documents, or ``most`` of them in 64 blocks of neighbours, evenly spread."""
+def spread_blocks(num_documents: int, most: int) -> list[tuple[int, int]]:
+    """Return ascending ranges ``[begin, end)``: all documents, or ``most`` of them in 64 blocks, evenly spread."""
     if num_documents <= most:
-        return np.arange(num_documents, dtype=np.int64)
-    begins = np.linspace(0, num_documents - most // _BLOCKS, _BLOCKS).astype(np.int64)
-    return (begins[:, np.newaxis] + np.arange(most // _BLOCKS, dtype=np.int64)).ravel()
+        return [(0, num_documents)]
+    begins = np.linspace(0, num_documents - most // _BLOCKS, _BLOCKS).astype(np.int64).tolist()
+    return [(begin, begin + most // _BLOCKS) for begin in begins]
+
+
+def spread_documents(num_documents: int, most: int) -> IntArray:
+    """(n,) int64, rising: the documents of `spread_blocks`."""
+    blocks = spread_blocks(num_documents, most)
+    return np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in blocks])
 
 
 def document_lengths(store: Store, documents: IntArray) -> NDArray[np.int64]:
@@ -400,13 +394,6 @@ def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Ba
             )
         )
     return tuple(bars)
-
-
-def _merge(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    lengths, where = np.unique(np.concatenate([lengths for lengths, _ in parts]), return_inverse=True)
-    counts = np.zeros(len(lengths), np.int64)
-    np.add.at(counts, where, np.concatenate([counts for _, counts in parts]))
-    return lengths, counts
 
 
 def summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> LengthFigures:

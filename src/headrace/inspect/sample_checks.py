@@ -60,34 +60,22 @@ def summed(
         ranges: the ranges, in the order of the store.
         on_problem: called for each fault, in the order of the store.
     """
-    samples = faulty = unnamed = named = 0
+    samples = faulty = named = 0
     bad: list[BadSample] = []
-    parts: collections.Counter[str] = collections.Counter()
-    kept_parts: collections.Counter[str] = collections.Counter()
-    faulty_parts: collections.Counter[str] = collections.Counter()
+    counts = {name: collections.Counter[str]() for name in ("parts", "kept_parts", "faulty_parts")}
     for result in ranges:
         samples += result.samples
         faulty += result.faulty_samples
         bad += result.bad
-        parts.update(result.parts)
-        kept_parts.update(result.kept_parts)
-        faulty_parts.update(result.faulty_parts)
-        for problem in result.problems:
-            if named < MAX_NAMED:
-                on_problem(problem)
-                named += 1
-            else:
-                unnamed += 1
-    if unnamed:
-        on_problem(Problem(path=store.path, place="", message=f"{unnamed:,} more faulty parts"))
-    return Decoded(
-        samples=samples,
-        faulty_samples=faulty,
-        parts=dict(sorted(parts.items())),
-        kept_parts=dict(sorted(kept_parts.items())),
-        faulty_parts=dict(sorted(faulty_parts.items())),
-        bad=tuple(bad),
-    )
+        for name, counter in counts.items():
+            counter.update(getattr(result, name))
+        for problem in result.problems[: max(0, MAX_NAMED - named)]:
+            on_problem(problem)
+        named += len(result.problems)
+    if named > MAX_NAMED:
+        on_problem(Problem(path=store.path, place="", message=f"{named - MAX_NAMED:,} more faulty parts"))
+    parts = {name: dict(sorted(counter.items())) for name, counter in counts.items()}
+    return Decoded(samples=samples, faulty_samples=faulty, bad=tuple(bad), **parts)
 
 
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from headrace.copying.plan import is_copy
 from headrace.datasets.packed_sequences import StoreLengths, make_plan
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.blocks import ShownSequence
-from headrace.inspect.description import ShownKeys, describe_store, find_manifest
+from headrace.inspect.description import ShownKeys, describe_store, find_manifest, spread_blocks, spread_documents
 from headrace.inspect.document_origins import find_origins, place_in_input
 from headrace.inspect.figures import count, plural
 from headrace.inspect.shown import (
@@ -134,17 +134,14 @@ MOST_LENGTHS = 1 << 24
 """The most documents whose lengths are compared; reading these takes about a second."""
 MOST_MASKS = 1 << 14
 """The most documents whose masks are read if the store does not count trained tokens."""
-_BLOCKS = 64
 NUM_SUPERVISED = "num_supervised"
 
 
-def spread(num_documents: int, most: int) -> tuple[list[tuple[int, int]], str]:
-    """Return ascending ranges ``[begin, end)`` of documents to compare: all, or ``most`` in blocks, said in words."""
+def among(num_documents: int, most: int) -> str:
+    """Return the words for the documents that are compared, if they are not all."""
     if num_documents <= most:
-        return [(0, num_documents)], ""
-    each = most // _BLOCKS
-    blocks = [(at, at + each) for at in (block * num_documents // _BLOCKS for block in range(_BLOCKS))]
-    return blocks, f" among {count(most)} of {count(num_documents)} documents, in {_BLOCKS} blocks evenly spread"
+        return ""
+    return f" among {count(most)} of {count(num_documents)} documents, in blocks that are evenly spread"
 
 
 def trained_shares(
@@ -159,16 +156,17 @@ def trained_shares(
     if mask is None:
         return None
     counts = mask == "loss_mask" and NUM_SUPERVISED in store.keys
-    blocks, words = spread(store.num_documents, MOST_LENGTHS if counts else MOST_MASKS)
-    documents = _numbers(blocks)
+    most = MOST_LENGTHS if counts else MOST_MASKS
+    documents = spread_documents(store.num_documents, most)
     lengths = _lengths(store, keys, documents, dialect)
     if counts:
         with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as supervised:
-            trained = np.concatenate([supervised.fetch(*block) for block in blocks]).astype(np.int64)
+            blocks = [supervised.fetch(*block) for block in spread_blocks(store.num_documents, most)]
+        trained = np.concatenate(blocks).astype(np.int64)
     else:
         trained = np.array([np.count_nonzero(store.document(one, mask)) for one in documents.tolist()], np.int64)
     has_tokens = lengths > 0
-    return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], words
+    return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], among(store.num_documents, most)
 
 
 def _check_choice(options: PreviewOptions) -> None:
@@ -220,19 +218,14 @@ def choose(
 def _extreme(store: Store, keys: ShownKeys, num: int, options: PreviewOptions) -> tuple[Sequence[int], str]:
     dialect = options.get("dialect")
     if options.get("longest"):
-        blocks, words = spread(store.num_documents, MOST_LENGTHS)
-        documents = _numbers(blocks)
-        values = -_lengths(store, keys, documents, dialect)
-        return documents[np.argsort(values, kind="stable")[:num]].tolist(), f"the longest{words}"
+        documents = spread_documents(store.num_documents, MOST_LENGTHS)
+        longest = np.argsort(-_lengths(store, keys, documents, dialect), kind="stable")[:num]
+        return documents[longest].tolist(), f"the longest{among(store.num_documents, MOST_LENGTHS)}"
     found = trained_shares(store, keys, dialect)
     if found is None:
         raise ConfigError(f"{store.path} has no loss mask, which `least_trained` needs")
     documents, shares, words = found
     return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
-
-
-def _numbers(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    return np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in blocks])
 
 
 def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialect: Dialect | None) -> NDArray[np.int64]:

@@ -52,7 +52,6 @@ PAGES: Final[dict[str, Page]] = {
     "": store_pages.home,
     "store": store_pages.store,
     "documents": store_pages.documents,
-    "find": store_pages.find,
     "search": store_pages.search,
     "samples": store_pages.samples,
     "sample": store_pages.sample,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from headrace import inspect, tracing
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
-from headrace.inspect.blocks import Pairs
+from headrace.inspect.blocks import Note, Pairs, Title, Titled
 from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, RunFile, Topology, Traced
@@ -80,6 +80,25 @@ def _opened(path: str) -> _Opened:
     return kept(_Opened, path, path)
 
 
+def _framed(path: str, saved: Any) -> Values:
+    """A framed run, of which only the sources are known without its journals."""
+    words = f"a framed run from step {count(saved.first_step)} on, with {plural(saved.lanes.num_lanes, 'lane')}"
+    note = f"headrace trace step N --run {path} --journal FILE"
+    sources = [
+        (
+            drawing.source_name(one.path),
+            plural(one.num_samples, "sample") + (f", {one.store.path}" if one.store else ""),
+        )
+        for one in saved.sources
+    ]
+    shown = [
+        Title(path, words),
+        Note(f"Which samples a unit holds is known only from the journals of the loaders. Ask {note}"),
+        Titled("Sources", [Pairs(sources)]),
+    ]
+    return "shown.html", {"crumbs": [(path, "")], "shown": shown, "copy": None}
+
+
 def _number_of(opened: _Opened, step: int) -> int:
     """Return the run of a file that holds a step of the training."""
     return max((i for i, run in enumerate(opened.file.runs) if run.first_step <= step), default=0)
@@ -100,7 +119,7 @@ def run(asked: Query) -> Values:
     number = asked.number("run", len(opened.file.runs) - 1, high=len(opened.file.runs) - 1)
     saved, planned = opened.file.runs[number], opened.runs[number]
     if planned is None or opened.told is None:
-        return "framed.html", {"crumbs": [(path, "")], "path": path, "saved": saved, "copy": shell.run(path, 0)}
+        return _framed(path, saved)
     # The pages count the steps of the training; a run that continues another one has steps of its own.
     shift = saved.shift
     end = None if planned.num_steps is None else planned.num_steps + shift
@@ -143,12 +162,7 @@ def step(asked: Query) -> Values:
     wanted = asked.number("step", 0)
     number = _number_of(opened, wanted)
     if opened.runs[number] is None:
-        return "framed.html", {
-            "crumbs": [(path, "")],
-            "path": path,
-            "saved": opened.file.runs[number],
-            "copy": shell.run(path, 0),
-        }
+        return _framed(path, opened.file.runs[number])
     sources = tracing.Sources(opened.file, may_open=asked.places.may_open)
     history, data = sources.history(), sources.run(number)
     size = opened.file.runs[number].schedule.size(max(0, wanted - opened.file.runs[number].shift))

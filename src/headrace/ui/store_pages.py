@@ -141,42 +141,28 @@ def _of_tokens(found: object) -> Preview:
     return found
 
 
-def find(asked: Query) -> Values:
-    """Find a document by its number, its id, or its file and line; the page of the document is where it leads."""
-    path = asked.path("tokens")
-    wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
-    message, number = "", None
-    if wanted or (name and line is not None):
-        place = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
-        number, message = place.number, place.why
-    found = described(path)
-    return "find.html", {
-        "crumbs": [(path, link("store", path=path)), ("find", "")],
-        "path": path,
-        "store": found,
-        "number": number,
-        "message": message,
-        "wanted": wanted,
-        "input": name,
-        "line": "" if line is None else line,
-        "copy": shell.found(path, wanted, name, line),
-    }
-
-
 def search(asked: Query) -> Values:
-    """Search documents or samples for a text; the hits come as events."""
+    """A document by its id, or by its file and line; or documents and samples with a text, which come as events."""
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
-    kind = asked.places.kinds()[path]
+    wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
+    kind, copied = asked.places.kinds()[path], shell.search(path, text, first) if text else shell.store(path)
+    place = None
+    if wanted or (name and line is not None):
+        place = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
+        copied = shell.found(path, wanted, name, line)
     return "search.html", {
         "crumbs": [(path, link("store", path=path)), ("search", "")],
         "path": path,
         "kind": kind,
+        "store": described(path) if kind == "tokens" else None,
+        "place": place,
+        "asked": asked.values,
         "text": text,
         "first": first,
         "events": link("events-search", path=path, q=text, first=first or None) if text else "",
         "hit": "documents" if kind == "tokens" else "sample",
-        "copy": shell.search(path, text, first) if text else shell.store(path),
+        "copy": copied,
     }
 
 

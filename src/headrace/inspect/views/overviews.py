@@ -5,7 +5,6 @@ Only manifests, headers and the sizes of files are read. What a link leads to ou
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -180,11 +179,10 @@ def kind_at(path: str, *, is_named: bool) -> EntryKind | None:
     place = Path(path)
     if place.is_dir():
         return _kind_of_folder(place)
-    if place.suffix in (".yaml", ".yml"):
-        return "mix" if _is_mix(place) else None
-    if place.suffix in (".json", ".jsonl"):
-        found = _kind_of_json(place)
-        if found is not None:
+    if place.suffix in _MARKS:
+        head = _head(place)
+        found = next((kind for kind, mark in _MARKS[place.suffix].items() if re.search(mark, head)), None)
+        if found is not None or place.suffix in (".yaml", ".yml"):
             return found
     if not is_named:
         return None
@@ -216,29 +214,14 @@ def _kind_of_folder(folder: Path) -> EntryKind | None:
     return None
 
 
-def _is_mix(path: Path) -> bool:
-    return re.search(rb"(?m)^splits:", _head(path)) is not None
-
-
-def _kind_of_json(path: Path) -> EntryKind | None:
-    """Return what a file of JSON is; its first bytes tell, since those of ours begin with their kind or its like."""
-    head = _head(path)
-    if path.suffix == ".json":
-        for kind, marks in _KINDS.items():
-            if any(mark in head for mark in marks):
-                return kind
-        return None
-    try:
-        line = json.loads(head.partition(b"\n")[0])
-    except (ValueError, RecursionError):
-        return None
-    return "metrics" if isinstance(line, dict) and {"step", "position", "rank", "seconds"} <= line.keys() else None
-
-
-_KINDS: Final[dict[EntryKind, tuple[bytes, ...]]] = {
-    "run": (b'"headrace.run"',),
-    "state": (b'"headrace.cursor"',),
+_MIX: Final[dict[EntryKind, bytes]] = {"mix": rb"(?m)^splits:"}
+_MARKS: Final[dict[str, dict[EntryKind, bytes]]] = {
+    ".yaml": _MIX,
+    ".yml": _MIX,
+    ".json": {"run": rb'"headrace\.run"', "state": rb'"headrace\.cursor"'},
+    ".jsonl": {"metrics": rb'\A\{(?=.*"step":)(?=.*"position":)(?=.*"rank":)(?=.*"seconds":)'},
 }
+"""What stands near the beginning of files of each kind, by their suffix."""
 
 
 def _head(path: Path) -> bytes:
@@ -289,25 +272,19 @@ def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
         sizes += status.st_size
         newest = max(newest, status.st_mtime)
     facts: dict[str, Any] = {"bytes": sizes, "files": len(files), "changed": moment(newest)}
-    if kind not in ("tokens", "samples"):
-        try:
-            facts["words"] = _in_words(path, kind)
-        except StoreAwayError as error:
-            facts["problem"] = str(error)
-        except (HeadraceError, OSError) as error:
-            facts |= {"health": "damaged", "problem": str(error)}
-        return OverviewEntry(path=path, kind=kind, **facts)
-    facts["is_unfinished"] = (Path(path) / _WORK).exists()
+    is_store = kind in ("tokens", "samples")
+    facts["is_unfinished"] = is_store and (Path(path) / _WORK).exists()
     try:
-        if (found := _recorded(path)) is None:
-            found = _opened(path, kind) if len(files) <= OPENED_FILES else {}
-        facts |= found
+        if not is_store:
+            facts["words"] = _in_words(path, kind)
+        elif (found := _recorded(path)) is not None:
+            facts |= found
+        elif len(files) <= OPENED_FILES:
+            facts |= _opened(path, kind)
     except StoreAwayError as error:
         facts["problem"] = str(error)
     except (HeadraceError, OSError) as error:
-        facts |= {"health": "damaged", "problem": str(error)}
-        if facts["is_unfinished"]:
-            facts |= {"health": "not recorded", "problem": ""}
+        facts |= {} if facts["is_unfinished"] else {"health": "damaged", "problem": str(error)}
     return OverviewEntry(path=path, kind=kind, **facts)
 
 
