@@ -529,17 +529,16 @@ def _input_section(description: Description, inputs: Sequence[InputFile]) -> Tit
         title += f", of {count(looked_at)} documents, evenly spread"
     more = len(inputs) - MAX_INPUTS
     rest = [f"and {count(more)} more (--json lists all)"] if more > 0 else []
-    if not known:
-        return Titled(
-            title,
-            [Tabular(("on disk", "file"), [(size(one.size), one.path) for one in inputs[:MAX_INPUTS]], (1,)), *rest],
-        )
-    total = sum(one.tokens for one in known)
-    rows = [
-        (size(one.bytes), count(one.documents), count(one.tokens), f"{one.tokens / max(total, 1):.1%}", one.path)
-        for one in known[:MAX_INPUTS]
-    ]
-    return Titled(title, [Tabular(("on disk", "documents", "tokens", "share", "file"), rows, (4,)), *rest])
+    total = max(1, sum(one.tokens for one in known))
+    heads: tuple[str, ...] = ("on disk", "file")
+    rows: list[tuple[str, ...]] = [(size(one.size), one.path) for one in inputs[:MAX_INPUTS]]
+    if known:
+        heads = ("on disk", "documents", "tokens", "share", "file")
+        rows = [
+            (size(one.bytes), count(one.documents), count(one.tokens), f"{one.tokens / total:.1%}", one.path)
+            for one in known[:MAX_INPUTS]
+        ]
+    return Titled(title, [Tabular(heads, rows, (len(heads) - 1,)), *rest])
 
 
 def ledger_sections(

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Literal, NamedTuple, TextIO
 
 import numpy as np
@@ -86,11 +87,14 @@ class Style(NamedTuple):
         return self.written(Text(safe_text(text), _BOLD)) if self.is_coloured else Heading(safe_text(text))
 
 
+@cache
+def _console() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
+
+
 def _escaped(text: Text) -> str:
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=1 << 20)
-    with console.capture() as captured:
-        console.print(text, end="", soft_wrap=True)
-    return captured.get()
+    segments = text.render(_console())
+    return "".join(one.style.render(one.text) if one.style is not None else one.text for one in segments)
 
 
 PLAIN: Final = Style()
@@ -181,9 +185,8 @@ def _lines_of(turn: Sequence[Stretch], style: Style, room: int | None) -> list[s
 def _wrapped(text: Text, room: int | None) -> list[Text]:
     if room is None or text.cell_len <= room:
         return [text]
-    console = Console(file=io.StringIO(), width=room)
-    first = text.wrap(console, room)[0]
-    rest = text[len(first.plain) :].wrap(console, room - len(_HANGING))
+    first = text.wrap(_console(), room)[0]
+    rest = text[len(first.plain) :].wrap(_console(), room - len(_HANGING))
     return [first, *(Text.assemble(_HANGING, line) for line in rest)]
 
 
