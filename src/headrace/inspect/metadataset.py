@@ -425,7 +425,7 @@ def _mix_section(numbers: MetadatasetDescription, root: NodeNumbers) -> Titled:
     length = "endless" if root.samples is None else f"{count(root.samples)} samples a pass"
     seen = ("seen", "epochs") if numbers.steps is not None else ()
     heads = ("", "weight", "times", "share", "samples", "tokens", *seen, "of")
-    rows = list(_mix_rows(root, numbers, "", "", is_root=True))
+    rows = list(_mix_rows(root, numbers))
     used = [at for at in range(len(heads)) if at == 0 or any(row[at] for row in rows)]
     cells = [tuple(row[at] for at in used) for row in (heads, *rows)]
     table = Tabular(cells[0], cells[1:], left=(0, len(used) - 1))
@@ -433,45 +433,25 @@ def _mix_section(numbers: MetadatasetDescription, root: NodeNumbers) -> Titled:
 
 
 def _mix_rows(
-    node: NodeNumbers, numbers: MetadatasetDescription, first: str, rest: str, *, is_root: bool
+    node: NodeNumbers, numbers: MetadatasetDescription, first: str = "", rest: str = "", *, in_epochs: bool = False
 ) -> Iterator[Row]:
-    yield _row(node, numbers, first, is_root=is_root)
-    for at, child in enumerate(node.children):
-        last = at + 1 == len(node.children)
-        in_epochs = node.kind == "blend_epochized"
-        yield from (
-            _times(row) if in_epochs and depth == 0 else row
-            for depth, row in enumerate(
-                _mix_rows(
-                    child, numbers, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), is_root=False
-                )
-            )
-        )
-
-
-def _row(node: NodeNumbers, numbers: MetadatasetDescription, first: str, *, is_root: bool) -> Row:
-    mixes = bool(node.children)
-    samples = "endless" if node.samples is None else count(node.samples)
-    if node.limit is not None:
-        samples = f"first {samples}"
-    seen: Row = ()
-    if numbers.steps is not None:
-        seen = ("" if node.seen is None else count(node.seen), "" if node.epochs is None else f"{node.epochs:,.2f}")
-    of = node.kind if mixes and not is_root else "" if mixes else _of(node)
+    """Yield a row for a node and those below it; the number of a child of a ``blend_epochized`` is its repetitions."""
     weight = "" if node.number is None else f"{node.number:g}"
-    tokens = "" if node.tokens is None else short(node.tokens).strip()
-    return (f"{first}{node.name}", weight, "", f"{node.share:.3%}", samples, tokens, *seen, of)
-
-
-def _times(row: Row) -> Row:
-    """Move the weight of a child of a ``blend_epochized`` to the column of repetitions, which it is."""
-    return (row[0], "", row[1], *row[3:])
-
-
-def _of(node: NodeNumbers) -> str:
-    part = "" if node.split_part is None else f" {node.split_part}"
-    subset = "" if node.subset is None else f", samples {count(node.subset[0])} to {count(node.subset[1] - 1)}"
-    return f"{node.path}{part}{subset}"
+    samples = "endless" if node.samples is None else count(node.samples)
+    cells = [f"{node.share:.3%}", samples if node.limit is None else f"first {samples}"]
+    cells.append("" if node.tokens is None else short(node.tokens).strip())
+    if numbers.steps is not None:
+        cells.append("" if node.seen is None else count(node.seen))
+        cells.append("" if node.epochs is None else f"{node.epochs:,.2f}")
+    of = node.kind if first else ""
+    if not node.children:
+        part = "" if node.split_part is None else f" {node.split_part}"
+        subset = "" if node.subset is None else f", samples {count(node.subset[0])} to {count(node.subset[1] - 1)}"
+        of = f"{node.path}{part}{subset}"
+    yield (first + node.name, "" if in_epochs else weight, weight if in_epochs else "", *cells, of)
+    for child in node.children:
+        branch, line = ("└─ ", "   ") if child is node.children[-1] else ("├─ ", "│  ")
+        yield from _mix_rows(child, numbers, rest + branch, rest + line, in_epochs=node.kind == "blend_epochized")
 
 
 def _schedules(node: NodeNumbers, path: str) -> Iterator[str]:

@@ -119,56 +119,41 @@ def overview(paths: Sequence[str | os.PathLike[str]]) -> Overview:
 def found_places(paths: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, EntryKind], list[str]]:
     """Return what is below some paths, as path -> kind, and notes on what was left out. Opens no store."""
     found: dict[str, EntryKind] = {}
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     for given in paths:
         check_local(given)
         path = os.fspath(given)
-        walk = _Walk(Path(path).resolve())
-        kind = kind_at(path, is_named=True)
-        if kind is None and not Path(path).is_dir():
-            notes.append(f"{path}: there is nothing that Headrace knows")
+        if not Path(path).is_dir() and kind_at(path, is_named=True) is None:
+            notes[f"{path}: there is nothing that Headrace knows"] = None
         else:
-            if kind is not None:
-                found[metrics_pattern(path) if kind == "metrics" else path] = kind
-            if Path(path).is_dir() and not is_closed(Path(path)):
-                found |= walk.below(path, 0)
-                notes += walk.notes
-    return found, notes
+            _walk(path, Path(path).resolve(), 0, found, notes, [0])
+    return found, list(notes)
 
 
-class _Walk:
-    """Looks into the folders below a root."""
-
-    def __init__(self, root: Path) -> None:
-        self.notes: list[str] = []
-        self._root = root
-        self._num_folders = 0
-
-    def below(self, folder: str, depth: int) -> dict[str, EntryKind]:
-        self._num_folders += 1
-        found: dict[str, EntryKind] = {}
-        try:
-            names = sorted(child.name for child in Path(folder).iterdir())
-        except OSError as error:
-            self.notes.append(f"{folder}: cannot be listed: {error.strerror or error}")
-            return found
-        for name in names:
-            path = name if folder == "." else f"{folder.rstrip('/')}/{name}"
-            if name.startswith(".") or not Path(path).resolve().is_relative_to(self._root):
-                continue
-            kind = kind_at(path, is_named=False)
-            if kind is not None:
-                found[metrics_pattern(path) if kind == "metrics" else path] = kind
-            if Path(path).is_dir() and not is_closed(Path(path)) and self._may_enter(path, depth):
-                found |= self.below(path, depth + 1)
-        return found
-
-    def _may_enter(self, path: str, depth: int) -> bool:
-        if depth + 1 < MAX_DEPTH and self._num_folders < MAX_FOLDERS:
-            return True
-        note = f"folders more than {MAX_DEPTH} deep, and more than {MAX_FOLDERS:,}, are not looked into: name them"
-        self.notes += [note] if note not in self.notes else []
-        return False
+def _walk(
+    path: str, root: Path, depth: int, found: dict[str, EntryKind], notes: dict[str, None], num_folders: list[int]
+) -> None:
+    """Add what is at a path and below it to what was ``found``, and why something was not looked into to the notes."""
+    kind = kind_at(path, is_named=depth == 0)
+    if kind is not None:
+        found[metrics_pattern(path) if kind == "metrics" else path] = kind
+    if not Path(path).is_dir() or is_closed(Path(path)):
+        return
+    if depth >= MAX_DEPTH or num_folders[0] >= MAX_FOLDERS:
+        notes[f"folders more than {MAX_DEPTH} deep, and more than {MAX_FOLDERS:,}, are not looked into: name them"] = (
+            None
+        )
+        return
+    num_folders[0] += 1
+    try:
+        names = sorted(child.name for child in Path(path).iterdir() if not child.name.startswith("."))
+    except OSError as error:
+        notes[f"{path}: cannot be listed: {error.strerror or error}"] = None
+        return
+    for name in names:
+        inner = name if path == "." else f"{path.rstrip('/')}/{name}"
+        if Path(inner).resolve().is_relative_to(root):
+            _walk(inner, root, depth + 1, found, notes, num_folders)
 
 
 def kind_at(path: str, *, is_named: bool) -> EntryKind | None:
