@@ -421,10 +421,10 @@ OVER_BUDGET = {
     "loader": 6_097,
     "compat": 4_841,
     "integrations": 1_702,
-    "inspect": 6_219,
+    "inspect": 6_178,
     "cli": 3_215,
-    "ui": 2_211,
-    "all": 83_283,
+    "ui": 2_179,
+    "all": 83_210,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

@@ -19,7 +19,7 @@ import headrace
 import made
 from copies_made import documents, pair
 from headrace.copying import CopyOptions
-from headrace.inspect import document_origins
+from headrace.inspect import origins as document_origins
 from headrace.io import file_sum
 from headrace.stores import (
     DocumentLedger,

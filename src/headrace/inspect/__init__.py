@@ -15,7 +15,7 @@ it shows, of which `lines` makes lines of a terminal, and ``headrace.ui`` pages.
     sample_description, sample_checks, sample_preview           of samples with named parts
     metadataset, kept    of mixes; of what ``headrace measure`` and plans of packs keep
     shown                what previews hold; `samples` reads parts, `token_texts` turns ids into texts
-    origins, rendering   where samples and documents come from (`document_origins`); what a recipe makes of a record
+    origins, rendering   where samples and documents come from; what a recipe makes of a record
     run_files            the file of a run, and what an edit of it changes
     figures              numbers and texts for people
     views/               what only the pages of ``headrace ui`` show
@@ -33,10 +33,9 @@ from headrace._lazy import homes, lazily
 if TYPE_CHECKING:
     from headrace.inspect.answers import Answer, Checked, Report, check_fit, check_quarantine, kind_of
     from headrace.inspect.description import Description, PackFigures, describe_store
-    from headrace.inspect.document_origins import DocumentOrigins
     from headrace.inspect.kept import KeptVerdict, MeasuredDescription
     from headrace.inspect.metadataset import MetadatasetDescription, MixVerdict
-    from headrace.inspect.origins import SampleOrigins, find_shards, where, with_inputs
+    from headrace.inspect.origins import DocumentOrigins, SampleOrigins, find_shards, where, with_inputs
     from headrace.inspect.questions import (
         CHECK_FITS,
         PREVIEW_FITS,
@@ -60,10 +59,9 @@ _HOMES = homes(
     {
         "headrace.inspect.answers": "Answer Checked Report check_fit check_quarantine kind_of",
         "headrace.inspect.description": "Description PackFigures describe_store",
-        "headrace.inspect.document_origins": "DocumentOrigins",
         "headrace.inspect.kept": "KeptVerdict MeasuredDescription",
         "headrace.inspect.metadataset": "MetadatasetDescription MixVerdict",
-        "headrace.inspect.origins": "SampleOrigins find_shards where with_inputs",
+        "headrace.inspect.origins": "DocumentOrigins SampleOrigins find_shards where with_inputs",
         "headrace.inspect.questions": "CHECK_FITS CheckOptions PREVIEW_FITS check describe open_preview preview",
         "headrace.inspect.rendering": "render",
         "headrace.inspect.run_files": "ToldChange ToldFile edit_lines tell_change tell_run_file",

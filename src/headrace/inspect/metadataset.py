@@ -443,7 +443,7 @@ def _mix_rows(
     if numbers.steps is not None:
         cells.append("" if node.seen is None else count(node.seen))
         cells.append("" if node.epochs is None else f"{node.epochs:,.2f}")
-    of = node.kind if first else ""
+    of: str = node.kind if first else ""
     if not node.children:
         part = "" if node.split_part is None else f" {node.split_part}"
         subset = "" if node.subset is None else f", samples {count(node.subset[0])} to {count(node.subset[1] - 1)}"

@@ -15,8 +15,8 @@ from headrace.datasets.packed_sequences import StoreLengths, make_plan
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.blocks import ShownSequence
 from headrace.inspect.description import ShownKeys, describe_store, find_manifest, spread_blocks, spread_documents
-from headrace.inspect.document_origins import find_origins, place_in_input
 from headrace.inspect.figures import count, plural
+from headrace.inspect.origins import find_origins, place_in_input
 from headrace.inspect.shown import (
     MAX_SAMPLES,
     Figures,

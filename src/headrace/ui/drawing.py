@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from markupsafe import Markup
 
@@ -208,11 +208,17 @@ def step_map(
             continue
         found = value(cell)
         name = "cell qn" if found is None else f"cell {heat_class(found, low, top)}"
-        place = {"x": 70 + cell.micro_step * wide, "y": 22 + row * high, "width": wide - 2, "height": high - 2, "rx": 2}
+        place: dict[str, Any] = {
+            "x": 70 + cell.micro_step * wide,
+            "y": 22 + row * high,
+            "width": wide - 2,
+            "height": high - 2,
+            "rx": 2,
+        }
         is_chosen = " chosen" if chosen == (cell.rank, cell.micro_step) else ""
         shapes.append(_tag("a", [_tag("rect", kind=name + is_chosen, title=words(cell), **place)], href=link(cell)))
     tall, width = 26 + high * len(ranks), int(max(240, 76 + wide * num_micro_steps))
-    size = {"viewBox": f"0 0 {width} {tall}", "width": width, "height": tall}
+    size: dict[str, Any] = {"viewBox": f"0 0 {width} {tall}", "width": width, "height": tall}
     return _tag("svg", shapes, **size, role="group", aria_label="Micro-batches by rank")
 
 

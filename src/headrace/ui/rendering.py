@@ -7,9 +7,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from headrace import _version
 from headrace.inspect import figures
-from headrace.ui import drawing, shell
+from headrace.ui import drawing
 from headrace.ui.requests import link
 
 
@@ -24,7 +23,7 @@ def environment() -> jinja2.Environment:
         finalize=_harmless,
         auto_reload=False,
     )
-    found.globals.update(link=link, drawing=drawing, shell=shell, version=_version.__version__)
+    found.globals.update(link=link, drawing=drawing)
     found.filters.update(
         count=figures.count,
         size=figures.size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,22 +14,25 @@ from headrace.inspect import views
 from headrace.inspect.blocks import Note, Pairs, Title, Titled
 from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
-from headrace.tracing import GridCell, RunFile, Topology, Traced
-from headrace.ui import drawing, shell
+from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced
+from headrace.ui import drawing
 from headrace.ui.files import served
-from headrace.ui.requests import Pager, Query, kept, link
+from headrace.ui.requests import Pager, Query, copied, kept, link
 from headrace.ui.store_pages import Values
 
 SHOWN_RANKS: Final = 64
 SHOWN_ROWS: Final = 200
 SHOWN_CHARTS: Final = 8
-MEASURES: Final = {
-    "tokens": "tokens",
-    "pairs": "attention (pairs of tokens)",
-    "fill": "fill",
-    "supervised": "supervised share",
+MEASURES: Final[dict[str, tuple[str, Callable[[HeldCounts], float | None]]]] = {
+    "tokens": ("tokens", lambda held: held.tokens),
+    "pairs": ("attention (pairs of tokens)", lambda held: held.pairs),
+    "fill": ("fill", lambda held: held.fill),
+    "supervised": (
+        "supervised share",
+        lambda held: None if held.supervised_tokens is None else held.supervised_tokens / max(1, held.tokens),
+    ),
 }
-"""What the colours of a step can show."""
+"""What the colours of a step can show: the words for it, and its value."""
 
 
 def mix(asked: Query) -> Values:
@@ -56,6 +59,10 @@ def mix(asked: Query) -> Values:
     budget = asked.maybe("budget", low=0, high=1 << 53)
     tried = views.tried_mix(described, split, budget_samples=budget, weights=changed)
     base = views.tried_mix(described, split, budget_samples=tried.budget_samples)
+    others = f", weights={changed!r}" if changed else ""
+    asked_for = f"{split!r}, budget_samples={tried.budget_samples}{others}"
+    python = f"found = inspect.describe({path!r})\nviews.tried_mix(found, {asked_for})"
+    words = () if changed else ("info", path, "--steps", tried.budget_samples, "--global-batch-size", 1)
     return "mix.html", {
         "crumbs": [(path, "")],
         "path": path,
@@ -63,7 +70,7 @@ def mix(asked: Query) -> Values:
         "split": split,
         "tried": tried,
         "base": base.nodes,
-        "copy": shell.mix(path, split, tried.budget_samples, changed),
+        "copy": copied(python, *words),
     }
 
 
@@ -129,6 +136,7 @@ def run(asked: Query) -> Values:
     reached = planned.schedule.step_of(opened.file.reached) + shift if number == len(opened.file.runs) - 1 else None
     step = asked.number("step", _shown_step(curve.end_step + shift, reached), high=curve.end_step + shift)
     account = tracing.account(planned, max(0, step - shift))
+    python = f"run = tracing.filed_run({path!r}, read_data=False)\ntracing.account(run, {step})\ntracing.mix_curve(run)"
     return "run.html", {
         "crumbs": [(path, "")],
         "path": path,
@@ -146,7 +154,7 @@ def run(asked: Query) -> Values:
         "account": account,
         "shown_rows": SHOWN_ROWS,
         "shown_sources": drawing.SHOWN_SOURCES,
-        "copy": shell.run(path, step),
+        "copy": copied(python, "account", path, "--step", step),
         "others": [one for one, kind in asked.places.kinds().items() if kind == "run" and one != path],
     }
 
@@ -196,6 +204,12 @@ def step(asked: Query) -> Values:
         chosen,
     )
     held = {row: grid.held[row] for row in (rows[0] if rows else range(len(grid.samples)))} if grid.held else {}
+    python = (
+        f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
+        f"topology = tracing.Topology(ranks={ranks}, micro_batch_size={micro})\n"
+        f"tracing.step_grid(sources.history(), {wanted}, topology, sources.run({number}))"
+    )
+    words = ("trace", "step", wanted, "--run", path, "--ranks", ranks, "--micro-batch-size", micro)
     return "step.html", {
         "crumbs": [(path, link("run", path=path, step=wanted)), (f"step {count(wanted)}", "")],
         "path": path,
@@ -208,7 +222,7 @@ def step(asked: Query) -> Values:
         "shown": shown,
         "held": list(held.values())[:SHOWN_ROWS],
         "left_out": len(picked) - len(shown),
-        "measures": MEASURES,
+        "measures": {name: words for name, (words, _) in MEASURES.items()},
         "measure": measure,
         "span": _span(grid.cells, measure),
         "is_known": any(_measure(cell, measure) is not None for cell in grid.cells),
@@ -218,19 +232,12 @@ def step(asked: Query) -> Values:
         "num_ranks": len({cell.rank for cell in grid.cells}),
         "notes": [*grid.notes, *sources.notes],
         "last": last_step(opened),
-        "copy": shell.step(path, wanted, ranks, micro),
+        "copy": copied(python, *words),
     }
 
 
 def _measure(cell: GridCell, name: str) -> float | None:
-    held = cell.held
-    if held is None:
-        return None
-    if name == "fill":
-        return held.fill
-    if name == "supervised":
-        return None if held.supervised_tokens is None else held.supervised_tokens / max(1, held.tokens)
-    return float(held.tokens if name == "tokens" else held.pairs)
+    return None if cell.held is None else MEASURES[name][1](cell.held)
 
 
 def _span(cells: Sequence[GridCell], name: str) -> tuple[str, str] | None:
@@ -277,6 +284,11 @@ def fed(asked: Query) -> Values:
         (path, link("run", path=path, step=wanted)),
         (f"step {count(wanted)}", link("step", path=path, step=wanted)),
     ]
+    python = (
+        f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
+        f"views.fed_sample(sources.run({number}), {position})\n"
+        f"sources.history().sample({found.source!r}, {found.index})"
+    )
     return "fed.html", {
         "crumbs": [*back, (f"position {count(position)}", "")],
         "path": path,
@@ -288,7 +300,7 @@ def fed(asked: Query) -> Values:
         "media_of": partial(served, _media_store(asked, found)),
         "pairs": Pairs.of,
         "pager": Pager.at("fed", "position", position, 1, data.length, "position", path=path, run=number),
-        "copy": shell.fed(path, position, found.source, found.index),
+        "copy": copied(python, "trace", "sample", found.source, found.index, "--run", path),
     }
 
 
@@ -316,7 +328,7 @@ def live(asked: Query) -> Values:
         "report": report,
         "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in waiting},
         "events": link("events-live", path=path),
-        "copy": shell.live(path),
+        "copy": copied(f"views.live_report({path!r})", "ui", "--json", "--live", path),
     }
 
 
@@ -351,12 +363,13 @@ def diff(asked: Query) -> Values:
         asked.places.check(path, "run", "state")
     if kinds[one] != kinds[other]:
         raise ConfigError(f"{one} is a {kinds[one]} and {other} is a {kinds[other]}: compare two runs, or two states")
-    of_states = kinds[one] == "state"
-    values["copy"] = shell.difference(one, other, of_states=of_states)
-    if of_states:
+    if kinds[one] == "state":
+        values["copy"] = copied(f"tracing.state_difference(tracing.read_state({one!r}), tracing.read_state({other!r}))")
         states = (tracing.read_state(path) for path in (one, other))
         values["states"] = tracing.state_difference(*states, runs=_known_runs(files["run"]))
         return "diff.html", values
+    python = f"runs = [tracing.filed_run(path, read_data=False) for path in ({one!r}, {other!r})]"
+    values["copy"] = copied(f"{python}\ntracing.first_difference(*runs)", "account", "--diff", one, other)
     runs = [tracing.filed_run(path, read_data=False) for path in (one, other)]
     found = tracing.first_difference(*runs)
     values["difference"] = found or "same"

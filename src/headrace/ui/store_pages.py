@@ -18,9 +18,8 @@ from headrace.inspect.sample_description import SampleDescription
 from headrace.inspect.sample_preview import OpenPreview, SamplePreview
 from headrace.inspect.samples import LookedAtSample
 from headrace.inspect.shown import Preview, sample_section
-from headrace.ui import shell
 from headrace.ui.files import served
-from headrace.ui.requests import Pager, Query, kept, link
+from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
 
 MANIFEST_NAME: Final = "headrace.json"
 Values = tuple[str, dict[str, Any]]
@@ -48,7 +47,7 @@ def home(asked: Query) -> Values:
         "runs": found.of_kind("run"),
         "states": found.of_kind("state"),
         "metrics": found.of_kind("metrics"),
-        "copy": shell.home(found.paths),
+        "copy": copied(f"views.overview({list(found.paths)!r})", "ui", "--json", *found.paths),
         "page_of": page_of,
     }
 
@@ -74,8 +73,18 @@ def store(asked: Query) -> Values:
     path = asked.path("tokens", "samples")
     found = described(path)
     kind = "tokens" if isinstance(found, Description) else "samples"
-    values = {"path": path, "kind": kind, "tab": "store", "shown": found.shown(), "copy": shell.store(path)}
+    values = {"path": path, "kind": kind, "tab": "store", "shown": found.shown(), "copy": _copied_store(path)}
     return "shown.html", {"crumbs": [(path, "")], **values}
+
+
+def _copied_store(path: str) -> Copied:
+    return copied(f"inspect.describe({path!r})", "info", path)
+
+
+def _copied(path: str, numbers: list[int]) -> Copied:
+    first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
+    span = str(first) if first == last else f"{first}-{last}"
+    return copied(f"inspect.preview({path!r}, samples={numbers!r})", "preview", path, "--documents", span)
 
 
 def documents(asked: Query) -> Values:
@@ -91,7 +100,7 @@ def documents(asked: Query) -> Values:
         more = min(MOST_TOKENS, 4 * most)
         cut = any(one.num_tokens > one.num_shown for one in found.samples[0].sequences)
         crumbs += [("documents", link("documents", path=path, first=one // 10 * 10)), (count(one), "")]
-        title = Title(f"Document {count(one)}", f"of {count(total)}, ask a shell: {shell.where(path, one)}")
+        title = Title(f"Document {count(one)}", f"of {count(total)}, ask a shell: {command('where', path, one)}")
         return "shown.html", {
             "crumbs": crumbs,
             "shown": [title, *found.shown()[1:]],
@@ -99,7 +108,7 @@ def documents(asked: Query) -> Values:
             "more": (f"Show {count(more)} tokens", link("documents", path=path, number=one, tokens=more))
             if cut
             else (),
-            "copy": shell.documents(path, [one]),
+            "copy": _copied(path, [one]),
         }
     num = asked.number("num", PAGE_DOCUMENTS, low=1, high=MOST_AT_ONCE)
     first = asked.number("first", 0)
@@ -117,7 +126,7 @@ def documents(asked: Query) -> Values:
         "tab": "documents",
         "shown": shown,
         "pager": Pager.at("documents", "first", first, num, total, "document", path=path),
-        "copy": shell.documents(path, numbers),
+        "copy": _copied(path, numbers),
     }
 
 
@@ -146,11 +155,15 @@ def search(asked: Query) -> Values:
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
     wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
-    kind, copied = asked.places.kinds()[path], shell.search(path, text, first) if text else shell.store(path)
-    place = None
+    kind, place, copy = asked.places.kinds()[path], None, _copied_store(path)
+    if text:
+        begin = f", first={first}" if first else ""
+        copy = copied(f"for found in views.search({path!r}, {text!r}{begin}):\n    print(found)")
     if wanted or (name and line is not None):
         place = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
-        copied = shell.found(path, wanted, name, line)
+        copy = copied(
+            f"views.find_document({path!r}, {f'id={wanted!r}' if wanted else f'input={name!r}, line={line}'})"
+        )
     return "search.html", {
         "crumbs": [(path, link("store", path=path)), ("search", "")],
         "path": path,
@@ -162,7 +175,7 @@ def search(asked: Query) -> Values:
         "first": first,
         "events": link("events-search", path=path, q=text, first=first or None) if text else "",
         "hit": "documents" if kind == "tokens" else "sample",
-        "copy": copied,
+        "copy": copy,
     }
 
 
@@ -184,7 +197,7 @@ def samples(asked: Query) -> Values:
         "shown": [one.shown for one in shown],
         "first": first,
         "pager": Pager.at("samples", "first", first, num, total, "sample", path=path),
-        "copy": shell.documents(path, numbers),
+        "copy": _copied(path, numbers),
     }
 
 
@@ -206,7 +219,7 @@ def sample(asked: Query) -> Values:
         "shown": [title, *looked.section().blocks],
         "media_of": partial(served, path),
         "pager": pager._replace(words="key", name="key", value=shown.key),
-        "copy": shell.documents(path, [number]),
+        "copy": _copied(path, [number]),
     }
 
 
@@ -228,5 +241,5 @@ def check(asked: Query) -> Values:
         "path": path,
         "kind": asked.places.kinds()[path],
         "events": link("events-check", path=path),
-        "copy": shell.check(path),
+        "copy": copied(f"inspect.check({path!r})", "check", path),
     }

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer, kind_of
 from headrace.inspect.description import ShownKeys
-from headrace.inspect.document_origins import describe_input
+from headrace.inspect.origins import describe_input
 from headrace.inspect.samples import PartViewer, need_samples
 from headrace.inspect.token_texts import TokenTexts, find_texts
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Provenance, SampleStore, Store, load_manifest, open_tokens
