@@ -423,8 +423,8 @@ OVER_BUDGET = {
     "integrations": 1_702,
     "inspect": 6_178,
     "cli": 3_215,
-    "ui": 2_179,
-    "all": 83_210,
+    "ui": 2_157,
+    "all": 83_188,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

@@ -93,8 +93,11 @@ class Embedded:
         return MediaSource(media.kind, data_uri(media.data, kind))
 
 
-def served(path: str, media: Media) -> MediaSource:
-    """Return where a page of the server has a part from; the store is not named if its path is empty."""
+def served(path: str, media: Media, *, side: int | None = None) -> MediaSource:
+    """Return where a page of the server has a part from; its picture has sides of at most ``side`` pixels.
+
+    The store is not named if its path is empty.
+    """
     if not path:
         return MediaSource()
     query = {"path": path, "number": media.number, "part": media.name}
@@ -103,7 +106,9 @@ def served(path: str, media: Media) -> MediaSource:
         return MediaSource(save=save)
     if media.kind != "image" and played_type(media.name) is not None:
         return MediaSource(media.kind, link("part", **query, **{"as": "play"}), save=save)
-    return MediaSource("img" if media.kind != "audio" else "", link("part", **query, **{"as": "picture"}), save=save)
+    return MediaSource(
+        "img" if media.kind != "audio" else "", link("part", **query, **{"as": "picture", "side": side}), save=save
+    )
 
 
 def encoded(picture: Picture) -> tuple[bytes, str]:

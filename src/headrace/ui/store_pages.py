@@ -16,7 +16,6 @@ from headrace.inspect.figures import count
 from headrace.inspect.questions import describe, open_preview, preview
 from headrace.inspect.sample_description import SampleDescription
 from headrace.inspect.sample_preview import OpenPreview, SamplePreview
-from headrace.inspect.samples import LookedAtSample
 from headrace.inspect.shown import Preview, sample_section
 from headrace.ui.files import served
 from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
@@ -187,15 +186,19 @@ def samples(asked: Query) -> Values:
     with open_preview(path, num=1) as opened:
         total = _facts(opened).num_samples
     numbers = list(range(min(first, total), min(first + num, total)))
-    shown: list[LookedAtSample] = []
+    shown: list[Block] = [Title(path), f"There are no samples from number {count(first)} on."]
     if numbers:
         with open_preview(path, samples=numbers, max_chars=300) as opened:
-            shown = list(_iterated(opened))
-    return "samples.html", {
+            found = [(one.section(), link("sample", path=path, number=one.shown.number)) for one in _iterated(opened)]
+        sections = [msgspec.structs.replace(section, link=url) for section, url in found]
+        shown = [Title(path), Titled("", sections, is_pair=True)]
+    return "shown.html", {
         "crumbs": [(path, link("store", path=path)), ("samples", "")],
         "path": path,
-        "shown": [one.shown for one in shown],
-        "first": first,
+        "kind": "samples",
+        "tab": "samples",
+        "shown": shown,
+        "media_of": partial(served, path, side=320),
         "pager": Pager.at("samples", "first", first, num, total, "sample", path=path),
         "copy": _copied(path, numbers),
     }
