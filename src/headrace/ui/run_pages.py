@@ -13,6 +13,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.blocks import Note, Pairs, Title, Titled
 from headrace.inspect.figures import count, plural
+from headrace.inspect.metadataset import describe_metadataset
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced
 from headrace.ui import drawing
@@ -44,9 +45,7 @@ def mix(asked: Query) -> Values:
             f"{path}: names {', '.join(outside[:3])}, which {'is' if len(outside) == 1 else 'are'} not below the paths "
             "that headrace ui was started with: name them, too"
         )
-    described = inspect.describe(path)
-    if not isinstance(described, inspect.MetadatasetDescription):
-        raise ConfigError(f"{path}: is no metadataset")
+    described = describe_metadataset(path, steps=None, global_batch_size=None)
     split = asked.text("split", "train" if "train" in described.splits else next(iter(described.splits)))
     weights = {
         name[2:]: weight

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.blocks import Block, Title, Titled
-from headrace.inspect.description import Description
+from headrace.inspect.description import Description, describe_store
 from headrace.inspect.figures import count
-from headrace.inspect.questions import describe, open_preview, preview
-from headrace.inspect.sample_description import SampleDescription
-from headrace.inspect.sample_preview import OpenPreview, SamplePreview
-from headrace.inspect.shown import Preview, sample_section
+from headrace.inspect.sample_description import SampleDescription, describe_samples
+from headrace.inspect.sample_preview import open_samples
+from headrace.inspect.samples import WHOLE, need_samples
+from headrace.inspect.shown import Preview, PreviewOptions, sample_section
+from headrace.inspect.token_preview import preview_tokens
 from headrace.ui.files import served
 from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
 
@@ -58,7 +59,7 @@ def page_of(kind: str) -> str:
 
 
 def _described(path: str) -> Description | SampleDescription:
-    return cast(Description | SampleDescription, describe(path))
+    return describe_samples(path, WHOLE) or describe_store(path)
 
 
 def described(path: str) -> Description | SampleDescription:
@@ -76,6 +77,12 @@ def store(asked: Query) -> Values:
     return "shown.html", {"crumbs": [(path, "")], **values}
 
 
+def _span(asked: Query, num: int, total: int) -> tuple[int, int, list[int]]:
+    """Return the first number on a page that lists some of a total, how many, and the numbers that there are."""
+    num, first = asked.number("num", num, low=1, high=MOST_AT_ONCE), asked.number("first", 0)
+    return first, num, list(range(min(first, total), min(first + num, total)))
+
+
 def _copied_store(path: str) -> Copied:
     return copied(f"inspect.describe({path!r})", "info", path)
 
@@ -91,7 +98,7 @@ def documents(asked: Query) -> Values:
     path = asked.path("tokens")
     one = asked.maybe("number")
     ids = asked.text("ids") == "yes"
-    total = _of_tokens(preview(path, num=1, max_tokens=1, ids=True)).num_documents
+    total = preview_tokens(path, {"num": 1, "max_tokens": 1, "ids": True}).num_documents
     crumbs = [(path, link("store", path=path))]
     if one is not None:
         most = asked.number("tokens", DOCUMENT_TOKENS, low=1, high=MOST_TOKENS)
@@ -109,9 +116,7 @@ def documents(asked: Query) -> Values:
             else (),
             "copy": _copied(path, [one]),
         }
-    num = asked.number("num", PAGE_DOCUMENTS, low=1, high=MOST_AT_ONCE)
-    first = asked.number("first", 0)
-    numbers = list(range(min(first, total), min(first + num, total)))
+    first, num, numbers = _span(asked, PAGE_DOCUMENTS, total)
     shown: list[Block] = [Title(path), f"There are no documents from number {count(first)} on."]
     if numbers:
         found = _preview(path, numbers, PREVIEW_TOKENS, ids)
@@ -131,22 +136,15 @@ def documents(asked: Query) -> Values:
 
 def _preview(path: str, numbers: list[int], most: int, ids: bool) -> Preview:
     """Return documents with their texts; with their ids, and a note, if the tokeniser cannot be read."""
+    options: PreviewOptions = {"samples": numbers, "max_tokens": most}
     try:
-        found = preview(path, samples=numbers, max_tokens=most, ids=ids)
+        return preview_tokens(path, {**options, "ids": ids})
     except ConfigError:
         raise
     except HeadraceError as error:
         if ids:
             raise
-        shown = _of_tokens(preview(path, samples=numbers, max_tokens=most, ids=True))
-        return msgspec.structs.replace(shown, note=f"ids are shown: {error}")
-    return _of_tokens(found)
-
-
-def _of_tokens(found: object) -> Preview:
-    if not isinstance(found, Preview):
-        raise ConfigError("this page shows documents of tokens, and the store holds samples with named parts")
-    return found
+        return msgspec.structs.replace(preview_tokens(path, {**options, "ids": True}), note=f"ids are shown: {error}")
 
 
 def search(asked: Query) -> Values:
@@ -181,15 +179,12 @@ def search(asked: Query) -> Values:
 def samples(asked: Query) -> Values:
     """Samples with their pictures and texts, as a grid."""
     path = asked.path("samples")
-    num = asked.number("num", PAGE_SAMPLES, low=1, high=MOST_AT_ONCE)
-    first = asked.number("first", 0)
-    with open_preview(path, num=1) as opened:
-        total = _facts(opened).num_samples
-    numbers = list(range(min(first, total), min(first + num, total)))
+    with need_samples(path) as store:
+        first, num, numbers = _span(asked, PAGE_SAMPLES, total := len(store))
     shown: list[Block] = [Title(path), f"There are no samples from number {count(first)} on."]
     if numbers:
-        with open_preview(path, samples=numbers, max_chars=300) as opened:
-            found = [(one.section(), link("sample", path=path, number=one.shown.number)) for one in _iterated(opened)]
+        with open_samples(path, {"samples": numbers, "max_chars": 300}) as opened:
+            found = [(one.section(), link("sample", path=path, number=one.shown.number)) for one in opened]
         sections = [msgspec.structs.replace(section, link=url) for section, url in found]
         shown = [Title(path), Titled("", sections, is_pair=True)]
     return "shown.html", {
@@ -209,10 +204,10 @@ def sample(asked: Query) -> Values:
     path = asked.path("samples")
     key = asked.text("key")
     number = None if key else asked.number("number", 0)
-    options: dict[str, Any] = {"key": key} if number is None else {"samples": [number]}
-    with open_preview(path, max_chars=20_000, **options) as opened:
-        total = _facts(opened).num_samples
-        (looked,) = list(_iterated(opened))
+    wanted: PreviewOptions = {"key": key} if number is None else {"samples": [number]}
+    with open_samples(path, {"max_chars": 20_000, **wanted}) as opened:
+        total = opened.facts.num_samples or 0
+        (looked,) = opened
     number, shown = looked.shown.number, looked.shown
     pager = Pager.at("sample", "number", number, 1, total, "sample", path=path)
     listing = link("samples", path=path, first=number // PAGE_SAMPLES * PAGE_SAMPLES)
@@ -224,16 +219,6 @@ def sample(asked: Query) -> Values:
         "pager": pager._replace(words="key", name="key", value=shown.key),
         "copy": _copied(path, [number]),
     }
-
-
-def _facts(opened: Preview | OpenPreview) -> SamplePreview:
-    if isinstance(opened, Preview) or not isinstance(opened.facts, SamplePreview):
-        raise ConfigError("this page shows samples with named parts, and the path holds none")
-    return opened.facts
-
-
-def _iterated(opened: Preview | OpenPreview) -> Any:
-    return iter(()) if isinstance(opened, Preview) else iter(opened)
 
 
 def check(asked: Query) -> Values:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
+    from headrace.inspect.metadataset import TriedMix, mix_paths, tried_mix
     from headrace.inspect.views.feds import FedSample, FedSegment, fed_sample, look_at_fed
     from headrace.inspect.views.finding import FoundDocument, SearchHit, SearchProgress, find_document, search
     from headrace.inspect.views.lives import LiveReport, live_report
-    from headrace.inspect.views.mixes import TriedMix, mix_paths, tried_mix
     from headrace.inspect.views.overviews import (
         Overview,
         OverviewEntry,
@@ -35,7 +35,7 @@ _HOMES = homes(
         "headrace.inspect.views.feds": "FedSample FedSegment fed_sample look_at_fed",
         "headrace.inspect.views.finding": "FoundDocument SearchHit SearchProgress find_document search",
         "headrace.inspect.views.lives": "LiveReport live_report",
-        "headrace.inspect.views.mixes": "TriedMix mix_paths tried_mix",
+        "headrace.inspect.metadataset": "TriedMix mix_paths tried_mix",
         "headrace.inspect.views.overviews": "Overview OverviewEntry entry_at found_places metrics_files overview",
     }
 )
