@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError, InputError, MissingExtraError, Sample
 from headrace.inspect.answers import OnProgress
 from headrace.inspect.figures import count, plural
 from headrace.inspect.sample_preview import field_map_of
-from headrace.inspect.samples import SampleOptions, fields_of, open_sample_store
+from headrace.inspect.samples import WHOLE, SampleOptions, fields_of, open_sample_store
 from headrace.io import PreadReader, hash_bytes, output_errors, path_at, path_in
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.basic import reraise
@@ -36,7 +36,6 @@ KIND: Final = "decode"
 
 TASK_SAMPLES: Final = 64
 _MOST_TASKS: Final = 4096
-"""Of very many samples, a task has more."""
 
 _READ_SAMPLES: Final = 16
 """Samples that are read together, so that those at a URL take one round trip."""
@@ -184,6 +183,24 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     task_samples: int
 
+    @classmethod
+    def of(
+        cls,
+        store: SampleStore,
+        path: str,
+        dataset: SampleOptions = WHOLE,
+        *,
+        folder: str = "",
+        quarantine: bool = False,
+    ) -> DecodePlan:
+        """Return the plan for a store. Of very many samples, a task has more than `TASK_SAMPLES`."""
+        num = len(store)
+        size = TASK_SAMPLES * max(1, -(-num // (TASK_SAMPLES * _MOST_TASKS)))
+        return cls(
+            path=path, folder=folder, dataset=dataset, quarantine=quarantine,
+            fingerprint=store.fingerprint, samples=num, task_samples=size,
+        )  # fmt: skip
+
     @property
     def phase(self) -> Phase:
         """The only phase. Its name tells it from that of another plan."""
@@ -231,11 +248,6 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
             raise StoreError(f"{place}: the dataset changed since the check was planned: plan it again")
 
 
-def task_samples(num_samples: int) -> int:
-    """Return how many samples of so many a task has."""
-    return TASK_SAMPLES * max(1, -(-num_samples // (TASK_SAMPLES * _MOST_TASKS)))
-
-
 class DecodingJob(PlannedJob):
     """The job that decodes samples."""
 
@@ -277,15 +289,7 @@ def decoded_here(
         on_progress("decoding", done, len(store), text=text, speeds={"samples": done})
 
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
-        plan = DecodePlan(
-            path=str(store.path),
-            folder="",
-            dataset=SampleOptions(),
-            quarantine=False,
-            fingerprint=store.fingerprint,
-            samples=len(store),
-            task_samples=task_samples(len(store)),
-        )
+        plan = DecodePlan.of(store, str(store.path))
         place = JobFolder(Path(folder))
         place.save(NewPlan(KIND, plan))
         content = msgspec.Raw(msgspec.json.encode(plan))

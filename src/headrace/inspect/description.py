@@ -23,6 +23,7 @@ from headrace.plan import IntArray
 from headrace.plan.packing import CHUNK, Packing
 from headrace.plan.packing.forecast import Forecast, forecast
 from headrace.stores import (
+    MANIFEST_NAME,
     PROVENANCE_NAME,
     BackendInfo,
     ErrorEntry,
@@ -36,6 +37,7 @@ from headrace.stores import (
     ShuffledOrder,
     Store,
     TokenizerInfo,
+    load_manifest,
     open_keys,
 )
 from headrace.stores.indexed.layout import AS_FOUND
@@ -316,6 +318,15 @@ def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:
     """
     found = find_listing(path)
     return None if found is None else found[1]
+
+
+def own_manifest(path: str) -> Manifest | None:
+    """Return the manifest in the very folder of a store, or None.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return load_manifest(path) if (path_at(path) / MANIFEST_NAME).is_file() else None
 
 
 def shards_of(store: Store) -> tuple[Store, ...]:

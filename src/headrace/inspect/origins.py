@@ -24,6 +24,7 @@ from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreErr
 from headrace.inspect import blocks
 from headrace.inspect.answers import Report
 from headrace.inspect.blocks import Pairs, Titled, Verbatim
+from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count, plural, size
 from headrace.io import AnyPath, path_at
 from headrace.plan import IntArray
@@ -519,10 +520,8 @@ def where(
 
 def find_shards(path: str) -> Manifest | None:
     """Return the manifest of tar shards that ``headrace prepare --format tar`` wrote; None if the path has none."""
-    if not (path_at(path) / MANIFEST_NAME).is_file():
-        return None
-    manifest = load_manifest(path)
-    return manifest if any(shard.format == "tar" for shard in manifest.outputs) else None
+    manifest = own_manifest(path)
+    return manifest if manifest and any(shard.format == "tar" for shard in manifest.outputs) else None
 
 
 def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[int | str]) -> list[SampleOrigin]:

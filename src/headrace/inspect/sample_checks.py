@@ -15,12 +15,13 @@ from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.inspect.answers import Checked, OnProgress, problem_of
 from headrace.inspect.decoding import DecodedRange, decoded_here, excluded, open_checked
+from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count, plural, size
 from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
 from headrace.io import AnyPath, PreadReader, path_at
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
-from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
+from headrace.stores import Manifest, Problem, check_file
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.splits import find_splits
@@ -181,7 +182,7 @@ def check_samples(
     try:
         # What an object store sends is not watched: it is read in few large pieces.
         store = open_checked(path, check.dataset, Watched(on_progress) if isinstance(path_at(path), Path) else "mmap")
-        manifest = _manifest(path)
+        manifest = own_manifest(path)
     except StoreAwayError:
         raise
     except (StoreError, InputError) as error:
@@ -363,10 +364,6 @@ def _note_of(unvouched: tuple[str, ...], store: SampleStore, manifest: Manifest 
 def _some(names: set[str]) -> str:
     first = sorted(names)[:5]
     return ", ".join(first) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _manifest(path: str) -> Manifest | None:
-    return load_manifest(path) if (path_at(path) / MANIFEST_NAME).is_file() else None
 
 
 def _counts(parts: Mapping[str, int]) -> str:

@@ -15,11 +15,11 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Report
 from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
-from headrace.inspect.description import MAX_ERRORS, find_manifest, ledger_sections
+from headrace.inspect.description import MAX_ERRORS, ledger_sections, own_manifest
 from headrace.inspect.figures import as_json, count, plural, size
 from headrace.inspect.samples import SampleOptions, open_sample_store, part_sizes, total_bytes
-from headrace.io import AnyPath, path_at
-from headrace.stores import MANIFEST_NAME, ErrorEntry, Ledger
+from headrace.io import AnyPath
+from headrace.stores import ErrorEntry, Ledger
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
@@ -127,7 +127,7 @@ def describe_samples(path: str, options: SampleOptions) -> SampleDescription | N
         raise ConfigError(f"{path}: `split_config` is only for Energon datasets, and this has no .nv-meta")
     if opened is None:
         return None
-    manifest = find_manifest(path) if (path_at(path) / MANIFEST_NAME).is_file() else None
+    manifest = own_manifest(path)
     with opened as store:
         index = store.index if isinstance(store, EnergonStore | FilesystemStore) else None
         looked_at, parts = _parts(store)

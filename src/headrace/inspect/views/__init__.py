@@ -18,7 +18,7 @@ from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.inspect.metadataset import TriedMix, mix_paths, tried_mix
-    from headrace.inspect.views.feds import FedSample, FedSegment, fed_sample, look_at_fed
+    from headrace.inspect.views.feds import FedSample, FedSegment, fed_sample
     from headrace.inspect.views.finding import FoundDocument, SearchHit, SearchProgress, find_document, search
     from headrace.inspect.views.lives import LiveReport, live_report
     from headrace.inspect.views.overviews import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _HOMES = homes(
     {
-        "headrace.inspect.views.feds": "FedSample FedSegment fed_sample look_at_fed",
+        "headrace.inspect.views.feds": "FedSample FedSegment fed_sample",
         "headrace.inspect.views.finding": "FoundDocument SearchHit SearchProgress find_document search",
         "headrace.inspect.views.lives": "LiveReport live_report",
         "headrace.inspect.metadataset": "TriedMix mix_paths tried_mix",
@@ -55,7 +55,6 @@ __all__ = [
     "find_document",
     "found_places",
     "live_report",
-    "look_at_fed",
     "metrics_files",
     "mix_paths",
     "overview",

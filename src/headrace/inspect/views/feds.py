@@ -105,7 +105,7 @@ def fed_sample(run: Run, position: int, *, may_open: Callable[[str], bool] | Non
         "dataset": dataset.describe(),
         "origins": origins,
     }
-    looked = look_at_fed(dataset, origins)
+    looked = _look_at(dataset, origins)
     if looked is not None:
         return FedSample(**common, places=0, pads=0, segments=(), parts=looked.shown, fields={})
     texts, note = _texts_of(dataset, may_open)
@@ -133,7 +133,7 @@ def fed_sample(run: Run, position: int, *, may_open: Callable[[str], bool] | Non
 _OF_TOKENS: Final = ("input_ids", "labels", "loss_mask", "attention_mask", "position_ids", "document_ids")
 
 
-def look_at_fed(dataset: Dataset, origins: Sequence[Origin], *, pictures: bool = False) -> LookedAtSample | None:
+def _look_at(dataset: Dataset, origins: Sequence[Origin]) -> LookedAtSample | None:
     """Return what is stored of a sample of media, before decoders, cookers and encoders; None for tokens.
 
     Raises:
@@ -147,8 +147,7 @@ def look_at_fed(dataset: Dataset, origins: Sequence[Origin], *, pictures: bool =
     if origin.shard is not None and origin.sample is not None:
         number = int(store.shard_bounds[store.shards.index(origin.shard)]) + origin.sample
     raw = store.read(np.array([number]))[0]
-    viewer = PartViewer(max_chars=_VALUE_CHARS * 4, pictures=pictures)
-    return look_at(raw, number, field_map_of(store), viewer)
+    return look_at(raw, number, field_map_of(store), PartViewer(max_chars=_VALUE_CHARS * 4, pictures=False))
 
 
 def _texts_of(dataset: Dataset, may_open: Callable[[str], bool] | None) -> tuple[TokenTexts, str]:
