@@ -421,10 +421,10 @@ OVER_BUDGET = {
     "loader": 6_097,
     "compat": 4_841,
     "integrations": 1_702,
-    "inspect": 6_168,
+    "inspect": 6_161,
     "cli": 3_215,
-    "ui": 2_144,
-    "all": 83_165,
+    "ui": 2_136,
+    "all": 83_150,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

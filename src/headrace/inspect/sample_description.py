@@ -290,10 +290,19 @@ def _sample_blocks(found: SampleDescription) -> Iterator[Block]:
 
 def _recorded(found: SampleDescription) -> list[tuple[str, str | None]]:
     """Return what the files beside the samples say of them, None for each that says nothing."""
+    known, sample_type, loader = found.type, None, None
+    if known is None and found.format == "energon":
+        sample_type = "unknown: there is no dataset.yaml"
+    if known is not None:
+        words = f"crude, {known.class_name}" if known.kind == "crude" else known.sample_type or known.class_name
+        sample_type, loader = f"{words} ({known.file})", known.sample_loader
     return [
-        ("prepared by", None if found.energon_version is None else f"energon {found.energon_version}"),
+        ("prepared by", found.energon_version and f"energon {found.energon_version}"),
         ("uuid", found.uuid),
-        *_type_pairs(found),
+        ("sample type", sample_type),
+        ("loader", loader and f"{loader}, which is code and was not run"),
+        ("part filter", None if known is None else known.part_filter),
+        ("subflavors", as_json(known.subflavors) if known is not None and known.subflavors else None),
         ("media facts", None if found.media is None else _media_words(found.media)),
         ("index.sqlite", None if found.index is None else ", ".join(found.index) or "no tables"),
     ]
@@ -303,20 +312,6 @@ def _media_words(media: MediaNumbers) -> str:
     kinds = ", ".join(f"{count(number)} {kind}" for kind, number in media.entries.items()) or "none"
     by = "; ".join(f"{strategy.lower()}: {patterns}" for strategy, patterns in media.filters)
     return kinds + (f" (by {by})" if by else "")
-
-
-def _type_pairs(found: SampleDescription) -> list[tuple[str, str | None]]:
-    known = found.type
-    if known is None:
-        return [("sample type", "unknown: there is no dataset.yaml" if found.format == "energon" else None)]
-    words = f"crude, {known.class_name}" if known.kind == "crude" else known.sample_type or known.class_name
-    loader = known.sample_loader
-    return [
-        ("sample type", f"{words} ({known.file})"),
-        ("loader", None if loader is None else f"{loader}, which is code and was not run"),
-        ("part filter", known.part_filter),
-        ("subflavors", as_json(known.subflavors) if known.subflavors else None),
-    ]
 
 
 def _split_table(splits: tuple[SplitNumbers, ...]) -> Tabular:

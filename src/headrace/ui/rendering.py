@@ -30,7 +30,6 @@ def environment() -> jinja2.Environment:
         plural=figures.plural,
         short=_short,
         percent=_percent,
-        json=figures.as_json,
         kind=lambda block: type(block).__name__,
         broken=_broken,
         source=drawing.source_name,

@@ -128,12 +128,12 @@ def run(asked: Query) -> Values:
         return _framed(path, saved)
     # The pages count the steps of the training; a run that continues another one has steps of its own.
     shift = saved.shift
-    end = None if planned.num_steps is None else planned.num_steps + shift
     first = asked.number("first", max(0, shift))
     last = asked.maybe("last")
     curve = tracing.mix_curve(planned, first - shift, None if last is None else last + 1 - shift)
     reached = planned.schedule.step_of(opened.file.reached) + shift if number == len(opened.file.runs) - 1 else None
-    step = asked.number("step", _shown_step(curve.end_step + shift, reached), high=curve.end_step + shift)
+    last_shown = curve.end_step + shift
+    step = asked.number("step", min(last_shown, reached or last_shown), high=last_shown)
     account = tracing.account(planned, max(0, step - shift))
     python = f"run = tracing.filed_run({path!r}, read_data=False)\ntracing.account(run, {step})\ntracing.mix_curve(run)"
     return "run.html", {
@@ -143,7 +143,6 @@ def run(asked: Query) -> Values:
         "one": opened.told.runs[number],
         "number": number,
         "shift": shift,
-        "end": end,
         "first": first,
         "last": curve.end_step - 1 + shift,
         "curve": curve,
@@ -156,10 +155,6 @@ def run(asked: Query) -> Values:
         "copy": copied(python, "account", path, "--step", step),
         "others": [one for one, kind in asked.places.kinds().items() if kind == "run" and one != path],
     }
-
-
-def _shown_step(end: int, reached: int | None) -> int:
-    return min(end, reached) if reached else end
 
 
 def step(asked: Query) -> Values:

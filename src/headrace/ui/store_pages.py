@@ -48,14 +48,7 @@ def home(asked: Query) -> Values:
         "states": found.of_kind("state"),
         "metrics": found.of_kind("metrics"),
         "copy": copied(f"views.overview({list(found.paths)!r})", "ui", "--json", *found.paths),
-        "page_of": page_of,
     }
-
-
-def page_of(kind: str) -> str:
-    """Return the page that shows an entry of a kind."""
-    pages = {"tokens": "store", "samples": "store", "mix": "mix", "run": "run", "metrics": "live"}
-    return pages.get(kind, "diff")
 
 
 def _described(path: str) -> Description | SampleDescription:
