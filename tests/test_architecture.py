@@ -421,10 +421,10 @@ OVER_BUDGET = {
     "loader": 6_097,
     "compat": 4_841,
     "integrations": 1_702,
-    "inspect": 6_539,
-    "cli": 3_217,
-    "ui": 2_558,
-    "all": 83_718,
+    "inspect": 6_153,
+    "cli": 3_215,
+    "ui": 2_136,
+    "all": 82_908,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

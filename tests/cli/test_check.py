@@ -148,7 +148,7 @@ def test_right_packs(of_json: Any, whole: Path, way: str) -> None:
 def test_packs_for_people(run: Any, of_json: Any, whole: Path) -> None:
     result = run("check", whole, "--pack", 64, "--pack-strategy", "wrapped")
     assert result.exit_code == 0
-    first, second = result.stdout.splitlines()
+    second, first = result.stdout.splitlines()
     assert first.startswith(f"{whole}: whole: ")
     said = "127 packs of 64 tokens right (wrapped): fill 99.532%, 74 split, 0.00% of the tokens lost"
     assert second == f"{whole}: {said}"
@@ -327,7 +327,7 @@ def test_a_store_that_is_not_whole_is_not_packed(run: Any, of_json: Any, store: 
     with (store / "text_document.bin").open("ab") as file:
         file.write(b"\0\0")
     lines = run("check", store, "--pack", 64).stdout.splitlines()
-    assert lines[-1].startswith(f"{store}: its packs were not checked")
+    assert lines[-2].startswith(f"{store}: its packs were not checked")
     assert of_json("check", store, "--pack", 64, code=1)["packs"] is None
 
 

@@ -73,7 +73,7 @@ def test_what_is_printed(run: Any, of_json: Any, root: Path) -> None:
         "      books 0",
     ]
     first = run("preview", root / "mix.yaml", "--num", "6").output
-    assert "image = the image in jpg" in first, "by the field map of the dataset"
+    assert "image    the image in jpg" in first, "by the field map of the dataset"
     assert "6 samples of an endless mix" in first
     many = of_json("preview", root / "mix.yaml", "--split-part", "val", "--num", "500")
     assert len(many["samples"]) == COUNTS["books"]

@@ -17,12 +17,13 @@ from rich.cells import cell_len
 import previews_made
 import recipe_runs
 from counts import cases
-from headrace.inspect import Preview, Rendering, preview
+from headrace.inspect import Preview, Rendering, Style, preview
+from headrace.inspect import lines as shown_lines
 from headrace.inspect import token_preview as choosing
+from headrace.inspect.blocks import ShownSequence, Stretch
+from headrace.inspect.description import spread_blocks
 from headrace.inspect.figures import size
-from headrace.inspect.lines import Style, preview_lines
-from headrace.inspect.shown import RecordPart, ShownSample, ShownSequence, Stretch
-from headrace.inspect.token_preview import figures_of
+from headrace.inspect.shown import RecordPart, ShownSample
 from headrace.plan.packing import Packing
 from headrace.preparing import prepare
 from headrace.samples.recipe import parse_recipe
@@ -106,7 +107,7 @@ def test_packs(run: Any, of_json: Any, stores: dict[str, Path], model: Path) -> 
     ]
     assert found[14] == "  -- document 2, tokens 0 to 15, 4 trained (26.7%)"
     assert found[15].split()[:2] == ["user", "0"]  # positions begin anew
-    assert found[-1] == "  -- 4 pads"
+    assert found[-1] == "  4 pads"
     split = of_json("preview", stores["sft"], "--ids", "--pack", 48, "--strategy", "best_fit_split")["figures"]["packs"]
     assert (split["strategy"], split["packs"], split["lost_tokens"]) == ("best_fit_split", 4, 0)
 
@@ -132,16 +133,16 @@ def test_long_documents_are_shown_from_their_begin(run: Any, stores: dict[str, P
     assert found[4] == "document 1: 29 tokens, 7 trained (24.1%)"
     assert found[8] == "  ... 19 tokens more"
     packed = lines(run, stores["sft"], "--tokenizer", model, "--pack", 48, "--documents", 1, "--max-tokens", 30)
-    assert packed[-2:] == ["  ... 14 tokens more", "  -- 4 pads"]
+    assert packed[-2:] == ["  ... 14 tokens more", "  4 pads"]
 
 
 def test_colours(stores: dict[str, Path], model: Path) -> None:
     found = preview(stores["sft"], samples=(2,), tokenizer=str(model))
-    assert list(preview_lines(found, Style(True)))[-1] == (
+    assert list(shown_lines(found.shown(), Style(True)))[-1] == (
         "                     \x1b[30;42mYes\x1b[0m\x1b[30;42m<|end|>\x1b[0m⏎"
     )
     hard = preview(stores["sft"], samples=(0,), tokenizer=str(model))
-    text = "".join(preview_lines(hard, Style(True)))
+    text = "".join(shown_lines(hard.shown(), Style(True)))
     for ours in ("30;42", "0", "2", "1"):
         text = text.replace(f"\x1b[{ours}m", "")
     assert text.isprintable()  # nothing of the data reaches the terminal as it is
@@ -164,21 +165,19 @@ def test_when_there_are_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Style.of(Terminal(), plain=False).is_coloured
 
 
-def test_how_much_is_trained(stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained(path: Path) -> tuple[int, int, bool] | None:
+def test_how_much_is_trained(stores: dict[str, Path], tmp_path: Path) -> None:
+    def trained(path: Path) -> list[tuple[int, int, bool]]:
         figures = preview(path, ids=True, with_figures=True).figures
         assert figures is not None
-        found = figures.trained
-        return None if found is None else (found.trained, found.tokens, found.is_all)
+        found = [key.supervised for key in figures.store.keys if key.supervised is not None]
+        return [(one.trained, one.tokens, one.is_all) for one in found]
 
-    assert trained(stores["sft"]) == (39, 151, True)
+    assert trained(stores["sft"]) == [(39, 151, True)]
     uncounted = previews_made.store(tmp_path / "uncounted", "sft", recipe="output: {num_supervised: false}")
-    assert trained(uncounted) == (39, 151, True)
-    assert trained(stores["dpo"]) == (7, 29, True)
-    assert trained(stores["grpo"]) == (7, 7, True)
-    assert trained(stores["seq"]) is None
-    monkeypatch.setitem(figures_of.__globals__, "MOST_MARKS", 99)
-    assert trained(uncounted) == (21, 99, False)
+    assert trained(uncounted) == [(39, 151, True)]
+    assert trained(stores["dpo"]) == [(4, 15, True), (3, 14, True)]
+    assert trained(stores["grpo"]) == [(7, 7, True)]
+    assert trained(stores["seq"]) == []
 
 
 def test_the_tokeniser_of_the_manifest(run: Any, prepared: Path, tokenizer: Path, model: Path, store: Path) -> None:
@@ -268,8 +267,8 @@ def test_an_empty_document(run: Any, tmp_path: Path) -> None:
 
 def test_text_wraps_at_the_width_with_a_hanging_indent(stores: dict[str, Path], model: Path) -> None:
     found = preview(stores["sft"], samples=(0,), tokenizer=str(model))
-    whole = list(preview_lines(found, Style(is_coloured=False)))
-    wrapped = list(preview_lines(found, Style(is_coloured=False, width=48)))
+    whole = list(shown_lines(found.shown(), Style(is_coloured=False)))
+    wrapped = list(shown_lines(found.shown(), Style(is_coloured=False, width=48)))
     text = [line for line in wrapped[4:] if line.strip()]
     assert max(map(cell_len, text[1:])) <= 48 < max(map(cell_len, whole[5:]))
     # Nothing is lost or added but the breaks, and what goes on stands further to the right than what begins.
@@ -287,7 +286,7 @@ def test_text_wraps_at_the_width_with_a_hanging_indent(stores: dict[str, Path], 
 def test_any_width_ends(stores: dict[str, Path], model: Path, width: int) -> None:
     found = preview(stores["sft"], tokenizer=str(model))
     for is_coloured in (False, True):
-        assert list(preview_lines(found, Style(is_coloured=is_coloured, width=width)))
+        assert list(shown_lines(found.shown(), Style(is_coloured=is_coloured, width=width)))
 
 
 def test_which_are_shown(run: Any, of_json: Any, tmp_path: Path) -> None:
@@ -311,11 +310,11 @@ def test_which_are_shown(run: Any, of_json: Any, tmp_path: Path) -> None:
 
 
 def test_large_stores_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch, stores: dict[str, Path]) -> None:
-    blocks, words = choosing.spread(1 << 40, 1 << 24)
+    blocks = spread_blocks(1 << 40, 1 << 24)
     assert sum(end - begin for begin, end in blocks) == 1 << 24
-    assert "16,777,216 of 1,099,511,627,776 documents, in 64 blocks evenly spread" in words
+    assert "16,777,216 of 1,099,511,627,776 documents, in blocks" in choosing.among(1 << 40, 1 << 24)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(blocks))
-    assert choosing.spread(5, 8) == ([(0, 5)], "")
+    assert (spread_blocks(5, 8), choosing.among(5, 8)) == ([(0, 5)], "")
 
 
 def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +337,7 @@ def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pyt
     page = Path("page.html").read_text()
     assert "from chat.jsonl, line 4" in page
     assert "bad record: chat.jsonl, line 3" in page
-    assert "Documents by the share of their tokens that is trained" in page
+    assert "documents by the share of their tokens that is trained" in page
 
 
 def checked(text: str) -> CheckedPage:
@@ -361,16 +360,18 @@ def test_every_kind(tmp_path: Path, kind: str) -> None:
                 if stretch.text.isprintable():
                     assert stretch.text in said
     trained = sum(bool(part.is_trained) for one in found.samples for row in one.sequences for part in row.stretches)
-    assert checker.num_trained == trained + 1, "the legend has one, too"
+    has_mask = kind in ("sft", "dpo", "grpo")
+    assert checker.num_trained == trained + has_mask, "the legend has one, too"
     figures = found.figures
     assert figures is not None
-    assert f"{figures.tokens} of '{figures.key}'" in checker.texts["dd"]
+    assert str(figures.store.tokens) in checker.texts["dd"]
     drawn = checker.texts["title"][1:]
     lengths = [text for text in drawn if "trained" not in text]
-    assert [text.split(": ")[1].split()[0] for text in lengths] == [str(bar.documents) for bar in figures.histogram]
+    bars = [bar for key in figures.store.keys for bar in key.histogram]
+    assert [text.split("documents: ")[1].split(",")[0] for text in lengths] == [str(bar.documents) for bar in bars]
     assert (figures.shares is None) == (kind not in ("sft", "dpo"))
     wanted = () if figures.shares is None else figures.shares.documents
-    assert [text.split(": ")[1].split()[0] for text in drawn[len(lengths) :]] == [str(count) for count in wanted]
+    assert [text.split("documents: ")[1] for text in drawn[len(lengths) :]] == [str(count) for count in wanted]
 
 
 def test_a_page_of_packs(tmp_path: Path) -> None:
@@ -439,6 +440,5 @@ def test_pages_of_records(run: Any, tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     assert run("render", recipe, "--record", 0, "--html", target).exit_code == 0
     checker = checked(target.read_text(encoding="utf-8"))
-    assert "evidence" in checker.texts["summary"]
     assert "after the end of the turn" in checker.texts["td"]
     assert "<script>alert(1)</script>" in "".join(checker.texts["pre"])

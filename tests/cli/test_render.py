@@ -47,6 +47,9 @@ def test_for_people(run: Any, tmp_path: Path) -> None:
         f"  template  {tmp_path}/model/tokenizer_config.json",
         "  stored    1 document: tokens 16, loss_mask 16, num_supervised 1",
         "",
+        "record",
+        """      {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}""",
+        "",
         "messages: 2 messages",
         "  0 user",
         "      Hi",
@@ -177,7 +180,7 @@ def test_groups_and_columns(run: Any, tmp_path: Path) -> None:
     assert "response 1: 13 tokens, 3 trained (23.1%)" in found
     assert "  assistant      10  [[No<|end|>]]" in found
     prompt = lines(run, previews_made.recipe(tmp_path, "prompt"), "--record", 0)
-    assert r'  reward_model: {"ground_truth": "\u001b[2J"}' in prompt
+    assert r'  reward_model  {"ground_truth": "\u001b[2J"}' in prompt
 
 
 def test_flags_tools_and_fields_of_messages(run: Any, tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ import media_made
 import media_stores_made as stores
 from counts import PATIENCE_S, cases
 from headrace.inspect import sample_description
+from headrace.inspect.blocks import Title
 from headrace.inspect.samples import LookedAtSample, PartViewer, look_at
 from headrace.samples.media import parse_field_map
 from headrace.stores.store import RawSample
 from headrace.ui import files
-from headrace.ui.files import shown_samples
 from headrace.ui.rendering import environment
 from page_checked import CheckedPage
 
@@ -37,8 +37,8 @@ pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 def html_of(*samples: LookedAtSample) -> str:
     """Samples as they stand in a page."""
-    values = {"found": {"path": "x"}, "style": "", "about": "", "fields": {}, "samples": shown_samples(list(samples))}
-    return environment().get_template("file_samples.html").render(values)
+    shown = [Title("x"), *(sample.section() for sample in samples)]
+    return environment().get_template("file.html").render(style="", shown=shown, media_of=files.Embedded().source)
 
 
 def test_lines(run: Any, folder: Path) -> None:
@@ -61,10 +61,10 @@ def test_fields_of_a_typed_sample(run: Any, folder: Path) -> None:
     lines = run("preview", folder / "ocr", "--split-part", "val", "--num", 1).stdout.splitlines()
     assert lines[:2] == [f"{folder}/ocr: energon, part val, 1 shard, OCRSample", "1 of 4 samples"]
     assert lines[-4:] == [
-        "  image = the image in jpg",
-        "  text = number 2 0",
-        "  words_boxes = [[5, 5, 40, 20]]",
-        '  words_text = ["w"]',
+        "  image        the image in jpg",
+        "  text         number 2 0",
+        "  words_boxes  [[5, 5, 40, 20]]",
+        '  words_text   ["w"]',
     ]
 
 
@@ -129,11 +129,13 @@ def test_a_page(run: Any, folder: Path, tmp_path: Path) -> None:
 
 def test_small_pictures_are_exact_in_a_page() -> None:
     small = Image.fromarray(media_made.pixels(100, 100))
-    uri = files.picture_uri(small)
+    uri = files.data_uri(*files.encoded(small))
     assert uri.startswith("data:image/png;base64,")
     shown = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
     assert np.array_equal(np.asarray(shown), np.asarray(small))
-    assert files.picture_uri(Image.fromarray(media_made.pixels(400, 400))).startswith("data:image/jpeg;base64,")
+    assert files.data_uri(*files.encoded(Image.fromarray(media_made.pixels(400, 400)))).startswith(
+        "data:image/jpeg;base64,"
+    )
 
 
 def test_media_that_are_too_large_for_a_page(

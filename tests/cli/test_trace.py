@@ -14,7 +14,7 @@ import headrace
 import records_made
 from headrace import Blend, Loader, MediaDataset, PackedSequenceDataset, Packing, Run, SFTDataset
 from headrace.datasets import Collation, Dataset
-from headrace.inspect.document_origins import find_origins
+from headrace.inspect.origins import find_origins
 from headrace.plan import Bucketing
 from headrace.tracing import Topology, history_of, save_run, trace_sample, trace_step
 from shards_made import inline, rows, write_pictures, write_table

@@ -19,7 +19,7 @@ import headrace
 import made
 from copies_made import documents, pair
 from headrace.copying import CopyOptions
-from headrace.inspect import document_origins
+from headrace.inspect import origins as document_origins
 from headrace.io import file_sum
 from headrace.stores import (
     DocumentLedger,
@@ -186,7 +186,8 @@ def test_for_people(run: Any, jsonl: Path, tmp_path: Path) -> None:
 
 def test_show(run: Any, where: Any, jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = prepare(tmp_path, jsonl)
-    shown = f"\n\ntext:\n{TEXTS[9]}\n"
+    lines = TEXTS[9].split("\n")
+    shown = "\n  text:\n" + "".join(f"      {line}⏎\n" for line in lines[:-1]) + f"      {lines[-1]}\n"
     assert run("where", store, 9, "--show").stdout.endswith(shown)
     monkeypatch.setattr(document_origins, "FREE_BYTES", 10)
     [found] = where(store, 9)

@@ -24,15 +24,15 @@ from PIL import Image
 import media_made
 from counts import cases
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.inspect import lines as terminal_images
-from headrace.inspect.lines import blocks, choose_images, drawer
+from headrace.inspect import terminal as terminal_images
+from headrace.inspect.terminal import blocks, choose_images, drawer
 
 SIZES = st.tuples(st.integers(1, 700), st.integers(1, 700))
 PATIENCE_S = 120
 PROGRAM = """
 import sys
 from PIL import Image
-from headrace.inspect.lines import choose_images, drawer
+from headrace.inspect.terminal import choose_images, drawer
 if {without}:
     sys.modules["textual_image"] = None
     import importlib.util as found
@@ -145,6 +145,6 @@ def test_colours_of_blocks() -> None:
     pixels[0, 0] = [255, 128, 0]
     image = Image.fromarray(pixels)
     assert blocks(image, has_all_colours=True) == "      \x1b[38;2;255;128;0;48;2;0;0;0m▀\x1b[0m"
-    assert blocks(image, has_all_colours=False) == f"      \x1b[38;5;{16 + 36 * 5 + 6 * 3};48;5;232m▀\x1b[0m"
+    assert blocks(image, has_all_colours=False) == f"      \x1b[38;5;{16 + 36 * 5 + 6 * 2};48;5;16m▀\x1b[0m"
     white = Image.fromarray(np.full((2, 1, 3), 255, np.uint8))
-    assert "38;5;255;48;5;255" in blocks(white, has_all_colours=False)
+    assert "38;5;231;48;5;231" in blocks(white, has_all_colours=False)

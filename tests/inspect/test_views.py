@@ -20,9 +20,9 @@ from counts import cases
 from headrace import inspect, tracing
 from headrace.datasets.waits import STAGES, RankWaits, verdict_of
 from headrace.errors import ConfigError, InputError
-from headrace.inspect import views
+from headrace.inspect import description, views
 from headrace.inspect.metadataset import MetadatasetDescription, NodeNumbers
-from headrace.inspect.views import finding, outlines, overviews
+from headrace.inspect.views import finding, overviews
 from headrace.preparing import PrepareOptions, prepare
 from headrace.samples.recipe import parse_recipe
 from memory_stores import Away, MemoryBucket
@@ -102,33 +102,32 @@ def test_loose_files_beside_a_run_are_both_found(tmp_path: Path) -> None:
     assert sorted(kinds) == ["metrics", "tokens", "tokens"]
 
 
-def test_an_outline_is_what_is_described(inside: Path) -> None:
+def test_tokens_by_input(inside: Path) -> None:
     for path in ("stores/web", "stores/chats", "stores/code"):
-        found, described = views.outline(path), inspect.describe(path)
-        assert isinstance(found, views.StoreOutline)
-        assert isinstance(described, inspect.Description)
-        main = described.keys[0]
-        assert found.looked_at == found.documents == described.documents
-        assert (found.lengths, found.histogram) == (main.tokens_per_document, main.histogram)
-        assert sum(one.tokens for one in found.inputs) in (0, main.tokens)
-        assert found.bytes <= described.bytes
-        assert found.ledger == described.ledger
-    samples = views.outline("stores/captions")
-    assert isinstance(samples, views.SampleOutline)
-    assert samples.described == inspect.describe("stores/captions")
+        found = described(path)
+        assert found.keys[0].looked_at == found.documents
+        assert sum(one.tokens for one in found.by_input) in (0, found.keys[0].tokens)
+
+
+def described(path: str | Path) -> inspect.Description:
+    found = inspect.describe(path)
+    assert isinstance(found, inspect.Description)
+    return found
 
 
 def test_a_sample_of_the_documents_is_stated(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlines, "LOOKED_AT", 128)
-    found = views.outline("stores/web")
-    assert isinstance(found, views.StoreOutline)
-    assert (found.looked_at, found.documents, found.tokens) == (128, 361, headrace.open("stores/web").num_tokens)
-    documents = outlines.spread_documents(361, 128)
+    monkeypatch.setattr(description, "LOOKED_AT", 128)
+    monkeypatch.setattr(description, "EXACT_DOCUMENTS", 360)
+    found = described("stores/web")
+    [key] = found.keys
+    assert (key.looked_at, found.documents, found.tokens) == (128, 361, headrace.open("stores/web").num_tokens)
+    documents = description.spread_documents(361, 128)
     assert len(set(documents.tolist())) == 128
     lengths = headrace.open("stores/web").lengths[documents]
-    assert sum(bar.documents for bar in found.histogram) == 128
-    assert sum(bar.tokens for bar in found.histogram) == lengths.sum()
-    assert sum(one.documents for one in found.inputs) == 128
+    assert sum(bar.documents for bar in key.histogram) == 128
+    assert sum(bar.tokens for bar in key.histogram) == lengths.sum()
+    assert sum(one.documents for one in found.by_input) == 128
+    assert any(line.startswith("inputs (3), of 128 documents") for line in found.lines())
 
 
 @pytest.mark.usefixtures("warm_workers")
@@ -139,11 +138,10 @@ def test_domains(inside: Path, tmp_path: Path) -> None:
     recipe = {"type": "seq", "inputs": str(tmp_path / "in.jsonl"), "tokenizer": "model"}
     parsed = parse_recipe(json.dumps({**recipe, "output": {"domain_key": "source"}}))
     prepare([], tmp_path / "out", recipe=parsed, options=PrepareOptions(workers=1))
-    found = views.outline(tmp_path / "out")
-    assert isinstance(found, views.StoreOutline)
+    found = described(tmp_path / "out")
     assert {one.name: one.documents for one in found.domains} == {"books": 20, "news": 10}
     assert sum(one.tokens for one in found.domains) == found.tokens
-    assert views.outline("stores/web").domains == ()  # type: ignore[union-attr]
+    assert described("stores/web").domains == ()
     [entry] = views.overview([tmp_path / "out"]).entries
     assert entry.documents == 30
 
@@ -152,7 +150,7 @@ def test_domains(inside: Path, tmp_path: Path) -> None:
 @given(st.integers(1, 10**12), st.integers(0, 4))
 def test_documents_are_spread_evenly(num_documents: int, power: int) -> None:
     most = 64 << power
-    found = outlines.spread_documents(num_documents, most)
+    found = description.spread_documents(num_documents, most)
     assert len(found) == min(num_documents, most)
     assert (np.diff(found) > 0).all()
     assert 0 <= found[0] <= found[-1] < num_documents

@@ -134,8 +134,8 @@ def test_commands() -> None:
     assert code == 0, said
     lines = said.splitlines()
     assert "    bb 30 % -> 25 %" in lines
-    assert [line.split()[0] for line in lines[7:10]] == ["4", "5", "6"], "the steps behind the edit"
-    assert [line.split()[0] for line in lines[11:]] == ["source", "a", "bb", "ccc"], "the account before it"
+    assert [line.split()[0] for line in lines[9:12]] == ["4", "5", "6"], "the steps behind the edit"
+    assert [line.split()[0] for line in lines[14:]] == ["source", "a", "bb", "ccc"], "the account before it"
     assert Path("run.json").read_bytes() == before
     code, said = command("edit", "run.json", "--at-step", 4, "--remove", "bb", "--batch-size", 16, "--samples", 400,
                          "--seed", 7, "--reason", "why", "--json")  # fmt: skip

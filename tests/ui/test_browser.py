@@ -30,7 +30,7 @@ PAGES = {
     "store": "store?path=stores/web",
     "documents": "documents?path=stores/chats&first=3&num=3",
     "document": "documents?path=stores/web&number=122",
-    "find": "find?path=stores/web&id=docs-0004",
+    "find": "search?path=stores/web&id=docs-0004",
     "search": "search?path=stores/web&q=order",
     "check": "check?path=stores/web",
     "captions": "store?path=stores/captions",

@@ -25,7 +25,7 @@ import media_texts
 from counts import cases
 from headrace import tracing
 from headrace.cli import main
-from headrace.inspect import describe_store, views
+from headrace.inspect import Description, describe, views
 from headrace.io import FileSum
 from headrace.stores import DocumentLedger, KeyInfo, Ledger, Manifest, OutputShard, TokenLedger, save_manifest
 from headrace.tracing import save_run
@@ -33,7 +33,7 @@ from headrace.ui import drawing, places
 from ui_pages import Pages, links
 
 PAGES = {
-    *("", "check", "diff", "documents", "fed", "find", "live", "mix"),
+    *("", "check", "diff", "documents", "fed", "live", "mix"),
     *("part", "run", "sample", "samples", "search", "step", "store"),
 }
 
@@ -65,7 +65,7 @@ def test_all_pages_are_reached_and_stand_alone(pages: Pages) -> None:
 
 FIRST_PAGES = (
     *("", "store?path=stores/web", "documents?path=stores/chats", "mix?path=mix.yaml", "run?path=run.json"),
-    *("find?path=stores/web&id=docs-0004", "search?path=stores/web&q=order", "check?path=stores/web"),
+    *("search?path=stores/web&id=docs-0004", "search?path=stores/web&q=order", "check?path=stores/web"),
     *("samples?path=stores/captions", "store?path=stores/captions"),
     *("sample?path=stores/captions&number=4", "step?path=chats.json&step=3", "fed?path=chats.json&position=25"),
     *("diff?one=other.json&other=run.json", "diff?one=state-100.json&other=state-200.json"),
@@ -96,14 +96,14 @@ SAID = [
     ("", ["stores/web", "stores/captions", "mix.yaml", "run.json", "metrics-{rank}.jsonl", "state-100.json"]),
     ("", ["2 sources, 2 edits, 6,400 samples", "step 100, position 1,600"]),
     ("", ['1 <span class="soft">of 362']),  # the record that was dropped
-    ("documents?path=stores/chats&first=3&num=2", ["document 3</a>", 'class="on"', "<b>assistant</b>"]),
+    ("documents?path=stores/chats&first=3&num=2", [">document 3: ", 'class="on"', "<b>assistant</b>"]),
     ("documents?path=stores/chats&first=3&num=2", ["data/talks.jsonl, line 4"]),
     (f"documents?{WEB}&number=122", ["headrace where stores/web 122", "data/docs-1.jsonl, line 2"]),
     (f"documents?{WEB}&first=9999", ["There are no documents from number 9,999"]),
-    (f"find?{WEB}&id=docs-0004", ["document 122</a>"]),
-    (f"find?{WEB}&input=docs-1.jsonl&line=3", ["document 123</a>"]),
-    (f"find?{WEB}&id=none", ["no document has the id"]),
-    (f"find?{WEB}&input=docs-0.jsonl&line=121", ["became no document"]),
+    (f"search?{WEB}&id=docs-0004", ["document 122</a>"]),
+    (f"search?{WEB}&input=docs-1.jsonl&line=3", ["document 123</a>"]),
+    (f"search?{WEB}&id=none", ["no document has the id"]),
+    (f"search?{WEB}&input=docs-0.jsonl&line=121", ["became no document"]),
     (f"mix?{MIX}&budget=4000", ["75.00 %"]),
     # What is as in the file is no change.
     (f"mix?{MIX}&budget=4000&w.web=1&w.code=1", ["was 75.00 %", "50.00 %", "weights={&#39;web&#39;: 1.0}"]),
@@ -113,7 +113,7 @@ SAID = [
 ]
 REFUSED = [
     (f"documents?{WEB}&number=361", "has no document 361"),
-    (f"find?{WEB}&input=other.jsonl&line=1", "no input ends with"),
+    (f"search?{WEB}&input=other.jsonl&line=1", "no input ends with"),
     (f"mix?{MIX}&w.web=much", "expected a number"),
     (f"mix?{MIX}&split=other", "no split"),
     (f"mix?{MIX}&w.web=0&w.code=0", "all 0"),
@@ -126,8 +126,8 @@ REFUSED = [
     ("store", "the URL names no path"),
 ]
 NOT_SAID = [
-    ("documents?path=stores/chats&first=3&num=2", "document 5</a>"),
-    ("find?path=stores/code", "does not keep where"),
+    ("documents?path=stores/chats&first=3&num=2", ">document 5: "),
+    ("search?path=stores/code", "does not keep where"),
     (f"mix?{MIX}&budget=4000", "was"),
 ]
 
@@ -145,14 +145,14 @@ def test_what_pages_say(pages: Pages) -> None:
 
 def test_a_store(pages: Pages) -> None:
     text = pages.get("store?path=stores/web")
-    found = views.outline("stores/web")
-    assert isinstance(found, views.StoreOutline)
+    found = describe("stores/web")
+    assert isinstance(found, Description)
     assert f"{found.tokens:,}" in text
-    assert "dropped: bad" in text
+    assert "dropped: bad records" in text
     assert "is not a string but a number" in text
     assert "data/docs-1.jsonl" in text
     assert "headrace info stores/web" in text
-    assert text.count('<rect class="bar"') >= len(found.histogram)
+    assert text.count('<rect class="bar"') >= len(found.keys[0].histogram)
 
 
 def test_what_the_tokeniser_cannot_read_is_shown_as_ids(pages: Pages, inside: Path, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_what_the_tokeniser_cannot_read_is_shown_as_ids(pages: Pages, inside: Pa
 
 
 def test_samples_and_parts(pages: Pages) -> None:
-    assert pages.get("samples?path=stores/captions").count('class="tile"') == 24
+    assert pages.get("samples?path=stores/captions").count('<section class="card">') == 24
     text = pages.get("sample?path=stores/captions&key=004")
     assert "a square on a field of colour, number 4" in text
     root = f"{pages.root}part?path=stores/captions&number=4&part="
@@ -189,8 +189,8 @@ def test_parts_of_all_kinds(tmp_path: Path) -> None:
     place = media_stores_made.mixed(tmp_path / "mixed")
     mixed = Pages(str(place))
     grid = mixed.get(f"samples?path={place}")
-    assert grid.count("<img ") == 5
-    assert "broken" in grid
+    assert (grid.count("<img "), grid.count("<video "), grid.count("<audio ")) == (4, 1, 1)
+    assert "cannot be shown" in grid
     for key, marks in (
         ("ocr/1", ['class="boxes"', "b-words"]),
         ("v/1", ["<video ", "as=play"]),
@@ -313,7 +313,7 @@ def test_a_store_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert ">30</td>" in grown.get()
     corpora.write(tmp_path / "one" / "shard-1", [])
     store = headrace.open(str(tmp_path / "one"))
-    assert f"<b>{store.num_documents}</b>" in grown.get(f"store?path={tmp_path}/one")
+    assert f"<dd>{store.num_documents}" in grown.get(f"store?path={tmp_path}/one")
 
 
 @settings(max_examples=cases(50, 500), deadline=None)
@@ -373,17 +373,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_store_of_a_billion_documents(large: Path) -> None:
-    found = views.outline(large / "store")
-    assert isinstance(found, views.StoreOutline)
-    assert (found.documents, found.tokens, found.looked_at) == (10**9, 64 * 10**9, 1 << 13)
-    assert found.histogram[0].documents == 1 << 13
-    [key] = describe_store(str(large / "store")).keys
+    found = describe(large / "store")
+    assert isinstance(found, Description)
+    [key] = found.keys
+    assert (found.documents, found.tokens, key.histogram[0].documents) == (10**9, 64 * 10**9, 1 << 13)
     assert (key.looked_at, key.empty_documents, [bar.first for bar in key.histogram]) == (1 << 13, 0, [64])
     pages = Pages(str(large))
     path = f"path={large}/store"
     assert "1,000,000,000" in pages.get()
-    assert "of 8,192 documents in 64 places" in pages.get(f"store?{path}")
-    assert "document 500,000,000</a>" in pages.get(f"documents?{path}&first=500000000")
+    assert "from 8,192 documents, evenly spread" in pages.get(f"store?{path}")
+    assert ">document 500,000,000: " in pages.get(f"documents?{path}&first=500000000")
     assert "Document 999,999,999" in pages.get(f"documents?{path}&number=999999999")
     search = views.search(large / "store", "1", first=10**9 - 2000)
     assert [one.until for one in search if isinstance(one, views.SearchProgress)][-1] == 10**9

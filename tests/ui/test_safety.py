@@ -99,7 +99,7 @@ def test_links_that_lead_outside(tmp_path: Path) -> None:
     text = found.get(f"store?path={here}/own", 404)
     assert "is a link that leads outside of the named paths" in text
     both = Pages(str(here), str(private))
-    assert "20</b>" not in both.get(f"store?path={here}/own"), "named too, its target is shown: 40 documents"
+    assert "<dd>20" not in both.get(f"store?path={here}/own"), "named too, its target is shown: 40 documents"
 
 
 def test_metrics_that_are_links(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     [url] = [link for link in links(odd.get()) if link.startswith("store?")]
     assert "caf%E9%20%26%20co" in url
     text = odd.get(url)
-    assert "<b>9</b>" in text
+    assert "<dd>9" in text
     assert "caf\\udce9" in text, "shown as the escape of the byte"
 
 

@@ -136,7 +136,7 @@ def preview(ctx: click.Context, /, path: str, html: str | None, plain: bool, as_
             print_json(found)
         elif to_terminal:
             style = inspect.Style.of(sys.stdout, plain=plain)
-            for line in inspect.preview_lines(found, style, inspect.drawer(way)):
+            for line in inspect.lines(found.shown(), style, inspect.drawer(way)):
                 click.echo(line, color=True)
 
 
@@ -175,7 +175,7 @@ def check_page_name(name: str) -> None:
         raise ConfigError(f"--html {name}: the name of the page must end in .html")
 
 
-def _page_of(found: inspect.Preview | inspect.OpenPreview | inspect.Rendering) -> str:
+def _page_of(found: inspect.Report | inspect.OpenPreview) -> str:
     from headrace.ui import page_of
 
     return page_of(found)
@@ -226,5 +226,5 @@ def render(recipe: str, record: int, plain: bool, html: str | None, as_json: boo
     if as_json:
         print_json(rendering)
     elif html is None:
-        lines = inspect.rendering_lines(rendering, inspect.Style.of(sys.stdout, plain=plain))
+        lines = inspect.lines(rendering.shown(), inspect.Style.of(sys.stdout, plain=plain))
         click.echo("\n".join(lines), color=True)

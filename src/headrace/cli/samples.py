@@ -113,9 +113,7 @@ def cat(
         if output is not None:
             raise ConfigError(f"--output {output} is for the bytes of one part: write KEY.PART, and leave out --json")
         sample = inspect.look_at_sample(store, number, part, max_chars=MAX_CHARS)
-    print_found(
-        sample.shown, [inspect.parts_heading(sample.shown), *inspect.parts_lines(sample, None)], as_json=as_json
-    )
+    print_found(sample.shown, inspect.lines([sample.section()]), as_json=as_json)
 
 
 def _write(data: bytes, name: str, output: str | None, *, force: bool) -> None:

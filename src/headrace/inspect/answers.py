@@ -6,13 +6,15 @@ line shows the options in their place: ``--num 5``.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.inspect.figures import duration, writable
+from headrace.inspect.blocks import Block
+from headrace.inspect.figures import duration, plural, problem_lines, writable
+from headrace.inspect.terminal import lines
 from headrace.io import path_at
 from headrace.io.finding import is_found
 from headrace.stores import Problem
@@ -21,7 +23,7 @@ from headrace.stores.opening import sample_layout
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `describe`, `check`, `preview`, `where` and `render` return: plain facts, which print nothing."""
+    """What functions of this room return: plain facts, which print nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as dicts, lists, texts and numbers. This is what ``--json`` prints."""
@@ -29,9 +31,50 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def took(seconds: float | msgspec.UnsetType) -> str:
-    """Return the words for a duration at the end of a line, if it is set."""
-    return "" if seconds is msgspec.UNSET else f", {duration(seconds)}"
+class Report(Answer, frozen=True, kw_only=True):
+    """An answer that is shown: on a terminal, and on pages."""
+
+    def shown(self) -> list[Block]:
+        """Return what is shown, as blocks."""
+        raise NotImplementedError
+
+    def lines(self, **options: Any) -> list[str]:
+        """Return the lines that the command prints, without colours; the options are those of `shown`."""
+        return list(lines(self.shown(**options)))
+
+
+class Checked(Report, frozen=True, kw_only=True):
+    """What a check found."""
+
+    path: str
+    ok: bool
+    problems: tuple[Problem, ...]
+    seconds: float | msgspec.UnsetType = msgspec.UNSET
+    """How long the check took; unset for a dataset of a metadataset, and for kept arrays."""
+
+    @property
+    def all_problems(self) -> Sequence[Problem]:
+        """The problems, with those of all that it consists of."""
+        return self.problems
+
+    def remarks(self) -> list[str]:
+        """Return lines about what was found in addition to problems."""
+        return []
+
+    def covered(self) -> str:
+        """Return what was read and found to be whole, in words."""
+        raise NotImplementedError
+
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        if found := self.all_problems:
+            return [*self.remarks(), f"{self.path}: {plural(len(found), 'fault')}"]
+        took = "" if self.seconds is msgspec.UNSET else f", {duration(self.seconds)}"
+        return [*self.remarks(), f"{self.path}: whole: {self.covered()}{took}"]
+
+    def fault_lines(self) -> list[str]:
+        """Return a line for each fault; of many that are alike, three are shown."""
+        return problem_lines(self.all_problems)
 
 
 class OnProgress(Protocol):

@@ -22,7 +22,7 @@ from headrace.engine.planning import NewPlan, job_at
 from headrace.engine.work_folder import beside
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.answers import check_quarantine, kind_of
-from headrace.inspect.decoding import KIND, DecodePlan, DecodingJob, as_ascii, open_checked, task_samples
+from headrace.inspect.decoding import KIND, DecodePlan, DecodingJob, as_ascii, open_checked
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples, leave_out_bad
 from headrace.io import can_list, folder_of, path_at, read_whole, remove_file, replace_file
 
@@ -60,15 +60,7 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
     if not work.parent.is_dir():
         raise ConfigError(f"{path}: a plan lies beside the dataset, and there is no folder {work.parent}")
     with open_checked(path, check.dataset, "mmap") as store:
-        plan = DecodePlan(
-            path=path,
-            folder=folder_of(path),
-            dataset=check.dataset,
-            quarantine=quarantine,
-            fingerprint=store.fingerprint,
-            samples=len(store),
-            task_samples=task_samples(len(store)),
-        )
+        plan = DecodePlan.of(store, path, check.dataset, folder=folder_of(path), quarantine=quarantine)
     remove_file(work / VERDICT_NAME)
     job_at(work).save(NewPlan(KIND, plan, [plan.phase]))
 

@@ -21,11 +21,11 @@ from headrace.errors import HeadraceError, InputError, MissingExtraError, Sample
 from headrace.inspect.answers import OnProgress
 from headrace.inspect.figures import count, plural
 from headrace.inspect.sample_preview import field_map_of
-from headrace.inspect.samples import SampleOptions, open_sample_store
+from headrace.inspect.samples import WHOLE, SampleOptions, fields_of, open_sample_store
 from headrace.io import PreadReader, hash_bytes, output_errors, path_at, path_in
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.basic import reraise
-from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parts_of
+from headrace.samples.media.mapper import parts_of
 from headrace.stores import Problem
 from headrace.stores.energon import EnergonStore
 from headrace.stores.energon.splits import find_splits
@@ -36,7 +36,6 @@ KIND: Final = "decode"
 
 TASK_SAMPLES: Final = 64
 _MOST_TASKS: Final = 4096
-"""Of very many samples, a task has more."""
 
 _READ_SAMPLES: Final = 16
 """Samples that are read together, so that those at a URL take one round trip."""
@@ -141,10 +140,12 @@ class RangeDecoder:
                 result.faulty_parts[name] = result.faulty_parts.get(name, 0) + 1
                 problems.append(self._problem(raw, number, name, error))
         if self._fields is not None and not problems:
-            try:
-                _make_fields(self._fields, raw, values)
-            except InputError as error:
-                problems.append(self._problem(raw, number, getattr(error, "part", None), error))
+            for _, value in fields_of(self._fields, raw, values, {}):
+                if isinstance(value, InputError):
+                    problems.append(self._problem(raw, number, getattr(value, "part", None), value))
+                    break
+                if isinstance(value, HeadraceError):
+                    raise value
         if problems:
             result.bad.append(BadSample(shard=raw.shard, index=raw.index, key=raw.key, reason=problems[0].message))
         return problems
@@ -167,20 +168,6 @@ class RangeDecoder:
         return Problem(path=path, place=f"sample {raw.index}, key {raw.key!r}{where}", message=message)
 
 
-def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> None:
-    meta = dict.fromkeys(META_PARTS) | {"__key__": raw.key, "__shard__": raw.shard}
-
-    def part(name: str) -> Any:
-        if name in meta:
-            return meta[name]
-        if name not in values:
-            raise KeyError(name, tuple(values))
-        return values[name]
-
-    for field, options in fields.items():
-        first_that_works(options, field, part)
-
-
 class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of the job."""
 
@@ -195,6 +182,24 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     samples: int
     task_samples: int
+
+    @classmethod
+    def of(
+        cls,
+        store: SampleStore,
+        path: str,
+        dataset: SampleOptions = WHOLE,
+        *,
+        folder: str = "",
+        quarantine: bool = False,
+    ) -> DecodePlan:
+        """Return the plan for a store. Of very many samples, a task has more than `TASK_SAMPLES`."""
+        num = len(store)
+        size = TASK_SAMPLES * max(1, -(-num // (TASK_SAMPLES * _MOST_TASKS)))
+        return cls(
+            path=path, folder=folder, dataset=dataset, quarantine=quarantine,
+            fingerprint=store.fingerprint, samples=num, task_samples=size,
+        )  # fmt: skip
 
     @property
     def phase(self) -> Phase:
@@ -243,11 +248,6 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
             raise StoreError(f"{place}: the dataset changed since the check was planned: plan it again")
 
 
-def task_samples(num_samples: int) -> int:
-    """Return how many samples of so many a task has."""
-    return TASK_SAMPLES * max(1, -(-num_samples // (TASK_SAMPLES * _MOST_TASKS)))
-
-
 class DecodingJob(PlannedJob):
     """The job that decodes samples."""
 
@@ -289,15 +289,7 @@ def decoded_here(
         on_progress("decoding", done, len(store), text=text, speeds={"samples": done})
 
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
-        plan = DecodePlan(
-            path=str(store.path),
-            folder="",
-            dataset=SampleOptions(),
-            quarantine=False,
-            fingerprint=store.fingerprint,
-            samples=len(store),
-            task_samples=task_samples(len(store)),
-        )
+        plan = DecodePlan.of(store, str(store.path))
         place = JobFolder(Path(folder))
         place.save(NewPlan(KIND, plan))
         content = msgspec.Raw(msgspec.json.encode(plan))

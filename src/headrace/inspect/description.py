@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Unpack
+from typing import Any, Final, Literal, Unpack
 
 import msgspec
 import numpy as np
@@ -14,21 +14,29 @@ from numpy.typing import NDArray
 from headrace.config import unknown_name
 from headrace.datasets.loss_masks import mask_name, supervised_share
 from headrace.datasets.records import TOKEN_KEYS
-from headrace.inspect.answers import Answer, OnProgress
-from headrace.inspect.figures import count, listing, plural, size, table
+from headrace.errors import HeadraceError
+from headrace.inspect.answers import OnProgress, Report
+from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
+from headrace.inspect.figures import count, plural, size
+from headrace.io import path_at
 from headrace.plan import IntArray
 from headrace.plan.packing import CHUNK, Packing
 from headrace.plan.packing.forecast import Forecast, forecast
 from headrace.stores import (
+    MANIFEST_NAME,
+    PROVENANCE_NAME,
     BackendInfo,
+    ErrorEntry,
     InputFile,
     InputOrder,
     Ledger,
     Manifest,
+    Provenance,
     ShardedStore,
     ShuffledOrder,
     Store,
     TokenizerInfo,
+    load_manifest,
     open_keys,
 )
 from headrace.stores.manifest import find_manifest as find_listing
@@ -41,6 +49,70 @@ LOOKED_AT: Final = 1 << 13
 """The documents whose lengths are looked up in a larger store: about 20 us each."""
 
 _BLOCKS: Final = 64
+
+
+Kind = Literal["seq", "sft", "dpo", "grpo", "prompt"]
+
+KINDS: Final[dict[Kind, str]] = {
+    "seq": "plain documents",
+    "sft": "records with a loss mask",
+    "dpo": "pairs of a chosen and a rejected answer",
+    "grpo": "prompts with several answers and their rewards",
+    "prompt": "prompts",
+}
+"""What the kinds of stores are called."""
+
+
+class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of a store that are shown: keys of tokens, their loss masks, and keys with other facts."""
+
+    kind: Kind
+    masks: dict[str, str | None]
+    """Key of tokens -> key of its loss mask, or None."""
+
+    beside: tuple[str, ...] = ()
+    """Those of ``position_ids``, ``response_lengths``, ``rewards``, ``columns`` and ``label`` that exist."""
+
+    @property
+    def main(self) -> str:
+        """The first key of tokens."""
+        return next(iter(self.masks))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All keys that are read."""
+        return (*self.masks, *(mask for mask in self.masks.values() if mask is not None), *self.beside)
+
+    @classmethod
+    def of(cls, path: str, keys: Sequence[str], key: str | None) -> ShownKeys:
+        """Return those of the keys of a store that are shown, by their names; with ``key``, only that key and its mask.
+
+        Raises:
+            ConfigError: there is no such key.
+        """
+        names = set(keys)
+        if key is not None and key not in names:
+            raise unknown_name(path, "key", key, keys)
+        if key is None and names >= {"chosen", "rejected"}:
+            return cls(
+                kind="dpo", masks={side: mask_name(side, names, is_main=False) for side in ("chosen", "rejected")}
+            )
+        if key is None and names >= {"prompts", "responses"}:
+            return cls(
+                kind="grpo",
+                masks={"prompts": None, "responses": mask_name("responses", names, is_main=False)},
+                beside=_there(names, "response_lengths", "rewards"),
+            )
+        if key is None and "prompts" in names:
+            return cls(kind="prompt", masks={"prompts": None}, beside=_there(names, "columns"))
+        main = key or next((name for name in TOKEN_KEYS if name in names), keys[0])
+        mask = mask_name(main, names, is_main=main in (*TOKEN_KEYS, keys[0]))
+        beside = _there(names, "position_ids", "label") if key is None else ()
+        return cls(kind="seq" if mask is None else "sft", masks={main: mask}, beside=beside)
+
+
+def _there(names: set[str], *wanted: str) -> tuple[str, ...]:
+    return tuple(name for name in wanted if name in names)
 
 
 class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +162,27 @@ class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
     """How much of it is trained; None without a loss mask."""
 
 
-class Description(Answer, frozen=True, kw_only=True):
+class InputShare(msgspec.Struct, frozen=True, kw_only=True):
+    """An input file, and the part of the documents that were looked at which comes from it."""
+
+    path: str
+    bytes: int
+    documents: int
+    """Of those that were looked at: all, or some that are spread evenly over a large store."""
+
+    tokens: int
+    """Of these documents."""
+
+
+class DomainShare(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a store that has shards of its own, such as the documents of one domain; a folder of the store."""
+
+    name: str
+    documents: int
+    tokens: int
+
+
+class Description(Report, frozen=True, kw_only=True):
     """All that ``headrace info`` says of a token store.
 
     The fields from ``tokenizer`` on come from the manifest, and are None without one.
@@ -115,9 +207,24 @@ class Description(Answer, frozen=True, kw_only=True):
     errors: int | None
     """The number of bad records that were skipped."""
 
-    def lines(self) -> list[str]:
-        """Return the lines that ``headrace info`` prints."""
-        return _store_lines(self)
+    bad_records: tuple[ErrorEntry, ...] = ()
+    """The first of them."""
+
+    kind: Kind
+    """What its records are, by the keys."""
+
+    origins: Literal["", "lines", "ids"] = ""
+    """Whether the store keeps the lines, and the ids, of its documents."""
+
+    by_input: tuple[InputShare, ...] = ()
+    """The input files with the most tokens, those first; empty if the store does not keep origins."""
+
+    domains: tuple[DomainShare, ...] = ()
+    """The parts of the store; empty if it is one."""
+
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        return list(_store_blocks(self))
 
 
 def describe_store(path: str, **options: Unpack[OpenOptions]) -> Description:
@@ -142,17 +249,59 @@ def describe_store(path: str, **options: Unpack[OpenOptions]) -> Description:
             tokens=sum(key.tokens for key in keys),
             bytes=sum(file.stat().st_size for file in files),
             keys=keys,
-            **_recorded(manifest),
+            kind=ShownKeys.of(path, list(stores), None).kind,
+            **_recorded(path, manifest, next(iter(stores.values()))),
         )
 
 
-def _recorded(manifest: Manifest | None) -> dict[str, Any]:
+def _recorded(path: str, manifest: Manifest | None, store: Store) -> dict[str, Any]:
     """Return the fields of a description that come from the manifest."""
-    fields = ("tokenizer", "backend", "order", "inputs", "ledger")
-    return {
-        **{name: getattr(manifest, name, None) for name in fields},
-        "errors": None if manifest is None else len(manifest.errors),
+    found = {name: getattr(manifest, name, None) for name in ("tokenizer", "backend", "order", "inputs", "ledger")}
+    if manifest is None:
+        return {**found, "errors": None}
+    found |= {
+        "errors": len(manifest.errors),
+        "bad_records": manifest.errors[:MAX_ERRORS],
+        "domains": _domains(manifest),
     }
+    if (kept := _provenance(path, store)) is not None:
+        found |= {"origins": "ids" if kept.has_ids else "lines", "by_input": _by_input(manifest, kept, store)}
+    return found
+
+
+def _provenance(path: str, store: Store) -> Provenance | None:
+    """Return the origins that the store at a path keeps; None if it keeps none, or those of other documents."""
+    folder = path_at(path) / PROVENANCE_NAME
+    with contextlib.suppress(HeadraceError):
+        found = Provenance(folder) if folder.is_dir() else None
+        return found if found is not None and found.num_documents == store.num_documents else None
+    return None
+
+
+def _by_input(manifest: Manifest, provenance: Provenance, store: Store) -> tuple[InputShare, ...]:
+    documents = spread_documents(store.num_documents, LOOKED_AT)
+    files, entries = provenance.locate(documents)[0], manifest.inputs
+    if len(files) and int(files.max()) >= len(entries):
+        return ()
+    counts = np.bincount(files, minlength=len(entries))
+    lengths = document_lengths(store, documents)
+    tokens = np.bincount(files, weights=lengths, minlength=len(entries)).astype(np.int64)
+    return tuple(
+        InputShare(path=entries[one].path, bytes=entries[one].size, documents=int(counts[one]), tokens=int(tokens[one]))
+        for one in np.argsort(-tokens, kind="stable")[:MAX_SHARES].tolist()
+    )
+
+
+def _domains(manifest: Manifest) -> tuple[DomainShare, ...]:
+    key = next(iter(manifest.keys), "")
+    found: dict[str, list[int]] = {}
+    for shard in manifest.outputs:
+        name = shard.prefix.rpartition("/")[0]
+        if key in shard.keys and name:
+            sums = found.setdefault(name, [0, 0])
+            sums[0] += shard.documents
+            sums[1] += shard.keys[key].tokens
+    return tuple(DomainShare(name=name, documents=sums[0], tokens=sums[1]) for name, sums in found.items())
 
 
 def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:
@@ -165,51 +314,54 @@ def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:
     return None if found is None else found[1]
 
 
+def own_manifest(path: str) -> Manifest | None:
+    """Return the manifest in the very folder of a store, or None.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return load_manifest(path) if (path_at(path) / MANIFEST_NAME).is_file() else None
+
+
 def shards_of(store: Store) -> tuple[Store, ...]:
     """Return the shards of a store, or the store itself if it has none."""
     return store.shards if isinstance(store, ShardedStore) else (store,)
 
 
-def describe_key(key: str, store: Store) -> KeyDescription:
-    """Return the numbers of the main key of a store, from the lengths of all documents."""
-    lengths, counts = _merge([np.unique(shard.lengths, return_counts=True) for shard in shards_of(store)])
-    return _key_description(key, store, store.num_tokens, lengths, counts)
-
-
 def _described(key: str, store: Store, manifest: Manifest | None) -> KeyDescription:
     """Return the numbers of the main key; of a large store from a sample of the lengths, and the manifest."""
-    if store.num_documents <= EXACT_DOCUMENTS:
-        return describe_key(key, store)
-    lengths = document_lengths(store, spread_documents(store.num_documents, LOOKED_AT))
-    listed = [] if manifest is None else [shard for shard in manifest.outputs if key in shard.keys]
+    is_exact = store.num_documents <= EXACT_DOCUMENTS
+    listed = [] if is_exact or manifest is None else [shard for shard in manifest.outputs if key in shard.keys]
     # The path may be that of one shard of the store that the manifest describes.
-    is_whole = sum(shard.documents for shard in listed) == store.num_documents
+    is_whole = not is_exact and sum(shard.documents for shard in listed) == store.num_documents
     tokens = sum(shard.keys[key].tokens for shard in listed) if is_whole else store.num_tokens
-    return _key_description(key, store, tokens, *np.unique(lengths, return_counts=True))
-
-
-def _key_description(
-    key: str, store: Store, tokens: int, lengths: NDArray[np.int64], counts: NDArray[np.int64]
-) -> KeyDescription:
-    looked_at = int(counts.sum())
+    sample = spread_documents(store.num_documents, LOOKED_AT)
+    found = store.lengths if is_exact else document_lengths(store, sample)
+    lengths, counts = np.unique(found, return_counts=True)
     return KeyDescription(
         name=key,
         dtype=store.dtypes[store.keys[0]].name,
         documents=store.num_documents,
         tokens=tokens,
-        looked_at=looked_at,
+        looked_at=len(found),
         empty_documents=int(counts[lengths == 0].sum()),
-        tokens_per_document=summarise(lengths, counts) if looked_at else None,
+        tokens_per_document=summarise(lengths, counts) if len(found) else None,
         histogram=histogram(lengths, counts),
     )
 
 
-def spread_documents(num_documents: int, most: int) -> IntArray:
-    """(n,) int64, rising: all documents, or ``most`` of them in 64 blocks of neighbours, evenly spread."""
+def spread_blocks(num_documents: int, most: int) -> list[tuple[int, int]]:
+    """Return ascending ranges ``[begin, end)``: all documents, or ``most`` of them in 64 blocks, evenly spread."""
     if num_documents <= most:
-        return np.arange(num_documents, dtype=np.int64)
-    begins = np.linspace(0, num_documents - most // _BLOCKS, _BLOCKS).astype(np.int64)
-    return (begins[:, np.newaxis] + np.arange(most // _BLOCKS, dtype=np.int64)).ravel()
+        return [(0, num_documents)]
+    begins = np.linspace(0, num_documents - most // _BLOCKS, _BLOCKS).astype(np.int64).tolist()
+    return [(begin, begin + most // _BLOCKS) for begin in begins]
+
+
+def spread_documents(num_documents: int, most: int) -> IntArray:
+    """(n,) int64, rising: the documents of `spread_blocks`."""
+    blocks = spread_blocks(num_documents, most)
+    return np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in blocks])
 
 
 def document_lengths(store: Store, documents: IntArray) -> NDArray[np.int64]:
@@ -249,13 +401,6 @@ def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Ba
     return tuple(bars)
 
 
-def _merge(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    lengths, where = np.unique(np.concatenate([lengths for lengths, _ in parts]), return_inverse=True)
-    counts = np.zeros(len(lengths), np.int64)
-    np.add.at(counts, where, np.concatenate([counts for _, counts in parts]))
-    return lengths, counts
-
-
 def summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> LengthFigures:
     """Summarise distinct lengths, ascending, and the number of documents of each; there is at least one."""
     ends = np.cumsum(counts)
@@ -273,7 +418,7 @@ FIRST_FIT_DOCUMENTS = 1_000_000
 """The number of documents for which first-fit is tried: it takes 1 to 3 us each, ten times the others together."""
 
 
-class PackFigures(Answer, frozen=True, kw_only=True):
+class PackFigures(Report, frozen=True, kw_only=True):
     """What packing would make of one key of a store, for each length of packs that was asked for."""
 
     path: str
@@ -282,9 +427,10 @@ class PackFigures(Answer, frozen=True, kw_only=True):
     tokens: int
     packs: tuple[Forecast, ...]
 
-    def lines(self) -> list[str]:
-        """Return the lines that ``headrace info --pack`` prints."""
-        return _pack_lines(self)
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        found: list[Block] = [Title(self.path, f"{plural(self.documents, 'document')}, {plural(self.tokens, 'token')}")]
+        return [*found, *(_pack_section(one) for one in self.packs)]
 
 
 def pack_figures(
@@ -344,39 +490,87 @@ def open_key(path: str, key: str | None, **options: Unpack[OpenOptions]) -> tupl
 
 
 MAX_INPUTS = 10
+MAX_SHARES = 200
+MAX_ERRORS = 20
 
 
-def _store_lines(description: Description) -> list[str]:
-    """Return the report of a store."""
+def _store_blocks(description: Description) -> Iterator[Block]:
     keys = description.keys
     has_one = len(keys) == 1
     kind = keys[0].dtype if has_one else f"{len(keys)} keys"
-    empty = _empty(keys[0]) if has_one else ""
     pairs = [
         ("format", f"{description.format}, {kind}, {plural(description.shards, 'shard')}"),
-        ("documents", count(description.documents) + empty),
+        ("documents", count(description.documents) + (_empty(keys[0]) if has_one else "")),
         ("tokens", count(description.tokens)),
         ("on disk", size(description.bytes)),
+        *(_per_document(keys[0]) if has_one else ()),
+        *_made_by(description),
     ]
-    if has_one:
-        pairs += _per_document(keys[0])
-    lines = [description.path, *listing(pairs + _made_by(description))]
+    yield Title(description.path)
+    yield Pairs([*pairs, ("records", KINDS[description.kind])])
     for key in keys:
         if not has_one:
-            pairs = [
-                ("documents", count(key.documents) + _empty(key)),
-                ("tokens", count(key.tokens)),
-                *_per_document(key),
-                *_supervised(key),
-            ]
-            lines += ["", f"key {key.name!r} ({key.dtype})", *listing(pairs)]
-        lines += _lengths(key)
+            pairs = [("documents", count(key.documents) + _empty(key)), ("tokens", count(key.tokens))]
+            yield Titled(f"key {key.name!r} ({key.dtype})", [Pairs([*pairs, *_per_document(key), *_supervised(key)])])
+        if key.histogram:
+            yield Titled(f"lengths{_looked_at(key)}", [lengths_table(key)])
+    if description.domains:
+        total = sum(one.tokens for one in description.domains)
+        rows = [
+            (one.name, count(one.documents), count(one.tokens), f"{one.tokens / max(total, 1):.1%}")
+            for one in description.domains
+        ]
+        yield Titled("domains", [Tabular(("domain", "documents", "tokens", "share"), rows, left=(0,))])
+    yield from ledger_sections(description.ledger, description.errors or 0, description.bad_records)
     if description.inputs is not None:
-        lines += ["", f"inputs ({len(description.inputs):,})"]
-        lines += [f"  {size(file.size):>8}  {file.path}" for file in description.inputs[:MAX_INPUTS]]
-        if len(description.inputs) > MAX_INPUTS:
-            lines.append(f"  and {len(description.inputs) - MAX_INPUTS:,} more (--json lists all)")
-    return lines
+        yield _input_section(description, description.inputs)
+
+
+def _input_section(description: Description, inputs: Sequence[InputFile]) -> Titled:
+    known = description.by_input
+    looked_at = sum(one.documents for one in known)
+    title = f"inputs ({count(len(inputs))})"
+    if known and looked_at < description.documents:
+        title += f", of {count(looked_at)} documents, evenly spread"
+    more = len(inputs) - MAX_INPUTS
+    rest = [f"and {count(more)} more (--json lists all)"] if more > 0 else []
+    total = max(1, sum(one.tokens for one in known))
+    heads: tuple[str, ...] = ("on disk", "file")
+    rows: list[tuple[str, ...]] = [(size(one.size), one.path) for one in inputs[:MAX_INPUTS]]
+    if known:
+        heads = ("on disk", "documents", "tokens", "share", "file")
+        rows = [
+            (size(one.bytes), count(one.documents), count(one.tokens), f"{one.tokens / total:.1%}", one.path)
+            for one in known[:MAX_INPUTS]
+        ]
+    return Titled(title, [Tabular(heads, rows, (len(heads) - 1,)), *rest])
+
+
+def ledger_sections(
+    ledger: Ledger | None, num_errors: int, errors: Sequence[ErrorEntry], noun: str = "documents"
+) -> Iterator[Titled]:
+    """Yield what a run dropped and cut off, by reason, and the bad records that it skipped."""
+    if ledger is not None:
+        documents, tokens = ledger.documents, ledger.tokens
+        rows = [
+            ("read", count(documents.read), count(tokens.made)),
+            ("kept", count(documents.kept), count(tokens.kept)),
+        ]
+        for reason in dict.fromkeys((*documents.dropped, *tokens.dropped)):
+            lost = documents.dropped.get(reason, 0), tokens.dropped.get(reason, 0)
+            if any(lost):
+                rows.append(
+                    (f"dropped: {'bad records' if reason == 'bad' else reason}", count(lost[0]), count(lost[1]))
+                )
+        rows += [(f"cut off: {reason}", "", count(number)) for reason, number in tokens.truncated.items() if number]
+        if len(rows) > 2:
+            yield Titled("what was dropped, and why", [Tabular(("where it went", noun, "tokens"), rows, (0,))])
+    if errors:
+        rows = [(one.file, f"{one.unit} {count(one.line)}", one.message) for one in errors]
+        more = num_errors - len(errors)
+        rest = [f"and {count(more)} more (headrace.json lists them)"] if more > 0 else []
+        table = Tabular(("file", "place", "what is wrong"), rows, (0, 1, 2))
+        yield Titled(f"bad records that were skipped ({count(num_errors)})", [table, *rest])
 
 
 def _per_document(key: KeyDescription) -> list[tuple[str, str]]:
@@ -419,17 +613,20 @@ def _made_by(description: Description) -> list[tuple[str, str]]:
     return pairs
 
 
-def _lengths(key: KeyDescription) -> list[str]:
-    if not key.histogram:
-        return []
-    rows = [("tokens", "documents", "share", "of tokens")]
+def lengths_table(key: KeyDescription) -> Tabular:
+    """Return the histogram of the lengths of documents."""
     tokens = sum(bar.tokens for bar in key.histogram)
-    for bar in key.histogram:
-        span = count(bar.first) if bar.first == bar.last else f"{count(bar.first)} to {count(bar.last)}"
-        document_share = bar.documents / key.looked_at
-        token_share = bar.tokens / max(tokens, 1)
-        rows.append((span, count(bar.documents), f"{document_share:.1%}", f"{token_share:.1%}"))
-    return ["", f"lengths{_looked_at(key)}", *table(rows)]
+    rows = [
+        (
+            count(bar.first) if bar.first == bar.last else f"{count(bar.first)} to {count(bar.last)}",
+            count(bar.documents),
+            f"{bar.documents / key.looked_at:.1%}",
+            f"{bar.tokens / max(tokens, 1):.1%}",
+        )
+        for bar in key.histogram
+    ]
+    heads = ("tokens", "documents", "share", "of tokens")
+    return Tabular(heads, rows, bars=[bar.documents for bar in key.histogram])
 
 
 def _looked_at(key: KeyDescription) -> str:
@@ -444,18 +641,26 @@ def _empty(key: KeyDescription) -> str:
     return f", {count(key.empty_documents)} of {of} empty"
 
 
-def _pack_lines(figures: PackFigures) -> list[str]:
-    """Return the figures as lines to print."""
-    lines = [f"{figures.path}: {plural(figures.documents, 'document')}, {plural(figures.tokens, 'token')}"]
-    for found in figures.packs:
-        lines += ["", f"packs of {plural(found.seq_len, 'token')}", f"  {_over_long(found)}", *_pack_table(found)]
-        looked_at = found.strategies[0].documents
-        lines += [
-            f"  ({figures.strategy}: only of the first {plural(figures.documents, 'document')})"
-            for figures in found.strategies
-            if figures.documents < looked_at
-        ]
-    return lines
+def _pack_section(found: Forecast) -> Titled:
+    looked_at = found.strategies[0].documents
+    rows = [
+        (
+            one.strategy,
+            count(one.packs),
+            f"{one.fill:.3%}",
+            f"{one.documents_per_pack:,.1f}",
+            f"{one.cut_share:.2%}",
+            f"{one.lost_share:.2%}",
+        )
+        for one in found.strategies
+    ]
+    heads = ("strategy", "packs", "fill", "documents a pack", "documents cut", "tokens lost")
+    parts = [
+        f"({one.strategy}: only of the first {plural(one.documents, 'document')})"
+        for one in found.strategies
+        if one.documents < looked_at
+    ]
+    return Titled(f"packs of {plural(found.seq_len, 'token')}", [_over_long(found), Tabular(heads, rows), *parts])
 
 
 def _over_long(found: Forecast) -> str:
@@ -467,19 +672,3 @@ def _over_long(found: Forecast) -> str:
         f"{count(found.over_long_documents)} {are} ({share:.2%}), up to {count(found.longest)} tokens: best_fit_split "
         "and wrapped cut, the others truncate here"
     )
-
-
-def _pack_table(found: Forecast) -> list[str]:
-    rows = [("strategy", "packs", "fill", "documents a pack", "documents cut", "tokens lost")]
-    for figures in found.strategies:
-        rows.append(
-            (
-                figures.strategy,
-                count(figures.packs),
-                f"{figures.fill:.3%}",
-                f"{figures.documents_per_pack:,.1f}",
-                f"{figures.cut_share:.2%}",
-                f"{figures.lost_share:.2%}",
-            )
-        )
-    return table(rows)

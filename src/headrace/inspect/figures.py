@@ -74,13 +74,16 @@ class NamedValue(str):
     __slots__ = ("name_chars",)
 
 
-def table(rows: Sequence[Sequence[str]], *, indent: int = 2) -> list[str]:
-    """Format rows as lines of right-aligned columns. The first row is the heading."""
+def table(rows: Sequence[Sequence[str]], *, indent: int = 2, left: Sequence[int] = ()) -> list[str]:
+    """Format rows as lines of columns, those in ``left`` left-aligned, others right. The first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        " " * indent + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(" " * indent + "  ".join(cells).rstrip())
     return [Heading(lines[0]), *lines[1:]] if lines else []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -9,12 +10,13 @@ import msgspec
 from headrace.datasets import MeasuredFacts
 from headrace.datasets.measuring import Summary
 from headrace.errors import StoreError
-from headrace.inspect.answers import Answer
-from headrace.inspect.figures import count, listing, plural, size, table
+from headrace.inspect.answers import Checked, Report, problem_of
+from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
+from headrace.inspect.figures import count, plural, size
 from headrace.stores import check_arrays, find_arrays
 
 
-class MeasuredDescription(Answer, frozen=True, kw_only=True):
+class MeasuredDescription(Report, frozen=True, kw_only=True):
     """The facts that a measuring found."""
 
     path: str
@@ -23,35 +25,17 @@ class MeasuredDescription(Answer, frozen=True, kw_only=True):
 
     facts: Summary
 
-    @property
-    def num_bytes(self) -> int:
-        """The size of the folder as it is now."""
-        return bytes_in(self.path)
-
-    def lines(self) -> list[str]:
-        """Return the lines that ``headrace info`` prints."""
-        return _facts_lines(self)
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        return list(_facts_blocks(self))
 
 
-class KeptVerdict(Answer, frozen=True, kw_only=True):
+class KeptVerdict(Checked, frozen=True, kw_only=True):
     """What a check of a folder of kept arrays found."""
 
-    path: str
-    ok: bool
-    problems: tuple[str, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the folder as it is now."""
-        return bytes_in(self.path)
-
-    def lines(self) -> list[str]:
-        """Return the line that sums the check up, as ``headrace check`` prints it."""
-        return [f"{self.path}: whole, {size(self.num_bytes)}"] if self.ok else []
-
-    def fault_lines(self) -> list[str]:
-        """Return a line for each fault."""
-        return list(self.problems)
+    def covered(self) -> str:
+        """See `Checked`."""
+        return size(bytes_in(self.path))
 
 
 def bytes_in(folder: str) -> int:
@@ -77,19 +61,18 @@ def check_kept(path: str) -> KeptVerdict:
     """Read all bytes of a folder of kept arrays, and collect every difference from what was written."""
     place = Path(path).absolute()
     try:
-        faults = list(map(str, check_arrays(place.parent, place.name)))
+        faults = list(check_arrays(place.parent, place.name))
         if not faults:
             describe_facts(path)
     except StoreError as error:
-        faults = [str(error)]
+        faults = [problem_of(error, path)]
     return KeptVerdict(path=path, ok=not faults, problems=tuple(faults))
 
 
 MAX_GROUPS = 10
 
 
-def _facts_lines(found: MeasuredDescription) -> list[str]:
-    """Return the report of facts."""
+def _facts_blocks(found: MeasuredDescription) -> Iterator[Block]:
     summary = found.facts
     encoder = summary.encoder
     version = f" version {encoder['version']}" if encoder.get("version") else ""
@@ -105,16 +88,14 @@ def _facts_lines(found: MeasuredDescription) -> list[str]:
         pairs.append(("tokens", f"{count(summary.tokens)}, {mean:,.1f} an output"))
     if summary.groups:
         pairs.append(("groups", count(len(summary.groups))))
-    pairs.append(("on disk", size(found.num_bytes)))
-    lines = [found.path, *listing(pairs)]
+    yield Title(found.path)
+    yield Pairs([*pairs, ("on disk", size(bytes_in(found.path)))])
     if summary.faults:
-        rows = [("bad", "hook", "kind"), *((count(one.count), one.hook, one.kind) for one in summary.faults)]
-        lines += ["", *table(rows)]
+        rows = [(count(one.count), one.hook, one.kind) for one in summary.faults]
+        yield Titled("faults", [Tabular(("bad", "hook", "kind"), rows, (1, 2))])
     if summary.groups:
         largest = sorted(summary.groups, key=lambda group: -group.outputs)[:MAX_GROUPS]
-        rows = [("outputs", "batches of", "group")]
-        rows += [(count(one.outputs), "-" if one.size is None else count(one.size), one.key) for one in largest]
-        lines += ["", *table(rows)]
-        if len(summary.groups) > MAX_GROUPS:
-            lines.append(f"  and {plural(len(summary.groups) - MAX_GROUPS, 'group')} more (--json lists all)")
-    return lines
+        rows = [(count(one.outputs), "-" if one.size is None else count(one.size), one.key) for one in largest]
+        more = len(summary.groups) - MAX_GROUPS
+        rest = [f"and {plural(more, 'group')} more (--json lists all)"] if more > 0 else []
+        yield Titled("groups", [Tabular(("outputs", "batches of", "group"), rows, (2,)), *rest])

@@ -6,7 +6,7 @@ A check covers the file itself, its joins, and every dataset that it names, each
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -28,8 +28,9 @@ from headrace.datasets.metadataset.metadataset import build
 from headrace.datasets.metadataset.opening import Opener, opener_of
 from headrace.datasets.mix import joined, named_datasets, node_of
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
-from headrace.inspect.answers import Answer, OnProgress, kind_of, took
-from headrace.inspect.figures import count, plural, problem_lines, safe_text, short, size
+from headrace.inspect.answers import Answer, Checked, OnProgress, Report, kind_of
+from headrace.inspect.blocks import Block, Tabular, Title, Titled
+from headrace.inspect.figures import count, plural, short
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
 from headrace.inspect.samples import PlainSources, SampleOptions, closed, options_of
 from headrace.inspect.store_checks import Verdict, check_store
@@ -79,7 +80,7 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[NodeNumbers, ...] = ()
 
 
-class MetadatasetDescription(Answer, frozen=True, kw_only=True):
+class MetadatasetDescription(Report, frozen=True, kw_only=True):
     """All that ``headrace info`` says of a metadataset.
 
     Attributes:
@@ -94,9 +95,13 @@ class MetadatasetDescription(Answer, frozen=True, kw_only=True):
     steps: int | None
     global_batch_size: int | None
 
-    def lines(self) -> list[str]:
-        """Return the lines that ``headrace info`` prints."""
-        return _mix_lines(self)
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        found: list[Block] = [Title(self.path)]
+        if self.steps is not None:
+            size = self.global_batch_size or 0
+            found.append(f"after {count(self.steps)} steps of {count(size)}: {count(self.steps * size)} samples")
+        return [*found, *(_mix_section(self, root) for root in self.splits.values())]
 
 
 def describe_metadataset(path: str, *, steps: int | None, global_batch_size: int | None) -> MetadatasetDescription:
@@ -240,34 +245,33 @@ def _mismatch(path: str) -> HeadraceError:
     )
 
 
-class MixVerdict(Answer, frozen=True, kw_only=True):
+class MixVerdict(Checked, frozen=True, kw_only=True):
     """What a check of a metadataset found.
 
     Attributes:
-        path: the path of the metadataset.
-        ok: whether the metadataset and all its datasets are intact.
         problems: the problems of the metadataset and of its joins. Those of a dataset are in its own verdict.
         splits: the splits that were checked.
         joins: the number of join indices that were read.
         datasets: the verdicts of all datasets that it reaches, each once.
-        seconds: how long the check took.
     """
 
-    path: str
-    ok: bool
-    problems: tuple[Problem, ...]
     splits: tuple[str, ...]
     joins: int
     datasets: tuple[SampleVerdict | Verdict, ...]
-    seconds: float | msgspec.UnsetType = msgspec.UNSET
 
-    def lines(self) -> list[str]:
-        """Return the lines that sum the check up, as ``headrace check`` prints them."""
-        return list(map(safe_text, _verdict_lines(self)))
+    @property
+    def all_problems(self) -> Sequence[Problem]:
+        """See `Checked`."""
+        return [*self.problems, *(problem for dataset in self.datasets for problem in dataset.problems)]
 
-    def fault_lines(self) -> list[str]:
-        """Return a line for each fault; of many that are alike, three are shown."""
-        return problem_lines(_all_problems(self))
+    def remarks(self) -> list[str]:
+        """See `Checked`."""
+        return [line for dataset in self.datasets for line in dataset.lines()]
+
+    def covered(self) -> str:
+        """See `Checked`."""
+        joins = f", {plural(self.joins, 'join')} read" if self.joins else ""
+        return f"{plural(len(self.datasets), 'dataset')} in {plural(len(self.splits), 'split')}{joins}"
 
 
 def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixVerdict:
@@ -417,117 +421,189 @@ def _without(message: str, path: str) -> str:
 Row = tuple[str, ...]
 
 
-def _mix_lines(numbers: MetadatasetDescription) -> list[str]:
-    """Return the report of a metadataset."""
-    lines = [numbers.path]
-    if numbers.steps is not None:
-        samples = numbers.steps * (numbers.global_batch_size or 0)
-        lines.append(
-            f"after {count(numbers.steps)} steps of {count(numbers.global_batch_size or 0)}: {count(samples)} samples"
-        )
-    for root in numbers.splits.values():
-        length = "endless" if root.samples is None else f"{count(root.samples)} samples a pass"
-        lines += ["", f"split {root.name}: {root.kind}, {length}"]
-        rows = [_mix_heading(numbers), *_mix_rows(root, numbers, "", "", is_root=True)]
-        used = [at for at in range(len(rows[0])) if at == 0 or any(row[at] for row in rows[1:])]
-        lines += _aligned([tuple(row[at] for at in used) for row in rows])
-        lines += _schedules(root, "")
-    return lines
-
-
-def _mix_heading(numbers: MetadatasetDescription) -> Row:
+def _mix_section(numbers: MetadatasetDescription, root: NodeNumbers) -> Titled:
+    length = "endless" if root.samples is None else f"{count(root.samples)} samples a pass"
     seen = ("seen", "epochs") if numbers.steps is not None else ()
-    return ("", "weight", "times", "share", "samples", "tokens", *seen, "of")
+    heads = ("", "weight", "times", "share", "samples", "tokens", *seen, "of")
+    rows = list(_mix_rows(root, numbers))
+    used = [at for at in range(len(heads)) if at == 0 or any(row[at] for row in rows)]
+    cells = [tuple(row[at] for at in used) for row in (heads, *rows)]
+    table = Tabular(cells[0], cells[1:], left=(0, len(used) - 1))
+    return Titled(f"split {root.name}: {root.kind}, {length}", [table, *_schedules(root, "")])
 
 
 def _mix_rows(
-    node: NodeNumbers, numbers: MetadatasetDescription, first: str, rest: str, *, is_root: bool
+    node: NodeNumbers, numbers: MetadatasetDescription, first: str = "", rest: str = "", *, in_epochs: bool = False
 ) -> Iterator[Row]:
-    yield _row(node, numbers, first, is_root=is_root)
-    for at, child in enumerate(node.children):
-        last = at + 1 == len(node.children)
-        in_epochs = node.kind == "blend_epochized"
-        yield from (
-            _times(row) if in_epochs and depth == 0 else row
-            for depth, row in enumerate(
-                _mix_rows(
-                    child, numbers, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), is_root=False
-                )
-            )
-        )
-
-
-def _row(node: NodeNumbers, numbers: MetadatasetDescription, first: str, *, is_root: bool) -> Row:
-    mixes = bool(node.children)
-    samples = "endless" if node.samples is None else count(node.samples)
-    if node.limit is not None:
-        samples = f"first {samples}"
-    seen: Row = ()
-    if numbers.steps is not None:
-        seen = (_if_known(node.seen), "" if node.epochs is None else f"{node.epochs:,.2f}")
-    of = node.kind if mixes and not is_root else "" if mixes else _of(node)
+    """Yield a row for a node and those below it; the number of a child of a ``blend_epochized`` is its repetitions."""
     weight = "" if node.number is None else f"{node.number:g}"
-    tokens = "" if node.tokens is None else short(node.tokens).strip()
-    return (f"{first}{node.name}", weight, "", f"{node.share:.3%}", samples, tokens, *seen, of)
-
-
-def _times(row: Row) -> Row:
-    """Move the weight of a child of a ``blend_epochized`` to the column of repetitions, which it is."""
-    return (row[0], "", row[1], *row[3:])
-
-
-def _of(node: NodeNumbers) -> str:
-    part = "" if node.split_part is None else f" {node.split_part}"
-    subset = "" if node.subset is None else f", samples {count(node.subset[0])} to {count(node.subset[1] - 1)}"
-    return f"{node.path}{part}{subset}"
+    samples = "endless" if node.samples is None else count(node.samples)
+    cells = [f"{node.share:.3%}", samples if node.limit is None else f"first {samples}"]
+    cells.append("" if node.tokens is None else short(node.tokens).strip())
+    if numbers.steps is not None:
+        cells.append("" if node.seen is None else count(node.seen))
+        cells.append("" if node.epochs is None else f"{node.epochs:,.2f}")
+    of: str = node.kind if first else ""
+    if not node.children:
+        part = "" if node.split_part is None else f" {node.split_part}"
+        subset = "" if node.subset is None else f", samples {count(node.subset[0])} to {count(node.subset[1] - 1)}"
+        of = f"{node.path}{part}{subset}"
+    yield (first + node.name, "" if in_epochs else weight, weight if in_epochs else "", *cells, of)
+    for child in node.children:
+        branch, line = ("└─ ", "   ") if child is node.children[-1] else ("├─ ", "│  ")
+        yield from _mix_rows(child, numbers, rest + branch, rest + line, in_epochs=node.kind == "blend_epochized")
 
 
 def _schedules(node: NodeNumbers, path: str) -> Iterator[str]:
     place = f"{path}/{node.name}" if path else node.name
     for until, weights, ramp in node.schedule:
         shown = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
-        yield f"  {place}: {'on' if until is None else f'until {until}'}{', moving to' if ramp else ''}: {shown}"
+        yield f"{place}: {'on' if until is None else f'until {until}'}{', moving to' if ramp else ''}: {shown}"
     for child in node.children:
         yield from _schedules(child, place)
 
 
-def _if_known(number: int | None) -> str:
-    return "" if number is None else count(number)
+class TriedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a mix, as it stands in the file and as it would be.
+
+    Attributes:
+        path: the names on the way to it; empty for the root.
+        depth: how many nodes are above it.
+        node: the node in the file.
+        weight: the weight that it would have among the children of its parent; None where there is none to change.
+        share: its share of the samples of the mix.
+        samples: the samples of the budget that come from it.
+        tokens: their tokens, where the tokens of an epoch are known.
+        epochs: how often the budget goes through a source; None for nodes that mix others.
+    """
+
+    path: str
+    depth: int
+    node: NodeNumbers
+    weight: float | None
+    share: float
+    samples: int
+    tokens: int | None
+    epochs: float | None
 
 
-def _aligned(rows: list[Row]) -> list[str]:
-    """Align the first and the last column to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[0], cells[-1] = row[0].ljust(widths[0]), row[-1]
-        lines.append(f"  {'  '.join(cells)}".rstrip())
-    return lines
+class TriedMix(Answer, frozen=True, kw_only=True):
+    """One split of a metadataset with a budget and, where they were given, other weights."""
+
+    path: str
+    split: str
+    budget_samples: int
+    changed: dict[str, float]
+    nodes: tuple[TriedNode, ...]
+    """Depth first, the root first."""
 
 
-def _all_problems(verdict: MixVerdict) -> list[Problem]:
-    """Return the problems of the metadataset, and then those of each dataset."""
-    return [*verdict.problems, *(problem for dataset in verdict.datasets for problem in dataset.problems)]
+def tried_mix(
+    found: MetadatasetDescription,
+    split: str,
+    *,
+    budget_samples: int | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> TriedMix:
+    """Return what a budget of samples takes from each source of a mix, with the weights of the file or with others.
+
+    It is arithmetic on shares: in a run the counts deviate by less than 2 samples a source.
+
+    Args:
+        found: what `headrace.inspect.describe` says of the metadataset.
+        split: the name of a split.
+        budget_samples: the number of samples that are taken; by default those of one pass, or as many as all sources
+            have together.
+        weights: path of a node -> its weight, in place of that in the file.
+
+    Raises:
+        ConfigError: there is no such split, or no node with a weight at a path; or a number is below 0.
+
+    Example:
+        >>> from headrace import inspect
+        >>> web, code = (
+        ...     inspect.metadataset.NodeNumbers(name=name, kind="source", number=1, share=0.5, samples=100)
+        ...     for name in ("web", "code")
+        ... )
+        >>> root = inspect.metadataset.NodeNumbers(
+        ...     name="train", kind="blend", number=None, share=1.0, samples=None, children=(web, code)
+        ... )
+        >>> mix = inspect.MetadatasetDescription(
+        ...     path="mix.yaml", splits={"train": root}, steps=None, global_batch_size=None
+        ... )
+        >>> tried = inspect.views.tried_mix(mix, "train", budget_samples=400, weights={"web": 3})
+        >>> [(one.path, one.samples, one.epochs) for one in tried.nodes[1:]]
+        [('web', 300, 3.0), ('code', 100, 1.0)]
+    """
+    if split not in found.splits:
+        raise unknown_name(found.path, "split", split, found.splits)
+    root = found.splits[split]
+    given = dict(weights or {})
+    if any(not 0 <= weight < float("inf") for weight in given.values()):
+        raise ConfigError(f"weights are numbers of at least 0, found {given}")
+    if budget_samples is None:
+        budget_samples = root.samples if root.samples is not None else _held(root)
+    if budget_samples < 0:
+        raise ConfigError(f"a budget is at least 0 samples, found {budget_samples:,}")
+    left = dict(given)
+    nodes = tuple(_tried(root, "", 0, None, 1.0, budget_samples, left))
+    if left:
+        raise ConfigError(f"{found.path}: nothing with a weight is at {', '.join(map(repr, left))}")
+    return TriedMix(path=found.path, split=split, budget_samples=budget_samples, changed=given, nodes=nodes)
 
 
-def _verdict_lines(verdict: MixVerdict) -> list[str]:
-    lines = []
-    for dataset in verdict.datasets:
-        lines += [f"note: {dataset.path}: {note}" for note in getattr(dataset, "notes", ())]
-        state = plural(len(dataset.problems), "fault") if dataset.problems else f"whole: {_numbers(dataset)}"
-        lines.append(f"{dataset.path}: {state}")
-    if problems := _all_problems(verdict):
-        return [*lines, f"{verdict.path}: {plural(len(problems), 'fault')}"]
-    reached = f"{plural(len(verdict.datasets), 'dataset')} in {plural(len(verdict.splits), 'split')}"
-    joins = f", {plural(verdict.joins, 'join')} read" if verdict.joins else ""
-    return [*lines, f"{verdict.path}: whole: {reached}{joins}{took(verdict.seconds)}"]
+def _held(node: NodeNumbers) -> int:
+    return sum(map(_held, node.children)) if node.children else node.samples or 0
 
 
-def _numbers(dataset: SampleVerdict | Verdict) -> str:
-    hashed = ", hashed" if dataset.hashed else ""
-    if isinstance(dataset, Verdict):
-        return f"{plural(dataset.documents, 'document')}, {size(dataset.bytes)} read{hashed}"
-    decoded = ", every part decoded" if dataset.decoded is not None else ""
-    samples = f"{plural(dataset.samples, 'sample')} in {plural(dataset.shards, 'shard')}"
-    return f"{samples}, {size(dataset.bytes)}{decoded}{hashed}"
+def _tried(
+    node: NodeNumbers, path: str, depth: int, weight: float | None, share: float, budget: int, given: dict[str, float]
+) -> list[TriedNode]:
+    samples = round(share * budget)
+    epochs = tokens = None
+    if not node.children:
+        epochs = samples / node.samples if node.samples else None
+        tokens = None if node.tokens is None or not node.samples else round(node.tokens / node.samples * samples)
+    found = [
+        TriedNode(
+            path=path, depth=depth, node=node, weight=weight, share=share, samples=samples, tokens=tokens, epochs=epochs
+        )
+    ]
+    weights: list[float | None] = []
+    parts: list[float] = []
+    for child in node.children:
+        place = f"{path}/{child.name}" if path else child.name
+        base = child.share / node.share if node.share else 0.0
+        if child.number is None:
+            weights.append(None)
+            parts.append(base)
+            continue
+        # In a blend with repeats a child's part goes with its samples, too; the change of its number scales it.
+        weight = given.pop(place, child.number)
+        weights.append(weight)
+        parts.append(base * weight / child.number if child.number else weight)
+    total = sum(parts)
+    if node.children and not total:
+        raise ConfigError(f"the weights below {path or 'the root'!r} are all 0: one of them must be above 0")
+    for child, child_weight, part in zip(node.children, weights, parts, strict=True):
+        place = f"{path}/{child.name}" if path else child.name
+        found += _tried(child, place, depth + 1, child_weight, share * part / total, budget, given)
+    tokens_below = [one.tokens for one in found[1:] if not one.node.children]
+    if node.children and tokens_below and None not in tokens_below:
+        found[0] = msgspec.structs.replace(found[0], tokens=sum(one or 0 for one in tokens_below))
+    return found
+
+
+def mix_paths(path: str) -> list[str]:
+    """Return the paths of all datasets that a metadataset names, without opening them.
+
+    Raises:
+        HeadraceError: the file, or one that it names, cannot be read, or says something impossible.
+    """
+    metadataset = load_dataset(path)
+    found: dict[str, None] = {}
+    for split in metadataset.splits:
+        for source in sources(metadataset.tree(split)):
+            named = source.columns if isinstance(source, JoinedSource) else (source,)
+            found |= dict.fromkeys(one.path for one in named)
+    return list(found)

@@ -18,13 +18,14 @@ from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError, HeadraceError, InputError
 from headrace.inspect.answers import OnProgress, unseen
+from headrace.inspect.blocks import ShownSequence, Stretch
 from headrace.inspect.figures import count
-from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering, ShownSequence, Stretch
+from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
 from headrace.preparing.recipes import find_template, find_tokenizer, read_recipe, with_inputs
 from headrace.preparing.record_encoder import find_end_names, make_maker
 from headrace.preparing.run_plan import RecipeSetup
-from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
+from headrace.preparing.sources import RecordSpec, Span, counted_from, find_inputs, open_span, record_noun
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import NUM_RECORDS, Sample
 from headrace.samples.maker import Explained, MadeDocuments, SampleMaker
@@ -148,10 +149,10 @@ def find_record(recipe: Recipe, number: int, on_progress: OnProgress = unseen) -
         paths = [spec.paths] if isinstance(spec.paths, str) else list(spec.paths)
         for name, place, record in _records(paths):
             if reached == number:
-                if isinstance(record, _Bad):
-                    raise InputError(f"{name}, {place}: {record.message}")
+                if isinstance(record, InputError):
+                    raise InputError(f"{name}, {place}: {record}")
                 found = (record, name, place)
-            if not isinstance(record, _Bad) and len(first) < NUM_RECORDS:
+            if not isinstance(record, InputError) and len(first) < NUM_RECORDS:
                 first.append(record)
             reached += 1
             if reached % TELL_EVERY == 0:
@@ -163,24 +164,16 @@ def find_record(recipe: Recipe, number: int, on_progress: OnProgress = unseen) -
     raise ConfigError(f"`record={number}`: the inputs have only {reached:,} records, counted from 0")
 
 
-class _Bad(NamedTuple):
-    message: str
-
-
 def _records(paths: list[str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield file, place in words, and the record, or a `_Bad` if it cannot be read."""
+    """Yield file, place in words, and the record, or an InputError if it cannot be read."""
     spec = RecordSpec(fields=(), whole=True, lists=True)
     for file in find_inputs(paths, spec=spec):
         unit = record_noun(file.format, spec.sample_by)
-        for line, record in _of_file(file, spec):
-            yield file.name, f"{unit} {line + counted_from(unit):,}", record
-
-
-def _of_file(file: SourceFile, spec: RecordSpec) -> Iterator[tuple[int, Any]]:
-    for block in open_span(file, Span(0, 0, file.extent), spec).blocks():
-        good = zip(block.lines.tolist(), block.records or [], strict=True)
-        bad = ((entry.line, _Bad(entry.message)) for entry in block.bad)
-        yield from sorted([*good, *bad], key=lambda entry: entry[0])
+        for block in open_span(file, Span(0, 0, file.extent), spec).blocks():
+            found: dict[int, Any] = dict(zip(block.lines.tolist(), block.records or [], strict=True))
+            found |= {entry.line: InputError(entry.message) for entry in block.bad}
+            for line in sorted(found):
+                yield file.name, f"{unit} {line + counted_from(unit):,}", found[line]
 
 
 _MOST_ADDED = 2

@@ -13,7 +13,9 @@ from headrace.datasets import Run
 from headrace.datasets.editing import Edit
 from headrace.datasets.mix import node_of
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, plural, table
+from headrace.inspect.answers import Report
+from headrace.inspect.blocks import Block, Note, Pairs, Tabular, Title, Titled
+from headrace.inspect.figures import count, plural
 from headrace.plan import Branch, Declared, Leaf, Order, Schedule
 from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.tracing.accounting import RunAccount, account
@@ -62,7 +64,7 @@ class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
     edits: tuple[ToldEdit, ...]
 
 
-class ToldFile(msgspec.Struct, frozen=True, kw_only=True):
+class ToldFile(Report, frozen=True, kw_only=True):
     """The whole file; ``reached`` is the position of its last run in the last state, or where the training began."""
 
     run: str
@@ -70,21 +72,23 @@ class ToldFile(msgspec.Struct, frozen=True, kw_only=True):
     reached: int
     runs: tuple[ToldRun, ...]
 
-    def lines(self) -> list[str]:
-        """Return the report."""
-        found = [f"{self.run}: {plural(len(self.runs), 'run')}, generation {count(self.generation)}"]
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        found: list[Block] = [Title(self.run, f"{plural(len(self.runs), 'run')}, generation {count(self.generation)}")]
         for run in self.runs:
-            found.append(f"from step {count(run.first_step)}, at position {count(run.position)}")
-            found.append(f"  mix      {', '.join(_shares(run.mix))}")
             pieces = [f"{plural(size, 'sample')} from step {count(step)}" for step, size in run.batches]
-            found.append(f"  batches  {', '.join(pieces)}")
-            found.append(f"  order    {run.order}")
-            found.append(f"  length   {_length(run.num_samples, run.num_steps)}")
-            if run.edits:
-                found.append(f"  begun    {', '.join(_shares(run.begun))}")
-            found += [f"  {line}" for edit in run.edits for line in edit_lines(edit)]
-        found.append(f"the training has come to position {count(self.reached)}")
-        return found
+            pairs = [
+                ("mix", _shares(run.mix)),
+                ("batches", ", ".join(pieces)),
+                ("order", run.order),
+                ("length", _length(run.num_samples, run.num_steps)),
+                *([("begun", _shares(run.begun))] if run.edits else []),
+            ]
+            edits = [line for edit in run.edits for line in edit_lines(edit)]
+            found.append(
+                Titled(f"from step {count(run.first_step)}, at position {count(run.position)}", [Pairs(pairs), *edits])
+            )
+        return [*found, "", f"the training has come to position {count(self.reached)}"]
 
 
 class ToldStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +106,7 @@ class ToldAccount(msgspec.Struct, frozen=True, kw_only=True):
     before: RunAccount
     after: RunAccount
 
-    def lines(self) -> list[str]:
+    def section(self) -> Titled:
         """Return a row for each source, which shows what differs as before -> after."""
         both = [_account_rows(one) for one in (self.before, self.after)]
         rows = []
@@ -110,10 +114,10 @@ class ToldAccount(msgspec.Struct, frozen=True, kw_only=True):
             cells = [one.get(name, ("-",) * len(_COLUMNS)) for one in both]
             pairs = zip(*cells, strict=True)
             rows.append([name, *(old if old == new else f"{old} -> {new}" for old, new in pairs)])
-        return [f"  account {self.at}", *table([["source", *_COLUMNS], *rows])]
+        return Titled(f"account {self.at}", [Tabular(["source", *_COLUMNS], rows)])
 
 
-class ToldChange(msgspec.Struct, frozen=True, kw_only=True):
+class ToldChange(Report, frozen=True, kw_only=True):
     """What an edit of a file changes, whether it was written, and the generation of the file after it.
 
     ``edit`` is None if edits were only undone. ``undone`` are edits that are no longer there. ``skipped`` is the number
@@ -136,33 +140,36 @@ class ToldChange(msgspec.Struct, frozen=True, kw_only=True):
     accounts: tuple[ToldAccount, ...]
     notes: tuple[str, ...]
 
-    def lines(self) -> list[str]:
-        """Return the report."""
+    def shown(self) -> list[Block]:
+        """See `Report`."""
         what = f"generation {count(self.generation)} is written" if self.written else "nothing is written (--dry-run)"
-        found = [f"{self.run}: {what}"]
-        if self.edit is not None:
-            found += [f"  {line}" for line in edit_lines(self.edit)]
+        said = [] if self.edit is None else edit_lines(self.edit)
         if self.skipped_positions is not None:
             first, end = self.skipped_positions
             skipped = ", ".join(f"{name} {count(number)}" for name, number in self.skipped.items())
-            found.append(f"  skipped {plural(end - first, 'sample')}, positions {first:,} to {end - 1:,}: {skipped}")
-        for one in self.undone:
-            head, *changes = edit_lines(one)
-            found += [f"  undone  {head}", *(f"  {line}" for line in changes)]
+            said.append(f"skipped {plural(end - first, 'sample')}, positions {first:,} to {end - 1:,}: {skipped}")
+        said += [f"undone  {line}" for one in self.undone for line in edit_lines(one)]
+        pairs = []
         if self.before != self.after:
-            found.append(f"  mix     before: {', '.join(_shares(self.before))}")
-            found.append(f"          after:  {', '.join(_shares(self.after))}")
+            pairs += [("mix before", _shares(self.before)), ("mix after", _shares(self.after))]
         if self.num_samples_before != self.num_samples:
             before, after = (_length(number, None) for number in (self.num_samples_before, self.num_samples))
-            found.append(f"  length  {before} -> {after}")
+            pairs.append(("length", f"{before} -> {after}"))
         names = list(dict.fromkeys(name for step in self.steps for name in (*step.before, *step.after)))
         rows = [
             [count(step.step), *(f"{step.before.get(name, 0):,} -> {step.after.get(name, 0):,}" for name in names)]
             for step in self.steps
         ]
-        found += table([["step", *names], *rows])
-        found += [line for one in self.accounts for line in one.lines()]
-        return [*found, *(f"  note: {note}" for note in self.notes)]
+        steps = Titled("samples of each source", [Tabular(["step", *names], rows)])
+        accounts = [one.section() for one in self.accounts]
+        return [
+            Title(self.run, what),
+            *(f"  {line}" for line in said),
+            Pairs(pairs),
+            steps,
+            *accounts,
+            *map(Note, self.notes),
+        ]
 
 
 def tell_run_file(path: str | os.PathLike[str]) -> ToldFile:
@@ -354,8 +361,8 @@ def _changes(edit: Edit, before: Mapping[str, float], after: Mapping[str, float]
 _THEN = {"drop": "do not come in their epochs", "defer": "come at the end of their epochs"}
 
 
-def _shares(mix: Mapping[str, float]) -> list[str]:
-    return [f"{name} {_part(share)}" for name, share in mix.items()]
+def _shares(mix: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {_part(share)}" for name, share in mix.items())
 
 
 def _part(share: float | None) -> str:

@@ -13,14 +13,15 @@ import msgspec
 
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreAwayError, StoreError
-from headrace.inspect.answers import Answer, OnProgress, problem_of, took
+from headrace.inspect.answers import Checked, OnProgress, problem_of
 from headrace.inspect.decoding import DecodedRange, decoded_here, excluded, open_checked
-from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
+from headrace.inspect.description import own_manifest
+from headrace.inspect.figures import count, plural, size
 from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
 from headrace.io import AnyPath, PreadReader, path_at
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
-from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
+from headrace.stores import Manifest, Problem, check_file
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.splits import find_splits
@@ -60,34 +61,22 @@ def summed(
         ranges: the ranges, in the order of the store.
         on_problem: called for each fault, in the order of the store.
     """
-    samples = faulty = unnamed = named = 0
+    samples = faulty = named = 0
     bad: list[BadSample] = []
-    parts: collections.Counter[str] = collections.Counter()
-    kept_parts: collections.Counter[str] = collections.Counter()
-    faulty_parts: collections.Counter[str] = collections.Counter()
+    counts = {name: collections.Counter[str]() for name in ("parts", "kept_parts", "faulty_parts")}
     for result in ranges:
         samples += result.samples
         faulty += result.faulty_samples
         bad += result.bad
-        parts.update(result.parts)
-        kept_parts.update(result.kept_parts)
-        faulty_parts.update(result.faulty_parts)
-        for problem in result.problems:
-            if named < MAX_NAMED:
-                on_problem(problem)
-                named += 1
-            else:
-                unnamed += 1
-    if unnamed:
-        on_problem(Problem(path=store.path, place="", message=f"{unnamed:,} more faulty parts"))
-    return Decoded(
-        samples=samples,
-        faulty_samples=faulty,
-        parts=dict(sorted(parts.items())),
-        kept_parts=dict(sorted(kept_parts.items())),
-        faulty_parts=dict(sorted(faulty_parts.items())),
-        bad=tuple(bad),
-    )
+        for name, counter in counts.items():
+            counter.update(getattr(result, name))
+        for problem in result.problems[: max(0, MAX_NAMED - named)]:
+            on_problem(problem)
+        named += len(result.problems)
+    if named > MAX_NAMED:
+        on_problem(Problem(path=store.path, place="", message=f"{named - MAX_NAMED:,} more faulty parts"))
+    parts = {name: dict(sorted(counter.items())) for name, counter in counts.items()}
+    return Decoded(samples=samples, faulty_samples=faulty, bad=tuple(bad), **parts)
 
 
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,12 +105,9 @@ class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
         return cls(dataset=SampleOptions.of(options), decode=decode, workers=workers or usable_cores())
 
 
-class SampleVerdict(Answer, frozen=True, kw_only=True):
-    """What a check found, and how much it read. Counts are zero if the store cannot be opened."""
+class SampleVerdict(Checked, frozen=True, kw_only=True):
+    """What a check of samples found, and how much it read. Counts are zero if the store cannot be opened."""
 
-    path: str
-    ok: bool
-    problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()
     """Remarks on what may be intended or a mistake."""
 
@@ -137,16 +123,24 @@ class SampleVerdict(Answer, frozen=True, kw_only=True):
 
     decoded: Decoded | None = None
 
-    seconds: float | msgspec.UnsetType = msgspec.UNSET
-    """How long the check took; unset for a dataset of a metadataset."""
+    def remarks(self) -> list[str]:
+        """See `Checked`."""
+        lines = [f"note: {note}" for note in self.notes]
+        if (found := self.decoded) is None:
+            return lines
+        kept = _counts(found.kept_parts)
+        told = f"{self.path}: decoded: {_counts(found.parts) or 'none'}"
+        told += f"; kept as bytes, since no decoder knows them: {kept}" if kept else ""
+        return [*lines, told + (f"; at fault: {_counts(found.faulty_parts)}" if found.faulty_parts else "")]
 
-    def lines(self) -> list[str]:
-        """Return the lines that sum the check up, as ``headrace check`` prints them."""
-        return list(map(safe_text, _lines(self)))
-
-    def fault_lines(self) -> list[str]:
-        """Return a line for each fault; of many that are alike, three are shown."""
-        return problem_lines(self.problems)
+    def covered(self) -> str:
+        """See `Checked`."""
+        what = ""
+        if self.decoded is not None:
+            what = ", every part decoded" + (" that has a decoder" if self.decoded.kept_parts else "")
+        what += ", hashed" if self.hashed else " (no headrace.json has hashes of the bytes)"
+        numbers = f"{plural(self.samples, 'sample')} in {plural(self.shards, 'shard')}, {size(self.bytes)}"
+        return f"{numbers}, every header read{what}"
 
 
 class Watched(PreadReader):
@@ -188,7 +182,7 @@ def check_samples(
     try:
         # What an object store sends is not watched: it is read in few large pieces.
         store = open_checked(path, check.dataset, Watched(on_progress) if isinstance(path_at(path), Path) else "mmap")
-        manifest = _manifest(path)
+        manifest = own_manifest(path)
     except StoreAwayError:
         raise
     except (StoreError, InputError) as error:
@@ -372,26 +366,5 @@ def _some(names: set[str]) -> str:
     return ", ".join(first) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _manifest(path: str) -> Manifest | None:
-    return load_manifest(path) if (path_at(path) / MANIFEST_NAME).is_file() else None
-
-
 def _counts(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count(number)}" for name, number in parts.items())
-
-
-def _lines(verdict: SampleVerdict) -> list[str]:
-    lines = [f"note: {note}" for note in verdict.notes]
-    if verdict.decoded is not None:
-        found = verdict.decoded
-        told = f"{verdict.path}: decoded: {_counts(found.parts) or 'none'}"
-        told += f"; kept as bytes, since no decoder knows them: {_counts(found.kept_parts)}" if found.kept_parts else ""
-        lines.append(told + (f"; at fault: {_counts(found.faulty_parts)}" if found.faulty_parts else ""))
-    if verdict.problems:
-        return [*lines, f"{verdict.path}: {plural(len(verdict.problems), 'fault')}"]
-    what = ""
-    if verdict.decoded is not None:
-        what = ", every part decoded" + (" that has a decoder" if verdict.decoded.kept_parts else "")
-    what += ", hashed" if verdict.hashed else " (no headrace.json has hashes of the bytes)"
-    numbers = f"{plural(verdict.samples, 'sample')} in {plural(verdict.shards, 'shard')}, {size(verdict.bytes)}"
-    return [*lines, f"{verdict.path}: whole: {numbers}, every header read{what}{took(verdict.seconds)}"]

@@ -13,10 +13,13 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.inspect.answers import Answer
-from headrace.inspect.figures import as_json, count, listing, plural, safe_text, size, table
+from headrace.inspect.answers import Report
+from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
+from headrace.inspect.description import MAX_ERRORS, ledger_sections, own_manifest
+from headrace.inspect.figures import as_json, count, plural, size
 from headrace.inspect.samples import SampleOptions, open_sample_store, part_sizes, total_bytes
 from headrace.io import AnyPath
+from headrace.stores import ErrorEntry, Ledger
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
@@ -73,7 +76,7 @@ class TypeInfo(msgspec.Struct, frozen=True, kw_only=True):
     subflavors: dict[str, Any]
 
 
-class SampleDescription(Answer, frozen=True, kw_only=True):
+class SampleDescription(Report, frozen=True, kw_only=True):
     """All that ``headrace info`` says of a store of samples."""
 
     path: str
@@ -98,9 +101,18 @@ class SampleDescription(Answer, frozen=True, kw_only=True):
     index: dict[str, tuple[str, ...]] | None
     """Table of ``index.sqlite`` -> its columns."""
 
-    def lines(self) -> list[str]:
-        """Return the lines that ``headrace info`` prints."""
-        return _sample_lines(self)
+    ledger: Ledger | None = None
+    """What was dropped and why, from the manifest."""
+
+    errors: int = 0
+    """The number of bad records that were skipped."""
+
+    bad_records: tuple[ErrorEntry, ...] = ()
+    """The first of them."""
+
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        return list(_sample_blocks(self))
 
 
 def describe_samples(path: str, options: SampleOptions) -> SampleDescription | None:
@@ -115,6 +127,7 @@ def describe_samples(path: str, options: SampleOptions) -> SampleDescription | N
         raise ConfigError(f"{path}: `split_config` is only for Energon datasets, and this has no .nv-meta")
     if opened is None:
         return None
+    manifest = own_manifest(path)
     with opened as store:
         index = store.index if isinstance(store, EnergonStore | FilesystemStore) else None
         looked_at, parts = _parts(store)
@@ -134,6 +147,9 @@ def describe_samples(path: str, options: SampleOptions) -> SampleDescription | N
             parts=parts,
             media=None if index is None or not index.has_media else _media(index),
             index=None if index is None else index.tables,
+            ledger=None if manifest is None else manifest.ledger,
+            errors=0 if manifest is None else len(manifest.errors),
+            bad_records=() if manifest is None else manifest.errors[:MAX_ERRORS],
         )
 
 
@@ -253,27 +269,40 @@ def _batch(
             yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)
 
 
-def _sample_lines(found: SampleDescription) -> list[str]:
-    """Return all lines that ``headrace info`` prints for a store of samples."""
-    pairs = [
+def _sample_blocks(found: SampleDescription) -> Iterator[Block]:
+    pairs: list[tuple[str, str | None]] = [
         ("format", f"{found.format}, {plural(found.shards, 'shard')}"),
         ("samples", count(found.samples) + (f", {count(found.left_out)} bad ones left out" if found.left_out else "")),
         ("on disk", size(found.bytes)),
+        *_recorded(found),
     ]
-    pairs += [(name, value) for name, value in _recorded(found) if value is not None]
-    lines = [safe_text(found.path), *listing([(name, safe_text(value)) for name, value in pairs])]
+    yield Title(found.path)
+    yield Pairs([(name, value) for name, value in pairs if value is not None])
     if found.type is not None and found.type.field_map is not None:
-        fields = [(safe_text(field), safe_text(part)) for field, part in found.type.field_map.items()]
-        lines += ["", "fields", *listing(fields)]
-    return lines + _split_lines(found) + _part_lines(found)
+        yield Titled("fields", [Pairs.of(found.type.field_map)])
+    if found.splits is not None:
+        yield Titled("splits", [_split_table(found.splits)])
+    if found.parts:
+        of = "all samples" if found.looked_at == found.samples else f"{count(found.looked_at)} samples, evenly spread"
+        yield Titled(f"parts of {of}", [_part_table(found)])
+    yield from ledger_sections(found.ledger, found.errors, found.bad_records, "samples")
 
 
 def _recorded(found: SampleDescription) -> list[tuple[str, str | None]]:
     """Return what the files beside the samples say of them, None for each that says nothing."""
+    known, sample_type, loader = found.type, None, None
+    if known is None and found.format == "energon":
+        sample_type = "unknown: there is no dataset.yaml"
+    if known is not None:
+        words = f"crude, {known.class_name}" if known.kind == "crude" else known.sample_type or known.class_name
+        sample_type, loader = f"{words} ({known.file})", known.sample_loader
     return [
-        ("prepared by", None if found.energon_version is None else f"energon {found.energon_version}"),
+        ("prepared by", found.energon_version and f"energon {found.energon_version}"),
         ("uuid", found.uuid),
-        *_type_pairs(found),
+        ("sample type", sample_type),
+        ("loader", loader and f"{loader}, which is code and was not run"),
+        ("part filter", None if known is None else known.part_filter),
+        ("subflavors", as_json(known.subflavors) if known is not None and known.subflavors else None),
         ("media facts", None if found.media is None else _media_words(found.media)),
         ("index.sqlite", None if found.index is None else ", ".join(found.index) or "no tables"),
     ]
@@ -285,39 +314,30 @@ def _media_words(media: MediaNumbers) -> str:
     return kinds + (f" (by {by})" if by else "")
 
 
-def _type_pairs(found: SampleDescription) -> list[tuple[str, str | None]]:
-    known = found.type
-    if known is None:
-        return [("sample type", "unknown: there is no dataset.yaml" if found.format == "energon" else None)]
-    words = f"crude, {known.class_name}" if known.kind == "crude" else known.sample_type or known.class_name
-    loader = known.sample_loader
-    return [
-        ("sample type", f"{words} ({known.file})"),
-        ("loader", None if loader is None else f"{loader}, which is code and was not run"),
-        ("part filter", known.part_filter),
-        ("subflavors", as_json(known.subflavors) if known.subflavors else None),
+def _split_table(splits: tuple[SplitNumbers, ...]) -> Tabular:
+    total = sum(part.samples for part in splits)
+    rows = [
+        (
+            part.name,
+            count(part.samples),
+            f"{part.samples / max(total, 1):.1%}",
+            count(part.shards),
+            count(part.excluded),
+            count(part.excluded_shards),
+        )
+        for part in splits
     ]
+    return Tabular(("split", "samples", "share", "shards", "samples excluded", "shards excluded"), rows)
 
 
-def _split_lines(found: SampleDescription) -> list[str]:
-    if found.splits is None:
-        return []
-    total = sum(part.samples for part in found.splits)
-    rows = [("split", "samples", "share", "shards", "samples excluded", "shards excluded")]
-    for part in found.splits:
-        share = f"{part.samples / max(total, 1):.1%}"
-        excluded = count(part.excluded), count(part.excluded_shards)
-        rows.append((safe_text(part.name), count(part.samples), share, count(part.shards), *excluded))
-    return ["", "splits", *table(rows)]
-
-
-def _part_lines(found: SampleDescription) -> list[str]:
-    if not found.parts:
-        return []
-    of = "all samples" if found.looked_at == found.samples else f"{count(found.looked_at)} samples, evenly spread"
-    rows = [("part", "samples", "share", "mean", "min", "max")]
-    for part in found.parts:
-        sizes = size(part.bytes / part.samples), size(part.min), size(part.max)
-        share = f"{part.samples / found.looked_at:.1%}"
-        rows.append((safe_text(part.name) or "(no name)", count(part.samples), share, *sizes))
-    return ["", f"parts of {of}", *table(rows)]
+def _part_table(found: SampleDescription) -> Tabular:
+    rows = [
+        (
+            part.name or "(no name)",
+            count(part.samples),
+            f"{part.samples / found.looked_at:.1%}",
+            *map(size, (part.bytes / part.samples, part.min, part.max)),
+        )
+        for part in found.parts
+    ]
+    return Tabular(("part", "samples", "share", "mean", "min", "max"), rows)

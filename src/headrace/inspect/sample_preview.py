@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from headrace.datasets.mix import named_datasets
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer
-from headrace.inspect.description import find_manifest
+from headrace.inspect.blocks import Block, Pairs, Title, Titled
 from headrace.inspect.figures import count, plural
 from headrace.inspect.samples import (
     LookedAtSample,
@@ -83,31 +84,19 @@ class MixPreview(Answer, frozen=True, kw_only=True):
         return f"{self.format}, split {self.split_part}, {plural(len(self.sources), 'source')}, {order}"
 
 
+@dataclasses.dataclass(frozen=True)
 class OpenPreview:
     """An open store or metadataset, and the samples of it that a user wants to see. Iterating decodes them one by one.
 
     Attributes:
         facts: the preview, still without samples.
         numbers: the numbers of the samples; in a metadataset, positions of the mix.
-
-    Args:
-        facts: see above.
-        numbers: see above.
         look: yields the samples; called anew for each iteration.
-        closing: closes the files.
     """
 
-    def __init__(
-        self,
-        facts: SamplePreview | MixPreview,
-        numbers: list[int],
-        look: Callable[[], Iterator[LookedAtSample]],
-        closing: contextlib.ExitStack,
-    ) -> None:
-        self.facts = facts
-        self.numbers = numbers
-        self._look = look
-        self._closing = closing
+    facts: SamplePreview | MixPreview
+    numbers: list[int]
+    look: Callable[[], Iterator[LookedAtSample]]
 
     def __iter__(self) -> Iterator[LookedAtSample]:
         """Yield the samples. A part that cannot be decoded says so itself.
@@ -116,7 +105,7 @@ class OpenPreview:
             InputError: a sample is malformed.
             StoreError: a file, or the tokeniser of a store, is missing or has changed.
         """
-        return self._look()
+        return self.look()
 
     @property
     def how_many(self) -> str:
@@ -130,18 +119,23 @@ class OpenPreview:
         """Return the preview with its samples, without their bytes and pictures."""
         return msgspec.structs.replace(self.facts, samples=tuple(sample.shown for sample in self))
 
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, and read the samples while doing so; see `Report`."""
+        facts = self.facts
+        yield Title(facts.path, facts.words)
+        yield self.how_many
+        if isinstance(facts, SamplePreview) and facts.field_map:
+            yield Titled("fields", [Pairs.of(facts.field_map)])
+        for sample in self:
+            yield sample.section()
+
     def to_dict(self) -> dict[str, Any]:
         """Read the samples; see `Answer.to_dict`."""
         return self.read().to_dict()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._closing.close()
-
-
-def open_samples(path: str, options: PreviewOptions) -> OpenPreview:
+@contextlib.contextmanager
+def open_samples(path: str, options: PreviewOptions) -> Iterator[OpenPreview]:
     """Open a store to show its samples.
 
     Raises:
@@ -149,8 +143,7 @@ def open_samples(path: str, options: PreviewOptions) -> OpenPreview:
         ConfigError: there is no such sample.
     """
     viewer = _viewer(options)
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(need_samples(path, SampleOptions.of(options)))
+    with need_samples(path, SampleOptions.of(options)) as store:
         dataset, fields = dataset_of(store), field_map_of(store)
         numbers = _numbers(store, options)
 
@@ -167,7 +160,7 @@ def open_samples(path: str, options: PreviewOptions) -> OpenPreview:
             sample_type=None if dataset is None else "crude" if dataset.kind == "crude" else type_name(store),
             field_map=None if dataset is None else dataset.field_map,
         )
-        return OpenPreview(facts, numbers, look, stack.pop_all())
+        yield OpenPreview(facts, numbers, look)
 
 
 def look_at_sample(store: SampleStore, number: int, part: str | None, *, max_chars: int) -> LookedAtSample:
@@ -226,62 +219,26 @@ def _chosen(options: PreviewOptions, length: int | None) -> list[int]:
 _FIELD = "input_ids"
 
 
-class TokenViewer:
-    """Shows the samples of a run that consist of tokens. Each store is read with the tokeniser that made it.
-
-    Args:
-        run: a run with one sample for each step.
-        max_chars: the most characters that are kept of each text.
-    """
-
-    def __init__(self, run: Run, *, max_chars: int) -> None:
-        self._run = run
-        self._max_chars = max_chars
-        self._texts: dict[str, TokenTexts] = {}
-
-    def look(self, position: int, number: int, place: MixPlace) -> LookedAtSample:
-        """Return the sample at a position.
-
-        Args:
-            position: the position in the run.
-            number: the number of the sample in its dataset.
-            place: the place of the sample in the mix.
-
-        Raises:
-            StoreError: the tokeniser of the store is missing, or has changed.
-        """
-        located = self._run.locate(np.array([position]))
-        (origins,) = self._run.datasets[int(located.sources[0])].origins(located.addresses)
-        # Only pads follow the documents of a pack.
-        ids = self._run.read(located)[_FIELD][0][: sum(origin.tokens or 0 for origin in origins)]
-        text = "".join(group.text for group in self._texts_of(place.path).groups(ids.tolist()))
-        part = ShownPart(
-            name=_FIELD,
-            size=ids.nbytes,
-            kind="text",
-            text=text[: self._max_chars],
-            left_out=max(0, len(text) - self._max_chars),
-            facts={"dtype": str(ids.dtype), "shape": str(ids.shape)},
-        )
-        shown = ShownParts(
-            number=number,
-            key=_documents(origins),
-            shard="",
-            index=number,
-            parts=(part,),
-            fields={},
-            boxes=(),
-            place=place,
-        )
-        raw = RawSample(key=shown.key, shard="", index=number, parts={_FIELD: ids.tobytes()})
-        return LookedAtSample(shown, raw, {})
-
-    def _texts_of(self, path: str) -> TokenTexts:
-        if path not in self._texts:
-            manifest = find_manifest(path)
-            made_by = None if manifest is None else manifest.tokenizer
-            self._texts[path] = find_texts(made_by, given=None, is_any=False, path=path).texts
-        return self._texts[path]
+def _look_at_tokens(
+    run: Run, position: int, number: int, place: MixPlace, texts: TokenTexts, max_chars: int
+) -> LookedAtSample:
+    """Return a sample of a run that consists of tokens."""
+    located = run.locate(np.array([position]))
+    (origins,) = run.datasets[int(located.sources[0])].origins(located.addresses)
+    # Only pads follow the documents of a pack.
+    ids = run.read(located)[_FIELD][0][: sum(origin.tokens or 0 for origin in origins)]
+    text = "".join(group.text for group in texts.groups(ids.tolist()))
+    part = ShownPart(
+        name=_FIELD,
+        size=ids.nbytes,
+        kind="text",
+        text=text[:max_chars],
+        left_out=max(0, len(text) - max_chars),
+        facts={"dtype": str(ids.dtype), "shape": str(ids.shape)},
+    )
+    key = _documents(origins)
+    shown = ShownParts(number=number, key=key, shard="", index=number, parts=(part,), fields={}, boxes=(), place=place)
+    return LookedAtSample(shown, RawSample(key=key, shard="", index=number, parts={_FIELD: ids.tobytes()}), {})
 
 
 def _documents(origins: tuple[Origin, ...]) -> str:
@@ -293,7 +250,8 @@ def _documents(origins: tuple[Origin, ...]) -> str:
     return ", ".join(found)
 
 
-def open_mix(path: str, options: PreviewOptions) -> OpenPreview:
+@contextlib.contextmanager
+def open_mix(path: str, options: PreviewOptions) -> Iterator[OpenPreview]:
     """Open a metadataset to show samples of its mix.
 
     Raises:
@@ -325,13 +283,12 @@ def open_mix(path: str, options: PreviewOptions) -> OpenPreview:
             order=order.kind,
             seed=order.seed,
         )
-        tokens = TokenViewer(run, max_chars=options.get("max_chars", 2000))
-        look = functools.partial(_look_at_mix, run, positions, tokens, viewer)
-        return OpenPreview(facts, positions, look, stack.pop_all())
+        yield OpenPreview(facts, positions, functools.partial(_look_at_mix, run, positions, viewer))
 
 
-def _look_at_mix(run: Run, positions: list[int], tokens: TokenViewer, viewer: PartViewer) -> Iterator[LookedAtSample]:
+def _look_at_mix(run: Run, positions: list[int], viewer: PartViewer) -> Iterator[LookedAtSample]:
     found = run.lookup(np.array(positions, dtype=np.int64))
+    texts_of = functools.cache(lambda path: find_texts(path).texts)
     rows = zip(positions, found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True)
     for position, source, epoch, number in rows:
         dataset = run.datasets[source]
@@ -341,7 +298,7 @@ def _look_at_mix(run: Run, positions: list[int], tokens: TokenViewer, viewer: Pa
             raw = dataset.store.read(np.array([number]))[0]
             yield look_at(raw, number, field_map_of(dataset.store), viewer, place)
         else:
-            yield tokens.look(position, number, place)
+            yield _look_at_tokens(run, position, number, place, texts_of(path), viewer.max_chars)
 
 
 def _split(path: str, splits: tuple[str, ...], wanted: str | None) -> str:

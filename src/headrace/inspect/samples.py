@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -20,7 +20,9 @@ from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceColumn, SourceOptions
 from headrace.datasets.metadataset.opening import join_store
 from headrace.errors import ConfigError, HeadraceError
-from headrace.inspect.figures import as_json
+from headrace.inspect.blocks import Block, Media, Pairs, Titled, Verbatim
+from headrace.inspect.figures import as_json, count, duration, plural, size
+from headrace.inspect.terminal import Picture
 from headrace.io import Reader, path_at
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
@@ -212,9 +214,6 @@ def closed(dataset: Dataset) -> None:
 
 
 Kind = Literal["image", "video", "audio", "text", "number", "json", "array", "bytes"]
-Picture = Any
-"""A ``PIL.Image.Image`` of mode RGB."""
-
 MAX_PIXELS_SIDE: Final = 1024
 """The longest side of a picture; larger pictures are scaled down."""
 
@@ -263,7 +262,7 @@ class PartViewer:
 
     def __init__(self, *, max_chars: int, pictures: bool = True) -> None:
         self._decoder = SampleDecoder(image_decode="pil")
-        self._max_chars = max_chars
+        self.max_chars = max_chars
         self._pictures = pictures
 
     def look(self, name: str, data: bytes) -> LookedAt:
@@ -313,8 +312,8 @@ class PartViewer:
 
     def _value(self, name: str, data: bytes, value: Any) -> LookedAt:
         kind, text, facts = _described(value)
-        left_out = max(0, len(text) - self._max_chars)
-        text = text[: self._max_chars]
+        left_out = max(0, len(text) - self.max_chars)
+        text = text[: self.max_chars]
         return LookedAt(
             ShownPart(name=name, size=len(data), kind=kind, text=text, left_out=left_out, facts=facts), value
         )
@@ -375,13 +374,6 @@ MAX_BOXES: Final = 2000
 _BOX_KINDS: Final = ("block", "lines", "words", "chars")
 _FIELD_CHARS: Final = 200
 
-BOX_COLOURS: Final = {
-    "block": (230, 120, 20),
-    "lines": (40, 120, 220),
-    "words": (20, 150, 70),
-    "chars": (190, 50, 160),
-}
-
 
 class Boxes(msgspec.Struct, frozen=True, kw_only=True):
     """Boxes on the picture of a sample: of blocks, lines, words or characters."""
@@ -426,6 +418,40 @@ class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     place: MixPlace | None = None
     """The place in a mix, if the sample is shown as a part of one."""
 
+    def section(self, data: Mapping[str, bytes] = {}, pictures: Mapping[str, Picture] = {}) -> Titled:
+        """Return the sample as blocks: its parts, with their bytes and pictures, boxes and fields."""
+        blocks: list[Block] = [self._block(part, data.get(part.name, b""), pictures) for part in self.parts]
+        for boxes in self.boxes:
+            texts = f": {' | '.join(boxes.texts[:8])}{' ...' if len(boxes.texts) > 8 else ''}" if boxes.texts else ""
+            number = len(boxes.boxes) + boxes.left_out
+            noun = "box" if number == 1 else "boxes"
+            blocks.append(f"{count(number)} {noun} of {boxes.kind} on {boxes.picture}{texts}")
+        if self.fields:
+            blocks.append(Pairs(list(self.fields.items())))
+        return Titled(_heading(self), blocks, is_card=True)
+
+    def _block(self, part: ShownPart, data: bytes, pictures: Mapping[str, Picture]) -> Media:
+        words = f": {part.text} ..." if part.kind == "bytes" and part.text else ""
+        facts = "".join(f", {fact}" for fact in _facts_of(part))
+        boxes = [
+            (found.kind, *place, f"{found.kind} {at}" + (f": {found.texts[at]}" if found.texts else ""))
+            for found in self.boxes
+            if found.picture == part.name
+            for at, place in enumerate(found.boxes)
+        ]
+        return Media(
+            name=part.name,
+            kind=part.kind,
+            title=f"{part.name or '(no name)'}: {part.kind}{facts}, {size(part.size)}{words}",
+            number=self.number,
+            text=Verbatim("" if part.kind == "bytes" else part.text, more=part.left_out, is_made=part.kind != "text"),
+            picture=pictures.get(part.name),
+            data=data,
+            boxes=boxes,
+            size=(float(part.facts.get("width", 1)), float(part.facts.get("height", 1))),
+            error=part.error,
+        )
+
 
 class LookedAtSample(msgspec.Struct, frozen=True):
     """What a preview shows of a sample, with its bytes and pictures."""
@@ -435,19 +461,37 @@ class LookedAtSample(msgspec.Struct, frozen=True):
     pictures: dict[str, Picture]
     """Name of the part -> its picture, scaled down."""
 
-    def drawn(self, part: str) -> Picture:
-        """Return a copy of the picture of a part, with its boxes drawn on it."""
-        picture = self.pictures[part].copy()
-        found = [boxes for boxes in self.shown.boxes if boxes.picture == part]
-        if found:
-            import PIL.ImageDraw
+    def section(self) -> Titled:
+        """Return the sample as blocks."""
+        return self.shown.section(self.raw.parts, self.pictures)
 
-            whole = next(shown.facts for shown in self.shown.parts if shown.name == part)
-            scale = picture.width / float(whole["width"])
-            draw = PIL.ImageDraw.Draw(picture)
-            for boxes in found:
-                _outline(draw, boxes, scale, max(1, max(picture.size) // 160))
-        return picture
+
+def _heading(shown: ShownParts) -> str:
+    """Return the number, key and place of a sample; in a mix also its position, source and epoch."""
+    if (place := shown.place) is not None:
+        shard = f", {shown.shard}, {count(shown.index)}" if shown.shard else ""
+        at = f"position {count(place.position)}: {place.source or '.'}, epoch {count(place.epoch)}"
+        return f"{at}, sample {count(shown.number)}: {shown.key}  ({place.path}{shard})"
+    return f"sample {count(shown.number)}: {shown.key}  ({shown.shard}, {count(shown.index)})"
+
+
+def _facts_of(part: ShownPart) -> list[str]:
+    """Return the facts of a part in words: ``640 x 480``, ``2.0 s``, ``25 frames/s``."""
+    facts = part.facts
+    words = [
+        f"{facts[f'{begin}width']} x {facts[f'{begin}height']}" for begin in ("", "video_") if f"{begin}width" in facts
+    ]
+    seconds = facts.get("video_duration", facts.get("audio_duration"))
+    if isinstance(seconds, int | float):
+        words.append(duration(seconds))
+    if "video_fps" in facts:
+        words.append(f"{facts['video_fps']:.4g} frames/s")
+    if "audio_sample_rate" in facts:
+        channels = plural(int(facts.get("audio_channels", 1)), "channel")
+        words.append(f"sound {facts['audio_sample_rate']} Hz, {channels}")
+    if "dtype" in facts:
+        words.append(f"{facts['dtype']} {facts['shape']}")
+    return words
 
 
 def look_at(
@@ -463,7 +507,9 @@ def look_at(
         place: the place in a mix, if the sample is shown as a part of one.
     """
     looked = {name: viewer.look(name, data) for name, data in raw.parts.items()}
-    values = _field_values(raw, fields or {}, looked)
+    errors = {name: one.error for name, one in looked.items() if one.error is not None}
+    decoded = {name: one.value for name, one in looked.items()}
+    values = dict(fields_of(fields or {}, raw, decoded, errors))
     shown = ShownParts(
         number=number,
         key=raw.key,
@@ -478,27 +524,31 @@ def look_at(
     return LookedAtSample(shown, raw, pictures)
 
 
-def _field_values(raw: RawSample, fields: FieldMap, looked: dict[str, LookedAt]) -> dict[str, Any]:
-    """Return the value of each field, or the error that prevents it."""
-    meta = {"__key__": raw.key, "__shard__": raw.shard, "__restore_key__": (), "__subflavors__": None}
+def fields_of(
+    fields: FieldMap, raw: RawSample, values: Mapping[str, Any], errors: Mapping[str, HeadraceError]
+) -> Iterator[tuple[str, Any]]:
+    """Yield each field with its value, or with the error that prevents it.
+
+    Args:
+        fields: the field map.
+        raw: the sample.
+        values: the decoded value of each part.
+        errors: why others could not be decoded.
+    """
+    meta = {**dict.fromkeys(META_PARTS), "__key__": raw.key, "__shard__": raw.shard, "__restore_key__": ()}
 
     def part(name: str) -> Any:
-        if name in META_PARTS:
-            return meta.get(name)
-        if name not in looked:
-            raise KeyError(name, tuple(looked))
-        error = looked[name].error
-        if error is not None:
-            raise error
-        return looked[name].value
+        if name in errors:
+            raise errors[name]
+        if name not in meta and name not in values:
+            raise KeyError(name, tuple(values))
+        return meta[name] if name in meta else values[name]
 
-    values: dict[str, Any] = {}
     for field, options in fields.items():
         try:
-            values[field] = first_that_works(options, field, part)
+            yield field, first_that_works(options, field, part)
         except HeadraceError as error:
-            values[field] = error
-    return values
+            yield field, error
 
 
 def _in_a_line(field: str, value: Any, fields: FieldMap, looked: dict[str, LookedAt]) -> str:
@@ -560,10 +610,3 @@ def _texts(value: Any, count: int) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) != count:
         return ()
     return tuple(text if isinstance(text, str) else str(text) for text in value)
-
-
-def _outline(draw: Any, boxes: Boxes, scale: float, line: int) -> None:
-    for x, y, width, height in boxes.boxes:
-        if width >= 0 and height >= 0:
-            corners = (x * scale, y * scale, (x + width) * scale, (y + height) * scale)
-            draw.rectangle(corners, outline=BOX_COLOURS[boxes.kind], width=line)

@@ -2,80 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from headrace.datasets.loss_masks import SupervisedShare
-from headrace.inspect.answers import Answer
-from headrace.inspect.description import Bar, LengthFigures
+from headrace.inspect.answers import Report
+from headrace.inspect.blocks import (
+    Block,
+    Legend,
+    Note,
+    Pairs,
+    ShownSequence,
+    Tabular,
+    Title,
+    Titled,
+    Tokens,
+    Verbatim,
+    trained_share,
+)
+from headrace.inspect.description import Description, Kind
+from headrace.inspect.figures import as_json, count, noted, plural
 from headrace.plan.packing import Packing
 from headrace.stores import Dialect
-
-Kind = Literal["seq", "sft", "dpo", "grpo", "prompt"]
-
-
-class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive tokens that are alike: all trained or none, of one role, and of one segment."""
-
-    begin: int
-    """The number of the first token in its sequence."""
-
-    position: int
-    """The position id of the first token; the ids of the others follow it."""
-
-    ids: tuple[int, ...]
-
-    texts: tuple[str, ...]
-    """The text of each token. If several tokens make one character, the first has the character, and the others are
-    empty; if the tokens of a character are not alike, each has its bytes, as in ``\\xf0``."""
-
-    is_trained: bool | None = None
-    """None if there is no loss mask."""
-
-    is_special: bool = False
-    role: str = ""
-    """The role of the turn, as special tokens name it; empty if they do not."""
-
-    is_kept: bool = True
-    """Whether the tokens are stored; those that a limit cuts off are not."""
-
-    @property
-    def text(self) -> str:
-        """The text of all tokens."""
-        return "".join(self.texts)
-
-    @property
-    def end(self) -> int:
-        """The number, in the sequence, of the token after the last one."""
-        return self.begin + len(self.ids)
-
-
-class ShownSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence of tokens: a key of a document, a response, a piece of a pack."""
-
-    name: str
-    document: int
-    begin: int = 0
-    """For a piece of a pack, the number of its first token in the document."""
-
-    num_tokens: int
-    num_trained: int | None = None
-    """None if there is no loss mask."""
-
-    stretches: tuple[Stretch, ...]
-    """The tokens; only the first ones of a long sequence."""
-
-    reward: float | None = None
-
-    source: str = ""
-    """The input file and the line that the document comes from, if the store keeps them."""
-
-    @property
-    def num_shown(self) -> int:
-        """The number of tokens in ``stretches``."""
-        return sum(len(stretch.ids) for stretch in self.stretches)
 
 
 class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,22 +66,32 @@ class PackFill(msgspec.Struct, frozen=True, kw_only=True):
     lost_tokens: int
 
 
-class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a whole store."""
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of a whole store: what ``headrace info`` says, how much of its documents is trained, and its packs."""
 
-    key: str
-    """The key that lengths and tokens are counted in, which is the first one shown."""
-
-    tokens: int
-
-    tokens_per_document: LengthFigures | None
-    histogram: tuple[Bar, ...]
-    trained: SupervisedShare | None
+    store: Description
     shares: Shares | None = None
-    packs: PackFill | None
+    packs: PackFill | None = None
+
+    def shown(self) -> list[Block]:
+        """Return them as blocks."""
+        found = self.store.shown()[1:]
+        if self.packs is not None:
+            packs = self.packs
+            lost = f", {plural(packs.lost_tokens, 'token')} lost" if packs.lost_tokens else ""
+            found.append(Pairs([("packs", f"{count(packs.packs)} ({packs.strategy}), fill {packs.fill:.3%}{lost}")]))
+        if self.shares is not None:
+            rows = [
+                (f"{place * 10} %" if place else "nothing", count(number))
+                for place, number in enumerate(self.shares.documents)
+            ]
+            words = f", {self.shares.words}" if self.shares.words else ""
+            table = Tabular(("trained, up to", "documents"), rows, bars=self.shares.documents)
+            found.append(Titled(f"documents by the share of their tokens that is trained{words}", [table]))
+        return found
 
 
-class Preview(Answer, frozen=True, kw_only=True):
+class Preview(Report, frozen=True, kw_only=True):
     """Some samples of a store, and facts about the store."""
 
     path: str
@@ -159,7 +118,59 @@ class Preview(Answer, frozen=True, kw_only=True):
     """Lines about what the run that made the store dropped, and about its bad records."""
 
     samples: tuple[ShownSample, ...]
-    figures: StoreFigures | None = None
+    figures: Figures | None = None
+
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        return list(_preview_blocks(self))
+
+
+def _preview_blocks(found: Preview) -> Iterator[Block]:
+    yield Title(found.path, f"{found.kind}, {found.format}, keys {', '.join(found.keys)}")
+    unit, of = ("document", "") if found.seq_len is None else ("pack", f" of {count(found.seq_len)} tokens")
+    tokenizer = "" if found.tokenizer is None else f", tokeniser {found.tokenizer}"
+    yield f"{count(len(found.samples))} of {plural(found.num_samples, unit)}{of}{tokenizer}"
+    if found.note:
+        yield Note(found.note)
+    if found.figures is not None:
+        yield from found.figures.shown()
+    if any(sequence.num_trained is not None for sample in found.samples for sequence in sample.sequences):
+        yield Legend()
+    if found.chosen_by:
+        yield f"chosen: {found.chosen_by}"
+    for sample in found.samples:
+        yield sample_section(found, sample)
+    if found.left_out:
+        yield Titled("left out", found.left_out)
+
+
+def sample_section(preview: Preview, sample: ShownSample, link: str = "") -> Titled:
+    """Return a document or a pack: its sequences, with titles if there are several, pads, and columns."""
+    is_pack = preview.seq_len is not None
+    blocks: list[Block] = []
+    for sequence in sample.sequences:
+        title = f"{sequence.name}: {sequence.words}" if len(sample.sequences) > 1 else ""
+        if is_pack:
+            span = f"tokens {count(sequence.begin)} to {count(sequence.begin + sequence.num_tokens)}"
+            source = f" (from {sequence.source})" if sequence.source else ""
+            trained = sequence.words.partition(",")[2]
+            title = f"document {count(sequence.document)}{source}, {span}{trained and f',{trained}'}"
+        blocks.append(Tokens(sequence, title))
+    if sample.num_pads:
+        blocks.append(plural(sample.num_pads, "pad"))
+    blocks += [f"{name}: {as_json(value)}" for name, value in (sample.columns or {}).items()]
+    return Titled(_heading(preview, sample), blocks, is_card=True, is_pair=preview.kind == "dpo", link=link)
+
+
+def _heading(preview: Preview, sample: ShownSample) -> str:
+    masks = [sequence.num_trained for sequence in sample.sequences if sequence.num_trained is not None]
+    words = plural(sample.num_tokens, "token") + (trained_share(sum(masks), sample.num_tokens) if masks else "")
+    if preview.seq_len is not None:
+        pieces, pads = plural(len(sample.sequences), "document"), plural(sample.num_pads, "pad")
+        return f"pack {count(sample.number)}: {pieces}, {words}, {pads}, fill {sample.num_tokens / preview.seq_len:.2%}"
+    source = next((f", from {sequence.source}" for sequence in sample.sequences if sequence.source), "")
+    label = {None: "", True: ", wanted", False: ", not wanted"}[sample.label]
+    return f"document {count(sample.number)}: {words}{source}{label}"
 
 
 OrderKind = Literal["full", "blocks", "shards", "none"]
@@ -283,7 +294,7 @@ class RenderedSequence(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Rendering(Answer, frozen=True, kw_only=True):
+class Rendering(Report, frozen=True, kw_only=True):
     """One record on its way to the store, step by step."""
 
     recipe: str
@@ -320,3 +331,84 @@ class Rendering(Answer, frozen=True, kw_only=True):
     """The number of values of each key in the store, over all documents of the record."""
 
     num_documents: int = 0
+
+    def shown(self) -> list[Block]:
+        """See `Report`."""
+        return list(_rendering_blocks(self))
+
+
+def _rendering_blocks(found: Rendering) -> Iterator[Block]:
+    yield Title(f"{found.input}, {found.place}", f"record {count(found.record)}")
+    pairs = [
+        ("recipe", f"{found.recipe}, type {found.type}"),
+        ("layout", f"{found.layout} ({found.layout_why})" if found.layout else found.layout_why),
+        ("template", found.template or "none"),
+    ]
+    if found.outcome == "kept":
+        keys = ", ".join(f"{name} {count(number)}" for name, number in found.stored.items())
+        pairs.append(("stored", f"{plural(found.num_documents, 'document')}: {keys}"))
+    else:
+        reason = f"{found.reason}: " if found.reason else ""
+        pairs.append(("dropped" if found.outcome == "dropped" else "refused", f"{reason}{found.message}"))
+    if found.notes:
+        pairs.append(("counted", ", ".join(f"{noted(name)} {n:,}" for name, n in found.notes.items())))
+    yield Pairs(pairs)
+    yield Titled("record", [Verbatim(as_json(found.source), is_made=True)])
+    yield from map(_part_section, found.parts)
+    if found.columns:
+        yield Pairs.of(found.columns)
+    yield from map(_rendered_section, found.sequences)
+
+
+def _part_section(part: RecordPart) -> Titled:
+    """Return a text, or a conversation as the template gets it."""
+    title = f"{part.name}: {plural(len(part.messages), 'message')}" if part.messages is not None else part.name
+    blocks: list[Block] = []
+    for number, message in enumerate(part.messages or []):
+        flag = part.train[number] if part.train else None
+        told = "" if flag is None else " (train: true)" if flag else " (train: false)"
+        texts = [f"{name}: {as_json(value)}" for name, value in message.items() if name not in ("role", "content")]
+        if "content" in message:
+            content = message["content"]
+            texts.insert(0, content if isinstance(content, str) else as_json(content))
+        blocks.append(Verbatim("\n".join(texts), f"{number} {message.get('role')}{told}"))
+    if part.text is not None:
+        blocks.append(Verbatim(part.text))
+    named = (("tools", part.tools), ("template arguments", part.template_kwargs))
+    blocks += [f"{name}: {as_json(value)}" for name, value in named if value]
+    if part.rendered is not None:
+        blocks.append(Verbatim(part.rendered, "rendered:"))
+    reward = "" if part.reward is None else f", reward {part.reward:g}"
+    return Titled(title + reward, blocks, is_card=True)
+
+
+_MOST_CHARS = 48
+"""The most characters of a text in the table of the evidence."""
+
+
+def _rendered_section(sequence: RenderedSequence) -> Titled:
+    """Return a sequence, remarks if it is not simply stored as a whole, and the evidence."""
+    cut = sum(len(stretch.ids) for stretch in sequence.shown.stretches if not stretch.is_kept)
+    added = (("before", sequence.added_before), ("after", sequence.added_after))
+    remarks = [f"added {where} it: {' '.join(tokens)}" for where, tokens in added if tokens]
+    remarks += [f"not stored: {plural(cut, 'token')}"] if cut else []
+    remarks += [sequence.note] if sequence.note else []
+    rows = [
+        (
+            f"{row.begin:,} to {row.end:,}",
+            f"{row.begin_bytes:,} to {row.end_bytes:,}",
+            str(row.message) if row.message >= 0 else "",
+            row.role,
+            row.region,
+            ("yes" if row.is_trained else "no") + ("" if row.is_kept else ", not stored"),
+            row.why,
+            row.text if len(row.text) <= _MOST_CHARS else f"{row.text[: _MOST_CHARS - 4]} ...",
+        )
+        for row in sequence.evidence
+    ]
+    heads = ("tokens", "bytes", "turn", "role", "region", "trained", "why", "text")
+    table = Tabular(heads, rows, left=range(len(heads)))
+    shown = sequence.shown
+    trained = trained_share(shown.num_trained or 0, shown.num_tokens)
+    title = f"{shown.name}: {plural(shown.num_tokens, 'token')}{trained}"
+    return Titled(title, [Legend(), Tokens(shown), *remarks, "", table], is_card=True)

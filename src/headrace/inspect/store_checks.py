@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from headrace.datasets import PackedSequenceDataset, Sample
 from headrace.datasets.packed_sequences import StoreLengths, plan_name
 from headrace.errors import StoreAwayError, StoreError
-from headrace.inspect.answers import Answer, OnProgress, problem_of, took
+from headrace.inspect.answers import Checked, OnProgress, problem_of
 from headrace.inspect.description import find_manifest, open_key, shards_of
-from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
+from headrace.inspect.figures import count, plural, size
 from headrace.io import FileSum, cache_folder, path_at
 from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.plan.packed_check import check_packed
@@ -48,12 +48,9 @@ class PackVerdict(msgspec.Struct, frozen=True, kw_only=True):
     ledger: PackingLedger | None
 
 
-class Verdict(Answer, frozen=True, kw_only=True):
-    """What a check found, and how much it read. Counts are zero if the store cannot be opened."""
+class Verdict(Checked, frozen=True, kw_only=True):
+    """What a check of tokens found, and how much it read. Counts are zero if the store cannot be opened."""
 
-    path: str
-    ok: bool
-    problems: tuple[Problem, ...]
     files: int = 0
     bytes: int = 0
     documents: int = 0
@@ -69,16 +66,30 @@ class Verdict(Answer, frozen=True, kw_only=True):
     packs: PackVerdict | msgspec.UnsetType | None = msgspec.UNSET
     """What the check of packs covered; None if the store has faults, and unset if no packs were asked for."""
 
-    seconds: float | msgspec.UnsetType = msgspec.UNSET
-    """How long the check took; unset for a dataset of a metadataset."""
+    def remarks(self) -> list[str]:
+        """See `Checked`."""
+        packs = self.packs
+        if packs is None:
+            return [f"{self.path}: its packs were not checked, because the store has faults"]
+        if not packs or packs.ledger is None or self.problems:
+            return []
+        ledger, packing = packs.ledger, packs.packing
+        where = "" if packs.kept_plan is None else f", by the plan in {packs.kept_plan}"
+        right = (
+            f"{self.path}: {plural(packs.packs, 'pack')} of {plural(packing.seq_len, 'token')} right "
+            f"({packing.strategy}): fill {ledger.fill:.3%}, {count(ledger.split_documents)} split, "
+            f"{ledger.lost_share:.2%} of the tokens lost{where}"
+        )
+        return [right]
 
-    def lines(self) -> list[str]:
-        """Return the lines that sum the check up, as ``headrace check`` prints them."""
-        return list(map(safe_text, _lines(self)))
-
-    def fault_lines(self) -> list[str]:
-        """Return a line for each fault; of many that are alike, three are shown."""
-        return problem_lines(self.problems)
+    def covered(self) -> str:
+        """See `Checked`."""
+        hashed = "read (no headrace.json has hashes of the bytes: only the structure was checked)"
+        ids = f", ids below {count(self.vocab_size)}" if self.vocab_size is not None else ""
+        return (
+            f"{plural(self.files, 'file')}, {size(self.bytes)} {'read and hashed' if self.hashed else hashed}, "
+            f"{plural(self.documents, 'document')}, {plural(self.tokens, 'token')}{ids}"
+        )
 
 
 def check_store(
@@ -432,27 +443,3 @@ def _check_ledger(dataset: PackedSequenceDataset, num_tokens: int) -> Iterator[P
         if getattr(ledger, name) != value:
             message = f"{name} of the ledger is {getattr(ledger, name):,}, but {value:,} were counted"
             yield Problem(path=dataset.store.path, place="", message=message)
-
-
-def _lines(verdict: Verdict) -> list[str]:
-    path, packs = verdict.path, verdict.packs
-    if verdict.problems:
-        unchecked = [f"{path}: its packs were not checked, because the store has faults"] if packs is None else []
-        return [f"{path}: {plural(len(verdict.problems), 'fault')}", *unchecked]
-    what = (
-        "read and hashed"
-        if verdict.hashed
-        else "read (no headrace.json has hashes of the bytes: only the structure was checked)"
-    )
-    ids = f", ids below {count(verdict.vocab_size)}" if verdict.vocab_size is not None else ""
-    numbers = f"{plural(verdict.documents, 'document')}, {plural(verdict.tokens, 'token')}{ids}{took(verdict.seconds)}"
-    lines = [f"{path}: whole: {plural(verdict.files, 'file')}, {size(verdict.bytes)} {what}, {numbers}"]
-    if packs and packs.ledger is not None:
-        ledger, packing = packs.ledger, packs.packing
-        where = "" if packs.kept_plan is None else f", by the plan in {packs.kept_plan}"
-        lines.append(
-            f"{path}: {plural(packs.packs, 'pack')} of {plural(packing.seq_len, 'token')} right "
-            f"({packing.strategy}): fill {ledger.fill:.3%}, {count(ledger.split_documents)} split, "
-            f"{ledger.lost_share:.2%} of the tokens lost{where}"
-        )
-    return lines

@@ -10,87 +10,31 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import unknown_name
 from headrace.copying.plan import is_copy
-from headrace.datasets.loss_masks import SupervisedShare, mask_name
 from headrace.datasets.packed_sequences import StoreLengths, make_plan
-from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.inspect.description import describe_key, find_manifest
-from headrace.inspect.document_origins import find_origins, place_in_input
+from headrace.inspect.blocks import ShownSequence
+from headrace.inspect.description import ShownKeys, describe_store, find_manifest, spread_blocks, spread_documents
 from headrace.inspect.figures import count, plural
+from headrace.inspect.origins import find_origins, place_in_input
 from headrace.inspect.shown import (
     MAX_SAMPLES,
-    Kind,
+    Figures,
     PackFill,
     Preview,
     PreviewOptions,
     Shares,
     ShownSample,
-    ShownSequence,
-    StoreFigures,
 )
-from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, stretches
+from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.packing import PackPlan
 from headrace.stores import Dialect, Manifest, Store
 from headrace.stores import open_tokens as open_store
 
 
-class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of a store that are shown: keys of tokens, their loss masks, and keys with other facts."""
-
-    kind: Kind
-    masks: dict[str, str | None]
-    """Key of tokens -> key of its loss mask, or None."""
-
-    beside: tuple[str, ...] = ()
-    """Those of ``position_ids``, ``response_lengths``, ``rewards``, ``columns`` and ``label`` that exist."""
-
-    @property
-    def main(self) -> str:
-        """The first key of tokens."""
-        return next(iter(self.masks))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All keys that are read."""
-        return (*self.masks, *(mask for mask in self.masks.values() if mask is not None), *self.beside)
-
-    @classmethod
-    def of(cls, store: Store, key: str | None) -> ShownKeys:
-        """Return the keys of a store that are shown, by their names; with ``key``, only that key and its mask.
-
-        Raises:
-            ConfigError: there is no such key.
-        """
-        names = set(store.keys)
-        if key is not None and key not in names:
-            raise unknown_name(store.path, "key", key, store.keys)
-        if key is None and names >= {"chosen", "rejected"}:
-            return cls(
-                kind="dpo", masks={side: mask_name(side, names, is_main=False) for side in ("chosen", "rejected")}
-            )
-        if key is None and names >= {"prompts", "responses"}:
-            return cls(
-                kind="grpo",
-                masks={"prompts": None, "responses": mask_name("responses", names, is_main=False)},
-                beside=_there(names, "response_lengths", "rewards"),
-            )
-        if key is None and "prompts" in names:
-            return cls(kind="prompt", masks={"prompts": None}, beside=_there(names, "columns"))
-        main = key or next((name for name in TOKEN_KEYS if name in names), store.keys[0])
-        mask = mask_name(main, names, is_main=main in (*TOKEN_KEYS, store.keys[0]))
-        beside = _there(names, "position_ids", "label") if key is None else ()
-        return cls(kind="seq" if mask is None else "sft", masks={main: mask}, beside=beside)
-
-
 def main_store(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Store:
     """Return the store with the main key of those that are shown as its own main key."""
     return store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
-
-
-def _there(names: set[str], *wanted: str) -> tuple[str, ...]:
-    return tuple(name for name in wanted if name in names)
 
 
 class RecordKeys:
@@ -120,37 +64,18 @@ class RecordKeys:
 
     def piece(self, document: int, begin: int, end: int, max_tokens: int) -> ShownSequence:
         """Read the tokens ``[begin, end)`` of a document as a piece of a pack, whose positions begin at 0."""
-        key = self._keys.main
-        tokens, mask = self._tokens(document, key)
-        shown = slice(begin, min(end, begin + max_tokens))
-        trained = None if mask is None else mask[begin:end]
-        return ShownSequence(
-            name=key,
-            document=document,
-            begin=begin,
-            num_tokens=end - begin,
-            num_trained=None if trained is None else int(np.count_nonzero(trained)),
-            stretches=stretches(self._texts, tokens[shown], mask=None if mask is None else mask[shown]),
+        tokens, mask = self._tokens(document, self._keys.main)
+        mask = None if mask is None else mask[begin:end]
+        return sequence_of(
+            self._texts, self._keys.main, document, tokens[begin:end], mask=mask, most=max_tokens, begin=begin
         )
 
     def _sequence(
         self, name: str, number: int, tokens: NDArray[Any], mask: NDArray[Any] | None, max_tokens: int
     ) -> ShownSequence:
-        positions = None
-        if "position_ids" in self._keys.beside:
-            positions = self._parallel(number, "position_ids", tokens)[:max_tokens]
-        return ShownSequence(
-            name=name,
-            document=number,
-            num_tokens=len(tokens),
-            num_trained=None if mask is None else int(np.count_nonzero(mask)),
-            stretches=stretches(
-                self._texts,
-                tokens[:max_tokens],
-                mask=None if mask is None else mask[:max_tokens],
-                positions=positions,
-            ),
-        )
+        has_positions = "position_ids" in self._keys.beside
+        positions = self._parallel(number, "position_ids", tokens) if has_positions else None
+        return sequence_of(self._texts, name, number, tokens, mask=mask, most=max_tokens, positions=positions)
 
     def _group(self, number: int, max_tokens: int) -> list[ShownSequence]:
         """Return a prompt and the responses to it."""
@@ -209,17 +134,14 @@ MOST_LENGTHS = 1 << 24
 """The most documents whose lengths are compared; reading these takes about a second."""
 MOST_MASKS = 1 << 14
 """The most documents whose masks are read if the store does not count trained tokens."""
-_BLOCKS = 64
 NUM_SUPERVISED = "num_supervised"
 
 
-def spread(num_documents: int, most: int) -> tuple[list[tuple[int, int]], str]:
-    """Return ascending ranges ``[begin, end)`` of documents to compare: all, or ``most`` in blocks, said in words."""
+def among(num_documents: int, most: int) -> str:
+    """Return the words for the documents that are compared, if they are not all."""
     if num_documents <= most:
-        return [(0, num_documents)], ""
-    each = most // _BLOCKS
-    blocks = [(at, at + each) for at in (block * num_documents // _BLOCKS for block in range(_BLOCKS))]
-    return blocks, f" among {count(most)} of {count(num_documents)} documents, in {_BLOCKS} blocks evenly spread"
+        return ""
+    return f" among {count(most)} of {count(num_documents)} documents, in blocks that are evenly spread"
 
 
 def trained_shares(
@@ -234,16 +156,17 @@ def trained_shares(
     if mask is None:
         return None
     counts = mask == "loss_mask" and NUM_SUPERVISED in store.keys
-    blocks, words = spread(store.num_documents, MOST_LENGTHS if counts else MOST_MASKS)
-    documents = _numbers(blocks)
+    most = MOST_LENGTHS if counts else MOST_MASKS
+    documents = spread_documents(store.num_documents, most)
     lengths = _lengths(store, keys, documents, dialect)
     if counts:
         with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as supervised:
-            trained = np.concatenate([supervised.fetch(*block) for block in blocks]).astype(np.int64)
+            blocks = [supervised.fetch(*block) for block in spread_blocks(store.num_documents, most)]
+        trained = np.concatenate(blocks).astype(np.int64)
     else:
         trained = np.array([np.count_nonzero(store.document(one, mask)) for one in documents.tolist()], np.int64)
     has_tokens = lengths > 0
-    return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], words
+    return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], among(store.num_documents, most)
 
 
 def _check_choice(options: PreviewOptions) -> None:
@@ -295,10 +218,9 @@ def choose(
 def _extreme(store: Store, keys: ShownKeys, num: int, options: PreviewOptions) -> tuple[Sequence[int], str]:
     dialect = options.get("dialect")
     if options.get("longest"):
-        blocks, words = spread(store.num_documents, MOST_LENGTHS)
-        documents = _numbers(blocks)
-        values = -_lengths(store, keys, documents, dialect)
-        return documents[np.argsort(values, kind="stable")[:num]].tolist(), f"the longest{words}"
+        documents = spread_documents(store.num_documents, MOST_LENGTHS)
+        longest = np.argsort(-_lengths(store, keys, documents, dialect), kind="stable")[:num]
+        return documents[longest].tolist(), f"the longest{among(store.num_documents, MOST_LENGTHS)}"
     found = trained_shares(store, keys, dialect)
     if found is None:
         raise ConfigError(f"{store.path} has no loss mask, which `least_trained` needs")
@@ -306,57 +228,20 @@ def _extreme(store: Store, keys: ShownKeys, num: int, options: PreviewOptions) -
     return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
 
 
-def _numbers(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    return np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in blocks])
-
-
 def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialect: Dialect | None) -> NDArray[np.int64]:
     return StoreLengths(main_store(store, keys, dialect)).spans(documents)[1]
 
 
-MOST_MARKS = 1 << 28
-"""The most values of loss masks that are read, at about a gigabyte a second."""
-
-_CHUNK = 1 << 22
-
-
-def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> StoreFigures:
-    """Return the figures of the whole store. O(documents), and one pass over the masks if no counts are stored."""
-    described = describe_key(keys.main, main_store(store, keys, dialect))
+def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> Figures:
+    """Return the figures of the whole store. O(documents), and up to `MOST_MASKS` masks if no counts are stored."""
     packs = None
     if plan is not None:
         ledger = plan.ledger
         packs = PackFill(
             strategy=plan.packing.strategy, packs=len(plan), fill=ledger.fill, lost_tokens=ledger.lost_tokens
         )
-    return StoreFigures(
-        key=keys.main,
-        tokens=described.tokens,
-        tokens_per_document=described.tokens_per_document,
-        histogram=described.histogram,
-        trained=_trained(store, keys, described.tokens, dialect),
-        shares=_shares(store, keys, dialect),
-        packs=packs,
-    )
-
-
-def _trained(store: Store, keys: ShownKeys, num_tokens: int, dialect: Dialect | None) -> SupervisedShare | None:
-    masks = [mask for mask in keys.masks.values() if mask is not None]
-    if not masks:
-        return None
-    if masks == ["loss_mask"] and NUM_SUPERVISED in store.keys:
-        with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as counts:
-            trained = sum(int(counts.fetch(begin, end).sum()) for begin, end in _chunks(counts.num_tokens))
-        return SupervisedShare(trained=trained, tokens=num_tokens, is_all=True)
-    trained = tokens = 0
-    is_all = True
-    for mask in masks:
-        with open_store(store.path, key=mask, dialect=dialect) as marks:
-            most = min(marks.num_tokens, MOST_MARKS // len(masks))
-            trained += sum(int(np.count_nonzero(marks.fetch(begin, end))) for begin, end in _chunks(most))
-            tokens += most
-            is_all = is_all and most == marks.num_tokens
-    return SupervisedShare(trained=trained, tokens=tokens, is_all=is_all)
+    described = describe_store(store.path, dialect=dialect)
+    return Figures(store=described, shares=_shares(store, keys, dialect), packs=packs)
 
 
 def _shares(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Shares | None:
@@ -365,10 +250,6 @@ def _shares(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Shares | 
         return None
     bins = np.ceil(np.round(found[1] * 10, 9)).astype(np.int64)
     return Shares(documents=tuple(np.bincount(bins, minlength=11).tolist()), words=found[2].strip())
-
-
-def _chunks(size: int) -> list[tuple[int, int]]:
-    return [(begin, min(begin + _CHUNK, size)) for begin in range(0, size, _CHUNK)]
 
 
 MOST_LEFT_OUT = 20
@@ -385,23 +266,16 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
     packing, dialect = options.get("packing"), options.get("dialect")
     num, max_tokens = options.get("num", 3), options.get("max_tokens", 2048)
     with open_store(name, dialect=dialect) as store:
-        keys = ShownKeys.of(store, options.get("key"))
+        keys = ShownKeys.of(name, store.keys, options.get("key"))
         if packing is not None and keys.kind not in ("seq", "sft"):
             raise ConfigError(
                 f"{name}: records of type {keys.kind} cannot be packed; choose one key, such as `key={keys.main}`, or"
                 " leave `packing` out"
             )
         manifest = find_manifest(name)
-        found = (
-            FoundTokenizer(IdTexts(), None)
-            if options.get("ids")
-            else find_texts(
-                manifest.tokenizer if manifest is not None else None,
-                given=options.get("tokenizer"),
-                is_any=options.get("any_tokenizer", False),
-                path=name,
-            )
-        )
+        found = FoundTokenizer(IdTexts(), None)
+        if not options.get("ids"):
+            found = find_texts(name, given=options.get("tokenizer"), is_any=options.get("any_tokenizer", False))
         main = main_store(store, keys, dialect)
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:

@@ -11,14 +11,15 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from headrace.errors import ConfigError, StoreError
-from headrace.inspect.shown import Stretch
+from headrace.inspect.blocks import ShownSequence, Stretch
+from headrace.inspect.description import find_manifest
 from headrace.preparing.backends.tokenizer import load_tokenizer
-from headrace.stores import TokenizerInfo
 
 _REPLACEMENT = "\ufffd"
 _MOST_PARTS = 8
@@ -211,19 +212,20 @@ class FoundTokenizer(NamedTuple):
     note: str = ""
 
 
-def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool, path: str) -> FoundTokenizer:
+def find_texts(path: str, *, given: str | None = None, is_any: bool = False) -> FoundTokenizer:
     """Find the vocabulary to read a store with. If there is none, ids stand in place of texts.
 
     Args:
-        made_by: the tokeniser in the manifest.
+        path: the store.
         given: a ``tokenizer.json`` or its folder, from the user; by default the one that the manifest names.
         is_any: whether a tokeniser other than the one that the store was made with is allowed.
-        path: the store, for messages.
 
     Raises:
         ConfigError: the given tokeniser cannot be read, or is not the one that the store was made with.
-        StoreError: the tokeniser that the manifest names is missing, or has changed.
+        StoreError: the tokeniser that the manifest names is missing, or has changed; or the manifest is damaged.
     """
+    manifest = find_manifest(path)
+    made_by = None if manifest is None else manifest.tokenizer
     if given is None and made_by is None:
         return FoundTokenizer(
             IdTexts(), None, "the store does not name its tokeniser, so ids are shown: give --tokenizer"
@@ -340,6 +342,33 @@ def stretches(
             role=roles[begin],
         )
         for begin, end in runs(alike)
+    )
+
+
+def sequence_of(
+    vocabulary: TokenTexts,
+    name: str,
+    document: int,
+    ids: NDArray[Any],
+    *,
+    mask: NDArray[Any] | None,
+    most: int,
+    begin: int = 0,
+    positions: NDArray[Any] | None = None,
+) -> ShownSequence:
+    """Return (n,) ids as a sequence, with the stretches of the first ``most`` of them; see `stretches`."""
+    return ShownSequence(
+        name=name,
+        document=document,
+        begin=begin,
+        num_tokens=len(ids),
+        num_trained=None if mask is None else int(np.count_nonzero(mask)),
+        stretches=stretches(
+            vocabulary,
+            ids[:most],
+            mask=None if mask is None else mask[:most],
+            positions=None if positions is None else positions[:most],
+        ),
     )
 
 

@@ -5,7 +5,7 @@
     searches, checks, files that grow -- events: server-sent events ----------------------> static/*.js
     previews and renderings ------------- files: page_of --------------------------------> one file, without a server
 
-`places` knows the paths that were named, and refuses all others. `shell` writes how to get the same from Python and
+`places` knows the paths that were named, and refuses all others. `requests` says how to get the same from Python and
 from the command line. Everything that a page needs is in the package: nothing is fetched from elsewhere. No page has
 markup that comes from data, and nothing is written.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from threading import Event
 from typing import Any, Final
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.questions import check
+from headrace.inspect.views.overviews import EntryKind
 from headrace.ui import events, media, run_pages, store_pages
 from headrace.ui.places import NotNamedError, Places
 from headrace.ui.rendering import environment as page_environment
@@ -43,13 +45,15 @@ the token goes nowhere."""
 
 STATIC: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 
+NOTHING: Final = {"tab": "", "pager": None, "media_of": None, "more": ()}
+"""What a page without these has."""
+
 Page = Callable[[Query], tuple[str, dict[str, Any]]]
 
 PAGES: Final[dict[str, Page]] = {
     "": store_pages.home,
     "store": store_pages.store,
     "documents": store_pages.documents,
-    "find": store_pages.find,
     "search": store_pages.search,
     "samples": store_pages.samples,
     "sample": store_pages.sample,
@@ -84,40 +88,47 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
 
             def render() -> str:
                 template, values = page(asked)
-                return environment.get_template(template).render(values)
+                return environment.get_template(template).render({**NOTHING, **values})
 
             return HTMLResponse(await run_in_threadpool(render))
 
         return endpoint
 
+    def refused(message: str, kind: str, status: int) -> Response:
+        values = {"crumbs": [("not shown", "")], "message": message, "kind": kind}
+        return HTMLResponse(environment.get_template("error.html").render(values), status)
+
     async def failed(request: Request, error: Exception) -> Response:
         status = 404 if isinstance(error, NotNamedError) else 400 if isinstance(error, ConfigError) else 422
-        text = environment.get_template("error.html").render(message=str(error), kind=type(error).__name__)
-        return HTMLResponse(text, status)
+        return refused(str(error), type(error).__name__, status)
 
     async def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         words = {404: "there is no such page", 405: "these pages are only read: GET is allowed"}
-        message = words.get(status, "the request cannot be answered")
-        return HTMLResponse(environment.get_template("error.html").render(message=message, kind=str(status)), status)
+        return refused(words.get(status, "the request cannot be answered"), str(status), status)
 
     async def broken(request: Request, error: Exception) -> Response:
         message = f"this is a defect of headrace ui: {type(error).__name__}: {error}. Please report it"
-        return HTMLResponse(environment.get_template("error.html").render(message=message, kind="500"), 500)
+        return refused(message, "500", 500)
 
-    async def search_events(request: Request) -> Response:
-        asked = Query.of(request.scope["query_string"], places)
-        path = await run_in_threadpool(asked.path, "tokens", "samples")
-        found = views.search(path, asked.text("q"), first=asked.number("first", 0))
-        return _stream(events.searching(found, ending))
+    def stream(found: Callable[[Query, str], Any], *kinds: EntryKind) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            asked = Query.of(request.scope["query_string"], places)
+            path = await run_in_threadpool(asked.path, *kinds)
+            # Proxies that collect an answer would hold events back.
+            headers = {"x-accel-buffering": "no"}
+            return StreamingResponse(found(asked, path), media_type="text/event-stream", headers=headers)
 
-    async def check_events(request: Request) -> Response:
-        path = await run_in_threadpool(Query.of(request.scope["query_string"], places).path, "tokens", "samples")
-        return _stream(events.checking(lambda on_progress: check(path, on_progress=on_progress), ending))
+        return endpoint
 
-    async def live_events(request: Request) -> Response:
-        path = await run_in_threadpool(Query.of(request.scope["query_string"], places).path, "metrics")
-        return _stream(events.growing(lambda: views.metrics_files(path), ending))
+    def searched(asked: Query, path: str) -> Any:
+        return events.searching(views.search(path, asked.text("q"), first=asked.number("first", 0)), ending)
+
+    def checked(_: Query, path: str) -> Any:
+        return events.checking(partial(check, path), ending)
+
+    def grown(_: Query, path: str) -> Any:
+        return events.growing(partial(views.metrics_files, path), ending)
 
     async def part(request: Request) -> Response:
         asked = Query.of(request.scope["query_string"], places)
@@ -126,19 +137,14 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
 
     routes = [Route(f"/{name}", answer(page), methods=["GET"]) for name, page in PAGES.items()]
     routes += [
-        Route("/events-search", search_events, methods=["GET"]),
-        Route("/events-check", check_events, methods=["GET"]),
-        Route("/events-live", live_events, methods=["GET"]),
+        Route("/events-search", stream(searched, "tokens", "samples"), methods=["GET"]),
+        Route("/events-check", stream(checked, "tokens", "samples"), methods=["GET"]),
+        Route("/events-live", stream(grown, "metrics"), methods=["GET"]),
         Route("/part", part, methods=["GET"]),
         Route("/static/{name}", _static, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {HeadraceError: failed, HTTPException: unknown, Exception: broken}
     return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
-
-
-def _stream(found: Any) -> Response:
-    # Proxies that collect an answer would hold events back.
-    return StreamingResponse(found, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
 async def _static(request: Request) -> Response:

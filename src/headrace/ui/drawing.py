@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 from markupsafe import Markup
 
-from headrace.inspect.figures import count, plural, safe_text, short
+from headrace.inspect.blocks import Tabular
+from headrace.inspect.figures import count, safe_text, short
 from headrace.inspect.views.lives import LivePoint
 from headrace.tracing import GridCell, MixCurve
 
@@ -35,49 +36,63 @@ def source_name(path: str) -> str:
     return "the dataset" if path in ("", ".") else path
 
 
-def bars(found: Sequence[tuple[str, float, str]], label: str, *, height: int = 150) -> Markup:
-    """Draw bars, each given by its name, its number, and what a pointer on it shows."""
-    most = max([number for _, number, _ in found], default=0) or 1
-    wide = (WIDTH - 20) / max(1, len(found))
+def _tag(name: str, inner: Iterable[Markup | str] = (), *, title: str = "", kind: str = "", **given: object) -> Markup:
+    """Return an element; ``title`` is what a pointer on it shows, and ``kind`` its class. Numbers are rounded."""
+    values = {
+        name.replace("_", "-"): f"{value:.2f}" if isinstance(value, float) else value for name, value in given.items()
+    }
+    attributes = {**({"class": kind} if kind else {}), **values}
+    told = [Markup("<title>{}</title>").format(safe_text(title))] if title else []
+    return Markup("<{0}{1}>{2}</{0}>").format(
+        name,
+        Markup("").join(Markup(' {}="{}"').format(key, value) for key, value in attributes.items()),
+        Markup("").join((*told, *inner)),
+    )
+
+
+def _text(text: str, x: float, y: float, anchor: str = "middle", kind: str = "axis") -> Markup:
+    return _tag("text", [safe_text(text)], kind=kind, x=x, y=y, text_anchor=anchor)
+
+
+def _chart(inner: Iterable[Markup], height: float, label: str, *, kind: str = "chart") -> Markup:
+    return _tag("svg", inner, kind=kind, viewBox=f"0 0 {WIDTH} {height:g}", role="img", aria_label=label)
+
+
+def bars(table: Tabular, *, height: int = 150) -> Markup:
+    """Draw the rows of a histogram; a pointer on a bar shows its cells."""
+    most = max(table.bars, default=0) or 1
+    wide = (WIDTH - 20) / max(1, len(table.bars))
     shapes = []
-    for place, (name, number, title) in enumerate(found):
-        left, tall = 10 + place * wide, max(height * number / most, 1.5 if number else 0)
-        top, middle = _ABOVE + height - tall, 10 + (place + 0.5) * wide
-        shapes.append(
-            Markup(
-                '<g><title>{}</title><rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="2"/>'
-                '<text x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>'
-                '<text class="axis" x="{:.1f}" y="{}" text-anchor="middle">{}</text></g>'
-            ).format(
-                safe_text(title), left + wide * 0.08, top, wide * 0.84, tall, middle, top - 4,
-                short(number).strip() if number else "", middle, _ABOVE + height + 16, safe_text(name),
-            )
-        )  # fmt: skip
-    return _svg(Markup("").join(shapes), height + _ABOVE + _BELOW, label)
+    for place, (row, number) in enumerate(zip(table.rows, table.bars, strict=True)):
+        tall, middle = max(height * number / most, 1.5 if number else 0.0), 10 + (place + 0.5) * wide
+        top = _ABOVE + height - tall
+        inner = [
+            _tag("rect", kind="bar", x=middle - 0.42 * wide, y=top, width=wide * 0.84, height=tall, rx=2),
+            _text(short(number).strip() if number else "", middle, top - 4, kind=""),
+            _text(row[0].partition(" to ")[0], middle, _ABOVE + height + 16),
+        ]
+        title = ", ".join(f"{head}: {cell}" for head, cell in zip(table.heads, row, strict=True))
+        shapes.append(_tag("g", inner, title=title))
+    return _chart(shapes, height + _ABOVE + _BELOW, ", ".join(table.heads))
 
 
 def share_bar(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:
     """Draw one bar of parts, each given by its class, its share of 0 to 1, and what a pointer on it shows."""
     shapes, at = [], 0.0
     for name, share, title in parts:
-        shapes.append(
-            Markup('<rect class="{}" x="{:.2f}" y="0" width="{:.2f}" height="12"><title>{}</title></rect>').format(
-                name, at * 400, max(0.0, share) * 400, safe_text(title)
-            )
-        )
-        at += max(0.0, share)
-    return Markup(
-        '<svg class="share" viewBox="0 0 400 12" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
-    ).format(label, Markup("").join(shapes))
+        wide = max(0.0, share) * 400
+        shapes.append(_tag("rect", kind=name, title=title, x=at, y=0, width=wide, height=12))
+        at += wide
+    whole = {"viewBox": "0 0 400 12", "preserveAspectRatio": "none", "role": "img"}
+    return _tag("svg", shapes, kind="share", aria_label=label, **whole)
 
 
 def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
     """Draw the planned share of each source as a line, what comes as points, and edits as vertical lines."""
     height = 240
     span = max(1, curve.end_step - curve.first_step)
-    sources = curve.sources[:SHOWN_SOURCES]
-    top = max([share for point in curve.points for share in (*point.planned.values(), *point.came.values())], default=1)
-    most = _round_up(top)
+    shares = [share for point in curve.points for share in (*point.planned.values(), *point.came.values())]
+    most = _round_up(max(shares, default=1))
 
     def x(step: float) -> float:
         return _LEFT + (WIDTH - _LEFT - _RIGHT) * (step - curve.first_step) / span
@@ -85,47 +100,31 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
     def y(share: float) -> float:
         return _ABOVE + height * (1 - min(share, most) / most)
 
-    parts = [_grid_lines(most, y), _step_axis(curve.first_step, curve.end_step, x, height)]
+    def vertical(step: float, kind: str = "") -> Markup:
+        return _tag("line", kind=kind, x1=x(step), x2=x(step), y1=_ABOVE, y2=_ABOVE + height)
+
+    parts = [*_grid_lines(most, y), *_step_axis(curve.first_step, curve.end_step, x, height)]
     for number, mark in enumerate(curve.marks, start=1):
-        at = x(mark.step)
+        at, name = x(mark.step), _text(str(number), x(mark.step), _ABOVE + 4, kind="")
         title = f"step {count(mark.step)}: {mark.what}{f': {mark.reason}' if mark.reason else ''}"
-        parts.append(
-            Markup(
-                '<g class="mark"><title>{}</title><line x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>'
-                '<circle cx="{:.1f}" cy="{}" r="8"/><text x="{:.1f}" y="{}" text-anchor="middle">{}</text></g>'
-            ).format(safe_text(title), at, at, _ABOVE, _ABOVE + height, at, _ABOVE, at, _ABOVE + 4, number)
-        )
-    for number, source in enumerate(sources):
-        line, before = [], None
+        inner = [vertical(mark.step), _tag("circle", cx=at, cy=_ABOVE, r=8), name]
+        parts.append(_tag("g", inner, kind="mark", title=title))
+    for number, source in enumerate(curve.sources[:SHOWN_SOURCES]):
+        line, before, dots = [], None, []
         for point in curve.points:
-            share = point.planned.get(source)
-            if share is None:
-                before = None
-                continue
-            line.append(f"{'M' if before is None else 'L'}{x(point.step):.1f} {y(share):.1f}H{x(point.end_step):.1f}")
+            share, came = point.planned.get(source), point.came.get(source)
+            if share is not None:
+                begin = "M" if before is None else "L"
+                line.append(f"{begin}{x(point.step):.1f} {y(share):.1f}H{x(point.end_step):.1f}")
             before = share
-        dots = [
-            Markup('<circle cx="{:.1f}" cy="{:.1f}" r="2.2"><title>{}</title></circle>').format(
-                x((point.step + point.end_step) / 2),
-                y(point.came[source]),
-                safe_text(
-                    f"{source_name(source)}, steps {count(point.step)} to {count(point.end_step - 1)}: came "
-                    f"{point.came[source]:.2%}, planned {point.planned.get(source, 0):.2%}"
-                ),
-            )
-            for point in curve.points
-            if source in point.came
-        ]
-        parts.append(
-            Markup('<g class="{}"><path d="{}"/>{}</g>').format(colour(number), " ".join(line), Markup("").join(dots))
-        )
+            if came is not None:
+                steps = f"steps {count(point.step)} to {count(point.end_step - 1)}"
+                title = f"{source_name(source)}, {steps}: came {came:.2%}, planned {share or 0:.2%}"
+                dots.append(_tag("circle", title=title, cx=x((point.step + point.end_step) / 2), cy=y(came), r=2.2))
+        parts.append(_tag("g", [_tag("path", d=" ".join(line)), *dots], kind=colour(number)))
     if marked is not None and curve.first_step <= marked <= curve.end_step:
-        parts.append(
-            Markup('<line class="now" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>').format(
-                x(marked), _ABOVE, _ABOVE + height
-            )
-        )
-    return _svg(Markup("").join(parts), height + _ABOVE + _BELOW, "Shares of the sources over the steps", kind="lines")
+        parts.append(vertical(marked, "now"))
+    return _chart(parts, height + _ABOVE + _BELOW, "Shares of the sources over the steps", kind="chart lines")
 
 
 def _round_up(share: float) -> float:
@@ -136,66 +135,44 @@ def _round_up(share: float) -> float:
     return min(1.0, next((unit * factor for factor in (1, 2, 4) if share <= unit * factor), 10 * unit))
 
 
-def _grid_lines(most: float, y: Callable[[float], float]) -> Markup:
-    lines = []
+def _grid_lines(most: float, y: Callable[[float], float]) -> list[Markup]:
+    found = []
     for part in (0, 0.25, 0.5, 0.75, 1):
         at = y(most * part)
-        lines.append(
-            Markup(
-                '<line class="rule" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>'
-                '<text class="axis" x="{}" y="{:.1f}" text-anchor="end">{:.3g} %</text>'
-            ).format(_LEFT, WIDTH - _RIGHT, at, at, _LEFT - 6, at + 4, 100 * most * part)
-        )
-    return Markup("").join(lines)
+        found.append(_tag("line", kind="rule", x1=_LEFT, x2=WIDTH - _RIGHT, y1=at, y2=at))
+        found.append(_text(f"{100 * most * part:.3g} %", _LEFT - 6, at + 4, "end"))
+    return found
 
 
-def _step_axis(first: int, end: int, x: Callable[[float], float], height: int) -> Markup:
-    names = []
-    for part in range(5):
-        step = first + (end - first) * part // 4
-        anchor = "start" if part == 0 else "end" if part == 4 else "middle"
-        name = f"step {count(step)}" if part == 0 else count(step)
-        names.append(
-            Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
-                x(step), _ABOVE + height + 18, anchor, name
-            )
-        )
-    return Markup("").join(names)
+def _step_axis(first: int, end: int, x: Callable[[float], float], height: int) -> list[Markup]:
+    steps = [first + (end - first) * part // 4 for part in range(5)]
+    anchors = ("start", "middle", "middle", "middle", "end")
+    names = [f"step {count(first)}", *map(count, steps[1:])]
+    rows = zip(names, steps, anchors, strict=True)
+    return [_text(name, x(step), _ABOVE + height + 18, anchor) for name, step, anchor in rows]
 
 
 def wait_chart(points: Sequence[LivePoint], stages: Sequence[str]) -> Markup:
     """Draw the part of the time that each report waited, one bar a report, split into stages."""
     height = 110
-    most = max([point.wait_share for point in points], default=0.0)
-    most = _round_up(max(0.02, most))
+    most = _round_up(max([0.02, *(point.wait_share for point in points)]))
     wide = (WIDTH - _LEFT - _RIGHT) / max(1, len(points))
-    shapes = [_grid_lines(most, lambda share: _ABOVE + height * (1 - share / most))]
+    shapes = _grid_lines(most, lambda share: _ABOVE + height * (1 - share / most))
     for place, point in enumerate(points):
-        bottom = float(_ABOVE + height)
+        bottom, left = float(_ABOVE + height), _LEFT + place * wide
         inner = []
         for number, stage in enumerate(stages):
             share = point.stages.get(stage, 0.0) / point.seconds if point.seconds else 0.0
             tall = height * min(share, most) / most
             bottom -= tall
-            inner.append(
-                Markup('<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"/>').format(
-                    colour(number), _LEFT + place * wide, bottom, max(0.5, wide - 1), tall
-                )
-            )
+            inner.append(_tag("rect", kind=colour(number), x=left, y=bottom, width=max(0.5, wide - 1), height=tall))
         title = f"step {count(point.step)}: {point.wait_share:.1%} of {point.seconds:.1f} s was waited"
-        shapes.append(Markup("<g><title>{}</title>{}</g>").format(title, Markup("").join(inner)))
-    if points:
-        shapes.append(
-            _step_axis(points[0].step, points[-1].step, lambda step: _at_step(points, step, wide), height)
-            if points[-1].step > points[0].step
-            else Markup("")
-        )
-    return _svg(Markup("").join(shapes), height + _ABOVE + _BELOW, "Waiting, as a part of the time")
-
-
-def _at_step(points: Sequence[LivePoint], step: float, wide: float) -> float:
-    first, last = points[0].step, points[-1].step
-    return _LEFT + wide * len(points) * (step - first) / max(1, last - first)
+        shapes.append(_tag("g", inner, title=title))
+    if points and points[-1].step > points[0].step:
+        first, last = points[0].step, points[-1].step
+        scale = wide * len(points) / (last - first)
+        shapes += _step_axis(first, last, lambda step: _LEFT + scale * (step - first), height)
+    return _chart(shapes, height + _ABOVE + _BELOW, "Waiting, as a part of the time")
 
 
 def heat_class(value: float, low: float, high: float) -> str:
@@ -219,69 +196,37 @@ def step_map(
     row_of = {rank: row for row, rank in enumerate(ranks)}
     values = [found for cell in cells if (found := value(cell)) is not None]
     low, top = min(values, default=0.0), max(values, default=0.0)
-    shapes = []
-    for rank, row in row_of.items():
-        if len(ranks) <= 48 or row % 8 == 0:
-            shapes.append(
-                Markup('<text class="axis" x="62" y="{:.1f}" text-anchor="end">rank {}</text>').format(
-                    22 + row * high + high / 2 + 4, rank
-                )
-            )
-    for micro_step in range(num_micro_steps):
-        if micro_step % max(1, num_micro_steps // 16) == 0:
-            shapes.append(
-                Markup('<text class="axis" x="{:.1f}" y="14" text-anchor="middle">{}</text>').format(
-                    70 + (micro_step + 0.5) * wide, micro_step
-                )
-            )
+    shapes = [
+        _text(f"rank {rank}", 62, 26 + (row + 0.5) * high, "end")
+        for rank, row in row_of.items()
+        if len(ranks) <= 48 or row % 8 == 0
+    ]
+    every = max(1, num_micro_steps // 16)
+    shapes += [_text(str(step), 70 + (step + 0.5) * wide, 14) for step in range(0, num_micro_steps, every)]
     for cell in cells:
-        if cell.rank not in row_of:
+        if (row := row_of.get(cell.rank)) is None:
             continue
         found = value(cell)
-        name = "qn" if found is None else heat_class(found, low, top)
-        if chosen == (cell.rank, cell.micro_step):
-            name += " chosen"
-        shapes.append(
-            Markup(
-                '<a href="{}"><rect class="cell {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="2">'
-                "<title>{}</title></rect></a>"
-            ).format(
-                link(cell), name, 70 + cell.micro_step * wide, 22 + row_of[cell.rank] * high, wide - 2, high - 2,
-                safe_text(words(cell)),
-            )
-        )  # fmt: skip
-    tall = 26 + high * len(ranks)
-    width = int(max(240, 76 + wide * num_micro_steps))
-    return Markup(
-        '<svg viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" aria-label="Micro-batches by rank">{2}</svg>'
-    ).format(width, tall, Markup("").join(shapes))
+        name = "cell qn" if found is None else f"cell {heat_class(found, low, top)}"
+        place: dict[str, Any] = {
+            "x": 70 + cell.micro_step * wide,
+            "y": 22 + row * high,
+            "width": wide - 2,
+            "height": high - 2,
+            "rx": 2,
+        }
+        is_chosen = " chosen" if chosen == (cell.rank, cell.micro_step) else ""
+        shapes.append(_tag("a", [_tag("rect", kind=name + is_chosen, title=words(cell), **place)], href=link(cell)))
+    tall, width = 26 + high * len(ranks), int(max(240, 76 + wide * num_micro_steps))
+    size: dict[str, Any] = {"viewBox": f"0 0 {width} {tall}", "width": width, "height": tall}
+    return _tag("svg", shapes, **size, role="group", aria_label="Micro-batches by rank")
 
 
 def boxes(found: Sequence[tuple[str, float, float, float, float, str]], width: float, height: float) -> Markup:
     """Draw boxes over a picture, each given by its kind, its place and size in pixels, and a text."""
-    shapes = [
-        Markup('<rect class="box b-{}" x="{:g}" y="{:g}" width="{:g}" height="{:g}"><title>{}</title></rect>').format(
-            kind, x, y, max(wide, 0), max(high, 0), safe_text(text)
-        )
-        for kind, x, y, wide, high, text in found
-    ]
-    return Markup('<svg class="boxes" viewBox="0 0 {:g} {:g}" preserveAspectRatio="none">{}</svg>').format(
-        width, height, Markup("").join(shapes)
-    )
-
-
-def _svg(inner: Markup, height: int, label: str, *, kind: str = "") -> Markup:
-    return Markup('<svg class="chart {}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        kind, WIDTH, height, label, inner
-    )
-
-
-def documents_bar(first: int, last: int, documents: int, tokens: int, looked_at: int) -> tuple[str, float, str]:
-    """Return a bar of a histogram of lengths, for `bars`."""
-    span = count(first) if first == last else f"{count(first)} to {count(last)}"
-    share = documents / max(1, looked_at)
-    return (
-        count(first) if first < 100_000 else short(first).strip(),
-        documents,
-        f"{span} tokens: {plural(documents, 'document')} ({share:.1%}), {plural(tokens, 'token')}",
-    )
+    shapes = []
+    for kind, x, y, wide, high, text in found:
+        place = {"x": f"{x:g}", "y": f"{y:g}", "width": f"{max(wide, 0):g}", "height": f"{max(high, 0):g}"}
+        shapes.append(_tag("rect", kind=f"box b-{kind}", title=text, **place))
+    whole = {"viewBox": f"0 0 {width:g} {height:g}", "preserveAspectRatio": "none"}
+    return _tag("svg", shapes, kind="boxes", **whole)

@@ -5,9 +5,10 @@ A stream ends, and what it does ends with it, when the page is left, or when the
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any, Final
 
@@ -59,19 +60,23 @@ async def checking(check: Callable[..., Any], ending: Event) -> AsyncIterator[by
     """Yield how far a check is, and then its verdict; it ends between two of its reports when the page is left."""
     told: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     left = Event()
+    last_s = 0.0
 
     def on_progress(
         phase: str, done: float = 0, total: float | None = None, *, text: str = "", speeds: object = None
     ) -> None:
+        nonlocal last_s
         if left.is_set():
             raise _Left
-        told.put(("progress", {"phase": phase, "done": done, "total": total, "text": text}))
+        if time.monotonic() - last_s >= _PAUSE_S:
+            last_s = time.monotonic()
+            told.put(("progress", {"phase": phase, "done": done, "total": total, "text": text}))
 
     def work() -> None:
         try:
             verdict = check(on_progress=on_progress)
-            lines = [*verdict.fault_lines(), *verdict.lines()]
-            told.put(("verdict", {"ok": verdict.ok, "lines": [safe_text(line) for line in lines]}))
+            lines = [safe_text(line) for line in (*verdict.fault_lines(), *verdict.lines())]
+            told.put(("verdict", {"ok": verdict.ok, "lines": lines}))
         except _Left:
             pass
         except (HeadraceError, OSError) as error:
@@ -83,21 +88,11 @@ async def checking(check: Callable[..., Any], ending: Event) -> AsyncIterator[by
     Thread(target=work, name="headrace-ui-check", daemon=True).start()
     try:
         while not ending.is_set():
-            newest: tuple[str, Any] | None = None
-            try:
-                while True:
-                    kind, value = told.get_nowait()
-                    if kind == "end":
-                        if newest is not None:
-                            yield event(*newest)
-                        return
-                    if kind != "progress" and newest is not None:
-                        yield event(*newest)
-                    newest = kind, value
-            except Empty:
-                pass
-            if newest is not None:
-                yield event(*newest)
+            while not told.empty():
+                kind, value = told.get()
+                if kind == "end":
+                    return
+                yield event(kind, value)
             await anyio.sleep(_PAUSE_S)
     finally:
         left.set()

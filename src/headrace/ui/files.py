@@ -1,39 +1,23 @@
-"""`page_of`: previews and renderings as one HTML file that needs no other file, no network and no script.
+"""`page_of`: what is shown as one HTML file that needs no other file, no network and no script.
 
-structs of inspect --> templates of the pages in a browser, ui.css, pictures and sound as data URIs --> one file
+structs of inspect --> blocks --> the template of the pages, ui.css, pictures and sound as data URIs --> one file
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from headrace.inspect import OpenPreview, Preview, Rendering
-from headrace.inspect.figures import count, plural, size
-from headrace.inspect.lines import (
-    EVIDENCE_HEADS,
-    evidence_cells,
-    extras,
-    message_fields,
-    message_heading,
-    part_heading,
-    parts_heading,
-    remarks,
-    rendered_heading,
-    rendering_summary,
-    sample_heading,
-    sequence_heading,
-)
-from headrace.inspect.sample_preview import SamplePreview
-from headrace.inspect.samples import LookedAtSample, Picture
-from headrace.inspect.shown import StoreFigures
-from headrace.ui import drawing
-from headrace.ui.rendering import boxes_of, environment
+from headrace.inspect import OpenPreview, Report
+from headrace.inspect.blocks import Media
+from headrace.inspect.figures import size
+from headrace.inspect.terminal import Picture
+from headrace.ui.rendering import environment
+from headrace.ui.requests import link
 
 MEDIA_BYTES: Final = 16 << 20
 """The largest video or sound that is put into a page."""
@@ -57,11 +41,28 @@ PLAYED: Final = {
 """The types that browsers play, by the last component of the part's name. The data cannot set the type."""
 
 
-def page_of(found: Preview | OpenPreview | Rendering) -> str:
-    """Return a preview or a rendering as one HTML file that needs no other file. Data never become markup.
+class MediaSource(NamedTuple):
+    """Where a page has the picture, video or sound of a part from: a tag and a URL, or words that say why it has none.
 
-    Of samples that are open, this reads and decodes each one. Pictures are encoded anew, so that their bytes do not
-    reach the browser.
+    ``save`` is the URL of its bytes.
+    """
+
+    tag: str = ""
+    url: str = ""
+    words: str = ""
+    save: str = ""
+
+
+def played_type(name: str) -> str | None:
+    """Return the type of a part that browsers play; None for others."""
+    return PLAYED.get(name.rpartition(".")[2].lower())
+
+
+def page_of(found: Report | OpenPreview) -> str:
+    """Return what `describe`, `check`, `preview`, `where` or `render` found as one HTML file that needs no other file.
+
+    Data never become markup. Of samples that are open, this reads and decodes each one. Pictures are encoded anew, so
+    that their bytes do not reach the browser.
 
     Example:
         >>> from headrace import inspect, ui
@@ -69,105 +70,55 @@ def page_of(found: Preview | OpenPreview | Rendering) -> str:
         >>> page.count("<section")
         1
     """
-    if isinstance(found, Preview):
-        return _rendered("file_preview.html", found, **_preview(found))
-    if isinstance(found, Rendering):
-        words = (extras, message_fields, message_heading, part_heading, remarks, rendered_heading, evidence_cells)
-        functions = {function.__name__: function for function in words}
-        return _rendered("file_render.html", found, summary=rendering_summary(found), heads=EVIDENCE_HEADS, **functions)
-    facts = found.facts
-    fields = facts.field_map if isinstance(facts, SamplePreview) else None
-    about = f"{facts.words}, {found.how_many}"
-    return _rendered("file_samples.html", facts, about=about, fields=fields or {}, samples=shown_samples(found))
-
-
-def _rendered(name: str, found: object, **values: Any) -> str:
     style = Markup((files("headrace.ui") / "static" / "ui.css").read_text(encoding="utf-8"))
-    return environment().get_template(name).render(found=found, style=style, **values)
+    template = environment().get_template("file.html")
+    return template.render(style=style, shown=list(found.shown()), media_of=Embedded().source)
 
 
-def _preview(found: Preview) -> dict[str, Any]:
-    is_pack, figures = found.seq_len is not None, found.figures
-    unit = f"packs of {count(found.seq_len)} tokens" if found.seq_len is not None else "documents"
-    shown = f"{count(len(found.samples))} of {count(found.num_samples)} {unit}"
-    by = f", {found.chosen_by}" if found.chosen_by else ""
-    pairs = [("format", found.format), ("keys", ", ".join(found.keys))]
-    pairs += [] if found.tokenizer is None else [("tokeniser", found.tokenizer)]
-    lengths, shares = [], []
-    if figures is not None:
-        pairs += figure_pairs(figures)
-        looked_at = sum(bar.documents for bar in figures.histogram)
-        lengths = [
-            drawing.documents_bar(bar.first, bar.last, bar.documents, bar.tokens, looked_at)
-            for bar in figures.histogram
-        ]
-        for place, number in enumerate(figures.shares.documents if figures.shares is not None else ()):
-            some = f"more than {place * 10 - 10} % and up to {place * 10} % trained" if place else "nothing trained"
-            shares.append((f"{place * 10} %", number, f"{some}: {plural(number, 'document')}"))
-    return {
-        "about": f"{found.kind}, {plural(found.num_documents, 'document')}, shown: {shown}{by}",
-        "pairs": pairs,
-        "lengths": lengths,
-        "shares": shares,
-        "heading": lambda sample: sample_heading(found, sample),
-        "title_of": lambda one, of: sequence_heading(one, is_piece=is_pack) if is_pack or len(of) > 1 else "",
-    }
+class Embedded:
+    """Puts pictures into a page as data URIs, and as many videos and sounds as have room."""
+
+    def __init__(self) -> None:
+        self._room = PAGE_BYTES
+
+    def source(self, media: Media) -> MediaSource:
+        """Return what stands in the page for a part."""
+        if media.kind not in ("video", "audio") or media.error:
+            return MediaSource() if media.picture is None else MediaSource("img", data_uri(*encoded(media.picture)))
+        if len(media.data) > min(MEDIA_BYTES, self._room):
+            return MediaSource(words=f"too large for a page: headrace cat writes its {size(len(media.data))} to a file")
+        if (kind := played_type(media.name)) is None:
+            return MediaSource(words="browsers do not play this format")
+        self._room -= len(media.data)
+        return MediaSource(media.kind, data_uri(media.data, kind))
 
 
-def figure_pairs(figures: StoreFigures) -> list[tuple[str, str]]:
-    """Return the figures of a store as pairs of name and value."""
-    pairs = [("tokens", f"{count(figures.tokens)} of {figures.key!r}")]
-    lengths = figures.tokens_per_document
-    if lengths is not None:
-        middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
-        pairs.append(("per document", f"min {count(lengths.min)}, {middle}, max {count(lengths.max)} tokens"))
-    if figures.trained is not None:
-        share = figures.trained.trained / max(figures.trained.tokens, 1)
-        of = "" if figures.trained.is_all else f" of the first {count(figures.trained.tokens)}"
-        pairs.append(("trained", f"{count(figures.trained.trained)} tokens{of} ({share:.2%})"))
-    if figures.packs is not None:
-        lost = f", {plural(figures.packs.lost_tokens, 'token')} lost" if figures.packs.lost_tokens else ""
-        pairs.append(
-            ("packs", f"{count(figures.packs.packs)} ({figures.packs.strategy}), fill {figures.packs.fill:.3%}{lost}")
-        )
-    return pairs
+def served(path: str, media: Media, *, side: int | None = None) -> MediaSource:
+    """Return where a page of the server has a part from; its picture has sides of at most ``side`` pixels.
+
+    The store is not named if its path is empty.
+    """
+    if not path:
+        return MediaSource()
+    query = {"path": path, "number": media.number, "part": media.name}
+    save = link("part", **query)
+    if media.error or media.kind not in ("image", "video", "audio"):
+        return MediaSource(save=save)
+    if media.kind != "image" and played_type(media.name) is not None:
+        return MediaSource(media.kind, link("part", **query, **{"as": "play"}), save=save)
+    return MediaSource(
+        "img" if media.kind != "audio" else "", link("part", **query, **{"as": "picture", "side": side}), save=save
+    )
 
 
-class FileSample(NamedTuple):
-    """A sample with what of it goes into a file: data URIs by the name of the part, or words that say why there is
-    none."""
-
-    heading: str
-    shown: Any
-    boxes: dict[str, Any]
-    data: dict[str, str]
-    words: dict[str, str]
-
-
-def shown_samples(found: OpenPreview | list[LookedAtSample]) -> Iterator[FileSample]:
-    """Yield samples, with as many videos and sounds as have room in a page."""
-    room = PAGE_BYTES
-    for looked in found:
-        data = {name: picture_uri(picture) for name, picture in looked.pictures.items()}
-        words = {}
-        for part in looked.shown.parts:
-            if part.kind not in ("video", "audio") or part.error:
-                continue
-            raw, kind = looked.raw.parts[part.name], PLAYED.get(part.name.rpartition(".")[2].lower())
-            data.pop(part.name, None)
-            if len(raw) > min(MEDIA_BYTES, room):
-                words[part.name] = f"too large for a page: headrace cat writes its {size(part.size)} to a file"
-            elif kind is None:
-                words[part.name] = "browsers do not play this format"
-            else:
-                room -= len(raw)
-                data[part.name] = f"data:{kind};base64,{base64.b64encode(raw).decode()}"
-        yield FileSample(parts_heading(looked.shown), looked.shown, boxes_of(looked.shown), data, words)
-
-
-def picture_uri(picture: Picture) -> str:
-    """Return a picture as a data URI, in PNG or JPEG."""
+def encoded(picture: Picture) -> tuple[bytes, str]:
+    """Return a picture in PNG or JPEG, and the type of that."""
     buffer = io.BytesIO()
     is_exact = picture.width * picture.height <= _EXACT_PIXELS
     picture.save(buffer, "PNG" if is_exact else "JPEG", **({} if is_exact else {"quality": 90}))
-    return f"data:image/{'png' if is_exact else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return buffer.getvalue(), "image/png" if is_exact else "image/jpeg"
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """Return bytes as a data URI."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from typing import Final, NamedTuple
 
@@ -11,7 +10,7 @@ from starlette.responses import Response
 
 from headrace.errors import ConfigError
 from headrace.inspect.samples import MAX_PIXELS_SIDE, PartViewer, need_samples
-from headrace.ui.files import PLAYED
+from headrace.ui.files import encoded, played_type
 from headrace.ui.requests import Query
 
 MAX_PLAYED: Final = 1 << 30
@@ -46,7 +45,7 @@ def part(asked: Query) -> Part:
     if how == "picture":
         return _picture(name, data, asked.number("side", MAX_PIXELS_SIDE, low=16, high=MAX_PIXELS_SIDE))
     if how == "play":
-        kind = PLAYED.get(name.rpartition(".")[2].lower())
+        kind = played_type(name)
         if kind is None or len(data) > MAX_PLAYED:
             raise ConfigError(f"{path}: browsers do not play part {name!r} of {len(data):,} bytes; take it as a file")
         return Part(data, kind)
@@ -61,10 +60,7 @@ def _picture(name: str, data: bytes, side: int) -> Part:
         raise looked.error or ConfigError(f"part {name!r} is no picture")
     picture = looked.picture.convert("RGB")
     picture.thumbnail((side, side))
-    stream = io.BytesIO()
-    is_small = picture.width * picture.height <= 1 << 14
-    picture.save(stream, "PNG" if is_small else "JPEG", **({} if is_small else {"quality": 90}))
-    return Part(stream.getvalue(), "image/png" if is_small else "image/jpeg")
+    return Part(*encoded(picture))
 
 
 def response(found: Part, wanted: str | None) -> Response:

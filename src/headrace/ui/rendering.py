@@ -7,10 +7,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from headrace import _version
 from headrace.inspect import figures
-from headrace.inspect.lines import turns
-from headrace.ui import drawing, shell
+from headrace.ui import drawing
 from headrace.ui.requests import link
 
 
@@ -25,17 +23,15 @@ def environment() -> jinja2.Environment:
         finalize=_harmless,
         auto_reload=False,
     )
-    found.globals.update(link=link, drawing=drawing, shell=shell, version=_version.__version__)
+    found.globals.update(link=link, drawing=drawing)
     found.filters.update(
         count=figures.count,
         size=figures.size,
         plural=figures.plural,
         short=_short,
         percent=_percent,
-        json=figures.as_json,
-        turns=turns,
+        kind=lambda block: type(block).__name__,
         broken=_broken,
-        dropped=_dropped,
         source=drawing.source_name,
         utc=_utc,
         sum_values=_sum_values,
@@ -68,25 +64,5 @@ def _broken(text: str) -> str:
     return "\n".join(figures.safe_lines(text))
 
 
-def _dropped(documents: dict[str, int], tokens: dict[str, int]) -> list[str]:
-    """Return the reasons of both that have a count."""
-    return [reason for reason in dict.fromkeys((*documents, *tokens)) if documents.get(reason) or tokens.get(reason)]
-
-
 def _sum_values(counts: dict[str, int]) -> int:
     return sum(counts.values())
-
-
-def boxes_of(sample: Any) -> dict[str, Any]:
-    """Return the boxes on each picture of a sample, drawn; by the name of the part."""
-    found: dict[str, Any] = {}
-    for part in sample.parts:
-        drawn = [
-            (boxes.kind, *place, f"{boxes.kind} {at}" + (f": {boxes.texts[at]}" if boxes.texts else ""))
-            for boxes in sample.boxes
-            if boxes.picture == part.name
-            for at, place in enumerate(boxes.boxes)
-        ]
-        if drawn and "width" in part.facts:
-            found[part.name] = drawing.boxes(drawn, float(part.facts["width"]), float(part.facts["height"]))
-    return found

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode
 
 from headrace.errors import ConfigError
+from headrace.inspect.figures import plural
 from headrace.inspect.views.overviews import EntryKind
 from headrace.ui.places import Places
 
 MOST: int = 1 << 62
+
+T = TypeVar("T")
 
 
 class Query:
@@ -74,9 +81,76 @@ class Query:
         return self.places.check(text, *kinds)
 
 
+class Pager(NamedTuple):
+    """The way to the page before and the one after, and a form that leads to any.
+
+    Attributes:
+        page: the page.
+        query: what the query of each URL has.
+        words: what is asked for in the form.
+        name: the name of its field in the query.
+        value: what the field holds.
+        before, after: the URLs; empty at an end.
+        of: how many there are, in words.
+    """
+
+    page: str
+    query: dict[str, object]
+    words: str
+    name: str
+    value: object
+    before: str
+    after: str
+    of: str = ""
+
+    @classmethod
+    def at(cls, page: str, name: str, number: int, step: int, total: int | None, noun: str, **query: object) -> Pager:
+        """Return the pager at a number of ``total``, which is None where there is no end; pages are ``step`` apart."""
+        before = link(page, **query, **{name: max(0, number - step)}) if number > 0 else ""
+        after = link(page, **query, **{name: number + step}) if total is None or number + step < total else ""
+        words = f"from {noun}" if name == "first" else noun
+        return cls(page, query, words, name, number, before, after, "" if total is None else plural(total, noun))
+
+
+@lru_cache(maxsize=16)
+def _kept(make: Callable[[str], T], path: str, size: int, changed_ns: int) -> T:
+    return make(path)
+
+
+def kept(make: Callable[[str], T], path: str, file: str) -> T:
+    """Return ``make(path)``, which is kept until the file changes: pages ask for it again and again."""
+    status = Path(file).stat()
+    return cast(T, _kept(make, path, status.st_size, status.st_mtime_ns))
+
+
 def link(page: str, **query: object) -> str:
     """Return the URL of a page, relative to any other page; None and empty values are left out."""
     given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
     # File names that are not UTF-8 come as surrogates, and go as their bytes.
     text = urlencode(given, quote_via=quote, errors="surrogateescape")
     return f"{page}?{text}" if text else page
+
+
+class Copied(NamedTuple):
+    """How to get what a page shows, in Python and as a command, for the reader to copy; the command may be empty."""
+
+    python: str
+    command: str = ""
+
+
+_IMPORTS = {
+    "inspect.": "from headrace import inspect",
+    "tracing.": "from headrace import tracing",
+    "views.": "from headrace.inspect import views",
+}
+
+
+def copied(python: str, *words: object) -> Copied:
+    """Return Python with the imports that it needs, and a command of ``headrace``; it is empty without words."""
+    imports = [line for name, line in _IMPORTS.items() if name in python]
+    return Copied("\n".join([*imports, "", python]), command(*words) if words else "")
+
+
+def command(*words: object) -> str:
+    """Return a command line, with quotes where a shell needs them."""
+    return shlex.join(["headrace", *map(str, words)])

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from headrace import inspect, tracing
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
+from headrace.inspect.blocks import Note, Pairs, Title, Titled
 from headrace.inspect.figures import count, plural
+from headrace.inspect.metadataset import describe_metadataset
 from headrace.inspect.run_files import source_counts
-from headrace.tracing import GridCell, RunFile, Topology, Traced
-from headrace.ui import drawing, shell
-from headrace.ui.rendering import boxes_of
-from headrace.ui.requests import Query, link
+from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced
+from headrace.ui import drawing
+from headrace.ui.files import served
+from headrace.ui.requests import Pager, Query, copied, kept, link
 from headrace.ui.store_pages import Values
 
 SHOWN_RANKS: Final = 64
 SHOWN_ROWS: Final = 200
 SHOWN_CHARTS: Final = 8
-MEASURES: Final = {
-    "tokens": "tokens",
-    "pairs": "attention (pairs of tokens)",
-    "fill": "fill",
-    "supervised": "supervised share",
+MEASURES: Final[dict[str, tuple[str, Callable[[HeldCounts], float | None]]]] = {
+    "tokens": ("tokens", lambda held: held.tokens),
+    "pairs": ("attention (pairs of tokens)", lambda held: held.pairs),
+    "fill": ("fill", lambda held: held.fill),
+    "supervised": (
+        "supervised share",
+        lambda held: None if held.supervised_tokens is None else held.supervised_tokens / max(1, held.tokens),
+    ),
 }
-"""What the colours of a step can show."""
+"""What the colours of a step can show: the words for it, and its value."""
 
 
 def mix(asked: Query) -> Values:
@@ -41,9 +45,7 @@ def mix(asked: Query) -> Values:
             f"{path}: names {', '.join(outside[:3])}, which {'is' if len(outside) == 1 else 'are'} not below the paths "
             "that headrace ui was started with: name them, too"
         )
-    described = inspect.describe(path)
-    if not isinstance(described, inspect.MetadatasetDescription):
-        raise ConfigError(f"{path}: is no metadataset")
+    described = describe_metadataset(path, steps=None, global_batch_size=None)
     split = asked.text("split", "train" if "train" in described.splits else next(iter(described.splits)))
     weights = {
         name[2:]: weight
@@ -56,13 +58,18 @@ def mix(asked: Query) -> Values:
     budget = asked.maybe("budget", low=0, high=1 << 53)
     tried = views.tried_mix(described, split, budget_samples=budget, weights=changed)
     base = views.tried_mix(described, split, budget_samples=tried.budget_samples)
+    others = f", weights={changed!r}" if changed else ""
+    asked_for = f"{split!r}, budget_samples={tried.budget_samples}{others}"
+    python = f"found = inspect.describe({path!r})\nviews.tried_mix(found, {asked_for})"
+    words = () if changed else ("info", path, "--steps", tried.budget_samples, "--global-batch-size", 1)
     return "mix.html", {
+        "crumbs": [(path, "")],
         "path": path,
         "splits": list(described.splits),
         "split": split,
         "tried": tried,
         "base": base.nodes,
-        "copy": shell.mix(path, split, tried.budget_samples, changed),
+        "copy": copied(python, *words),
     }
 
 
@@ -75,14 +82,27 @@ class _Opened:
         self.runs = [None if run.lanes is not None else run.run() for run in self.file.runs]
 
 
-@lru_cache(maxsize=8)
-def _kept(path: str, size: int, changed_ns: int) -> _Opened:
-    return _Opened(path)
-
-
 def _opened(path: str) -> _Opened:
-    status = Path(path).stat()
-    return _kept(path, status.st_size, status.st_mtime_ns)
+    return kept(_Opened, path, path)
+
+
+def _framed(path: str, saved: Any) -> Values:
+    """A framed run, of which only the sources are known without its journals."""
+    words = f"a framed run from step {count(saved.first_step)} on, with {plural(saved.lanes.num_lanes, 'lane')}"
+    note = f"headrace trace step N --run {path} --journal FILE"
+    sources = [
+        (
+            drawing.source_name(one.path),
+            plural(one.num_samples, "sample") + (f", {one.store.path}" if one.store else ""),
+        )
+        for one in saved.sources
+    ]
+    shown = [
+        Title(path, words),
+        Note(f"Which samples a unit holds is known only from the journals of the loaders. Ask {note}"),
+        Titled("Sources", [Pairs(sources)]),
+    ]
+    return "shown.html", {"crumbs": [(path, "")], "shown": shown, "copy": None}
 
 
 def _number_of(opened: _Opened, step: int) -> int:
@@ -105,23 +125,24 @@ def run(asked: Query) -> Values:
     number = asked.number("run", len(opened.file.runs) - 1, high=len(opened.file.runs) - 1)
     saved, planned = opened.file.runs[number], opened.runs[number]
     if planned is None or opened.told is None:
-        return "framed.html", {"path": path, "saved": saved, "copy": shell.run(path, 0)}
+        return _framed(path, saved)
     # The pages count the steps of the training; a run that continues another one has steps of its own.
     shift = saved.shift
-    end = None if planned.num_steps is None else planned.num_steps + shift
     first = asked.number("first", max(0, shift))
     last = asked.maybe("last")
     curve = tracing.mix_curve(planned, first - shift, None if last is None else last + 1 - shift)
     reached = planned.schedule.step_of(opened.file.reached) + shift if number == len(opened.file.runs) - 1 else None
-    step = asked.number("step", _shown_step(curve.end_step + shift, reached), high=curve.end_step + shift)
+    last_shown = curve.end_step + shift
+    step = asked.number("step", min(last_shown, reached or last_shown), high=last_shown)
     account = tracing.account(planned, max(0, step - shift))
+    python = f"run = tracing.filed_run({path!r}, read_data=False)\ntracing.account(run, {step})\ntracing.mix_curve(run)"
     return "run.html", {
+        "crumbs": [(path, "")],
         "path": path,
         "told": opened.told,
         "one": opened.told.runs[number],
         "number": number,
         "shift": shift,
-        "end": end,
         "first": first,
         "last": curve.end_step - 1 + shift,
         "curve": curve,
@@ -131,13 +152,9 @@ def run(asked: Query) -> Values:
         "account": account,
         "shown_rows": SHOWN_ROWS,
         "shown_sources": drawing.SHOWN_SOURCES,
-        "copy": shell.run(path, step),
+        "copy": copied(python, "account", path, "--step", step),
         "others": [one for one, kind in asked.places.kinds().items() if kind == "run" and one != path],
     }
-
-
-def _shown_step(end: int, reached: int | None) -> int:
-    return min(end, reached) if reached else end
 
 
 def step(asked: Query) -> Values:
@@ -147,7 +164,7 @@ def step(asked: Query) -> Values:
     wanted = asked.number("step", 0)
     number = _number_of(opened, wanted)
     if opened.runs[number] is None:
-        return "framed.html", {"path": path, "saved": opened.file.runs[number], "copy": shell.run(path, 0)}
+        return _framed(path, opened.file.runs[number])
     sources = tracing.Sources(opened.file, may_open=asked.places.may_open)
     history, data = sources.history(), sources.run(number)
     size = opened.file.runs[number].schedule.size(max(0, wanted - opened.file.runs[number].shift))
@@ -181,7 +198,14 @@ def step(asked: Query) -> Values:
         chosen,
     )
     held = {row: grid.held[row] for row in (rows[0] if rows else range(len(grid.samples)))} if grid.held else {}
+    python = (
+        f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
+        f"topology = tracing.Topology(ranks={ranks}, micro_batch_size={micro})\n"
+        f"tracing.step_grid(sources.history(), {wanted}, topology, sources.run({number}))"
+    )
+    words = ("trace", "step", wanted, "--run", path, "--ranks", ranks, "--micro-batch-size", micro)
     return "step.html", {
+        "crumbs": [(path, link("run", path=path, step=wanted)), (f"step {count(wanted)}", "")],
         "path": path,
         "here": here,
         "step": wanted,
@@ -192,7 +216,7 @@ def step(asked: Query) -> Values:
         "shown": shown,
         "held": list(held.values())[:SHOWN_ROWS],
         "left_out": len(picked) - len(shown),
-        "measures": MEASURES,
+        "measures": {name: words for name, (words, _) in MEASURES.items()},
         "measure": measure,
         "span": _span(grid.cells, measure),
         "is_known": any(_measure(cell, measure) is not None for cell in grid.cells),
@@ -202,19 +226,12 @@ def step(asked: Query) -> Values:
         "num_ranks": len({cell.rank for cell in grid.cells}),
         "notes": [*grid.notes, *sources.notes],
         "last": last_step(opened),
-        "copy": shell.step(path, wanted, ranks, micro),
+        "copy": copied(python, *words),
     }
 
 
 def _measure(cell: GridCell, name: str) -> float | None:
-    held = cell.held
-    if held is None:
-        return None
-    if name == "fill":
-        return held.fill
-    if name == "supervised":
-        return None if held.supervised_tokens is None else held.supervised_tokens / max(1, held.tokens)
-    return float(held.tokens if name == "tokens" else held.pairs)
+    return None if cell.held is None else MEASURES[name][1](cell.held)
 
 
 def _span(cells: Sequence[GridCell], name: str) -> tuple[str, str] | None:
@@ -257,20 +274,27 @@ def fed(asked: Query) -> Values:
     except HeadraceError as error:
         problem = str(error)
     (traced,) = inspect.with_inputs([_place(found, wanted)])
-    parts = found.parts
+    back = [
+        (path, link("run", path=path, step=wanted)),
+        (f"step {count(wanted)}", link("step", path=path, step=wanted)),
+    ]
+    python = (
+        f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
+        f"views.fed_sample(sources.run({number}), {position})\n"
+        f"sources.history().sample({found.source!r}, {found.index})"
+    )
     return "fed.html", {
+        "crumbs": [*back, (f"position {count(position)}", "")],
         "path": path,
         "step": wanted,
-        "number": number,
-        "last": None if data.length is None else data.length - 1,
         "sample": found,
         "origins": traced.origins,
         "times": times,
         "problem": problem,
-        "boxes": {} if parts is None else boxes_of(parts),
-        "media_store": _media_store(asked, found) if parts is not None else "",
-        "played": [],
-        "copy": shell.fed(path, position, found.source, found.index),
+        "media_of": partial(served, _media_store(asked, found)),
+        "pairs": Pairs.of,
+        "pager": Pager.at("fed", "position", position, 1, data.length, "position", path=path, run=number),
+        "copy": copied(python, "trace", "sample", found.source, found.index, "--run", path),
     }
 
 
@@ -293,11 +317,12 @@ def live(asked: Query) -> Values:
     report = views.live_report(path)
     waiting = sorted(report.ranks, key=lambda rank: -rank.wait_share)[:SHOWN_CHARTS]
     return "live.html", {
+        "crumbs": [(path, "")],
         "path": path,
         "report": report,
         "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in waiting},
         "events": link("events-live", path=path),
-        "copy": shell.live(path),
+        "copy": copied(f"views.live_report({path!r})", "ui", "--json", "--live", path),
     }
 
 
@@ -317,6 +342,7 @@ def diff(asked: Query) -> Values:
     files = {kind: [path for path, one in kinds.items() if one == kind] for kind in ("run", "state")}
     one, other = asked.text("one"), asked.text("other")
     values: dict[str, Any] = {
+        "crumbs": [("compare", "")],
         "files": files,
         "one": one,
         "other": other,
@@ -331,12 +357,13 @@ def diff(asked: Query) -> Values:
         asked.places.check(path, "run", "state")
     if kinds[one] != kinds[other]:
         raise ConfigError(f"{one} is a {kinds[one]} and {other} is a {kinds[other]}: compare two runs, or two states")
-    of_states = kinds[one] == "state"
-    values["copy"] = shell.difference(one, other, of_states=of_states)
-    if of_states:
+    if kinds[one] == "state":
+        values["copy"] = copied(f"tracing.state_difference(tracing.read_state({one!r}), tracing.read_state({other!r}))")
         states = (tracing.read_state(path) for path in (one, other))
         values["states"] = tracing.state_difference(*states, runs=_known_runs(files["run"]))
         return "diff.html", values
+    python = f"runs = [tracing.filed_run(path, read_data=False) for path in ({one!r}, {other!r})]"
+    values["copy"] = copied(f"{python}\ntracing.first_difference(*runs)", "account", "--diff", one, other)
     runs = [tracing.filed_run(path, read_data=False) for path in (one, other)]
     found = tracing.first_difference(*runs)
     values["difference"] = found or "same"

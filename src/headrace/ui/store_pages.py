@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
-from headrace.inspect.questions import open_preview, preview
-from headrace.inspect.sample_preview import OpenPreview, SamplePreview
-from headrace.inspect.samples import LookedAtSample
-from headrace.inspect.shown import Preview
-from headrace.inspect.views import SampleOutline
-from headrace.ui import drawing, shell
-from headrace.ui.files import PLAYED
-from headrace.ui.rendering import boxes_of
-from headrace.ui.requests import Query, link
+from headrace.inspect.blocks import Block, Title, Titled
+from headrace.inspect.description import Description, describe_store
+from headrace.inspect.figures import count
+from headrace.inspect.sample_description import SampleDescription, describe_samples
+from headrace.inspect.sample_preview import open_samples
+from headrace.inspect.samples import WHOLE, need_samples
+from headrace.inspect.shown import Preview, PreviewOptions, sample_section
+from headrace.inspect.token_preview import preview_tokens
+from headrace.ui.files import served
+from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
 
+MANIFEST_NAME: Final = "headrace.json"
 Values = tuple[str, dict[str, Any]]
 
 PAGE_DOCUMENTS: Final = 10
@@ -29,15 +33,6 @@ PREVIEW_TOKENS: Final = 400
 DOCUMENT_TOKENS: Final = 4096
 """The tokens that are shown of a document that is shown alone; more come on demand."""
 
-KINDS: Final = {
-    "seq": "plain documents",
-    "sft": "records with a loss mask",
-    "dpo": "pairs of a chosen and a rejected answer",
-    "grpo": "prompts with several answers and their rewards",
-    "prompt": "prompts",
-}
-"""What the kinds of stores are called."""
-
 MOST_TOKENS: Final = 1 << 16
 
 
@@ -45,138 +40,155 @@ def home(asked: Query) -> Values:
     """What is here."""
     found = asked.places.overview()
     return "home.html", {
+        "crumbs": [("what is here", "")],
         "found": found,
         "stores": found.of_kind("tokens", "samples"),
         "mixes": found.of_kind("mix"),
         "runs": found.of_kind("run"),
         "states": found.of_kind("state"),
         "metrics": found.of_kind("metrics"),
-        "copy": shell.home(found.paths),
-        "page_of": page_of,
+        "copy": copied(f"views.overview({list(found.paths)!r})", "ui", "--json", *found.paths),
     }
 
 
-def page_of(kind: str) -> str:
-    """Return the page that shows an entry of a kind."""
-    pages = {"tokens": "store", "samples": "store", "mix": "mix", "run": "run", "metrics": "live"}
-    return pages.get(kind, "diff")
+def _described(path: str) -> Description | SampleDescription:
+    return describe_samples(path, WHOLE) or describe_store(path)
+
+
+def described(path: str) -> Description | SampleDescription:
+    """Return what a store holds."""
+    manifest = Path(path) / MANIFEST_NAME
+    return kept(_described, path, str(manifest)) if manifest.is_file() else _described(path)
 
 
 def store(asked: Query) -> Values:
     """A store at a glance."""
     path = asked.path("tokens", "samples")
-    found = views.kept_outline(path)
-    if isinstance(found, SampleOutline):
-        return "sample_store.html", {"path": path, "found": found, "copy": shell.store(path)}
-    bars = [
-        drawing.documents_bar(bar.first, bar.last, bar.documents, bar.tokens, found.looked_at)
-        for bar in found.histogram
-    ]
-    tokens = sum(one.tokens for one in found.inputs)
-    values = {"bars": bars, "kinds": KINDS, "input_tokens": tokens}
-    return "store.html", {"path": path, "found": found, "copy": shell.store(path), **values}
+    found = described(path)
+    kind = "tokens" if isinstance(found, Description) else "samples"
+    values = {"path": path, "kind": kind, "tab": "store", "shown": found.shown(), "copy": _copied_store(path)}
+    return "shown.html", {"crumbs": [(path, "")], **values}
+
+
+def _span(asked: Query, num: int, total: int) -> tuple[int, int, list[int]]:
+    """Return the first number on a page that lists some of a total, how many, and the numbers that there are."""
+    num, first = asked.number("num", num, low=1, high=MOST_AT_ONCE), asked.number("first", 0)
+    return first, num, list(range(min(first, total), min(first + num, total)))
+
+
+def _copied_store(path: str) -> Copied:
+    return copied(f"inspect.describe({path!r})", "info", path)
+
+
+def _copied(path: str, numbers: list[int]) -> Copied:
+    first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
+    span = str(first) if first == last else f"{first}-{last}"
+    return copied(f"inspect.preview({path!r}, samples={numbers!r})", "preview", path, "--documents", span)
 
 
 def documents(asked: Query) -> Values:
     """Documents as text, or one of them."""
     path = asked.path("tokens")
     one = asked.maybe("number")
+    ids = asked.text("ids") == "yes"
+    total = preview_tokens(path, {"num": 1, "max_tokens": 1, "ids": True}).num_documents
+    crumbs = [(path, link("store", path=path))]
     if one is not None:
         most = asked.number("tokens", DOCUMENT_TOKENS, low=1, high=MOST_TOKENS)
-        found = _preview(path, [one], most, asked.text("ids") == "yes")
-        values = {"number": one, "more": min(MOST_TOKENS, 4 * most), "where": shell.where(path, one)}
-        return "document.html", {"path": path, "found": found, "copy": shell.documents(path, [one]), **values}
-    num = asked.number("num", PAGE_DOCUMENTS, low=1, high=MOST_AT_ONCE)
-    first = asked.number("first", 0)
-    total = views.num_documents(path)
-    numbers = list(range(min(first, total), min(first + num, total)))
-    shown = _preview(path, numbers, PREVIEW_TOKENS, asked.text("ids") == "yes") if numbers else None
-    return "documents.html", {
+        found = _preview(path, [one], most, ids)
+        more = min(MOST_TOKENS, 4 * most)
+        cut = any(one.num_tokens > one.num_shown for one in found.samples[0].sequences)
+        crumbs += [("documents", link("documents", path=path, first=one // 10 * 10)), (count(one), "")]
+        title = Title(f"Document {count(one)}", f"of {count(total)}, ask a shell: {command('where', path, one)}")
+        return "shown.html", {
+            "crumbs": crumbs,
+            "shown": [title, *found.shown()[1:]],
+            "pager": Pager.at("documents", "number", one, 1, total, "document", path=path),
+            "more": (f"Show {count(more)} tokens", link("documents", path=path, number=one, tokens=more))
+            if cut
+            else (),
+            "copy": _copied(path, [one]),
+        }
+    first, num, numbers = _span(asked, PAGE_DOCUMENTS, total)
+    shown: list[Block] = [Title(path), f"There are no documents from number {count(first)} on."]
+    if numbers:
+        found = _preview(path, numbers, PREVIEW_TOKENS, ids)
+        head = [block for block in found.shown() if not isinstance(block, str | Titled)]
+        links = [link("documents", path=path, number=sample.number) for sample in found.samples]
+        shown = [*head, *map(partial(sample_section, found), found.samples, links)]
+    return "shown.html", {
+        "crumbs": [*crumbs, ("documents", "")],
         "path": path,
-        "found": shown,
-        "first": first,
-        "num": num,
-        "total": total,
-        "ids": asked.text("ids"),
-        "copy": shell.documents(path, numbers),
+        "kind": "tokens",
+        "tab": "documents",
+        "shown": shown,
+        "pager": Pager.at("documents", "first", first, num, total, "document", path=path),
+        "copy": _copied(path, numbers),
     }
 
 
 def _preview(path: str, numbers: list[int], most: int, ids: bool) -> Preview:
     """Return documents with their texts; with their ids, and a note, if the tokeniser cannot be read."""
+    options: PreviewOptions = {"samples": numbers, "max_tokens": most}
     try:
-        found = preview(path, samples=numbers, max_tokens=most, ids=ids)
+        return preview_tokens(path, {**options, "ids": ids})
     except ConfigError:
         raise
     except HeadraceError as error:
         if ids:
             raise
-        shown = _of_tokens(preview(path, samples=numbers, max_tokens=most, ids=True))
-        return msgspec.structs.replace(shown, note=f"ids are shown: {error}")
-    return _of_tokens(found)
-
-
-def _of_tokens(found: object) -> Preview:
-    if not isinstance(found, Preview):
-        raise ConfigError("this page shows documents of tokens, and the store holds samples with named parts")
-    return found
-
-
-def find(asked: Query) -> Values:
-    """Find a document by its number, its id, or its file and line; the page of the document is where it leads."""
-    path = asked.path("tokens")
-    wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
-    message, number = "", None
-    if wanted or (name and line is not None):
-        found = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
-        number, message = found.number, found.why
-    return "find.html", {
-        "path": path,
-        "outline": views.kept_outline(path),
-        "number": number,
-        "message": message,
-        "wanted": wanted,
-        "input": name,
-        "line": "" if line is None else line,
-        "copy": shell.found(path, wanted, name, line),
-    }
+        return msgspec.structs.replace(preview_tokens(path, {**options, "ids": True}), note=f"ids are shown: {error}")
 
 
 def search(asked: Query) -> Values:
-    """Search documents or samples for a text; the hits come as events."""
+    """A document by its id, or by its file and line; or documents and samples with a text, which come as events."""
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
-    kind = asked.places.kinds()[path]
+    wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
+    kind, place, copy = asked.places.kinds()[path], None, _copied_store(path)
+    if text:
+        begin = f", first={first}" if first else ""
+        copy = copied(f"for found in views.search({path!r}, {text!r}{begin}):\n    print(found)")
+    if wanted or (name and line is not None):
+        place = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
+        copy = copied(
+            f"views.find_document({path!r}, {f'id={wanted!r}' if wanted else f'input={name!r}, line={line}'})"
+        )
     return "search.html", {
+        "crumbs": [(path, link("store", path=path)), ("search", "")],
         "path": path,
         "kind": kind,
+        "store": described(path) if kind == "tokens" else None,
+        "place": place,
+        "asked": asked.values,
         "text": text,
         "first": first,
         "events": link("events-search", path=path, q=text, first=first or None) if text else "",
         "hit": "documents" if kind == "tokens" else "sample",
-        "copy": shell.search(path, text, first) if text else shell.store(path),
+        "copy": copy,
     }
 
 
 def samples(asked: Query) -> Values:
     """Samples with their pictures and texts, as a grid."""
     path = asked.path("samples")
-    num = asked.number("num", PAGE_SAMPLES, low=1, high=MOST_AT_ONCE)
-    first = asked.number("first", 0)
-    with open_preview(path, num=1) as opened:
-        total = _facts(opened).num_samples
-    numbers = list(range(min(first, total), min(first + num, total)))
-    shown: list[LookedAtSample] = []
+    with need_samples(path) as store:
+        first, num, numbers = _span(asked, PAGE_SAMPLES, total := len(store))
+    shown: list[Block] = [Title(path), f"There are no samples from number {count(first)} on."]
     if numbers:
-        with open_preview(path, samples=numbers, max_chars=300) as opened:
-            shown = list(_iterated(opened))
-    return "samples.html", {
+        with open_samples(path, {"samples": numbers, "max_chars": 300}) as opened:
+            found = [(one.section(), link("sample", path=path, number=one.shown.number)) for one in opened]
+        sections = [msgspec.structs.replace(section, link=url) for section, url in found]
+        shown = [Title(path), Titled("", sections, is_pair=True)]
+    return "shown.html", {
+        "crumbs": [(path, link("store", path=path)), ("samples", "")],
         "path": path,
-        "shown": [one.shown for one in shown],
-        "first": first,
-        "num": num,
-        "total": total,
-        "copy": shell.documents(path, numbers),
+        "kind": "samples",
+        "tab": "samples",
+        "shown": shown,
+        "media_of": partial(served, path, side=320),
+        "pager": Pager.at("samples", "first", first, num, total, "sample", path=path),
+        "copy": _copied(path, numbers),
     }
 
 
@@ -185,36 +197,30 @@ def sample(asked: Query) -> Values:
     path = asked.path("samples")
     key = asked.text("key")
     number = None if key else asked.number("number", 0)
-    options: dict[str, Any] = {"key": key} if number is None else {"samples": [number]}
-    with open_preview(path, max_chars=20_000, **options) as opened:
-        facts = _facts(opened)
-        (looked,) = list(_iterated(opened))
-    return "sample.html", {
-        "path": path,
-        "facts": facts,
-        "sample": looked.shown,
-        "boxes": boxes_of(looked.shown),
-        "played": [name for name in looked.raw.parts if name.rpartition(".")[2].lower() in PLAYED],
-        "copy": shell.documents(path, [looked.shown.number]),
+    wanted: PreviewOptions = {"key": key} if number is None else {"samples": [number]}
+    with open_samples(path, {"max_chars": 20_000, **wanted}) as opened:
+        total = opened.facts.num_samples or 0
+        (looked,) = opened
+    number, shown = looked.shown.number, looked.shown
+    pager = Pager.at("sample", "number", number, 1, total, "sample", path=path)
+    listing = link("samples", path=path, first=number // PAGE_SAMPLES * PAGE_SAMPLES)
+    title = Title(shown.key, f"sample {count(number)} of {count(total)}, number {count(shown.index)} of {shown.shard}")
+    return "shown.html", {
+        "crumbs": [(path, link("store", path=path)), ("samples", listing), (count(number), "")],
+        "shown": [title, *looked.section().blocks],
+        "media_of": partial(served, path),
+        "pager": pager._replace(words="key", name="key", value=shown.key),
+        "copy": _copied(path, [number]),
     }
-
-
-def _facts(opened: Preview | OpenPreview) -> SamplePreview:
-    if isinstance(opened, Preview) or not isinstance(opened.facts, SamplePreview):
-        raise ConfigError("this page shows samples with named parts, and the path holds none")
-    return opened.facts
-
-
-def _iterated(opened: Preview | OpenPreview) -> Any:
-    return iter(()) if isinstance(opened, Preview) else iter(opened)
 
 
 def check(asked: Query) -> Values:
     """Read a whole store, and say what is wrong; how far it is comes as events."""
     path = asked.path("tokens", "samples")
     return "check.html", {
+        "crumbs": [(path, link("store", path=path)), ("check", "")],
         "path": path,
         "kind": asked.places.kinds()[path],
         "events": link("events-check", path=path),
-        "copy": shell.check(path),
+        "copy": copied(f"inspect.check({path!r})", "check", path),
     }

@@ -17,12 +17,11 @@ from headrace.datasets.mix import store_of
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.answers import Answer
-from headrace.inspect.description import find_manifest
+from headrace.inspect.blocks import ShownSequence
 from headrace.inspect.figures import as_json
 from headrace.inspect.sample_preview import field_map_of
 from headrace.inspect.samples import LookedAtSample, PartViewer, ShownParts, look_at
-from headrace.inspect.shown import ShownSequence
-from headrace.inspect.token_texts import IdTexts, TokenTexts, find_texts, stretches
+from headrace.inspect.token_texts import IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import SampleStore, Store
 
@@ -106,7 +105,7 @@ def fed_sample(run: Run, position: int, *, may_open: Callable[[str], bool] | Non
         "dataset": dataset.describe(),
         "origins": origins,
     }
-    looked = look_at_fed(dataset, origins)
+    looked = _look_at(dataset, origins)
     if looked is not None:
         return FedSample(**common, places=0, pads=0, segments=(), parts=looked.shown, fields={})
     texts, note = _texts_of(dataset, may_open)
@@ -116,8 +115,8 @@ def fed_sample(run: Run, position: int, *, may_open: Callable[[str], bool] | Non
     segments: list[FedSegment] = []
     left = MAX_TOKENS
     for row in rows:
-        for segment in row.segments():
-            segments.append(segment.shown(texts, left))
+        for segment in row.segments(texts, left):
+            segments.append(segment)
             left -= segments[-1].shown.num_shown
     used = {row.prefix + name for row in rows for name in _OF_TOKENS}
     return FedSample(
@@ -134,7 +133,7 @@ def fed_sample(run: Run, position: int, *, may_open: Callable[[str], bool] | Non
 _OF_TOKENS: Final = ("input_ids", "labels", "loss_mask", "attention_mask", "position_ids", "document_ids")
 
 
-def look_at_fed(dataset: Dataset, origins: Sequence[Origin], *, pictures: bool = False) -> LookedAtSample | None:
+def _look_at(dataset: Dataset, origins: Sequence[Origin]) -> LookedAtSample | None:
     """Return what is stored of a sample of media, before decoders, cookers and encoders; None for tokens.
 
     Raises:
@@ -148,8 +147,7 @@ def look_at_fed(dataset: Dataset, origins: Sequence[Origin], *, pictures: bool =
     if origin.shard is not None and origin.sample is not None:
         number = int(store.shard_bounds[store.shards.index(origin.shard)]) + origin.sample
     raw = store.read(np.array([number]))[0]
-    viewer = PartViewer(max_chars=_VALUE_CHARS * 4, pictures=pictures)
-    return look_at(raw, number, field_map_of(store), viewer)
+    return look_at(raw, number, field_map_of(store), PartViewer(max_chars=_VALUE_CHARS * 4, pictures=False))
 
 
 def _texts_of(dataset: Dataset, may_open: Callable[[str], bool] | None) -> tuple[TokenTexts, str]:
@@ -159,8 +157,7 @@ def _texts_of(dataset: Dataset, may_open: Callable[[str], bool] | None) -> tuple
     if may_open is not None and not may_open(store.path):
         return IdTexts(), f"{store.path} is not below the paths that were named, so ids are shown"
     try:
-        manifest = find_manifest(store.path)
-        found = find_texts(None if manifest is None else manifest.tokenizer, given=None, is_any=False, path=store.path)
+        found = find_texts(store.path)
     except HeadraceError as error:
         return IdTexts(), str(error)
     return found.texts, found.note
@@ -174,31 +171,6 @@ def _arrays(run: Run, located: Any) -> dict[str, Any]:
             return {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
         return dict(sample) if isinstance(sample, Mapping) else {"sample": sample}
     return {name: values[0] for name, values in run.read(located).items()}
-
-
-@dataclasses.dataclass
-class _Segment:
-    name: str
-    origin: Origin | None
-    ids: NDArray[Any]
-    trained: NDArray[Any] | None
-    positions: NDArray[Any]
-
-    def shown(self, texts: TokenTexts, most: int) -> FedSegment:
-        cut = slice(max(0, most))
-        mask = None if self.trained is None else self.trained[cut]
-        origin = self.origin
-        return FedSegment(
-            origin=origin,
-            shown=ShownSequence(
-                name=self.name,
-                document=-1 if origin is None or origin.document is None else origin.document,
-                begin=0 if origin is None or origin.begin is None else origin.begin,
-                num_tokens=len(self.ids),
-                num_trained=None if self.trained is None else int(np.count_nonzero(self.trained)),
-                stretches=stretches(texts, self.ids[cut], mask=mask, positions=self.positions[cut]),
-            ),
-        )
 
 
 @dataclasses.dataclass
@@ -217,8 +189,11 @@ class _Row:
     def num_tokens(self) -> int:
         return int(np.count_nonzero(self.is_token))
 
-    def segments(self) -> Iterator[_Segment]:
-        """Yield the segments: a new one begins where the position or the document does, and pads are left out."""
+    def segments(self, texts: TokenTexts, most: int) -> Iterator[FedSegment]:
+        """Yield the segments with the texts of the first ``most`` tokens, without pads.
+
+        A new one begins where the position or the document does.
+        """
         places = np.flatnonzero(self.is_token)
         if not len(places):
             return
@@ -233,13 +208,18 @@ class _Row:
         pieces = [one for one in self.origins if one.tokens != 0]
         for number, part in enumerate(parts):
             origin = pieces[number] if len(pieces) == len(parts) else pieces[0] if len(pieces) == 1 else None
-            yield _Segment(
-                name=self.prefix.rstrip("_") or "tokens",
-                origin=origin,
-                ids=self.ids[part],
-                trained=None if self.trained is None else self.trained[part],
+            shown = sequence_of(
+                texts,
+                self.prefix.rstrip("_") or "tokens",
+                -1 if origin is None or origin.document is None else origin.document,
+                self.ids[part],
+                mask=None if self.trained is None else self.trained[part],
+                most=most,
+                begin=0 if origin is None or origin.begin is None else origin.begin,
                 positions=self.positions[part],
             )
+            yield FedSegment(origin=origin, shown=shown)
+            most -= shown.num_shown
 
 
 def _rows(arrays: Mapping[str, Any], origins: Sequence[Origin], *, is_unshifted: bool) -> Iterator[_Row]:

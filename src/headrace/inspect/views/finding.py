@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer, kind_of
-from headrace.inspect.description import find_manifest
-from headrace.inspect.document_origins import describe_input
+from headrace.inspect.description import ShownKeys
+from headrace.inspect.origins import describe_input
 from headrace.inspect.samples import PartViewer, need_samples
-from headrace.inspect.token_preview import ShownKeys
 from headrace.inspect.token_texts import TokenTexts, find_texts
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Provenance, SampleStore, Store, load_manifest, open_tokens
 
@@ -111,10 +110,7 @@ def search(
             yield from _bounded(found, first, len(samples), max_samples, max_hits, "samples")
         return
     with open_tokens(path) as store:
-        manifest = find_manifest(path)
-        made_by = None if manifest is None else manifest.tokenizer
-        texts = find_texts(made_by, given=None, is_any=False, path=path).texts
-        scan = _in_tokens(store, ShownKeys.of(store, None), texts, wanted)
+        scan = _in_tokens(store, ShownKeys.of(path, store.keys, None), find_texts(path).texts, wanted)
         yield from _bounded(scan, first, store.num_documents, max_tokens, max_hits, "tokens")
 
 

@@ -5,7 +5,6 @@ Only manifests, headers and the sizes of files are read. What a link leads to ou
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -120,56 +119,41 @@ def overview(paths: Sequence[str | os.PathLike[str]]) -> Overview:
 def found_places(paths: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, EntryKind], list[str]]:
     """Return what is below some paths, as path -> kind, and notes on what was left out. Opens no store."""
     found: dict[str, EntryKind] = {}
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     for given in paths:
         check_local(given)
         path = os.fspath(given)
-        walk = _Walk(Path(path).resolve())
-        kind = kind_at(path, is_named=True)
-        if kind is None and not Path(path).is_dir():
-            notes.append(f"{path}: there is nothing that Headrace knows")
+        if not Path(path).is_dir() and kind_at(path, is_named=True) is None:
+            notes[f"{path}: there is nothing that Headrace knows"] = None
         else:
-            if kind is not None:
-                found[metrics_pattern(path) if kind == "metrics" else path] = kind
-            if Path(path).is_dir() and not is_closed(Path(path)):
-                found |= walk.below(path, 0)
-                notes += walk.notes
-    return found, notes
+            _walk(path, Path(path).resolve(), 0, found, notes, [0])
+    return found, list(notes)
 
 
-class _Walk:
-    """Looks into the folders below a root."""
-
-    def __init__(self, root: Path) -> None:
-        self.notes: list[str] = []
-        self._root = root
-        self._num_folders = 0
-
-    def below(self, folder: str, depth: int) -> dict[str, EntryKind]:
-        self._num_folders += 1
-        found: dict[str, EntryKind] = {}
-        try:
-            names = sorted(child.name for child in Path(folder).iterdir())
-        except OSError as error:
-            self.notes.append(f"{folder}: cannot be listed: {error.strerror or error}")
-            return found
-        for name in names:
-            path = name if folder == "." else f"{folder.rstrip('/')}/{name}"
-            if name.startswith(".") or not Path(path).resolve().is_relative_to(self._root):
-                continue
-            kind = kind_at(path, is_named=False)
-            if kind is not None:
-                found[metrics_pattern(path) if kind == "metrics" else path] = kind
-            if Path(path).is_dir() and not is_closed(Path(path)) and self._may_enter(path, depth):
-                found |= self.below(path, depth + 1)
-        return found
-
-    def _may_enter(self, path: str, depth: int) -> bool:
-        if depth + 1 < MAX_DEPTH and self._num_folders < MAX_FOLDERS:
-            return True
-        note = f"folders more than {MAX_DEPTH} deep, and more than {MAX_FOLDERS:,}, are not looked into: name them"
-        self.notes += [note] if note not in self.notes else []
-        return False
+def _walk(
+    path: str, root: Path, depth: int, found: dict[str, EntryKind], notes: dict[str, None], num_folders: list[int]
+) -> None:
+    """Add what is at a path and below it to what was ``found``, and why something was not looked into to the notes."""
+    kind = kind_at(path, is_named=depth == 0)
+    if kind is not None:
+        found[metrics_pattern(path) if kind == "metrics" else path] = kind
+    if not Path(path).is_dir() or is_closed(Path(path)):
+        return
+    if depth >= MAX_DEPTH or num_folders[0] >= MAX_FOLDERS:
+        notes[f"folders more than {MAX_DEPTH} deep, and more than {MAX_FOLDERS:,}, are not looked into: name them"] = (
+            None
+        )
+        return
+    num_folders[0] += 1
+    try:
+        names = sorted(child.name for child in Path(path).iterdir() if not child.name.startswith("."))
+    except OSError as error:
+        notes[f"{path}: cannot be listed: {error.strerror or error}"] = None
+        return
+    for name in names:
+        inner = name if path == "." else f"{path.rstrip('/')}/{name}"
+        if Path(inner).resolve().is_relative_to(root):
+            _walk(inner, root, depth + 1, found, notes, num_folders)
 
 
 def kind_at(path: str, *, is_named: bool) -> EntryKind | None:
@@ -180,11 +164,10 @@ def kind_at(path: str, *, is_named: bool) -> EntryKind | None:
     place = Path(path)
     if place.is_dir():
         return _kind_of_folder(place)
-    if place.suffix in (".yaml", ".yml"):
-        return "mix" if _is_mix(place) else None
-    if place.suffix in (".json", ".jsonl"):
-        found = _kind_of_json(place)
-        if found is not None:
+    if place.suffix in _MARKS:
+        head = _head(place)
+        found = next((kind for kind, mark in _MARKS[place.suffix].items() if re.search(mark, head)), None)
+        if found is not None or place.suffix in (".yaml", ".yml"):
             return found
     if not is_named:
         return None
@@ -216,29 +199,14 @@ def _kind_of_folder(folder: Path) -> EntryKind | None:
     return None
 
 
-def _is_mix(path: Path) -> bool:
-    return re.search(rb"(?m)^splits:", _head(path)) is not None
-
-
-def _kind_of_json(path: Path) -> EntryKind | None:
-    """Return what a file of JSON is; its first bytes tell, since those of ours begin with their kind or its like."""
-    head = _head(path)
-    if path.suffix == ".json":
-        for kind, marks in _KINDS.items():
-            if any(mark in head for mark in marks):
-                return kind
-        return None
-    try:
-        line = json.loads(head.partition(b"\n")[0])
-    except (ValueError, RecursionError):
-        return None
-    return "metrics" if isinstance(line, dict) and {"step", "position", "rank", "seconds"} <= line.keys() else None
-
-
-_KINDS: Final[dict[EntryKind, tuple[bytes, ...]]] = {
-    "run": (b'"headrace.run"',),
-    "state": (b'"headrace.cursor"',),
+_MIX: Final[dict[EntryKind, bytes]] = {"mix": rb"(?m)^splits:"}
+_MARKS: Final[dict[str, dict[EntryKind, bytes]]] = {
+    ".yaml": _MIX,
+    ".yml": _MIX,
+    ".json": {"run": rb'"headrace\.run"', "state": rb'"headrace\.cursor"'},
+    ".jsonl": {"metrics": rb'\A\{(?=.*"step":)(?=.*"position":)(?=.*"rank":)(?=.*"seconds":)'},
 }
+"""What stands near the beginning of files of each kind, by their suffix."""
 
 
 def _head(path: Path) -> bytes:
@@ -289,25 +257,19 @@ def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
         sizes += status.st_size
         newest = max(newest, status.st_mtime)
     facts: dict[str, Any] = {"bytes": sizes, "files": len(files), "changed": moment(newest)}
-    if kind not in ("tokens", "samples"):
-        try:
-            facts["words"] = _in_words(path, kind)
-        except StoreAwayError as error:
-            facts["problem"] = str(error)
-        except (HeadraceError, OSError) as error:
-            facts |= {"health": "damaged", "problem": str(error)}
-        return OverviewEntry(path=path, kind=kind, **facts)
-    facts["is_unfinished"] = (Path(path) / _WORK).exists()
+    is_store = kind in ("tokens", "samples")
+    facts["is_unfinished"] = is_store and (Path(path) / _WORK).exists()
     try:
-        if (found := _recorded(path)) is None:
-            found = _opened(path, kind) if len(files) <= OPENED_FILES else {}
-        facts |= found
+        if not is_store:
+            facts["words"] = _in_words(path, kind)
+        elif (found := _recorded(path)) is not None:
+            facts |= found
+        elif len(files) <= OPENED_FILES:
+            facts |= _opened(path, kind)
     except StoreAwayError as error:
         facts["problem"] = str(error)
     except (HeadraceError, OSError) as error:
-        facts |= {"health": "damaged", "problem": str(error)}
-        if facts["is_unfinished"]:
-            facts |= {"health": "not recorded", "problem": ""}
+        facts |= {} if facts["is_unfinished"] else {"health": "damaged", "problem": str(error)}
     return OverviewEntry(path=path, kind=kind, **facts)
 
 
