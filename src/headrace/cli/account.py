@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 import headrace
-from headrace.cli.command import Command, json_option, print_found
+from headrace.cli.command import command, print_found
 from headrace.inspect.figures import Heading, count, plural, separated, table
 
 if TYPE_CHECKING:
     from headrace.tracing import ChapterAccount, ExclusionAccount, Fed, RunAccount, SourceAccount
 
 
-@click.command(cls=Command, name="account", short_help="Say what a run was fed, or where two runs part.")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--step", metavar="N", type=int, help="Count what was fed before step N (default: the end of the run).")
-@click.option("--exact", is_flag=True, help="Read and count what would be estimated.")
-@click.option("--no-data", is_flag=True, help="Open no store; tokens and documents are not counted.")
-@click.option("--diff", is_flag=True, help="Say at which step the runs of two files part, and what makes it.")
-@json_option
-def account(files: tuple[str, ...], step: int | None, exact: bool, no_data: bool, diff: bool, as_json: bool) -> None:
+@command("account", "Say what a run was fed, or where two runs part.")
+def account(
+    files: Annotated[tuple[str, ...], "FILE..."],
+    *,
+    until_step: int | None = None,
+    exact: bool = False,
+    no_data: bool = False,
+    as_json: bool = False,
+) -> None:
     """Say what the run in FILE, which save_run wrote, was fed before a step.
 
     For each source the account says how many samples, documents and tokens were fed, how often its samples were seen,
     and where each sample of the present epoch is: fed, still to come, skipped, or excluded. For each chapter of the run
     it says the mix as it was planned and as it came. What is marked with ~ is an estimate.
 
-    With --diff two files are compared: the first step at which their runs are fed otherwise, and the setting that makes
-    it so.
+    Two files are compared: the first step at which their runs are fed otherwise, and the setting that makes it so.
+
+    Args:
+        files: the file of a run, or of two runs.
+        until_step: count what was fed before this step; by default until the end of the run.
+        exact: read and count what would be estimated.
+        no_data: open no store; tokens and documents are not counted.
     """
-    if diff:
-        if len(files) != 2 or step is not None or exact:
-            raise click.UsageError("--diff compares two files, and goes with --json only")
+    if len(files) > 2 or (len(files) == 2 and (until_step is not None or exact)):
+        raise click.UsageError("give one file; or two to compare them, without --until-step and --exact")
+    if len(files) == 2:
         found = headrace.tracing.first_difference(
             *(headrace.tracing.filed_run(file, read_data=False) for file in files)
         )
@@ -41,9 +47,9 @@ def account(files: tuple[str, ...], step: int | None, exact: bool, no_data: bool
         report = [f"{files[0]} -> {files[1]}: {told}"]
         print_found({"files": files, "difference": found}, report, as_json=as_json)
         return
-    if len(files) != 1:
-        raise click.UsageError("give one file, or two with --diff")
-    answer = headrace.tracing.account(headrace.tracing.filed_run(files[0], read_data=not no_data), step, exact=exact)
+    answer = headrace.tracing.account(
+        headrace.tracing.filed_run(files[0], read_data=not no_data), until_step, exact=exact
+    )
     print_found(answer, account_lines(files[0], answer), as_json=as_json)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import config_options, json_option, print_found, write_file
-from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
+from headrace.cli.command import command, print_found, write_file
+from headrace.cli.job import LOCAL, ExecutorOptions, hand_over
 from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
 
@@ -17,37 +17,23 @@ if TYPE_CHECKING:
     from headrace.datasets.measuring import MeasuredFacts
 
 
-@click.command(cls=JobCommand, urls=("path",), name="measure", short_help="Run a task encoder once over every sample.")
-@click.argument("path", metavar="DATASET")
-@click.option(
-    "--encoder",
-    metavar="MODULE:CLASS",
-    required=True,
-    help="Task encoder; the module may be in the current folder.",
-)
-@click.option(
-    "--set", "given", metavar="NAME=VALUE", multiple=True, help="Argument of the encoder, as JSON or text; repeatable."
-)
-@click.option(
-    "--output", "-o", metavar="DIR", help="Folder in which the folder of facts is made (default: the cache folder)."
-)
-@click.option("--workers", metavar="N", type=int, help="Number of processes (default: one per usable core).")
-@click.option(
-    "--split-part",
-    metavar="NAME",
-    default="train",
-    help="Part of an Energon dataset: train, val, ... (default: train).",
-)
-@config_options
-@click.option("--trust-code", is_flag=True, help="Allow code that a dataset.yaml names to run.")
-@click.option("--faults", metavar="FILE", help="Write all bad samples with their reasons to this file of JSON lines.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-@json_option
-def command(
-    path: str, encoder: str, given: tuple[str, ...], output: str | None, workers: int | None, split_part: str,
-    split_config: str | None, dataset_config: str | None, trust_code: bool, faults: str | None, quiet: bool,
-    as_json: bool, executor: ExecutorOptions,
-) -> None:  # fmt: skip
+@command("measure", "Run a task encoder once over every sample.", urls=("path",))
+def measure(
+    path: Annotated[str, "DATASET"],
+    *,
+    encoder: Annotated[str, "MODULE:CLASS"],
+    arguments: dict[str, Any] | None = None,
+    output: str | None = None,
+    workers: int | None = None,
+    split_part: str = "train",
+    split_config: str | None = None,
+    dataset_config: str | None = None,
+    trust_code: bool = False,
+    faults: Annotated[str | None, "FILE"] = None,
+    executor: ExecutorOptions = LOCAL,
+    quiet: bool = False,
+    as_json: bool = False,
+) -> None:
     """Run a task encoder over DATASET and keep what it makes of each sample: number, lengths and groups of outputs.
 
     With these facts a headrace.MeasuredDataset knows how many samples filters, generators, packs and groups make, can
@@ -56,6 +42,13 @@ def command(
     command continues it.
 
     Samples that the encoder cannot process are bad and left out; --faults lists them.
+
+    Args:
+        encoder: task encoder, or a function that makes one; the module may be in the current folder.
+        arguments: argument of the encoder, as JSON or text; repeatable.
+        output: folder in which the folder of facts is made; by default the cache folder.
+        trust_code: allow code that a ``dataset.yaml`` names to run.
+        faults: write all bad samples with their reasons to this file of JSON lines.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: the number of processes must be 1 or more")
@@ -70,7 +63,7 @@ def command(
         dataset_config=dataset_config,
         trust_code=trust_code,
         encoder=encoder,
-        arguments=_arguments(given),
+        arguments=arguments or {},
     )
     if faults is not None and not executor.is_local:
         raise ConfigError(f"--faults {faults} is for one host: give it once the facts are there, and nothing is run")
@@ -97,20 +90,3 @@ def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool, as
 def _tell(facts: MeasuredFacts, path: str, *, were_there: bool, as_json: bool) -> None:
     found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
     print_found(found, found.lines(), as_json=as_json)
-
-
-def _arguments(given: tuple[str, ...]) -> dict[str, Any]:
-    import msgspec
-
-    arguments: dict[str, Any] = {}
-    for pair in given:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise ConfigError(f"--set {pair}: write --set NAME=VALUE, such as --set max_tokens=512")
-        if name in arguments:
-            raise ConfigError(f"--set {pair}: {name} is set twice: set it once")
-        try:
-            arguments[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            arguments[name] = value
-    return arguments

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-import headrace
-from headrace import inspect
-from headrace.cli.command import Command, json_option, print_found, print_json
+from headrace import inspect, tracing
+from headrace.cli.command import command, group, print_found
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural, table
 
 if TYPE_CHECKING:
     from headrace.datasets.origins import Origin
-    from headrace.tracing import FramedHistory, History, Sources, Times, Topology, Traced, TracedUnit
+    from headrace.tracing import FramedHistory, History, Sources, Times, Traced, TracedUnit
 
 
-@click.command(cls=Command, urls=("path",), name="where", short_help="Say where documents come from.")
-@click.argument("path", metavar="PATH")
-@click.argument("documents", metavar="DOC...", nargs=-1, required=True)
-@click.option("--show", is_flag=True, help="Show the whole text, however much of the input must be read for it.")
-@json_option
-def where(path: str, documents: tuple[str, ...], show: bool, as_json: bool) -> None:
+@command("where", "Say where documents come from.", urls=("path",))
+def where(
+    path: Annotated[str, "PATH"],
+    documents: Annotated[tuple[str, ...], "DOC..."],
+    *,
+    read_all: bool = False,
+    as_json: bool = False,
+) -> None:
     """Say which line or row of which input each document DOC of the store at PATH comes from.
 
     PATH is a folder that headrace prepare wrote, with documents counted from 0 over all its shards, or the prefix of
     one shard, with documents counted within it. If the input still exists, its text is shown. For stores that headrace
     merge, convert or split wrote, the origin is traced through the stores that they were copied from. For tar shards
     DOC is a sample: its key, or its number over all shards.
+
+    Args:
+        read_all: show the whole text, however much of the input must be read for it.
     """
     has_keys = inspect.find_shards(path) is not None
     asked = documents if has_keys else [_document(given) for given in documents]
-    found = inspect.where(path, asked, read_all=show)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo("\n".join(found.lines(whole_texts=show)))
+    found = inspect.where(path, asked, read_all=read_all)
+    print_found(found, found.lines(whole_texts=read_all), as_json=as_json)
 
 
 def _document(given: str) -> int:
@@ -47,72 +48,34 @@ def _document(given: str) -> int:
         raise click.UsageError(f"{given!r} is not the number of a document, which is counted from 0") from None
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-@click.group(name="trace", short_help="Say what a step was fed, and which steps see a sample.")
-def trace() -> None:
-    """Say what a step of a training run was fed, or which steps see a sample: before, during and after the run.
-
-    The answers are computed from the file that save_run wrote. Data are opened only to find the documents and keys of
-    the samples. Both commands have --run, --state, --no-data and --json.
-    """
-
-
-def _shared(function: F) -> F:
-    options = [
-        click.option(
-            "--run", "run", metavar="FILE", default="run.json", help="File that save_run wrote (default: run.json)."
-        ),
-        click.option(
-            "--state", metavar="FILE", help="State of a loader as JSON, which says how far the training run is."
-        ),
-        click.option(
-            "--ranks",
-            metavar="R",
-            type=int,
-            help="Number of data-parallel ranks, to show also which rank reads a sample.",
-        ),
-        click.option(
-            "--micro-batch-size", metavar="M", type=int, help="With --ranks: number of samples in a micro-batch."
-        ),
-        click.option("--no-data", is_flag=True, help="Open no store, and show only the numbers of the samples."),
-        click.option(
-            "--journal",
-            "journals",
-            metavar="FILE",
-            multiple=True,
-            help="For framed runs: file that Loader(journal=FILE) wrote; repeat for each rank and start.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return json_option(function)
-
-
-@trace.command(cls=Command, name="step", short_help="The samples of a global step.")
-@click.argument("step", metavar="N", type=int)
-@click.option("--rank", metavar="r", type=int, help="With --ranks: show only the samples of this rank.")
-@click.option(
-    "--samples", "with_samples", is_flag=True, help="For framed runs: list all samples that may be in each unit."
-)
-@_shared
+@command("step", "The samples of a global step.")
 def step_command(
-    step: int, rank: int | None, with_samples: bool, run: str, state: str | None, ranks: int | None,
-    micro_batch_size: int | None, no_data: bool, journals: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    step: Annotated[int, "N"],
+    *,
+    rank: int | None = None,
+    samples: bool = False,
+    run: Annotated[str, "FILE"] = "run.json",
+    state: Annotated[str | None, "FILE"] = None,
+    topology: tracing.Topology | None = None,
+    no_data: bool = False,
+    journal: Annotated[tuple[str, ...], "FILE"] = (),
+    as_json: bool = False,
+) -> None:
     """List the samples of global step N: position, source, epoch, number, and the documents or the key of each.
 
-    If the store was prepared from files, file and line are listed too; with --ranks and --micro-batch-size also the
-    rank and the micro-step that read each sample.
+    If the store was prepared from files, file and line are listed too; with --ranks also the rank and the micro-step
+    that read each sample.
 
     The units of a framed run are known only once it has run. For such a run the command lists, from its --journal, the
     units of the step and the frame of each; with --samples also the samples that may be in each unit.
     From Python, framed_history finds out which of these are in it.
-    """
 
-    if (framed := _framed(run, state, journals, read_data=not no_data, step=step)) is not None:
-        units = framed[1].step(step, topology=_topology(ranks, micro_batch_size), rank=rank, samples=with_samples)
+    Args:
+        rank: with --ranks, show only the samples of this rank.
+        samples: for framed runs, list all samples that may be in each unit.
+    """
+    if (framed := _framed(run, state, journal, read_data=not no_data, step=step)) is not None:
+        units = framed[1].step(step, topology=topology, rank=rank, samples=samples)
         print_found(
             {"run": run, "step": step, "units": units, "notes": framed[0].notes},
             units_report(run, step, units, framed[0].notes),
@@ -120,47 +83,52 @@ def step_command(
         )
         return
     sources, history = _opened(run, state, read_data=not no_data)
-    samples = inspect.with_inputs(history.step(step, topology=_topology(ranks, micro_batch_size), rank=rank))
+    fed = inspect.with_inputs(history.step(step, topology=topology, rank=rank))
     print_found(
-        {"run": run, "step": step, "samples": samples, "notes": sources.notes},
-        step_report(run, step, samples, sources.notes),
+        {"run": run, "step": step, "samples": fed, "notes": sources.notes},
+        step_report(run, step, fed, sources.notes),
         as_json=as_json,
     )
 
 
-@trace.command(cls=Command, urls=("source",), name="sample", short_help="The steps that see a sample.")
-@click.argument("source", metavar="SOURCE")
-@click.argument("sample", metavar="SAMPLE")
-@click.option("--document", "kind", flag_value="document", help="SAMPLE is a document: find all samples that hold it.")
-@click.option("--key", "kind", flag_value="key", help="SAMPLE is a key, even if it looks like a number.")
-@click.option("--until-step", metavar="N", type=int, help="Look only at the steps before N.")
-@click.option("--until-samples", metavar="N", type=int, help="Look only at the first N samples of the last run.")
-@click.option(
-    "--limit", metavar="N", type=int, default=20, help="Maximum number of times to show; all are counted (default: 20)."
-)
-@_shared
+@command("sample", "The steps that see a sample.", urls=("source",))
 def sample_command(
-    source: str, sample: str, kind: str | None, until_step: int | None, until_samples: int | None, limit: int, run: str,
-    state: str | None, ranks: int | None, micro_batch_size: int | None, no_data: bool, journals: tuple[str, ...],
-    as_json: bool,
-) -> None:  # fmt: skip
+    source: Annotated[str, "SOURCE"],
+    sample: Annotated[str, "SAMPLE"],
+    *,
+    document: bool = False,
+    key: bool = False,
+    until_step: int | None = None,
+    limit: int = 20,
+    run: Annotated[str, "FILE"] = "run.json",
+    state: Annotated[str | None, "FILE"] = None,
+    topology: tracing.Topology | None = None,
+    no_data: bool = False,
+    journal: Annotated[tuple[str, ...], "FILE"] = (),
+    as_json: bool = False,
+) -> None:
     """Say at which steps a sample of SOURCE comes, in all epochs.
 
     SOURCE is the path of the source in the blend, as web/en, or a dot if there is only one source. SAMPLE is the number
     of the sample in its dataset, counted from 0, or its key.
 
-    The search ends at --until-step or --until-samples, else at --state, else at the end of the run. In a run without an
-    end it covers --limit more epochs.
+    The search ends at --until-step, else at --state, else at the end of the run. In a run without an end it covers
+    --limit more epochs.
 
     For a framed run the command says between which steps the sample comes, as far as its --journal goes.
-    """
 
-    if (framed := _framed(run, state, journals, read_data=not no_data)) is not None:
-        if kind == "document" or (until_step, until_samples, ranks, micro_batch_size) != (None,) * 4:
+    Args:
+        document: SAMPLE is a document: find all samples that hold it.
+        key: SAMPLE is a key, even if it looks like a number.
+        until_step: look only at the steps before this one.
+        limit: maximum number of times to show; all are counted.
+    """
+    kind = "document" if document else "key" if key else None
+    if (framed := _framed(run, state, journal, read_data=not no_data)) is not None:
+        if document or (until_step, topology) != (None, None):
             raise ConfigError(
-                f"the last run in {run} is framed: --document, --until-step, --until-samples, --ranks and"
-                " --micro-batch-size do not apply to it; give the number or the key of a sample, which is looked up"
-                " to the end of the journals"
+                f"the last run in {run} is framed: --document, --until-step and --ranks do not apply to it; give the"
+                " number or the key of a sample, which is looked up to the end of the journals"
             )
         sources = framed[0]
         times = framed[1].sample(source, **_asked(sample, kind), limit=limit)
@@ -170,9 +138,8 @@ def sample_command(
             source,
             **_asked(sample, kind),
             until_step=until_step,
-            until_samples=until_samples,
             limit=limit,
-            topology=_topology(ranks, micro_batch_size),
+            topology=topology,
         )
     shown = inspect.with_inputs(list(times.shown))
     notes = [*times.notes, *sources.notes]
@@ -181,6 +148,16 @@ def sample_command(
     what = f"{next(iter(asked))} {sample}".replace("index", "sample")
     report = sample_report(f"{run}: {what} of {source}", times, shown, notes)
     print_found({"run": run, "source": source, **asked, **found}, report, as_json=as_json)
+
+
+trace = group(
+    "trace",
+    "Say what a step was fed, and which steps see a sample.",
+    "Say what a step of a training run was fed, or which steps see a sample: before, during and after the run.\n\n"
+    "The answers are computed from the file that save_run wrote. Data are opened only to find the documents and keys "
+    "of the samples. Both commands have --run, --state, --no-data and --json.",
+    *(step_command, sample_command),
+)
 
 
 def _asked(sample: str, kind: str | None) -> dict[str, Any]:
@@ -199,7 +176,7 @@ def _framed(
     path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
 ) -> tuple[Sources, FramedHistory] | None:
     """Return the framed run that holds a step, or the last run; None if that run is not framed."""
-    file = headrace.tracing.read_run_file(path)
+    file = tracing.read_run_file(path)
     begun = [number for number, saved in enumerate(file.runs) if step is None or saved.first_step <= step]
     number = max(begun, default=0)
     if file.runs[number].lanes is None:
@@ -211,21 +188,13 @@ def _framed(
             f"{path}: this run is framed: its journals say what was in its units. Give --journal FILE, written by"
             " Loader(run, journal=FILE), for each rank and start"
         )
-    sources = headrace.tracing.Sources(file, read_data=read_data)
-    return sources, sources.framed(number, journals, None if state is None else headrace.tracing.read_state(state))
+    sources = tracing.Sources(file, read_data=read_data)
+    return sources, sources.framed(number, journals, None if state is None else tracing.read_state(state))
 
 
 def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:
-    sources = headrace.tracing.Sources(headrace.tracing.read_run_file(run), read_data=read_data)
-    return sources, sources.history(None if state is None else headrace.tracing.read_state(state))
-
-
-def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | None:
-    if ranks is None and micro_batch_size is None:
-        return None
-    if ranks is None or micro_batch_size is None:
-        raise ConfigError("--ranks and --micro-batch-size go together: both decide which rank reads a sample")
-    return headrace.tracing.Topology(ranks=ranks, micro_batch_size=micro_batch_size)
+    sources = tracing.Sources(tracing.read_run_file(run), read_data=read_data)
+    return sources, sources.history(None if state is None else tracing.read_state(state))
 
 
 MAX_PIECES = 3

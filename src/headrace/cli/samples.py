@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import Command, json_option, part_options, print_found, print_json, write_file
+from headrace.cli.command import command, print_found, write_file
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.inspect.figures import count, plural, safe_text, size
 
@@ -26,32 +26,30 @@ if TYPE_CHECKING:
     from headrace.stores.quarantine import BadSample
 
 
-@click.command(cls=Command, urls=("path",), name="ls", short_help="List the samples of tar shards, and of other media.")
-@click.argument("path", metavar="DATASET")
-@click.argument("pattern", metavar="[PATTERN]", required=False)
-@click.option(
-    "-l", "--long", "is_long", is_flag=True, help="List shard, number in the shard, and the parts with their sizes too."
-)
-@part_options
-@json_option
-@click.pass_context
+@command("ls", "List the samples of tar shards, and of other media.", urls=("path",))
 def ls(
-    ctx: click.Context, path: str, pattern: str | None, is_long: bool,
-    split_part: str | None, split_config: str | None, dataset_config: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    path: Annotated[str, "DATASET"],
+    pattern: Annotated[str | None, "[PATTERN]"] = None,
+    *,
+    long: bool = False,
+    options: inspect.SampleOptions,
+    as_json: bool = False,
+) -> None:
     """List the keys of the samples in DATASET, or those that match PATTERN, as cats/*, *17 or ?-[0-9].
 
     DATASET is a tar, a folder or a pattern of tars, an Energon dataset, a folder of files with media metadata, or a
     .jsonl. In PATTERN, * matches slashes too. Lines are printed as samples are found, and only headers are read.
+
+    Args:
+        long: list shard, number in the shard, and the parts with their sizes too.
     """
-    options = inspect.SampleOptions(split_part=split_part, split_config=split_config, dataset_config=dataset_config)
     with inspect.need_samples(path, options) as store:
-        found = inspect.listed(store, pattern, with_parts=is_long or as_json)
+        found = inspect.listed(store, pattern, with_parts=long or as_json)
         if as_json:
-            _print_listing(ctx, path, found)
+            _print_listing(path, found)
             return
         for one in found:
-            click.echo(safe_text(long_line(one) if is_long else one.key))
+            click.echo(safe_text(long_line(one) if long else one.key))
 
 
 def long_line(one: Listed) -> str:
@@ -60,7 +58,7 @@ def long_line(one: Listed) -> str:
     return f"{one.key}  {one.shard}, {count(one.index)}  {parts}"
 
 
-def _print_listing(ctx: click.Context, path: str, found: Iterator[Listed]) -> None:
+def _print_listing(path: str, found: Iterator[Listed]) -> None:
     """Write one JSON object while samples are found; an error that ends this is written into the object.
 
     The output is ASCII, since the names of files need not be valid Unicode.
@@ -80,35 +78,35 @@ def _print_listing(ctx: click.Context, path: str, found: Iterator[Listed]) -> No
     click.echo(f"\n]{ending}}}")
     if error is not None:
         click.echo(f"error: {error}", err=True)
-        ctx.exit(error.exit_code)
+        click.get_current_context().exit(error.exit_code)
 
 
 MAX_CHARS = 1 << 20
 
 
-@click.command(cls=Command, urls=("path",), name="cat", short_help="Describe a sample, or write a part of it.")
-@click.argument("path", metavar="DATASET")
-@click.argument("name", metavar="KEY[.PART]")
-@part_options
-@click.option("--output", "-o", metavar="FILE", help="Write the bytes to FILE instead of standard output.")
-@click.option(
-    "--force", is_flag=True, help="Replace FILE if it exists; write bytes to a terminal even if they are not text."
-)
-@json_option
+@command("cat", "Describe a sample, or write a part of it.", urls=("path",))
 def cat(
-    path: str, name: str, split_part: str | None, split_config: str | None, dataset_config: str | None,
-    output: str | None, force: bool, as_json: bool,
-) -> None:  # fmt: skip
+    path: Annotated[str, "DATASET"],
+    name: Annotated[str, "KEY[.PART]"],
+    *,
+    output: Annotated[str | None, "FILE"] = None,
+    overwrite: bool = False,
+    options: inspect.SampleOptions,
+    as_json: bool = False,
+) -> None:
     """Write the bytes of the part KEY.PART, such as cats/0017.jpg, unchanged; for a KEY, describe all its parts.
 
     DATASET is any dataset that headrace ls reads. With --json parts are printed as JSON: text and values decoded,
     other parts as sizes and facts.
+
+    Args:
+        output: write the bytes to FILE instead of standard output.
+        overwrite: replace FILE if it exists.
     """
-    options = inspect.SampleOptions(split_part=split_part, split_config=split_config, dataset_config=dataset_config)
     with inspect.need_samples(path, options) as store:
         number, part = inspect.find_part(store, name)
         if part is not None and not as_json:
-            _write(inspect.read_part(store, number, part), name, output, force=force)
+            _write(inspect.read_part(store, number, part), name, output, overwrite=overwrite)
             return
         if output is not None:
             raise ConfigError(f"--output {output} is for the bytes of one part: write KEY.PART, and leave out --json")
@@ -118,17 +116,16 @@ def cat(
     )
 
 
-def _write(data: bytes, name: str, output: str | None, *, force: bool) -> None:
+def _write(data: bytes, name: str, output: str | None, *, overwrite: bool) -> None:
     if output is not None:
-        if Path(output).exists() and not force:
-            raise OutputError(f"{output}: the file exists; give another name, or --force to replace it")
+        if Path(output).exists() and not overwrite:
+            raise OutputError(f"{output}: the file exists; give another name, or --overwrite to replace it")
         write_file(output, data)
         return
     stream: BinaryIO = sys.stdout.buffer
-    if stream.isatty() and not force and not _is_text(data):
+    if stream.isatty() and not _is_text(data):
         raise ConfigError(
-            f"{name}: these {size(len(data))} are not text, and the output is a terminal; use > FILE, --output FILE or"
-            " --force"
+            f"{name}: these {size(len(data))} are not text, and the output is a terminal; use > FILE or --output FILE"
         )
     stream.write(data)
     stream.flush()
@@ -146,58 +143,49 @@ def _is_text(data: bytes) -> bool:
 SKIPPED = "SkipSample"
 
 
-@click.command(cls=Command, urls=("path",), name="quarantine", short_help="Leave bad samples out of a dataset.")
-@click.argument("path", metavar="DATASET")
-@click.option(
-    "--from",
-    "reports",
-    metavar="FILE",
-    multiple=True,
-    help="Leave out the samples that a report of faults names; repeatable.",
-)
-@click.option("--key", "keys", metavar="KEY", multiple=True, help="Leave out the sample with this key; repeatable.")
-@click.option("--reason", metavar="TEXT", default="", help="Reason to record for the samples of --key.")
-@click.option("--remove", is_flag=True, help="Put these samples back.")
-@click.option("--list", "lists", is_flag=True, help="Print the samples that are left out.")
-@click.option(
-    "--split-config",
-    metavar="NAME",
-    help="Split file in .nv-meta of an Energon dataset (default: split.yaml).",
-)
-@json_option
+@command("quarantine", "Leave bad samples out of a dataset.", urls=("path",))
 def quarantine(
-    path: str, reports: tuple[str, ...], keys: tuple[str, ...], reason: str, remove: bool, lists: bool,
-    split_config: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    path: Annotated[str, "DATASET"],
+    *,
+    reports: Annotated[tuple[str, ...], "FILE"] = (),
+    keys: Annotated[tuple[str, ...], "KEY"] = (),
+    reason: Annotated[str, "TEXT"] = "",
+    remove: bool = False,
+    split_config: str | None = None,
+    as_json: bool = False,
+) -> None:
     """Put samples on the list of those that are left out of DATASET; the other samples are then numbered anew.
 
     For an Energon dataset the list is "exclude" in the split file, which Energon follows too. For tar shards and .jsonl
     it is the file headrace.quarantine.json beside them. A run that began before such a change cannot be continued,
-    because the order of its samples has changed.
+    because the order of its samples has changed. Without --faults and --key the list is printed.
 
     A report is a file that a loader (fault_report) or `headrace measure --faults` wrote. The samples of DATASET that it
     names are put on the list, except those that a hook skipped.
+
+    Args:
+        reports: leave out the samples that a report of faults names; repeatable.
+        keys: leave out the sample with this key; repeatable.
+        reason: reason to record for the samples of --key.
+        remove: put these samples back.
     """
     from headrace.stores import quarantine as kept_list
 
     if remove and not (reports or keys):
-        raise ConfigError("--remove puts samples back: name them with --key or --from")
+        raise ConfigError("--remove puts samples back: name them with --key or --faults")
     with inspect.need_samples(path, inspect.SampleOptions(split_config=split_config)) as store:
         listed = kept_list.bad_samples(store)
         wanted = [*_of_keys(store, keys, reason, listed if remove else None), *_of_reports(path, reports, store)]
         change = kept_list.remove_bad_samples if remove else kept_list.add_bad_samples
         changed = change(store, wanted) if wanted else 0
         listed = kept_list.bad_samples(store) if wanted else listed
-    if as_json:
-        samples = [{"shard": one.shard, "key": one.key, "reason": one.reason} for one in listed]
-        print_json({"path": path, "changed": changed, "left_out": len(listed), "samples": samples})
-        return
-    if lists:
-        for one in listed:
-            click.echo(safe_text(f"{one.shard}  {one.key}" + (f"  {one.reason}" if one.reason else "")))
+    samples = [{"shard": one.shard, "key": one.key, "reason": one.reason} for one in listed]
     if wanted:
-        click.echo(f"{path}: {plural(changed, 'sample')} {'put back' if remove else 'added'}")
-    click.echo(f"{path}: {plural(len(listed), 'sample')} left out")
+        report = [f"{path}: {plural(changed, 'sample')} {'put back' if remove else 'added'}"]
+    else:
+        report = [safe_text(f"{one.shard}  {one.key}" + (f"  {one.reason}" if one.reason else "")) for one in listed]
+    found = {"path": path, "changed": changed, "left_out": len(listed), "samples": samples}
+    print_found(found, [*report, f"{path}: {plural(len(listed), 'sample')} left out"], as_json=as_json)
 
 
 def _of_keys(

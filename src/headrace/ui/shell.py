@@ -78,7 +78,7 @@ def run(path: str, step: int) -> Shown:
         f"{_TRACING}\n\nrun = tracing.filed_run({path!r}, read_data=False)\n"
         f"tracing.account(run, {step})\ntracing.mix_curve(run)"
     )
-    return Shown(python, command("account", path, "--step", step))
+    return Shown(python, command("account", path, "--until-step", step))
 
 
 def step(path: str, number: int, ranks: int, micro_batch_size: int) -> Shown:
@@ -88,7 +88,7 @@ def step(path: str, number: int, ranks: int, micro_batch_size: int) -> Shown:
         f"topology = tracing.Topology(ranks={ranks}, micro_batch_size={micro_batch_size})\n"
         f"tracing.step_grid(sources.history(), {number}, topology, sources.run(0))"
     )
-    topology = ("--ranks", ranks, "--micro-batch-size", micro_batch_size)
+    topology = ("--ranks", f"{ranks},micro_batch_size={micro_batch_size}")
     return Shown(python, command("trace", "step", number, "--run", path, *topology))
 
 
@@ -112,4 +112,4 @@ def difference(one: str, other: str, *, of_states: bool) -> Shown:
         read = f"tracing.read_state({one!r}), tracing.read_state({other!r})"
         return Shown(f"{_TRACING}\n\ntracing.state_difference({read})")
     runs = f"*(tracing.filed_run(path, read_data=False) for path in [{one!r}, {other!r}])"
-    return Shown(f"{_TRACING}\n\ntracing.first_difference({runs})", command("account", "--diff", one, other))
+    return Shown(f"{_TRACING}\n\ntracing.first_difference({runs})", command("account", one, other))
