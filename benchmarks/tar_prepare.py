@@ -14,11 +14,11 @@ from watch import watch
 ENGINES = {
     "headrace": ("headrace", "prepare", "--workers", "1", "--split-ratio", "1,0,0", "--skip-dataset-yaml", "--quiet"),
     "Energon": (
-        "energon", "prepare", "--workers", "1", "--split-ratio", "1,0,0", "--skip-dataset-yaml",
-        "--no-progress",
+        "energon", "prepare", "--num-workers", "1", "--split-ratio", "1,0,0", "--skip-dataset-yaml",
+        "--non-interactive", "--no-progress",
     ),
     "headrace, index only": ("headrace", "prepare", "--workers", "1", "--tar-index-only", "--quiet"),
-    "Energon, index only": ("energon", "prepare", "--workers", "1", "--tar-index-only", "--no-progress"),
+    "Energon, index only": ("energon", "prepare", "--num-workers", "1", "--tar-index-only", "--no-progress"),
 }  # fmt: skip
 
 

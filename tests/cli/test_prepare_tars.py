@@ -65,18 +65,7 @@ def test_the_options_of_energon(run: Any, tars: Path) -> None:
         "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
         "field_map": json.loads(field_map),
     }
-    run(
-        "prepare",
-        tars,
-        "--part-filter",
-        "png",
-        "--part-filter",
-        "txt",
-        "--split-ratio",
-        "1,0,0",
-        "--shuffle-tars",
-        "--overwrite",
-    )
+    run("prepare", tars, "--part-filter", "png,txt", "--split-ratio", "1,0,0", "--shuffle-tars", "--overwrite")
     assert yaml.safe_load((tars / ".nv-meta/dataset.yaml").read_text())["part_filter"] == ["png", "txt"]
     assert len(read_splits(tars).parts["train"]) == 4
     run("prepare", tars, "--tar-index-only", "--overwrite")

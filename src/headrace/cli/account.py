@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 import headrace
-from headrace.cli.command import command, print_found
+from headrace.cli.command import Found, command
 from headrace.inspect.figures import Heading, count, plural, separated, table
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ def account(
     until_step: int | None = None,
     exact: bool = False,
     no_data: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Say what the run in FILE, which save_run wrote, was fed before a step.
 
     For each source the account says how many samples, documents and tokens were fed, how often its samples were seen,
@@ -45,12 +44,11 @@ def account(
         )
         told = "the same from begin to end" if found is None else found.message
         report = [f"{files[0]} -> {files[1]}: {told}"]
-        print_found({"files": files, "difference": found}, report, as_json=as_json)
-        return
+        return Found({"files": files, "difference": found}, report)
     answer = headrace.tracing.account(
         headrace.tracing.filed_run(files[0], read_data=not no_data), until_step, exact=exact
     )
-    print_found(answer, account_lines(files[0], answer), as_json=as_json)
+    return Found(answer, account_lines(files[0], answer))
 
 
 def account_lines(name: str, answer: RunAccount) -> list[str]:

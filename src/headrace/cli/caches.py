@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import click
-
 import headrace
 from headrace import tracing
-from headrace.cli.command import FAULTY, command, group, print_found
+from headrace.cli.command import Found, command, group
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, size, table
@@ -41,7 +39,7 @@ def export_cache(
     output: Annotated[str | None, "DIR"] = None,
     overwrite: bool = False,
     as_json: bool = False,
-) -> None:
+) -> Found:
     """Write Megatron's index caches for DATA, so that it starts without building them.
 
     DATA are prefixes, or weights and prefixes, exactly as in Megatron's --data-path: the names of the caches depend on
@@ -107,7 +105,7 @@ def export_cache(
         f"{one.description}: {states[one.written]}: {one.part} of {one.of}, {plural(one.samples, 'sample')}"
         for one in made
     ]
-    print_found({"caches": made}, report, as_json=as_json)
+    return Found({"caches": made}, report)
 
 
 def numbers(text: str, data_of: Part | None) -> dict[Part, int | None]:
@@ -147,8 +145,7 @@ def plan(
     nodes: int = 1,
     steps: Annotated[str | None, "A:B"] = None,
     block: Annotated[str, "BYTES"] = "8MiB",
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Say what the last run in FILE reads from its stores, and what caches of this size save, before it begins.
 
     FILE is what save_run wrote. Each node takes an equal part of every step, and has a cache of its own that keeps the
@@ -164,37 +161,35 @@ def plan(
     found = tracing.reading_plan(
         path, limit=limit, nodes=nodes, block=block, steps=None if steps is None else _steps(steps)
     )
-    print_found(found, plan_lines(found), as_json=as_json)
+    return Found(found, plan_lines(found))
 
 
 @command("info", "What is in the folder of a cache.")
-def info(folder: Annotated[str, "DIR"], *, as_json: bool = False) -> None:
+def info(folder: Annotated[str, "DIR"]) -> Found:
     """Say how many blocks the cache in DIR holds, and how many other processes read through it now."""
     found = headrace.cache.describe_cache(folder)
     held = f"{plural(found.blocks, 'block')}, {size(found.num_bytes)}, of {size(found.block_bytes)} each at most"
     now = f"{plural(found.readers, 'reader')}, {plural(found.fetching, 'block')} being fetched"
-    print_found(found, [f"{folder}: a cache of blocks", *listing([("holds", held), ("now", now)])], as_json=as_json)
+    return Found(found, [f"{folder}: a cache of blocks", *listing([("holds", held), ("now", now)])])
 
 
 @command("verify", "Read every block, and remove damaged ones.")
-def verify(folder: Annotated[str, "DIR"], *, as_json: bool = False) -> None:
+def verify(folder: Annotated[str, "DIR"]) -> Found:
     """Read every block of the cache in DIR, compare it with its checksum, and remove what is damaged or left over.
 
     Exit code 0: all is well; 1: something was wrong, and is removed, so that it is fetched again.
     """
     found = headrace.cache.check_cache(folder)
     told = plural(len(found), "fault") if found else "all blocks are right"
-    print_found({"cache": folder, "ok": not found, "removed": found}, [*found, f"{folder}: {told}"], as_json=as_json)
-    if found:
-        click.get_current_context().exit(FAULTY)
+    value = {"cache": folder, "ok": not found, "removed": found}
+    return Found(value, [*found, f"{folder}: {told}"], is_faulty=bool(found))
 
 
 @command("clear", "Remove all blocks.")
-def clear(folder: Annotated[str, "DIR"], *, as_json: bool = False) -> None:
+def clear(folder: Annotated[str, "DIR"]) -> Found:
     """Remove all blocks of the cache in DIR, except those that are being fetched now. Nothing else is removed."""
     number = headrace.cache.clear_cache(folder)
-    report = [f"{folder}: {plural(number, 'block')} removed"]
-    print_found({"cache": folder, "removed": number}, report, as_json=as_json)
+    return Found({"cache": folder, "removed": number}, [f"{folder}: {plural(number, 'block')} removed"])
 
 
 cache = group(

@@ -9,9 +9,9 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -43,6 +43,22 @@ def _names_paths(param: click.Parameter) -> bool:
     return shown in _PATHS
 
 
+class Found(NamedTuple):
+    """What a command found."""
+
+    value: Any
+    """What ``--json`` prints: a struct, or a dict."""
+
+    report: Sequence[str] = ()
+    """The lines of the report, which ``--quiet`` leaves out."""
+
+    always: Sequence[str] = ()
+    """Lines in front of it that are printed even so."""
+
+    is_faulty: bool = False
+    """Whether the exit code is that of a check that finds faults."""
+
+
 class Command(click.Command):
     """A command: a function, whose signature and docstring say what there is to give; see `headrace.cli.options`.
 
@@ -53,7 +69,9 @@ class Command(click.Command):
         urls: names of the parameters that may be the URL of an object; all other paths must be local.
     """
 
-    def __init__(self, function: Callable[..., None], name: str, short_help: str, urls: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, function: Callable[..., Found | None], name: str, short_help: str, urls: tuple[str, ...] = ()
+    ) -> None:
         text = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")[0]
         super().__init__(name, help=text.replace("``", ""), short_help=short_help)
         self.function, self.urls = function, urls
@@ -65,7 +83,10 @@ class Command(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the arguments and options, which are made when they are first needed."""
-        self.params = self.params or options.parameters(self.function)
+        if not self.params:
+            self.params = options.parameters(self.function)
+            if "as_json" not in self.function.__annotations__:
+                self.params.append(options.json_option())
         return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -97,7 +118,10 @@ class Command(click.Command):
             if isinstance(param.type, options.Value):
                 flags |= {name: f"{param.opts[0]} {name}" for name in param.type.names}
         flags |= {
-            param.place.path[-1]: max(param.opts, key=len) for param in self.params if isinstance(param, options.Flag)
+            name: max(param.opts, key=len)
+            for param in self.params
+            if isinstance(param, options.Flag)
+            for name in param.place.path[-1:]
         }
 
         def shown(match: re.Match[str]) -> str:
@@ -125,7 +149,9 @@ class Command(click.Command):
                     check(ctx.params[str(param.name)])
             try:
                 with _terminable():
-                    return self.function(**options.arguments(self.function, self.params, ctx))
+                    found = self.function(**options.arguments(self.function, self.params, ctx))
+                    if found is not None:
+                        _print_found(found, ctx)
             except OSError as error:
                 if error.errno != errno.ENAMETOOLONG:
                     raise
@@ -149,7 +175,7 @@ class Command(click.Command):
 
 def command(
     name: str, short_help: str, urls: tuple[str, ...] = (), kind: type[Command] = Command
-) -> Callable[[Callable[..., None]], Command]:
+) -> Callable[[Callable[..., Found | None]], Command]:
     """Make a command of a function."""
     return lambda function: kind(function, name, short_help, urls)
 
@@ -157,10 +183,10 @@ def command(
 def given_names() -> set[str]:
     """Return the names of the fields that the user gave on the command line, even if they have their defaults."""
     ctx = click.get_current_context()
-    found = set()
+    found: set[str] = set()
     for param in ctx.command.get_params(ctx):
         if isinstance(param, options.Flag) and options.is_given(param, ctx):
-            found.add(param.place.path[-1])
+            found.update(param.place.path[-1:])
             if isinstance(param.type, options.Value) and param.type.is_pairs:
                 found.update(name for one in ctx.params[str(param.name)] for name, _ in one)
     return found
@@ -191,12 +217,16 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(plain, indent=2, ensure_ascii=False))
 
 
-def print_found(found: object, report: Iterable[str], *, as_json: bool, quiet: bool = False) -> None:
+def _print_found(found: Found, ctx: click.Context) -> None:
     """Print what a command found as JSON, or the lines of its report."""
-    if as_json:
-        print_json(found)
-    elif not quiet:
-        print_report(report)
+    if ctx.params["as_json"]:
+        print_json(found.value)
+    else:
+        lines = [*found.always, *(() if ctx.params.get("quiet") else found.report)]
+        if lines:
+            print_report(lines)
+    if found.is_faulty:
+        ctx.exit(FAULTY)
 
 
 def write_file(name: str, data: bytes) -> None:

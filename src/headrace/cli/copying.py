@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 import headrace
-from headrace.cli.command import command, print_found
+from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.options import Positive
 from headrace.cli.progress import ProgressBar
@@ -23,38 +23,32 @@ _MAX_STORES = 12
 
 
 def run_copy(
-    tool: Callable[..., CopyReport], executor: ExecutorOptions, *, workers: int | None, dry_run: bool, quiet: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Run a tool as the options of the command line say, and print its report.
+    tool: Callable[..., CopyReport], executor: ExecutorOptions, *, workers: int | None, dry_run: bool, quiet: bool
+) -> Found:
+    """Run a tool as the options of the command line say, and return its report.
 
     Args:
         tool: a function that accepts ``workers``, ``dry_run``, ``plan_only`` and ``on_progress``.
         executor, workers: where the work is done.
-        dry_run, quiet, as_json: as for all commands.
+        dry_run, quiet: as for all commands.
     """
     if not executor.is_local and not dry_run:
         report = tool(plan_only=True)
         if report.is_dry_run:
-            hand_over(executor, report.output, workers=workers, quiet=quiet, as_json=as_json)
-        else:
-            tell(report, report.output, 0.0, quiet=quiet, as_json=as_json)
-        return
+            return hand_over(executor, report.output, workers=workers, quiet=quiet)
+        return tell(report, report.output, 0.0, quiet=quiet)
     with ProgressBar(quiet=quiet) as bar:
         report = tool(workers=workers or 1, dry_run=dry_run, on_progress=partial(show_tasks, bar))
-        elapsed_s = bar.elapsed_s
-    tell(report, report.output, elapsed_s, quiet=quiet, as_json=as_json)
+        return tell(report, report.output, bar.elapsed_s, quiet=quiet)
 
 
-def tell(report: CopyReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report of a copy."""
+def tell(report: CopyReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report of a copy, and print what it warns of."""
     import msgspec
 
-    if not quiet:
-        for warning in report.warnings:
-            click.echo(f"note: {warning}", err=True)
-    found = {**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)}
-    print_found(found, summary(report, elapsed_s), as_json=as_json, quiet=quiet)
+    for warning in () if quiet else report.warnings:
+        click.echo(f"note: {warning}", err=True)
+    return Found({**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)}, summary(report, elapsed_s))
 
 
 def summary(report: CopyReport, elapsed_s: float) -> list[str]:
@@ -95,8 +89,7 @@ def merge(
     executor: ExecutorOptions = LOCAL,
     dry_run: bool = False,
     quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Join the documents of all stores SRC, one store after another, into shards in DIR.
 
     SRC is any store that headrace info reads. A folder of .bin/.idx without a headrace.json stands for all its pairs,
@@ -107,7 +100,7 @@ def merge(
         sort_by: order of the sources: given, name (as Megatron's tool sorts) or natural (numbers by value).
     """
     tool = partial(headrace.merge, sources, output, sort_by=sort_by, options=options)
-    run_copy(tool, executor, workers=workers, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    return run_copy(tool, executor, workers=workers, dry_run=dry_run, quiet=quiet)
 
 
 @command("split", "Cut a store into several.", urls=("source", "destination"))
@@ -123,8 +116,7 @@ def split(
     executor: ExecutorOptions = LOCAL,
     dry_run: bool = False,
     quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Cut the store SRC into stores in folders below DST, each with its own headrace.json. No document is cut.
 
     With --split 969,30,1 the stores are DST/train, DST/valid and DST/test, with Megatron's borders, counted in
@@ -140,7 +132,7 @@ def split(
     into = int(split) if split.isdecimal() else split
     folders = None if names is None else names.split(",")
     tool = partial(headrace.split, source, destination, into=into, era=era, names=folders, options=options)
-    run_copy(tool, executor, workers=workers, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    return run_copy(tool, executor, workers=workers, dry_run=dry_run, quiet=quiet)
 
 
 @command("convert", "Write a store in another format.", urls=("source", "destination"))
@@ -153,8 +145,7 @@ def convert(
     executor: ExecutorOptions = LOCAL,
     dry_run: bool = False,
     quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Write the documents of the store SRC into the folder DST with another format, dtype or size of shards.
 
     SRC is any store that headrace info reads, of any dialect. By default its shards and dtypes are kept. If the format
@@ -164,4 +155,4 @@ def convert(
     if options.format is None:
         raise ConfigError("--format is missing: name the format of the result, indexed or keyed")
     tool = partial(headrace.convert, source, destination, format=options.format, options=options)
-    run_copy(tool, executor, workers=workers, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    return run_copy(tool, executor, workers=workers, dry_run=dry_run, quiet=quiet)

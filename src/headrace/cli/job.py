@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import click
 
 from headrace.cli import main
-from headrace.cli.command import PLAN, command, group, print_found
+from headrace.cli.command import PLAN, Found, command, group
 from headrace.cli.options import Positive, pairs_of, struct_of
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
@@ -121,7 +121,7 @@ def task(
     workers: Positive | None = None,
     quiet: bool = False,
     as_json: bool = False,
-) -> None:
+) -> Found:
     """Do tasks of the job that was planned in DIR, together with any number of other processes on any hosts.
 
     The same command may run on many hosts that share DIR, or reach it if it is a URL: each takes the next open task,
@@ -152,7 +152,7 @@ def task(
             found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
     left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
     report = [f"{output}: {plural(found['done'], 'task')} done here, {left}"]
-    print_found(found, report, as_json=as_json, quiet=quiet)
+    return Found(found, report)
 
 
 def _among(numbers: Sequence[int], tasks: range) -> list[int]:
@@ -163,7 +163,7 @@ def _among(numbers: Sequence[int], tasks: range) -> list[int]:
 
 
 @command("status", "Show how far a planned job is.", urls=("output",))
-def status(output: Annotated[str, "DIR"], *, as_json: bool = False) -> None:
+def status(output: Annotated[str, "DIR"]) -> Found:
     """Show how far the job is that was planned in DIR: what is done, under way and failed, how fast, and what is left.
 
     All of it is read from the folder or the store, on any host.
@@ -172,7 +172,7 @@ def status(output: Annotated[str, "DIR"], *, as_json: bool = False) -> None:
     from headrace.kinds import open_job
 
     found = StatusReader(open_job(output, checks_software=False)).read()
-    print_found(found, status_lines(found), as_json=as_json)
+    return Found(found, status_lines(found))
 
 
 def status_lines(found: JobStatus) -> list[str]:
@@ -219,18 +219,17 @@ def finish(
     workers: Positive | None = None,
     executor: ExecutorOptions = LOCAL,
     quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Complete the job that was planned in DIR: do the tasks that are open, and put the output into place.
 
     With --executor ray or slurm, the open tasks are done there. The output has the same bytes as that of a run on one
     host, whoever did the tasks, and however often a process died.
     """
-    _run_job(output, executor.executor(workers=workers), quiet=quiet, as_json=as_json)
+    return _run_job(output, executor.executor(workers=workers), quiet=quiet)
 
 
-def _run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
-    """Take a planned job to its end with an executor, and print the report."""
+def _run_job(output: str, executor: Executor, *, quiet: bool) -> Found:
+    """Take a planned job to its end with an executor, and return the report."""
     from headrace.engine.executors import Handed
     from headrace.kinds import finish_job
 
@@ -239,9 +238,9 @@ def _run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> 
         found = finish_job(output, executor, _shown_in(bar, kind, quiet=quiet))
         elapsed_s = bar.elapsed_s
     if isinstance(found, Handed):
-        _print_handed(found, quiet=quiet, as_json=as_json)
-    else:
-        kind.tell(found, output, elapsed_s, quiet=quiet, as_json=as_json)
+        return _handed(found)
+    told: Found = kind.tell(found, output, elapsed_s, quiet=quiet)
+    return told
 
 
 def _kind_of(output: str) -> Any:
@@ -260,11 +259,11 @@ def _shown_in(bar: ProgressBar, kind: Any, *, quiet: bool) -> Show:
     return Show(tasks=partial(show_tasks, bar), progress=progress, notice=notes(bar, quiet=quiet))
 
 
-def _print_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:
-    print_found(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
+def _handed(found: Handed) -> Found:
+    return Found(found, [f"{found.output}: {line}" for line in found.notes])
 
 
-def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, quiet: bool, as_json: bool) -> None:
+def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, quiet: bool) -> Found:
     """Give a job that was planned just now to its executor, or say what others have to run.
 
     Raises:
@@ -274,12 +273,11 @@ def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, qui
     from headrace.kinds import open_job
 
     if options.name != PLAN:
-        _run_job(output, options.executor(workers=workers), quiet=quiet, as_json=as_json)
-    elif (found := planned(open_job(output))) is not None:
-        _print_handed(found, quiet=quiet, as_json=as_json)
-    else:
-        report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
-        print_found({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
+        return _run_job(output, options.executor(workers=workers), quiet=quiet)
+    if (found := planned(open_job(output))) is not None:
+        return _handed(found)
+    report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
+    return Found({"output": output, "phase": "", "num_tasks": 0}, report)
 
 
 _KINDS: Final = {

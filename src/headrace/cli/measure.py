@@ -8,7 +8,7 @@ import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import command, print_found, write_file
+from headrace.cli.command import Found, command, write_file
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over
 from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
@@ -33,7 +33,7 @@ def measure(
     executor: ExecutorOptions = LOCAL,
     quiet: bool = False,
     as_json: bool = False,
-) -> None:
+) -> Found:
     """Run a task encoder over DATASET and keep what it makes of each sample: number, lengths and groups of outputs.
 
     With these facts a headrace.MeasuredDataset knows how many samples filters, generators, packs and groups make, can
@@ -69,24 +69,24 @@ def measure(
         raise ConfigError(f"--faults {faults} is for one host: give it once the facts are there, and nothing is run")
     place = plan_measure(request, folder=output)
     were_there = place.exists()
+    told = None
     if not were_there:
-        hand_over(executor, str(place), workers=workers, quiet=quiet, as_json=as_json)
+        told = hand_over(executor, str(place), workers=workers, quiet=quiet)
         if not executor.is_local:
-            return
+            return told
     facts = headrace.datasets.MeasuredFacts.open(place)
     if faults is not None:
         write_file(faults, facts.arrays["faults"].tobytes())
-    if were_there:
-        _tell(facts, str(place), were_there=True, as_json=as_json)
     if not quiet and not as_json and faults is not None:
         click.echo(f"{faults}: {plural(facts.summary.bad_samples, 'bad sample')}", err=True)
+    return told or _told(facts, str(place), were_there=True)
 
 
-def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a job."""
-    _tell(facts, output, were_there=False, as_json=as_json)
+def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report of a job."""
+    return _told(facts, output, were_there=False)
 
 
-def _tell(facts: MeasuredFacts, path: str, *, were_there: bool, as_json: bool) -> None:
+def _told(facts: MeasuredFacts, path: str, *, were_there: bool) -> Found:
     found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
-    print_found(found, found.lines(), as_json=as_json)
+    return Found(found, always=found.lines())

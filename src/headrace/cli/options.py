@@ -86,6 +86,7 @@ KNOWN = {
     "sort_by": Known("--order"),
     "allow_different_tokenizers": Known("--any-tokenizer"),
     "split_ratio": Known(metavar="A,B,C"),
+    "part_filter": Known(metavar="PART,..."),
     "field_map": Known(metavar="NAME=PART"),
     "shuffle": Known(metavar="SEED"),
     "tokenizer": Known(metavar="PATH"),
@@ -230,7 +231,7 @@ def _read_tuple(text: str, kinds: tuple[Any, ...], name: str) -> Any:
             raise ValueError("write NAME:REGEX, as 'train:shards/train-.*'")
         return first, rest
     try:
-        return tuple(kinds[0](part) for part in text.split(","))
+        return tuple(kinds[0](part.strip()) for part in text.split(","))
     except ValueError:
         raise ValueError(f"write {'shares' if name.endswith('ratio') else 'numbers'} with commas, as 8,1,1") from None
 
@@ -266,7 +267,10 @@ def pairs_of(text: str, bare: str) -> Iterator[tuple[str, str]]:
     if text.startswith("{"):
         from headrace.config import without_repeats
 
-        yield from json.loads(text, object_pairs_hook=without_repeats).items()
+        found = json.loads(text, object_pairs_hook=without_repeats)
+        if not all(isinstance(value, str) for value in found.values()):
+            raise ValueError('write an object whose values are texts, as {"image": "jpg", "caption": "txt"}')
+        yield from found.items()
         return
     for part in re.split(r",(?=\w+=)", text) if bare else [text]:
         name, equals, value = part.partition("=")
@@ -294,7 +298,7 @@ class Value(click.ParamType[Any]):
             if self.is_pairs:
                 return list(pairs_of(value, self.bare))
             return read(value, self.hint, self.field)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             flag = param.opts[0] if isinstance(param, click.Option) else str(param and param.metavar)
             said = str(error) if str(error).startswith(f"{flag} ") else f"{flag} {value}: {error}"
             raise click.UsageError(said, ctx) from error
@@ -423,6 +427,11 @@ def parameters(function: Callable[..., Any]) -> list[click.Parameter]:
     return found
 
 
+def json_option() -> Flag:
+    """Return ``--json``, which all commands have. Its value goes to no parameter."""
+    return _option("as_json", bool, Place((), False, partial(_help, "as_json", {}), optional=True))
+
+
 def _signature(function: Callable[..., Any]) -> Iterator[tuple[str, Any, Any, Any]]:
     """Yield name, type, default and kind of each parameter. The type of the result need not be known."""
     found = inspect.signature(function).parameters
@@ -491,11 +500,11 @@ def _option(name: str, hint: Any, place: Place, owner: str = "") -> Flag:
     lists = [get_args(kind)[0] for kind in kinds if get_origin(kind) in (tuple, Sequence)]
     if words and not {int, str} & {*kinds}:
         value = click.Choice(words)
-    elif lists and lists[0] is not float:
+    elif lists and lists[0] is not float and "," not in known.metavar:
         repeats, value = True, value if lists[0] is int else Value(lists[0], name, "")
     required = place.default is inspect.Parameter.empty
     option = Flag(
-        [*(known.flags or f"--{name.replace('_', '-')}").split(), "__".join(place.path)],
+        [*(known.flags or f"--{name.replace('_', '-')}").split(), "__".join(place.path) or name],
         metavar=None
         if words and not known.metavar
         else [*extras, known.metavar or ("N" if int in kinds and str not in kinds else "NAME")][0],
@@ -526,6 +535,8 @@ def arguments(function: Callable[..., Any], params: Sequence[click.Parameter], c
         value = ctx.params.get(str(param.name))
         if not isinstance(param, Flag):
             found[str(param.name)] = value
+            continue
+        if not param.place.path:
             continue
         *path, name = param.place.path
         inner = found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from headrace import inspect, tracing
-from headrace.cli.command import command, group, print_found
+from headrace.cli.command import Found, command, group
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural, table
 
@@ -23,8 +23,7 @@ def where(
     documents: Annotated[tuple[str, ...], "DOC..."],
     *,
     read_all: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Say which line or row of which input each document DOC of the store at PATH comes from.
 
     PATH is a folder that headrace prepare wrote, with documents counted from 0 over all its shards, or the prefix of
@@ -38,7 +37,7 @@ def where(
     has_keys = inspect.find_shards(path) is not None
     asked = documents if has_keys else [_document(given) for given in documents]
     found = inspect.where(path, asked, read_all=read_all)
-    print_found(found, found.lines(whole_texts=read_all), as_json=as_json)
+    return Found(found, found.lines(whole_texts=read_all))
 
 
 def _document(given: str) -> int:
@@ -59,8 +58,7 @@ def step_command(
     topology: tracing.Topology | None = None,
     no_data: bool = False,
     journal: Annotated[tuple[str, ...], "FILE"] = (),
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """List the samples of global step N: position, source, epoch, number, and the documents or the key of each.
 
     If the store was prepared from files, file and line are listed too; with --ranks also the rank and the micro-step
@@ -76,18 +74,15 @@ def step_command(
     """
     if (framed := _framed(run, state, journal, read_data=not no_data, step=step)) is not None:
         units = framed[1].step(step, topology=topology, rank=rank, samples=samples)
-        print_found(
+        return Found(
             {"run": run, "step": step, "units": units, "notes": framed[0].notes},
             units_report(run, step, units, framed[0].notes),
-            as_json=as_json,
         )
-        return
     sources, history = _opened(run, state, read_data=not no_data)
     fed = inspect.with_inputs(history.step(step, topology=topology, rank=rank))
-    print_found(
+    return Found(
         {"run": run, "step": step, "samples": fed, "notes": sources.notes},
         step_report(run, step, fed, sources.notes),
-        as_json=as_json,
     )
 
 
@@ -105,8 +100,7 @@ def sample_command(
     topology: tracing.Topology | None = None,
     no_data: bool = False,
     journal: Annotated[tuple[str, ...], "FILE"] = (),
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Say at which steps a sample of SOURCE comes, in all epochs.
 
     SOURCE is the path of the source in the blend, as web/en, or a dot if there is only one source. SAMPLE is the number
@@ -147,7 +141,7 @@ def sample_command(
     found = {"count": times.count, "until_step": times.until_step, "shown": shown, "notes": notes}
     what = f"{next(iter(asked))} {sample}".replace("index", "sample")
     report = sample_report(f"{run}: {what} of {source}", times, shown, notes)
-    print_found({"run": run, "source": source, **asked, **found}, report, as_json=as_json)
+    return Found({"run": run, "source": source, **asked, **found}, report)
 
 
 trace = group(

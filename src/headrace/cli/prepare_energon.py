@@ -14,7 +14,7 @@ import click
 
 from headrace import preparing
 from headrace.cli import prepare_shared as shared
-from headrace.cli.command import command, print_found
+from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.options import read
 from headrace.cli.progress import ProgressBar, notes
@@ -39,7 +39,7 @@ def energon(
     executor: ExecutorOptions = LOCAL,
     quiet: bool = False,
     as_json: bool = False,
-) -> None:
+) -> Found:
     """Prepare the dataset at PATH in place, as energon prepare does; see docs/energon.md.
 
     PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. All of these may be at
@@ -57,8 +57,7 @@ def energon(
     if not executor.is_local:
         with ProgressBar(quiet=quiet) as bar:
             plan_energon(path, options=options, on_notice=notes(bar, quiet=quiet))
-        hand_over(executor, path, workers=options.workers, quiet=quiet, as_json=as_json)
-        return
+        return hand_over(executor, path, workers=options.workers, quiet=quiet)
     with ProgressBar(quiet=quiet) as bar:
         note = notes(bar, quiet=quiet)
         if path.endswith(".yaml") and ("://" in path or Path(path).is_file()):
@@ -66,7 +65,7 @@ def energon(
         else:
             report = prepare_energon(path, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
-    tell(report, path, elapsed_s, quiet=quiet, as_json=as_json)
+    return tell(report, path, elapsed_s, quiet=quiet)
 
 
 def _joins(path: str, options: EnergonOptions, note: Callable[[str], None]) -> EnergonReport:
@@ -98,9 +97,9 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a run or job."""
-    print_found(result(report, elapsed_s), summary(report, elapsed_s), as_json=as_json, quiet=quiet)
+def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report at the end of a run or job."""
+    return Found(result(report, elapsed_s), summary(report, elapsed_s))
 
 
 def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from headrace import preparing
 from headrace.cli import prepare_shared as shared
-from headrace.cli.command import command, print_found
+from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -26,8 +26,7 @@ def media(
     executor: ExecutorOptions = LOCAL,
     dry_run: bool = False,
     quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Write media into tar shards in DIR, which Energon and webdataset read; see docs/shards.md.
 
     INPUT is a folder of media, or a table that names or holds them: .csv, .tsv, .jsonl, .parquet or .arrow. All of them
@@ -43,25 +42,22 @@ def media(
     bar = ProgressBar(quiet=quiet)
     note = notes(bar, quiet=quiet)
     if dry_run:
-        shared.show_estimate(
-            lambda: estimate_shards(inputs, options=options, on_notice=note), estimate_lines, output,
-            overwrite=options.overwrite, restart=options.restart, as_json=as_json,
-        )  # fmt: skip
-        return
+        shared.tell_output(output, options)
+        found = estimate_shards(inputs, options=options, on_notice=note)
+        return Found(found, always=estimate_lines(found), is_faulty=bool(found.stops))
     folder = shared.output_folder(output)
     if not executor.is_local:
         plan_shards(inputs, folder, options=options, on_notice=note)
-        hand_over(executor, folder, workers=options.workers, quiet=quiet, as_json=as_json)
-        return
+        return hand_over(executor, folder, workers=options.workers, quiet=quiet)
     with bar:
         manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
-    tell(manifest, folder, elapsed_s, quiet=quiet, as_json=as_json)
+    return tell(manifest, folder, elapsed_s, quiet=quiet)
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a run or job."""
-    print_found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report at the end of a run or job."""
+    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s))
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:

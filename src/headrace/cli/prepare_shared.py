@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace import preparing
-from headrace.cli.command import FAULTY, Command, print_found
+from headrace.cli.command import Command
 from headrace.engine.forking import be_one_thread
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural
 
 if TYPE_CHECKING:
-    from headrace.preparing import Estimate
-    from headrace.preparing.shards import ShardEstimate
     from headrace.stores import ErrorEntry
-
-AnyEstimate = TypeVar("AnyEstimate", "Estimate", "ShardEstimate")
 
 _MAX_ERRORS_SHOWN = 5
 
@@ -100,16 +96,11 @@ def skipped(errors: Sequence[ErrorEntry], noun: str) -> list[str]:
     return [f"  {plural(len(errors), noun)} skipped, all listed in headrace.json:", *shown]
 
 
-def show_estimate(
-    estimate: Callable[[], AnyEstimate], lines: Callable[[AnyEstimate], list[str]], output: str | None,
-    *, overwrite: bool, restart: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Print the report of ``--dry-run``; the exit code is `FAULTY` if the run would end without output."""
+def tell_output(output: str | None, options: preparing.PrepareOptions | preparing.ShardOptions) -> None:
+    """For ``--dry-run``, say what is at the output already."""
     from headrace.preparing.outputs.folder import output_at
 
-    if output is not None and (note := output_at(output, overwrite=overwrite, restart=restart).look()):
-        click.echo(f"note: {note}", err=True)
-    found = estimate()
-    print_found(found, lines(found), as_json=as_json)
-    if found.stops:
-        click.get_current_context().exit(FAULTY)
+    if output is not None:
+        note = output_at(output, overwrite=options.overwrite, restart=options.restart).look()
+        if note:
+            click.echo(f"note: {note}", err=True)

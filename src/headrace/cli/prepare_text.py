@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from headrace import preparing
 from headrace.cli import prepare_shared as shared
-from headrace.cli.command import command, given_names, print_found
+from headrace.cli.command import Found, command, given_names
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _MAX_FILES = 4
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a job."""
-    print_found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report at the end of a job."""
+    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s))
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
@@ -185,8 +185,7 @@ def text(
     executor: ExecutorOptions = LOCAL,
     dry_run: bool = False,
     quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Tokenise text into shards in DIR that Megatron can read, or make samples of records as a recipe says.
 
     INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
@@ -215,11 +214,9 @@ def text(
     else:
         shared.check_errors(options.errors, "bad record")
     if dry_run:
-        shared.show_estimate(
-            lambda: preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options),
-            estimate_lines, output, overwrite=options.overwrite, restart=options.restart, as_json=as_json,
-        )  # fmt: skip
-        return
+        shared.tell_output(output, options)
+        estimate = preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options)
+        return Found(estimate, always=estimate_lines(estimate), is_faulty=bool(estimate.stops))
     folder = shared.output_folder(output)
     do = preparing.prepare if executor.is_local else preparing.plan
     is_whole = True
@@ -237,10 +234,9 @@ def text(
         )
         elapsed_s = bar.elapsed_s
     if manifest is None:
-        hand_over(executor, folder, workers=options.workers, quiet=quiet, as_json=as_json)
-        return
+        return hand_over(executor, folder, workers=options.workers, quiet=quiet)
     report = summary(manifest, folder, elapsed_s, is_whole=is_whole)
-    print_found(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
+    return Found(result(manifest, folder, elapsed_s), report)
 
 
 def _of_recipe(path: str, now: str | None, options: preparing.PrepareOptions) -> Recipe:

@@ -10,7 +10,7 @@ import click
 
 import headrace
 from headrace import inspect, tracing
-from headrace.cli.command import command, group, print_found
+from headrace.cli.command import Found, command, group
 from headrace.cli.options import ranges
 from headrace.errors import ConfigError
 
@@ -21,22 +21,19 @@ Replacing = Literal["no", "step", "later"]
 
 
 @command("show", "The mix, batches, length and edits.")
-def show(path: Annotated[str, "FILE"], *, as_json: bool = False) -> None:
+def show(path: Annotated[str, "FILE"]) -> Found:
     """Show the mix, batches, order, length and edits of each run in FILE."""
     found = inspect.tell_run_file(path)
-    print_found(found, found.lines(), as_json=as_json)
+    return Found(found, found.lines())
 
 
 @command("log", "The edits, with dates and reasons.")
-def log(path: Annotated[str, "FILE"], *, as_json: bool = False) -> None:
+def log(path: Annotated[str, "FILE"]) -> Found:
     """List the edits in FILE in the order of their steps, with dates, reasons and what each changes."""
     found = inspect.tell_run_file(path)
     edits = [edit for one in found.runs for edit in one.edits]
-    print_found(
-        {"run": path, "generation": found.generation, "edits": edits},
-        [line for edit in edits for line in inspect.edit_lines(edit)] or [f"{path}: no edits"],
-        as_json=as_json,
-    )
+    lines = [line for edit in edits for line in inspect.edit_lines(edit)] or [f"{path}: no edits"]
+    return Found({"run": path, "generation": found.generation, "edits": edits}, lines)
 
 
 @command("edit", "Change the run from a step on.")
@@ -57,8 +54,7 @@ def edit(
     replace: Replacing = "no",
     state: Annotated[str | None, "FILE|N"] = None,
     dry_run: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Change the last run in FILE from step N on. Every source goes on where it is.
 
     Documents of windows and packs are masked in their samples, unless --how drop is given; see Run.edit. Data are
@@ -91,7 +87,7 @@ def edit(
         global_batch_size=global_batch_size, samples=samples, epochs=epochs, kind=order, seed=seed, replace=replace,
         dry_run=dry_run, trained=_trained(state), **changes,
     )  # fmt: skip
-    _tell(path, found, dry_run=dry_run, as_json=as_json)
+    return _told(path, found, dry_run=dry_run)
 
 
 @command("skip", "Leave out the samples of some steps.")
@@ -104,8 +100,7 @@ def skip(
     replace: Replacing = "no",
     state: Annotated[str | None, "FILE|N"] = None,
     dry_run: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Skip what the steps A to B - 1 of the last run in FILE would have had; step A gets what step B would have had.
 
     Args:
@@ -122,7 +117,7 @@ def skip(
         path, range(int(first), int(end)), then=how, reason=reason, replace=replace,
         dry_run=dry_run, trained=_trained(state),
     )  # fmt: skip
-    _tell(path, found, dry_run=dry_run, as_json=as_json)
+    return _told(path, found, dry_run=dry_run)
 
 
 @command("undo", "Take back the last edit.")
@@ -131,8 +126,7 @@ def undo(
     *,
     state: Annotated[str | None, "FILE|N"] = None,
     dry_run: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Take back the last edit of the last run in FILE, which may be a skip, as if it had not been made.
 
     Args:
@@ -140,7 +134,7 @@ def undo(
         dry_run: show what would change, and write nothing.
     """
     found = tracing.undo_in_run_file(path, dry_run=dry_run, trained=_trained(state))
-    _tell(path, found, dry_run=dry_run, as_json=as_json)
+    return _told(path, found, dry_run=dry_run)
 
 
 run = group(
@@ -157,9 +151,9 @@ def _trained(state: str | None) -> int | Mapping[str, Any] | None:
     return None if state is None else int(state) if state.isdecimal() else tracing.read_state(state)
 
 
-def _tell(path: str, found: tracing.FileEdit, *, dry_run: bool, as_json: bool) -> None:
+def _told(path: str, found: tracing.FileEdit, *, dry_run: bool) -> Found:
     told = inspect.tell_change(path, found, written=not dry_run)
-    print_found(told, told.lines(), as_json=as_json)
+    return Found(told, told.lines())
 
 
 def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, headrace.Exclude]:

@@ -13,7 +13,7 @@ import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import command, print_found, write_file
+from headrace.cli.command import Found, command, write_file
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.inspect.figures import count, plural, safe_text, size
 
@@ -93,7 +93,7 @@ def cat(
     overwrite: bool = False,
     options: inspect.SampleOptions,
     as_json: bool = False,
-) -> None:
+) -> Found | None:
     """Write the bytes of the part KEY.PART, such as cats/0017.jpg, unchanged; for a KEY, describe all its parts.
 
     DATASET is any dataset that headrace ls reads. With --json parts are printed as JSON: text and values decoded,
@@ -107,13 +107,11 @@ def cat(
         number, part = inspect.find_part(store, name)
         if part is not None and not as_json:
             _write(inspect.read_part(store, number, part), name, output, overwrite=overwrite)
-            return
+            return None
         if output is not None:
             raise ConfigError(f"--output {output} is for the bytes of one part: write KEY.PART, and leave out --json")
         sample = inspect.look_at_sample(store, number, part, max_chars=MAX_CHARS)
-    print_found(
-        sample.shown, [inspect.parts_heading(sample.shown), *inspect.parts_lines(sample, None)], as_json=as_json
-    )
+    return Found(sample.shown, [inspect.parts_heading(sample.shown), *inspect.parts_lines(sample, None)])
 
 
 def _write(data: bytes, name: str, output: str | None, *, overwrite: bool) -> None:
@@ -152,8 +150,7 @@ def quarantine(
     reason: Annotated[str, "TEXT"] = "",
     remove: bool = False,
     split_config: str | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Found:
     """Put samples on the list of those that are left out of DATASET; the other samples are then numbered anew.
 
     For an Energon dataset the list is "exclude" in the split file, which Energon follows too. For tar shards and .jsonl
@@ -185,7 +182,7 @@ def quarantine(
     else:
         report = [safe_text(f"{one.shard}  {one.key}" + (f"  {one.reason}" if one.reason else "")) for one in listed]
     found = {"path": path, "changed": changed, "left_out": len(listed), "samples": samples}
-    print_found(found, [*report, f"{path}: {plural(len(listed), 'sample')} left out"], as_json=as_json)
+    return Found(found, [*report, f"{path}: {plural(len(listed), 'sample')} left out"])
 
 
 def _of_keys(

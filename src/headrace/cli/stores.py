@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
 from headrace import inspect
-from headrace.cli.command import FAULTY, command, print_found, print_json, print_report
+from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over
 from headrace.cli.progress import ProgressBar
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @command("info", "Say what a store holds.", urls=("path",))
-def info(path: Annotated[str, "PATH"], *, as_json: bool = False, **given: Annotated[Any, inspect.describe]) -> None:
+def info(path: Annotated[str, "PATH"], **given: Annotated[Any, inspect.describe]) -> Found:
     """Say what the store at PATH holds: format, documents, tokens, lengths, tokeniser, inputs.
 
     PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. The command reads the lengths of all
@@ -30,7 +28,7 @@ def info(path: Annotated[str, "PATH"], *, as_json: bool = False, **given: Annota
     """
     with ProgressBar(quiet=False) as bar:
         found = inspect.describe(path, **given, on_progress=bar.update)
-    print_found(found, found.lines(), as_json=as_json)
+    return Found(found, found.lines())
 
 
 @command("check", "Check that a store is whole.", urls=("path", "tokenizer"))
@@ -40,9 +38,8 @@ def check(
     quarantine: bool = False,
     executor: ExecutorOptions = LOCAL,
     quiet: bool = False,
-    as_json: bool = False,
     **given: Annotated[Any, inspect.CheckOptions],
-) -> None:
+) -> Found:
     """Read the whole store at PATH and report faults: hashes, sizes, structure, ids outside the vocabulary.
 
     PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. All keys are read. With --pack, a store
@@ -67,14 +64,13 @@ def check(
 
         workers = given.pop("workers", None)
         plan_check(path, given, quarantine=quarantine)
-        hand_over(executor, path, workers=workers, quiet=quiet, as_json=as_json)
-        return
+        return hand_over(executor, path, workers=workers, quiet=quiet)
     with ProgressBar(quiet=quiet) as bar:
         verdict = inspect.check(path, **given, on_progress=bar.update)
     left_out = ""
     if quarantine and isinstance(verdict, inspect.SampleVerdict):
         left_out = inspect.leave_out_bad(path, verdict, inspect.SampleCheck.of(given).dataset)
-    _tell(verdict, left_out, quiet=quiet, as_json=as_json)
+    return _told(verdict, left_out)
 
 
 def show(bar: ProgressBar, progress: Told) -> None:
@@ -82,19 +78,11 @@ def show(bar: ProgressBar, progress: Told) -> None:
     bar.update(progress.phase, progress.done, progress.total, text=progress.text, speeds=progress.speeds)
 
 
-def tell(report: CheckReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a job, and end with the exit code of a check."""
-    _tell(report.verdict, report.left_out, quiet=quiet, as_json=as_json)
+def tell(report: CheckReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report of a job."""
+    return _told(report.verdict, report.left_out)
 
 
-def _tell(verdict: AnyVerdict, left_out: str, *, quiet: bool, as_json: bool) -> None:
+def _told(verdict: AnyVerdict, left_out: str) -> Found:
     lines = [*verdict.lines(), *([left_out] if left_out else [])]
-    if as_json:
-        print_json(verdict)
-    else:
-        for line in verdict.fault_lines():
-            click.echo(line)
-        if not quiet and lines:
-            print_report(lines)
-    if not verdict.ok:
-        click.get_current_context().exit(FAULTY)
+    return Found(verdict, lines, always=verdict.fault_lines(), is_faulty=not verdict.ok)

@@ -176,7 +176,7 @@ def check_options(options: PrepareOptions) -> None:
     check_record_bytes(options.records.max_record_bytes)
     output = options.output
     if output.shard_tokens is not None and output.shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {output.shard_tokens}: at least 1 is needed, or --single for one shard")
+        raise ConfigError(f"shard_tokens is {output.shard_tokens}: at least 1 is needed, or none for one shard")
 
 
 def check_run(options: RunOptions, errors: ErrorOptions, *, what: str = "records") -> None:
