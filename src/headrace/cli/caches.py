@@ -138,29 +138,14 @@ def _identifiers(path: str) -> dict[str, Any]:
 
 
 @command("plan", "What a run reads, and what caches would save.")
-def plan(
-    path: Annotated[str, "FILE"],
-    *,
-    limit: Annotated[str, "BYTES"],
-    nodes: int = 1,
-    steps: Annotated[str | None, "A:B"] = None,
-    block: Annotated[str, "BYTES"] = "8MiB",
-) -> Found:
+def plan(path: Annotated[str, "FILE"], **given: Annotated[Any, tracing.reading_plan]) -> Found:
     """Say what the last run in FILE reads from its stores, and what caches of this size save, before it begins.
 
     FILE is what save_run wrote. Each node takes an equal part of every step, and has a cache of its own that keeps the
     first blocks that come. Only indexes are read, no data. If the steps have more than a million samples, some steps
     are counted, spread evenly, and their numbers are scaled up.
-
-    Args:
-        limit: size of the cache of a node, as 2TB.
-        nodes: number of nodes.
-        steps: only the steps A to B - 1; by default the whole run.
-        block: size of a block.
     """
-    found = tracing.reading_plan(
-        path, limit=limit, nodes=nodes, block=block, steps=None if steps is None else _steps(steps)
-    )
+    found = tracing.reading_plan(path, **given)
     return Found(found, plan_lines(found))
 
 
@@ -222,13 +207,3 @@ def plan_lines(found: ReadingPlan) -> list[str]:
         kept = f"{count(cache.kept_blocks)}, {cache.kept_blocks / max(1, cache.blocks):.1%}"
         rows.append([name, count(cache.blocks), kept, count(cache.gets), size(cache.fetched_bytes), f"{share:.2f}"])
     return [*lines, "", *table(rows), *found.notes]
-
-
-def _steps(text: str) -> tuple[int, int]:
-    first, sign, last = text.partition(":")
-    try:
-        if not sign:
-            raise ValueError(text)
-        return int(first), int(last)
-    except ValueError:
-        raise ConfigError(f"--steps {text}: write A:B, the first step and the one behind the last") from None

@@ -10,6 +10,7 @@ import headrace
 from headrace import inspect
 from headrace.cli.command import Found, command, write_file
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over
+from headrace.cli.options import Positive
 from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
 
@@ -21,18 +22,13 @@ if TYPE_CHECKING:
 def measure(
     path: Annotated[str, "DATASET"],
     *,
-    encoder: Annotated[str, "MODULE:CLASS"],
-    arguments: dict[str, Any] | None = None,
     output: str | None = None,
-    workers: int | None = None,
-    split_part: str = "train",
-    split_config: str | None = None,
-    dataset_config: str | None = None,
-    trust_code: bool = False,
+    workers: Positive | None = None,
     faults: Annotated[str | None, "FILE"] = None,
     executor: ExecutorOptions = LOCAL,
     quiet: bool = False,
     as_json: bool = False,
+    **given: Annotated[Any, "headrace.inspect.measure_job:MeasureRequest"],
 ) -> Found:
     """Run a task encoder over DATASET and keep what it makes of each sample: number, lengths and groups of outputs.
 
@@ -44,30 +40,18 @@ def measure(
     Samples that the encoder cannot process are bad and left out; --faults lists them.
 
     Args:
-        encoder: task encoder, or a function that makes one; the module may be in the current folder.
         arguments: argument of the encoder, as JSON or text; repeatable.
         output: folder in which the folder of facts is made; by default the cache folder.
-        trust_code: allow code that a ``dataset.yaml`` names to run.
+        trust_code: allow code that the dataset names to run.
         faults: write all bad samples with their reasons to this file of JSON lines.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: the number of processes must be 1 or more")
     if path.endswith(".yaml"):
         raise ConfigError(f"{path} is a metadataset: measure each of its datasets, which headrace info {path} lists")
     from headrace.inspect.measure_job import MeasureRequest, plan_measure
 
-    request = MeasureRequest(
-        path=path,
-        split_part=split_part,
-        split_config=split_config,
-        dataset_config=dataset_config,
-        trust_code=trust_code,
-        encoder=encoder,
-        arguments=arguments or {},
-    )
     if faults is not None and not executor.is_local:
         raise ConfigError(f"--faults {faults} is for one host: give it once the facts are there, and nothing is run")
-    place = plan_measure(request, folder=output)
+    place = plan_measure(MeasureRequest(path=path, **given), folder=output)
     were_there = place.exists()
     told = None
     if not were_there:

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from pkgutil import resolve_name
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -73,6 +74,9 @@ KNOWN = {
     "packing": Known("--pack", "N[,NAME=VALUE]...", "seq_len"),
     "data_of": Known("--split-part"),
     "packs": Known("--pack", "N"),
+    "reading_plan.limit": Known(metavar="BYTES"),
+    "reading_plan.steps": Known(metavar="A:B"),
+    "block": Known(metavar="BYTES"),
     "topology": Known("--ranks", "R,micro_batch_size=M", "ranks"),
     "max_tokens": Known("--limit"),
     "max_chars": Known("--limit"),
@@ -80,6 +84,7 @@ KNOWN = {
     "read_all": Known("--show"),
     "input_path": Known("--input", "FILE"),
     "arguments": Known("--set", "NAME=VALUE"),
+    "encoder": Known(metavar="MODULE:CLASS"),
     "reports": Known("--faults"),
     "keys": Known("--key"),
     "dtype": Known("--dtype", "[KEY=]NAME", ALL),
@@ -97,7 +102,7 @@ KNOWN = {
 
 HIDDEN = {
     *("task_bytes", "with_figures", "pictures", "plan_folder", "on_progress"),
-    *("random", "longest", "least_trained", "max_tokens", "max_chars"),
+    *("random", "longest", "least_trained", "max_tokens", "max_chars", "most_samples"),
 }
 """Fields and parameters that are for Python alone."""
 
@@ -230,6 +235,11 @@ def _read_tuple(text: str, kinds: tuple[Any, ...], name: str) -> Any:
         if not colon:
             raise ValueError("write NAME:REGEX, as 'train:shards/train-.*'")
         return first, rest
+    if kinds == (int, int):
+        begin, _, end = text.partition(":")
+        if not (begin.isdecimal() and end.isdecimal()):
+            raise ValueError("write A:B, the first step and the one behind the last, as 1200:1250")
+        return int(begin), int(end)
     try:
         return tuple(kinds[0](part.strip()) for part in text.split(","))
     except ValueError:
@@ -442,9 +452,11 @@ def _signature(function: Callable[..., Any]) -> Iterator[tuple[str, Any, Any, An
 
 
 def _keywords(source: Any, helps: Mapping[str, str]) -> Iterator[Flag]:
-    """Yield options for the keys of a TypedDict, or for the keywords of a function."""
+    """Yield options for the keys of a TypedDict or struct, or for the keywords of a function."""
+    source = resolve_name(source) if isinstance(source, str) else source
     if isinstance(source, type):
-        told, some = fields_of(source), [(name, hint, None) for name, hint in get_type_hints(source).items()]
+        told, defaults = fields_of(source), _defaults(source)
+        some = [(name, hint, defaults.get(name)) for name, hint in get_type_hints(source).items()]
     else:
         told = args_of(source.__doc__)
         keywords = (one for one in _signature(source) if one[3] is inspect.Parameter.KEYWORD_ONLY)
@@ -455,12 +467,17 @@ def _keywords(source: Any, helps: Mapping[str, str]) -> Iterator[Flag]:
             yield _option(name, hint, Place((name,), default, tell, optional=True), source.__name__)
 
 
-def _fields(kind: Any, path: tuple[str, ...], heading: str) -> Iterator[Flag]:
-    """Yield options for the fields of a struct, and of the structs in it."""
+def _defaults(kind: Any) -> dict[str, Any]:
+    """Return the defaults of the fields of a struct, as `inspect` has them; of another type none are known."""
     import msgspec
 
-    hints = get_type_hints(kind, include_extras=True)
-    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    fields = msgspec.structs.fields(kind) if is_struct(kind) else ()
+    return {field.name: inspect.Parameter.empty if field.required else field.default for field in fields}
+
+
+def _fields(kind: Any, path: tuple[str, ...], heading: str) -> Iterator[Flag]:
+    """Yield options for the fields of a struct, and of the structs in it."""
+    hints, defaults = get_type_hints(kind, include_extras=True), _defaults(kind)
     for name in kind.__struct_fields__:
         known = KNOWN.get(name, Known())
         if is_struct(hints[name]) and not known.bare:
@@ -484,7 +501,7 @@ def _told(kind: Any, name: str) -> str:
 
 def _argument(name: str, hint: Any, default: Any) -> click.Argument:
     kind, metavar = members(hint)[0], get_args(hint)[1]
-    many, required = get_origin(kind) is tuple, default is inspect.Parameter.empty
+    many, required = get_args(kind)[1:] == (...,), default is inspect.Parameter.empty
     value = Value(get_args(kind)[0] if many else kind, name, "")
     more = {} if many or required else {"default": default}
     return click.Argument([name], metavar=metavar, type=value, nargs=-1 if many else 1, required=required, **more)
@@ -497,7 +514,7 @@ def _option(name: str, hint: Any, place: Place, owner: str = "") -> Flag:
     value: click.ParamType[Any] = Value(hint, name, known.bare)
     repeats = isinstance(value, Value) and value.is_pairs
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    lists = [get_args(kind)[0] for kind in kinds if get_origin(kind) in (tuple, Sequence)]
+    lists = [get_args(kind)[0] for kind in kinds if get_args(kind)[1:] == (...,) or get_origin(kind) is Sequence]
     if words and not {int, str} & {*kinds}:
         value = click.Choice(words)
     elif lists and lists[0] is not float and "," not in known.metavar:

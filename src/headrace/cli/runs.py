@@ -93,7 +93,7 @@ def edit(
 @command("skip", "Leave out the samples of some steps.")
 def skip(
     path: Annotated[str, "FILE"],
-    steps: Annotated[str, "A:B"],
+    steps: Annotated[tuple[int, int], "A:B"],
     *,
     reason: Annotated[str, "TEXT"],
     how: Literal["drop", "defer"] = "drop",
@@ -110,11 +110,8 @@ def skip(
         state: state, as JSON, from which the training goes on, or the number of steps so far.
         dry_run: show what would change, and write nothing.
     """
-    first, _, end = steps.partition(":")
-    if not (first.isascii() and first.isdigit() and end.isascii() and end.isdigit()):
-        raise click.UsageError(f"{steps!r} is no range of steps; expected the form 1200:1250")
     found = tracing.skip_in_run_file(
-        path, range(int(first), int(end)), then=how, reason=reason, replace=replace,
+        path, range(*steps), then=how, reason=reason, replace=replace,
         dry_run=dry_run, trained=_trained(state),
     )  # fmt: skip
     return _told(path, found, dry_run=dry_run)
