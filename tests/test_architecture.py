@@ -412,7 +412,7 @@ OVER_BUDGET = {
     "plan": 7_725,
     "stores": 9_350,
     "samples": 9_617,
-    "engine": 2_298,
+    "engine": 2_296,
     "preparing": 10_774,
     "copying": 1_570,
     "cache": 785,
@@ -422,9 +422,9 @@ OVER_BUDGET = {
     "compat": 4_841,
     "integrations": 1_702,
     "inspect": 6_547,
-    "cli": 3_217,
+    "cli": 2_660,
     "ui": 2_558,
-    "all": 83_960,
+    "all": 83_401,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

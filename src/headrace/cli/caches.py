@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import headrace
 from headrace import tracing
@@ -13,10 +13,6 @@ from headrace.cli.command import Found, command, group
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, size, table
-
-if TYPE_CHECKING:
-    from headrace.datasets import FixedDataset
-    from headrace.tracing import ReadingPlan
 
 Part = Literal["train", "valid", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -71,7 +67,7 @@ def export_cache(
         {name: value for name, value in given.items() if value is not None}, like=like, data_of=split_part
     )
 
-    def build(part: Part, prefix: str, num_samples: int | None) -> FixedDataset:
+    def build(part: Part, prefix: str, num_samples: int | None) -> headrace.datasets.FixedDataset:
         bar.update("making caches", text=f"{part} of {prefix}")
         return headrace.compat.megatron.GPTDataset(
             prefix,
@@ -186,7 +182,7 @@ cache = group(
 )
 
 
-def plan_lines(found: ReadingPlan) -> list[str]:
+def plan_lines(found: tracing.ReadingPlan) -> list[str]:
     """Return the report of a plan."""
     ratio = found.read_bytes / max(1, found.stored_bytes)
     steps = found.end_step - found.first_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import click
 
@@ -16,14 +16,16 @@ from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
 
-if TYPE_CHECKING:
-    from headrace.copying import CopyReport
-
 _MAX_STORES = 12
 
 
 def run_copy(
-    tool: Callable[..., CopyReport], executor: ExecutorOptions, *, workers: int | None, dry_run: bool, quiet: bool
+    tool: Callable[..., headrace.copying.CopyReport],
+    executor: ExecutorOptions,
+    *,
+    workers: int | None,
+    dry_run: bool,
+    quiet: bool,
 ) -> Found:
     """Run a tool as the options of the command line say, and return its report.
 
@@ -42,7 +44,7 @@ def run_copy(
         return tell(report, report.output, bar.elapsed_s, quiet=quiet)
 
 
-def tell(report: CopyReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+def tell(report: headrace.copying.CopyReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
     """Return the report of a copy, and print what it warns of."""
     import msgspec
 
@@ -51,7 +53,7 @@ def tell(report: CopyReport, output: str, elapsed_s: float, *, quiet: bool) -> F
     return Found({**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)}, summary(report, elapsed_s))
 
 
-def summary(report: CopyReport, elapsed_s: float) -> list[str]:
+def summary(report: headrace.copying.CopyReport, elapsed_s: float) -> list[str]:
     """Return the report at the end of a run."""
     dtypes = ", ".join(dict.fromkeys(report.keys.values()))
     keys = "" if len(report.keys) == 1 else f", keys {', '.join(report.keys)}"

@@ -14,7 +14,7 @@ import click
 
 from headrace.cli import main
 from headrace.cli.command import PLAN, Found, command, group
-from headrace.cli.options import Positive, pairs_of, struct_of
+from headrace.cli.options import Positive, once, pairs_of, struct_of
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -40,7 +40,7 @@ class ExecutorOptions(NamedTuple):
         """
         from headrace.config import check_choice
 
-        given = dict(pairs_of(text, "name"))
+        given = once(pairs_of(text, "name"), "--executor")
         name = given.pop("name", "")
         check_choice("the executor", name, ("local", "ray", "slurm"))
         found = cls(name, given)

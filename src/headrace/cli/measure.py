@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
 
@@ -13,9 +13,6 @@ from headrace.cli.job import LOCAL, ExecutorOptions, hand_over
 from headrace.cli.options import Positive
 from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
-
-if TYPE_CHECKING:
-    from headrace.datasets.measuring import MeasuredFacts
 
 
 @command("measure", "Run a task encoder once over every sample.", urls=("path",))
@@ -66,11 +63,11 @@ def measure(
     return told or _told(facts, str(place), were_there=True)
 
 
-def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+def tell(facts: headrace.datasets.MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool) -> Found:
     """Return the report of a job."""
     return _told(facts, output, were_there=False)
 
 
-def _told(facts: MeasuredFacts, path: str, *, were_there: bool) -> Found:
+def _told(facts: headrace.datasets.MeasuredFacts, path: str, *, were_there: bool) -> Found:
     found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
     return Found(found, always=found.lines())

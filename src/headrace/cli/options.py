@@ -16,7 +16,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -149,11 +149,15 @@ def fields_of(kind: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("headrace."):
-            source = ast.parse(Path(str(sys.modules[base.__module__].__file__)).read_text("utf-8"))
-            for node in source.body:
-                if isinstance(node, ast.ClassDef) and node.name == base.__name__:
-                    found |= {**args_of(ast.get_docstring(node)), **_below(node)}
+            node = _classes(base.__module__)[base.__name__]
+            found |= {**args_of(ast.get_docstring(node)), **_below(node)}
     return found
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    source = ast.parse(Path(str(sys.modules[module].__file__)).read_text("utf-8"))
+    return {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
 
 
 def _below(node: ast.ClassDef) -> dict[str, str]:
@@ -292,6 +296,16 @@ def pairs_of(text: str, bare: str) -> Iterator[tuple[str, str]]:
             yield bare, part
 
 
+def once(pairs: Iterable[tuple[str, str]], flag: str) -> dict[str, str]:
+    """Return pairs as a dict; raise ConfigError if a name comes twice."""
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ConfigError(f"{flag}: {name} is set twice: set it once")
+        found[name] = value
+    return found
+
+
 class Value(click.ParamType[Any]):
     """Reads the value of a parameter or field by its type."""
 
@@ -332,11 +346,7 @@ class Value(click.ParamType[Any]):
         Raises:
             ConfigError: a name is unknown or occurs twice, or a value is not allowed.
         """
-        found: dict[str, Any] = {}
-        for name, value in (pair for one in given for pair in one):
-            if name in found:
-                raise ConfigError(f"{flag}: {name} is set twice: set it once")
-            found[name] = value
+        found: dict[str, Any] = once((pair for one in given for pair in one), flag)
         kind = next(one for one in members(self.hint) if is_struct(one) or get_origin(one) in (dict, Mapping))
         if found.keys() == {ALL}:
             return found[ALL]

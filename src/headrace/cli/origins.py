@@ -1,4 +1,4 @@
-"""``headrace where`` and ``headrace trace``: the inputs that documents come from, and the steps that see a sample."""
+"""``headrace where``, ``trace`` and ``account``: where documents come from, and what a training run was fed of them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ import click
 from headrace import inspect, tracing
 from headrace.cli.command import Found, command, group
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, plural, table
+from headrace.inspect.figures import Heading, count, plural, separated, table
 
 if TYPE_CHECKING:
     from headrace.datasets.origins import Origin
-    from headrace.tracing import FramedHistory, History, Sources, Times, Traced, TracedUnit
 
 
 @command("where", "Say where documents come from.", urls=("path",))
 def where(
-    path: Annotated[str, "PATH"],
-    documents: Annotated[tuple[str, ...], "DOC..."],
-    *,
-    read_all: bool = False,
+    path: Annotated[str, "PATH"], documents: Annotated[tuple[str, ...], "DOC..."], *, read_all: bool = False
 ) -> Found:
     """Say which line or row of which input each document DOC of the store at PATH comes from.
 
@@ -168,7 +164,7 @@ def _asked(sample: str, kind: str | None) -> dict[str, Any]:
 
 def _framed(
     path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
-) -> tuple[Sources, FramedHistory] | None:
+) -> tuple[tracing.Sources, tracing.FramedHistory] | None:
     """Return the framed run that holds a step, or the last run; None if that run is not framed."""
     file = tracing.read_run_file(path)
     begun = [number for number, saved in enumerate(file.runs) if step is None or saved.first_step <= step]
@@ -186,7 +182,7 @@ def _framed(
     return sources, sources.framed(number, journals, None if state is None else tracing.read_state(state))
 
 
-def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:
+def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[tracing.Sources, tracing.History]:
     sources = tracing.Sources(tracing.read_run_file(run), read_data=read_data)
     return sources, sources.history(None if state is None else tracing.read_state(state))
 
@@ -195,7 +191,7 @@ MAX_PIECES = 3
 """Maximum number of documents that a line names; ``--json`` has all of them."""
 
 
-def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[str]) -> list[str]:
+def step_report(run: str, step: int, samples: Sequence[tracing.Traced], notes: Sequence[str]) -> list[str]:
     """Return the report of a step, with one sample per line."""
     head = f"{run}: step {count(step)}: {plural(len(samples), 'sample')}"
     if samples and samples[0].position is None:
@@ -207,7 +203,7 @@ def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[
     return [head, *_rows(samples), *_noted(notes)]
 
 
-def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequence[str]) -> list[str]:
+def units_report(run: str, step: int, units: Sequence[tracing.TracedUnit], notes: Sequence[str]) -> list[str]:
     """Return the report of a step of a framed run: one unit per line, and below it the samples that may be in it."""
     lines = _table(units, _UNIT_COLUMNS)
     found = [f"{run}: step {count(step)}: {plural(len(units), 'unit')}", *lines[:1]]
@@ -217,7 +213,7 @@ def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequen
     return [*found, *_noted(notes)]
 
 
-def sample_report(head: str, times: Times, shown: Sequence[Traced], notes: Sequence[str]) -> list[str]:
+def sample_report(head: str, times: tracing.Times, shown: Sequence[tracing.Traced], notes: Sequence[str]) -> list[str]:
     """Return the report of a sample, with one time per line."""
     line = f"{head}: {plural(times.count, 'time')} before step {count(times.until_step)}"
     # Several outputs of one position of a framed run may be shown.
@@ -228,7 +224,7 @@ def sample_report(head: str, times: Times, shown: Sequence[Traced], notes: Seque
     return [line, *_rows(shown, but="source"), *more, *_noted(notes)]
 
 
-def _rows(samples: Sequence[Traced], *, but: str = "") -> list[str]:
+def _rows(samples: Sequence[tracing.Traced], *, but: str = "") -> list[str]:
     """Return a heading and a line for each sample, without the column named ``but``; nothing if there are none."""
     lines = _table(samples, {name: cell for name, cell in _COLUMNS.items() if name != but})
     rows = zip(lines[1:], samples, strict=True)
@@ -252,7 +248,7 @@ def _plain(number: int | None) -> str:
 
 _SEEN = {None: "", True: "yes", False: "no"}
 
-_UNIT_COLUMNS: dict[str, Callable[[TracedUnit], str]] = {
+_UNIT_COLUMNS: dict[str, Callable[[tracing.TracedUnit], str]] = {
     "unit": lambda unit: count(unit.unit),
     "lane": lambda unit: count(unit.lane),
     "frame": lambda unit: count(unit.frame),
@@ -264,11 +260,11 @@ _UNIT_COLUMNS: dict[str, Callable[[TracedUnit], str]] = {
 }
 
 
-def _step(sample: Traced) -> str:
+def _step(sample: tracing.Traced) -> str:
     return count(sample.step) + ("" if sample.last_step == sample.step else f" to {count(sample.last_step)}")
 
 
-_COLUMNS: dict[str, Callable[[Traced], str]] = {
+_COLUMNS: dict[str, Callable[[tracing.Traced], str]] = {
     "step": _step,
     "position": lambda sample: _counted(sample.position),
     "source": lambda sample: sample.source,
@@ -282,7 +278,7 @@ _COLUMNS: dict[str, Callable[[Traced], str]] = {
 }
 
 
-def _pieces(sample: Traced) -> str:
+def _pieces(sample: tracing.Traced) -> str:
     named = list(map(_piece, sample.origins[:MAX_PIECES]))
     if (rest := len(sample.origins) - MAX_PIECES) > 0:
         named.append(f"and {count(rest)} more")
@@ -303,3 +299,129 @@ def _piece(origin: Origin) -> str:
 
 def _noted(notes: Sequence[str]) -> list[str]:
     return [f"  note: {note}" for note in notes]
+
+
+@command("account", "Say what a run was fed, or where two runs part.")
+def account(
+    files: Annotated[tuple[str, ...], "FILE..."],
+    *,
+    until_step: int | None = None,
+    exact: bool = False,
+    no_data: bool = False,
+) -> Found:
+    """Say what the run in FILE, which save_run wrote, was fed before a step.
+
+    For each source the account says how many samples, documents and tokens were fed, how often its samples were seen,
+    and where each sample of the present epoch is: fed, still to come, skipped, or excluded. For each chapter of the run
+    it says the mix as it was planned and as it came. What is marked with ~ is an estimate.
+
+    Two files are compared: the first step at which their runs are fed otherwise, and the setting that makes it so.
+
+    Args:
+        files: the file of a run, or of two runs.
+        until_step: count what was fed before this step; by default until the end of the run.
+        exact: read and count what would be estimated.
+        no_data: open no store; tokens and documents are not counted.
+    """
+    if len(files) > 2 or (len(files) == 2 and (until_step is not None or exact)):
+        raise click.UsageError("give one file; or two to compare them, without --until-step and --exact")
+    if len(files) == 2:
+        found = tracing.first_difference(*(tracing.filed_run(file, read_data=False) for file in files))
+        told = "the same from begin to end" if found is None else found.message
+        report = [f"{files[0]} -> {files[1]}: {told}"]
+        return Found({"files": files, "difference": found}, report)
+    answer = tracing.account(tracing.filed_run(files[0], read_data=not no_data), until_step, exact=exact)
+    return Found(answer, account_lines(files[0], answer))
+
+
+def account_lines(name: str, answer: tracing.RunAccount) -> list[str]:
+    """Return an account as lines."""
+    parts = [plural(answer.fed.samples, "sample"), *_amounts(answer.fed)]
+    head = [f"{name}: before step {count(answer.step)}: {', '.join(parts)}"]
+    blocks = [head, _fed_lines(answer.sources), _present_lines(answer.sources), _seen_lines(answer.sources)]
+    return separated(block for block in (*blocks, _chapter_lines(answer.chapters)) if block)
+
+
+def _amounts(fed: tracing.Fed) -> list[str]:
+    names = {"tokens": "token", "supervised_tokens": "supervised token", "documents": "document"}
+    return [
+        f"{_about(fed, field)}{plural(getattr(fed, field), name)}"
+        for field, name in names.items()
+        if getattr(fed, field) is not None
+    ]
+
+
+def _about(fed: tracing.Fed, field: str) -> str:
+    return "~" if field in fed.estimated else ""
+
+
+def _amount(fed: tracing.Fed, field: str) -> str:
+    value = getattr(fed, field)
+    return "" if value is None else f"{_about(fed, field)}{count(value)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _fed_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
+    rows = [["fed", "samples", "share", "tokens", "supervised", "documents", "epochs begun", "complete"]]
+    rows += [
+        [
+            one.source,
+            count(one.fed.samples),
+            _percent(one.share),
+            *(_amount(one.fed, field) for field in ("tokens", "supervised_tokens", "documents")),
+            count(one.epochs_begun),
+            count(one.epochs_complete),
+        ]
+        for one in sources
+    ]
+    return table(rows)
+
+
+def _present_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
+    columns = ("fed", "to_come", "deferred", "dropped", "excluded", "left_behind")
+    rows = [["epoch", "number", "samples", *(name.replace("_", " ") for name in columns)]]
+    for one in sources:
+        if one.present is not None:
+            cells = [count(getattr(one.present, name)) for name in columns]
+            rows.append([one.source, count(one.present.epoch), count(one.num_samples), *cells])
+    return table(rows) if len(rows) > 1 else []
+
+
+def _seen_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
+    lines: list[str] = [Heading("  how often samples were seen")]
+    for one in sources:
+        if one.seen:
+            about = "" if one.is_exact else "~"
+            times = ", ".join(f"{_times(often)}: {about}{count(number)}" for often, number in one.seen.items())
+            lines.append(f"  {one.source}: {times}")
+        over = {"dropped": one.dropped, "deferred": one.deferred, "left behind": one.left_behind}
+        passed = ", ".join(f"{count(number)} {name}" for name, number in over.items() if number)
+        if passed:
+            lines.append(f"  {one.source}: over all epochs {passed}")
+        lines += [f"  {one.source}: {_exclusion(part)}" for part in one.exclusions]
+        if not one.is_current:
+            lines.append(f"  {one.source}: these were its data before: {one.data}")
+    return lines if len(lines) > 1 else []
+
+
+def _exclusion(part: tracing.ExclusionAccount) -> str:
+    what = f"documents {part.documents}" if part.documents else f"samples {part.samples}"
+    done = f"{what} {'masked' if part.how == 'mask' else 'dropped'} from step {count(part.step)} on"
+    others = f", with tokens of the documents {part.other_documents}" if part.other_documents else ""
+    return done + others
+
+
+def _times(often: int) -> str:
+    return ("never", "once", "twice")[often] if often < 3 else f"{count(often)} times"
+
+
+def _chapter_lines(chapters: tuple[tracing.ChapterAccount, ...]) -> list[str]:
+    lines: list[str] = [Heading("  the mix, as it came (as planned)")]
+    for one in chapters:
+        mix = ", ".join(f"{part.source} {_percent(part.share)} ({_percent(part.planned)})" for part in one.mix)
+        reason = f" ({one.reason})" if one.reason else ""
+        lines.append(f"  from step {count(one.first_step)}{reason}: {plural(one.samples, 'sample')}: {mix}")
+    return lines

@@ -22,7 +22,7 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
 
 if TYPE_CHECKING:
-    from headrace.preparing.energon import EnergonOptions, EnergonReport
+    from headrace.preparing.energon import EnergonReport
     from headrace.preparing.energon.scanning import Peek
 
 _SHOWN = 5
@@ -68,7 +68,7 @@ def energon(
     return tell(report, path, elapsed_s, quiet=quiet)
 
 
-def _joins(path: str, options: EnergonOptions, note: Callable[[str], None]) -> EnergonReport:
+def _joins(path: str, options: preparing.EnergonOptions, note: Callable[[str], None]) -> EnergonReport:
     """Make the indices of the joins of a metadataset."""
     from headrace.datasets.metadataset import load_dataset
     from headrace.io import check_new
@@ -155,7 +155,7 @@ _CRUDE = "CrudeWebdataset"
 _MAX_PARTS = 10
 
 
-def ask(path: Path, options: EnergonOptions) -> EnergonOptions:
+def ask(path: Path, options: preparing.EnergonOptions) -> preparing.EnergonOptions:
     """Ask for the split and the sample type where they are missing, and return the completed options.
 
     Raises:

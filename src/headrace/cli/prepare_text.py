@@ -17,7 +17,6 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, noted, plural, short, size
 
 if TYPE_CHECKING:
-    from headrace.preparing import Estimate
     from headrace.samples.recipe import Recipe
     from headrace.stores import Manifest, SampleLedger
 
@@ -135,7 +134,7 @@ def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tupl
     return pairs
 
 
-def estimate_lines(estimate: Estimate) -> list[str]:
+def estimate_lines(estimate: preparing.Estimate) -> list[str]:
     """Return the report of ``--dry-run``."""
     share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
     documents = plural(estimate.sampled_documents, "document")

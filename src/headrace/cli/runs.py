@@ -119,10 +119,7 @@ def skip(
 
 @command("undo", "Take back the last edit.")
 def undo(
-    path: Annotated[str, "FILE"],
-    *,
-    state: Annotated[str | None, "FILE|N"] = None,
-    dry_run: bool = False,
+    path: Annotated[str, "FILE"], *, state: Annotated[str | None, "FILE|N"] = None, dry_run: bool = False
 ) -> Found:
     """Take back the last edit of the last run in FILE, which may be a skip, as if it had not been made.
 

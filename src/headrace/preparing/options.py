@@ -157,7 +157,7 @@ def check_text_options(options: PrepareOptions) -> None:
     _check_records(options)
     tokens, output = options.tokens, options.output
     if output.format in ("hdf5", "jsonl"):
-        raise ConfigError(f"format is {output.format}: text is indexed or keyed; only recipes can write {output.format}")
+        raise ConfigError(f"format is {output.format}: text is indexed or keyed; only recipes can write hdf5 and jsonl")
     if tokens.eod is not None and not tokens.append_eod:
         raise ConfigError(f"eod is {tokens.eod!r}, but nothing is appended: give --append-eod as well, or drop --eod")
     check_options(options)
