@@ -43,10 +43,10 @@ def export_cache(
 
     Args:
         samples: samples of train, valid and test; 'all' is one epoch, '-' is no cache.
-        arguments: sequence_length, the number of tokens in a sample; class_name of Megatron, by default GPTDataset;
-            add_extra_token_to_sequence and drop_last_partial_validation_sequence, true or false; era, how caches are
-            named: core (megatron-core since 0.7), core_v0.5 or core_v0.4; blend_era, how samples of a blend are
-            counted: core (since 0.11) or before_2025_02. May be repeated.
+        arguments: what Megatron's configuration says: sequence_length, the number of tokens in a sample; class_name,
+            by default GPTDataset; add_extra_token_to_sequence and drop_last_partial_validation_sequence, true or false;
+            era, how caches are named: core (megatron-core since 0.7), core_v0.5 or core_v0.4; blend_era, how samples of
+            a blend are counted: core (since 0.11) or before_2025_02. May be repeated.
         seed: Megatron's --seed; by default 1234.
         split: Megatron's --split, character for character; by default '969, 30, 1'.
         split_part: DATA are only for this part, as with --train-data-path.

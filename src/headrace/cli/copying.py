@@ -100,6 +100,7 @@ def merge(
 
     Args:
         sort_by: order of the sources: given, name (as Megatron's tool sorts) or natural (numbers by value).
+        workers: number of processes, each of which writes a shard at a time; by default 1, this one.
     """
     tool = partial(headrace.merge, sources, output, sort_by=sort_by, options=options)
     return run_copy(tool, executor, workers=workers, dry_run=dry_run, quiet=quiet)
@@ -130,6 +131,7 @@ def split(
             as near as whole documents allow.
         era: version of Megatron's rounding: core, or legacy (DeepSpeed, NeoX, before Megatron-Core).
         names: names of the folders; by default train,valid,test, or part_00000 and so on.
+        workers: number of processes, each of which writes a shard at a time; by default 1, this one.
     """
     into = int(split) if split.isdecimal() else split
     folders = None if names is None else names.split(",")
@@ -153,6 +155,9 @@ def convert(
     SRC is any store that headrace info reads, of any dialect. By default its shards and dtypes are kept. If the format
     cannot hold something, an error says what to do, or a note reports it. The result appears whole or not at all, and
     is read back and compared.
+
+    Args:
+        workers: number of processes, each of which writes a shard at a time; by default 1, this one.
     """
     if options.format is None:
         raise ConfigError("--format is missing: name the format of the result, indexed or keyed")

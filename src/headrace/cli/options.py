@@ -412,7 +412,7 @@ class Flag(click.Option):
     def text(self) -> str:
         """What the source says about it, and the default."""
         default, text = self.place.default, self.place.tell().rstrip(".")
-        text = re.sub(r"\bNone\b", "the default" if default is None else NONE, text)
+        text = re.sub(r"\bNone\b", "the default" if default is None else NONE, text).replace(". the", ". The")
         text = re.sub(r"``(\w+)``", lambda name: (name[1] in KNOWN and KNOWN[name[1]].flags) or name[0], text)
         if isinstance(self.type, Value) and self.type.bare and (names := self.type.names):
             text += f"; NAME is {', '.join(names)}"

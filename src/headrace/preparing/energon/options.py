@@ -57,10 +57,10 @@ class DatasetChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What is written to ``dataset.yaml``, if there is none yet."""
 
     name: str = DATASET_NAME
-    """Name of the file."""
+    """Name of the dataset file in ``.nv-meta``."""
 
     skip: bool = False
-    """Do not write the file."""
+    """Do not write the dataset file."""
 
     sample_type: str | None = None
     """A sample type such as ``CaptioningSample``, which needs a field map. With None or ``CrudeWebdataset`` the samples
