@@ -86,6 +86,7 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md 
 	$(BIN)/python benchmarks/page.py
 
 docs: .venv-docs/ready  ## the documentation site, in build/site; warnings and dead links fail
+	.venv-docs/bin/python tools/site/commands.py --check
 	.venv-docs/bin/python tools/site/pages.py gather build/docs
 	NO_COLOR=1 .venv-docs/bin/zensical build --strict --clean > build/docs.log 2>&1 || { cat build/docs.log; exit 1; }
 	! grep 'griffe.*: ' build/docs.log

@@ -152,7 +152,7 @@ class Bench:
             command = [PEERS, "--one", engine.peer, str(source), tokenizer, output, str(processes)]
         else:
             command = ["-m", "headrace", "prepare", str(part.file), "--output", output, "--tokenizer", tokenizer,
-                       "--append-eod", "--single", "--quiet", "--workers", str(processes),
+                       "--append-eod", "--shard-tokens", "none", "--quiet", "--workers", str(processes),
                        *engine.options, *options]  # fmt: skip
         environment = {**ENVIRONMENT, "HEADRACE_CACHE": str(self._root / cache)}
         return watch([sys.executable, "-W", "ignore", *command], folder, environment)

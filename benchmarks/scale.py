@@ -176,9 +176,7 @@ class Executors:
         else:
             assert cluster is not None
             before = cluster.cpu_s
-            usage = self._run(
-                engine, "whole", *self._prepare("whole"), "--executor", "ray", "--address", cluster.address
-            )
+            usage = self._run(engine, "whole", *self._prepare("whole"), "--executor", f"ray,address={cluster.address}")
             usage.cpu_s += cluster.cpu_s - before
         tokens = sum(
             file.stat().st_size // 2

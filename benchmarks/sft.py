@@ -117,8 +117,8 @@ class Bench:
             "mask": {"straddle": "train"},
         }
         recipe.write_text(json.dumps(asked))
-        command = ["-m", "headrace", "prepare", "--recipe", str(recipe), "--output", str(output), "--single", "--quiet",
-                   "--workers", "1", *engine.options]  # fmt: skip
+        command = ["-m", "headrace", "prepare", "--recipe", str(recipe), "--output", str(output),
+                   "--shard-tokens", "none", "--quiet", "--workers", "1", *engine.options]  # fmt: skip
         environment = {**ENVIRONMENT, "HEADRACE_CACHE": str(self._root / "cache")}
         return watch([sys.executable, "-W", "ignore", *command], self._root, environment).cpu_s
 

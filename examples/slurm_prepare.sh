@@ -9,16 +9,12 @@ output=$1
 tokenizer=$2
 shift 2
 
-jobs=(--executor slurm --time "${TIME:-4:00:00}" --cpus-per-job "${CPUS:-1}")
-if [ -n "${PARTITION:-}" ]; then
-    jobs+=(--partition "$PARTITION")
-fi
-if [ -n "${SETUP:-}" ]; then
-    jobs+=(--setup "$SETUP") # as 'source /shared/env.sh'
-fi
+jobs="slurm,time=${TIME:-4:00:00},cpus_per_job=${CPUS:-1}"
+jobs+="${PARTITION:+,partition=$PARTITION}"
+jobs+="${SETUP:+,setup=$SETUP}" # as 'source /shared/env.sh'
 
 # Plans the run, and submits an array of jobs that do the tasks, and a job behind it that completes the output.
-headrace prepare text "$@" --tokenizer "$tokenizer" --output "$output" --append-eod "${jobs[@]}"
+headrace prepare text "$@" --tokenizer "$tokenizer" --output "$output" --append-eod --executor "$jobs"
 
 # This script is not needed any more: the jobs complete the output. It only shows how far they are.
 while [ ! -e "$output/headrace.json" ]; do

@@ -18,8 +18,8 @@ from headrace.tracing import save_run
 MODEL = ("--tokenizer", "model", "--backend", "tokenizers", "--workers", "1")
 RECIPE = ("--backend", "tokenizers", "--workers", "1")
 TEXT = f"prepare text ./text --output made/text {' '.join(MODEL)} --append-eod --eod <eos> --id-field id"
-CACHES = "--sequence-length 16 --num-samples 40,0,0 --seed 1 --tokenizer-identifiers ids.json --path-to-cache caches"
-TABLE = ("rows/table.jsonl", "--key-field", "id", "--part", "jpg=path:file")
+CACHES = "--set sequence_length=16 --samples 40,0,0 --seed 1 --tokenizer ids.json --output caches"
+TABLE = ("rows/table.jsonl", "--id-field", "id", "--part", "jpg=path:file")
 COMMANDS: dict[str, str] = {
     "prepare text, dry run": f"prepare text ./text --output made/text {' '.join(MODEL)} --dry-run",
     "prepare text": TEXT,
@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "prepare recipe": f"prepare text --recipe sft.yaml --output made/sft {' '.join(RECIPE)}",
     "prepare pairs": f"prepare text --recipe dpo.yaml --output made/dpo {' '.join(RECIPE)}",
     "prepare media": f"prepare media {' '.join(TABLE)} --part txt=column:caption --workers 1 --output made/tar",
-    "prepare in place": "prepare energon tars --split-ratio 1,1,0 --non-interactive --workers 1",
+    "prepare in place": "prepare energon tars --split-ratio 1,1,0 --workers 1",
     "render": "render sft.yaml --record 3",
     "merge": "merge made/text made/plain --output made/merged",
     "convert": "convert made/text made/keyed --format keyed",
@@ -55,14 +55,14 @@ COMMANDS: dict[str, str] = {
     "run edit": "run edit run.json --at-step 9 --weights text=3,plain=1 --reason decay",
     "run skip": "run skip run.json 12:14 --reason spike",
     "run undo": "run undo run.json",
-    "trace step": "trace step 9 --ranks 2 --micro-batch-size 2",
+    "trace step": "trace step 9 --ranks 2,micro_batch_size=2",
     "trace sample": "trace sample text 3 --until-step 40",
-    "account": "account run.json --step 9",
+    "account": "account run.json --until-step 9",
     "cache plan": "cache plan run.json --limit 64KiB --block 4KiB --steps 5:20",
     "export-cache": f"export-cache made/text/text_document {CACHES}",
     "job plan": f"job plan prepare text ./text --output planned {' '.join(MODEL[:4])}",
     "job status": "job status planned",
-    "job task": "job task planned --workers 1 --most 1",
+    "job task": "job task planned --workers 1 --num 1",
     "job status, half done": "job status planned",
     "job finish": "job finish planned --workers 1",
     "copy plan": "job plan split made/text planned-parts --split 8,1,1",

@@ -16,12 +16,12 @@ import shards_made
 from headrace.cli import main
 
 TOKENS = ("--tokenizer", "model", "--backend", "tokenizers", "--workers", "1")
-PICTURES = ("prepare", "rows/table.jsonl", "--format", "tar", "--key-field", "id", "--workers", "1")
+PICTURES = ("prepare", "rows/table.jsonl", "--format", "tar", "--id-field", "id", "--workers", "1")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "text": ("prepare", "text", *TOKENS, "--append-eod", "--eod", "<eos>"),
     "text-shards": ("prepare", "text", *TOKENS, "--shard-tokens", "9000", "--bos", "<bos>"),
     "text-keyed": ("prepare", "text", *TOKENS, "--format", "keyed", "--field", "text", "--field", "title"),
-    "text-ids": ("prepare", "text", *TOKENS, "--id-field", "id", "--deduplicate", "--min-chars", "40"),
+    "text-ids": ("prepare", "text", *TOKENS, "--id-field", "id", "--deduplicate", "--filter", "min_chars=40"),
     "text-paragraphs": ("prepare", "plain", *TOKENS, "--sample-by", "paragraph"),
     "text-skipped": ("prepare", "bad", *TOKENS, "--on-error", "skip"),
     "sft": ("prepare", "--recipe", "sft.yaml", "--backend", "tokenizers", "--workers", "1"),
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "merged-shards": ("merge", "text", "text-shards"),
     "merged-keyed": ("merge", "text", "text-shards", "--format", "keyed", "--shard-tokens", "9000"),
     "split": ("split", "text", "--split", "8,1,1"),
-    "split-parts": ("split", "text-keyed", "--parts", "3"),
+    "split-parts": ("split", "text-keyed", "--split", "3"),
     "converted": ("convert", "text-keyed", "--format", "keyed", "--dtype", "int32"),
     "converted-indexed": ("convert", "grpo-jsonl", "--format", "keyed"),
 }
@@ -134,5 +134,5 @@ def made() -> dict[str, dict[str, str]]:
     for name in COMMANDS:
         make(name)
         found[name] = digests(Path("made") / name)
-    run("prepare", "tars", "--split-ratio", "1,1,0", "--non-interactive", "--workers", "1")
+    run("prepare", "tars", "--split-ratio", "1,1,0", "--workers", "1")
     return {**found, "in place": digests(Path("tars"))}

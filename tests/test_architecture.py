@@ -412,7 +412,7 @@ OVER_BUDGET = {
     "plan": 7_725,
     "stores": 9_165,
     "samples": 9_706,
-    "engine": 2_298,
+    "engine": 2_296,
     "preparing": 10_711,
     "copying": 1_495,
     "cache": 785,
@@ -422,9 +422,9 @@ OVER_BUDGET = {
     "compat": 4_841,
     "integrations": 1_702,
     "inspect": 6_153,
-    "cli": 3_215,
+    "cli": 2_668,
     "ui": 2_136,
-    "all": 82_908,
+    "all": 82_359,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

@@ -21,6 +21,7 @@ import recipe_runs
 import shards_made
 from copies_made import drawn
 from counts import cases
+from headrace import inspect
 from headrace.copying import merge
 from headrace.datasets import PackedSequenceDataset, Sample
 from headrace.datasets.packed_sequences import plan_name
@@ -86,7 +87,9 @@ def test_ids_of_every_key(run: Any, of_json: Any, tmp_path: Path, layout: str, m
     monkeypatch.setattr(made, "VOCAB_SIZE", 20)
     folder = made.two_keys(tmp_path / "store", layout)
     assert run("check", folder).exit_code == 0
-    monkeypatch.setattr("headrace.inspect.store_checks.load_tokenizer", lambda _: SimpleNamespace(vocab_size=6))
+    monkeypatch.setattr(
+        "headrace.inspect.store_checks.load_tokenizer", lambda _: SimpleNamespace(known=SimpleNamespace(vocab_size=6))
+    )
     found = of_json("check", folder, "--tokenizer", "any", code=1)
     at_fault = {Path(problem["path"]).name.partition("_")[0].removesuffix(".bin") for problem in found["problems"]}
     assert at_fault == {"title", "body"}
@@ -121,24 +124,24 @@ def test_faults_that_differ_in_a_name_alone_are_told_together(
     assert (len(found["problems"]), found["files"]) == (9, 20)
 
 
-WAYS: Mapping[str, tuple[str, ...]] = {
-    "greedy": ("--pack-strategy", "greedy", "--pack-over-long", "split"),
-    "best_fit": ("--pack-over-long", "split"),
-    "left": ("--pack-over-long", "truncate_left"),
-    "right": ("--pack-over-long", "truncate_right"),
-    "drop": ("--pack-strategy", "first_fit", "--pack-over-long", "drop"),
-    "repack": ("--pack-strategy", "best_fit_split", "--pack-repack"),
-    "window": ("--pack-strategy", "best_fit_split", "--pack-window", "30"),
-    "documents": ("--pack-strategy", "best_fit_split", "--pack-documents", "3"),
-    "multiple": ("--pack-strategy", "best_fit_split", "--pack-multiple", "8"),
-    "wrapped": ("--pack-strategy", "wrapped"),
+WAYS: Mapping[str, str] = {
+    "greedy": "strategy=greedy,over_long=split",
+    "best_fit": "over_long=split",
+    "left": "over_long=truncate_left",
+    "right": "over_long=truncate_right",
+    "drop": "strategy=first_fit,over_long=drop",
+    "repack": "strategy=best_fit_split,repack=true",
+    "window": "strategy=best_fit_split,window_documents=30",
+    "documents": "strategy=best_fit_split,max_documents=3",
+    "multiple": "strategy=best_fit_split,segment_multiple=8",
+    "wrapped": "strategy=wrapped",
 }
 MULTIPLE = headrace.Packing(seq_len=64, strategy="best_fit_split", segment_multiple=8)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_right_packs(of_json: Any, whole: Path, way: str) -> None:
-    found = of_json("check", whole, "--pack", 64, *WAYS[way])
+    found = of_json("check", whole, "--pack", f"64,{WAYS[way]}")
     assert (found["ok"], found["problems"]) == (True, [])
     packs = found["packs"]
     assert (packs["key"], packs["kept_plan"], packs["packing"]["max_seq_len"]) == ("text", None, 64)
@@ -146,13 +149,13 @@ def test_right_packs(of_json: Any, whole: Path, way: str) -> None:
 
 
 def test_packs_for_people(run: Any, of_json: Any, whole: Path) -> None:
-    result = run("check", whole, "--pack", 64, "--pack-strategy", "wrapped")
+    result = run("check", whole, "--pack", "64,strategy=wrapped")
     assert result.exit_code == 0
     second, first = result.stdout.splitlines()
     assert first.startswith(f"{whole}: whole: ")
     said = "127 packs of 64 tokens right (wrapped): fill 99.532%, 74 split, 0.00% of the tokens lost"
     assert second == f"{whole}: {said}"
-    assert run("check", whole, "--pack", 64, "--pack-strategy", "wrapped", "--quiet").output == ""
+    assert run("check", whole, "--pack", "64,strategy=wrapped", "--quiet").output == ""
     assert "packs" not in of_json("check", whole)
 
 
@@ -192,7 +195,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
 def test_a_fault_of_the_layout(run: Any, whole: Path, change: str, spoil: Callable[[Change], None]) -> None:
     function, named = CHANGES[change]
     spoil(function)
-    result = run("check", whole, "--pack", 64, *WAYS["right"])
+    result = run("check", whole, "--pack", f"64,{WAYS['right']}")
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert all(line.startswith(f"{whole}: pack 1: ") for line in lines[:-1])
@@ -208,13 +211,13 @@ def test_pads_that_belong_to_a_document(run: Any, whole: Path, spoil: Callable[[
         sample["position_ids"][row, first:] += sample["position_ids"][row, first - 1] + 1
 
     spoil(wrong)
-    result = run("check", whole, "--pack", 64, *WAYS["right"])
+    result = run("check", whole, "--pack", f"64,{WAYS['right']}")
     assert (result.exit_code, "cu_seqlens" in result.stdout) == (1, True)
 
 
 def test_many_faults_are_counted(run: Any, whole: Path, spoil: Callable[[Change], None]) -> None:
     spoil(lambda sample: sample["loss_mask"].fill(True))
-    lines = run("check", whole, "--pack", 64, *WAYS["right"]).stdout.splitlines()
+    lines = run("check", whole, "--pack", f"64,{WAYS['right']}").stdout.splitlines()
     assert len(lines) == 6
     assert lines[-2] == f"{whole}: 55 more packs at fault"
 
@@ -271,7 +274,7 @@ def test_packs_that_cannot_be(
 ) -> None:
     items = PackedSequenceDataset.items
     monkeypatch.setattr(PackedSequenceDataset, "items", lambda self, addresses: change(items(self, addresses)))
-    result = run("check", whole, "--pack", 64, *WAYS["best_fit"])
+    result = run("check", whole, "--pack", f"64,{WAYS['best_fit']}")
     assert result.exit_code == 1
     assert said in result.stdout
     assert "exactly once" in result.stdout
@@ -286,17 +289,19 @@ def test_a_ledger_that_is_wrong(run: Any, whole: Path, monkeypatch: pytest.Monke
             return msgspec.structs.replace(found, **{name: getattr(found, name) + 1})
 
         monkeypatch.setattr(PackedSequenceDataset, "ledger", property(wrong))
-        result = run("check", whole, "--pack", 64, *WAYS["right"])
+        result = run("check", whole, "--pack", f"64,{WAYS['right']}")
         assert result.exit_code == 1
         assert "of the ledger is" in result.stdout
 
 
-def test_kept_plans(run: Any, whole: Path, tmp_path: Path) -> None:
-    asked = ("--pack", 64, *WAYS["multiple"], "--plan-folder", tmp_path, "--json")
+def test_kept_plans(whole: Path, tmp_path: Path) -> None:
+    def check() -> Any:
+        return inspect.check(whole, packing=MULTIPLE, plan_folder=tmp_path)
+
     with headrace.open(whole) as store:
         place = tmp_path / plan_name(store, MULTIPLE)
-    assert json.loads(run("check", whole, *asked).stdout)["packs"]["kept_plan"] is None
-    assert json.loads(run("check", whole, *asked).stdout)["packs"]["kept_plan"] == str(place)
+    assert check().packs.kept_plan is None
+    assert check().packs.kept_plan == str(place)
     files = sorted(place.iterdir())
     assert len(files) > 2
     for file in files:
@@ -305,13 +310,12 @@ def test_kept_plans(run: Any, whole: Path, tmp_path: Path) -> None:
         flipped = content[:middle] + bytes([content[middle] ^ 2]) + content[middle + 1 :]
         for change in (content[:middle], b"", content + b"\0", flipped):
             file.write_bytes(change)
-            result = run("check", whole, *asked)
-            found = json.loads(result.stdout)
-            assert (result.exit_code, found["ok"], found["packs"]["packs"]) == (1, False, 0), change[:200]
-            assert str(place) in found["problems"][0]["path"]
-            assert f"remove {place}: the plan is then made anew" in found["problems"][0]["message"]
+            found = check()
+            assert (found.ok, found.packs.packs) == (False, 0), change[:200]
+            assert str(place) in found.problems[0].path
+            assert f"remove {place}: the plan is then made anew" in found.problems[0].message
         file.write_bytes(content)
-    assert run("check", whole, *asked).exit_code == 0
+    assert check().ok
 
 
 def test_a_plan_in_the_cache_folder(of_json: Any, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +323,7 @@ def test_a_plan_in_the_cache_folder(of_json: Any, whole: Path, tmp_path: Path, m
     with headrace.open(whole) as store:
         PackedSequenceDataset(store, MULTIPLE, plan_folder=tmp_path / "packs")
         name = plan_name(store, MULTIPLE)
-    found = of_json("check", whole, "--pack", 64, *WAYS["multiple"])
+    found = of_json("check", whole, "--pack", f"64,{WAYS['multiple']}")
     assert found["packs"]["kept_plan"] == str(tmp_path / "packs" / name)
 
 

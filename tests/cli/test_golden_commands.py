@@ -70,7 +70,7 @@ def test_origins_are_what_is_printed(run: Any, of_json: Any, paths: dict[str, st
 def test_packs_are_a_part_of_the_answer(of_json: Any, paths: dict[str, str]) -> None:
     packing = Packing(seq_len=64, over_long="truncate_right")
     found = inspect.check(paths["tokens"], packing=packing).to_dict()
-    arguments = ("check", paths["tokens"], "--pack", 64, "--pack-over-long", "truncate_right")
+    arguments = ("check", paths["tokens"], "--pack", "64,over_long=truncate_right")
     assert found["packs"] == of_json(*arguments)["packs"]
     assert inspect.describe(paths["tokens"], packs=[64]).to_dict() == of_json("info", paths["tokens"], "--pack", 64)
 

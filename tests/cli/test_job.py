@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from copies_made import content, documents, drawn, files, pair
 from energon_made import write_tar
 from headrace.cli import COMMANDS, main, progress
-from headrace.cli.job import PLANNED, JobCommand
-from headrace.cli.prepare import Prepare
+from headrace.cli.command import Command
+from headrace.cli.job import PLANNED
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.engine.work_folder import beside
@@ -42,7 +42,8 @@ def test_what_can_be_planned(run: Any) -> None:
     """Each command that has executors, with its usage; its own help is without them."""
     root = click.Context(main)
     commands = {name: main.get_command(root, name) for name in COMMANDS}
-    assert {name for name, command in commands.items() if isinstance(command, JobCommand | Prepare)} == set(PLANNED)
+    with_job = {name for name, command in commands.items() if isinstance(command, Command) and command.has_job}
+    assert {*with_job, "prepare"} == set(PLANNED)
     shown = " ".join(run("job", "plan", "--help").stdout.split())
     for name, usage in PLANNED.items():
         assert f" {name} {usage}" in shown
@@ -56,7 +57,7 @@ def test_what_can_be_planned(run: Any) -> None:
     [
         ("merge", "a", "b", "--shard-tokens", "60", "--output"),
         ("convert", "a", "--format", "keyed"),
-        ("split", "a", "--parts", "2"),
+        ("split", "a", "--split", "2"),
     ],
     ids=lambda command: command[0],
 )
@@ -93,7 +94,7 @@ def test_measure(of_json: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     planned = of_json("job", "plan", *command, "facts")
     monkeypatch.chdir(tmp_path)
     place = f"work/{planned['output']}"
-    assert of_json("job", "task", place, "--workers", "2", "--most", "2")["done"] == 2
+    assert of_json("job", "task", place, "--workers", "2", "--num", "2")["done"] == 2
     assert of_json("job", "finish", place) == {**local, "path": place}
     assert files(Path(place)) == files(Path("work", local["path"]))
     assert names("work/facts") == [Path(place).name]
@@ -168,7 +169,7 @@ def test_a_job_from_its_plan_to_its_output(run: Any, of_json: Any, text: list[st
     assert (status["done"], status["num_tasks"], status["kind"]) == (0, planned["num_tasks"], "text")
     assert of_json("job", "task", "out", "--tasks", "0", "--workers", "1")["done"] == 1
     assert of_json("job", "status", "out")["counts"]["documents"] > 0
-    first = of_json("job", "task", "out", "--workers", "1", "--most", str(planned["num_tasks"] - 1))
+    first = of_json("job", "task", "out", "--workers", "1", "--num", str(planned["num_tasks"] - 1))
     assert (first["phase"].partition("-")[0], first["done"]) == ("duplicates", planned["num_tasks"] - 1)
     assert first["open"] == 1
     assert of_json("job", "task", "out", "--workers", "1")["done"] == 3
@@ -201,7 +202,7 @@ def test_slurm_is_asked_for_an_array_and_what_is_behind_it(
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    slurm = ["--executor", "slurm", "--time", "1:00:00", "--tasks-per-job", "1", "--array-parallel", "7"]
+    slurm = ["--executor", "slurm,time=1:00:00,tasks_per_job=1,array_parallel=7"]
     assert of_json("prepare", *text, *slurm)["jobs"] == ["1", "2"]
     array, behind = Path("submitted").read_text().splitlines()
     assert "--array=0-1%7" in array
@@ -211,7 +212,7 @@ def test_slurm_is_asked_for_an_array_and_what_is_behind_it(
     assert f"--output={logs}/%x-%A-%a.log" in array.split()
     assert f"--output={logs}/%x-%j.log" in behind.split(), "outside of an array, %a is no number of it"
     script = Path("out", ".headrace", "slurm", "finish.sh").read_text()
-    assert "--executor slurm --time 1:00:00 --array-parallel 7 --tasks-per-job 1 --cpus-per-job 1" in script
+    assert "--executor slurm,time=1:00:00,array_parallel=7,tasks_per_job=1,cpus_per_job=1" in script
     squeue = tmp_path / "bin" / "squeue"
     squeue.write_text('#!/bin/sh\ncase "$*" in *jobs=1) echo RUNNING; echo PENDING; echo PENDING;; esac\n')
     assert of_json("job", "status", "out")["slurm"] == [
@@ -248,7 +249,7 @@ def test_what_a_copy_loses_is_said(run: Any, tmp_path: Path) -> None:
     assert f"note: {warning}" in result.stderr
 
 
-@pytest.mark.parametrize("how", [("--split", "2,1,1"), ("--parts", "3", "--names", "train,valid,test")])
+@pytest.mark.parametrize("how", [("--split", "2,1,1"), ("--split", "3", "--names", "train,valid,test")])
 def test_split_dry_run_then_run(run: Any, of_json: Any, tmp_path: Path, how: tuple[str, ...]) -> None:
     arguments = ("split", drawn(tmp_path / "a", 1, 40), tmp_path / "out", *how)
     plan = of_json(*arguments, "--dry-run")
@@ -265,7 +266,7 @@ def test_split_dry_run_then_run(run: Any, of_json: Any, tmp_path: Path, how: tup
 
 
 def test_many_parts_are_shortened(run: Any, tmp_path: Path) -> None:
-    shown = run("split", drawn(tmp_path / "a", 1, 40), tmp_path / "out", "--parts", "20").stdout
+    shown = run("split", drawn(tmp_path / "a", 1, 40), tmp_path / "out", "--split", "20").stdout
     assert "part_00011: " in shown
     assert shown.endswith("and 8 more\n")
 
@@ -276,7 +277,17 @@ def test_options_reach_the_copy(run: Any, of_json: Any, tmp_path: Path) -> None:
     run("convert", source, tmp_path / "out", *arguments)
     found = of_json("info", tmp_path / "out")
     assert (found["shards"], found["keys"][0]["dtype"], found["format"]) == (2, "uint32", "keyed")
-    run("convert", tmp_path / "out", tmp_path / "one", "--format", "keyed", "--single", "--dtype", "sequence=bool")
+    run(
+        "convert",
+        tmp_path / "out",
+        tmp_path / "one",
+        "--format",
+        "keyed",
+        "--shard-tokens",
+        "single",
+        "--dtype",
+        "sequence=bool",
+    )
     assert content(tmp_path / "one") == {"sequence": [[True, False], [True], [False, True]]}
 
 

@@ -64,7 +64,7 @@ def test_measure(run: Any, of_json: Any, bucket: MemoryBucket) -> None:
     local = of_json("measure", "ds", *command, "local", "--workers", "1")
     here = of_json("measure", url, *command, "here", "--workers", "1")
     planned = of_json("job", "plan", "measure", url, *command, "shared")
-    of_json("job", "task", planned["output"], "--most", "2")
+    of_json("job", "task", planned["output"], "--num", "2")
     found = of_json("job", "finish", planned["output"])
     assert files(Path(found["path"])) == files(Path(here["path"]))
     known = {name: data for name, data in files(Path(local["path"])).items() if name not in ("faults.npy", "kept.json")}

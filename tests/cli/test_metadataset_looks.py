@@ -47,7 +47,7 @@ def test_samples_in_the_order_of_the_mix(of_json: Any, root: Path, order: str) -
     """What is shown at a position is what a run of the same seed feeds there."""
     data = Opened(root).data(TRAIN, 1)
     run = Run(data, global_batch_size=1, order=Order(kind=order, seed=7))  # type: ignore[arg-type]
-    found = of_json("preview", root / "mix.yaml", "--samples", "0-19,5000", "--order", order, "--seed", "7")
+    found = of_json("preview", root / "mix.yaml", "--documents", "0-19,5000", "--order", order, "--seed", "7")
     assert (found["split_part"], found["num_samples"], found["order"], found["seed"]) == ("train", None, order, 7)
     assert found["sources"] == list(run.paths) == ["photos", "concat/drawings", "concat/few", "books"]
     positions = [*range(20), 5000]

@@ -40,7 +40,7 @@ def tars(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_tars(run: Any, tars: Path) -> None:
-    result = run("prepare", tars, "--split-ratio", "2,1,1", "--media-metadata-by-glob", "*.png,*.jpg")
+    result = run("prepare", tars, "--split-ratio", "2,1,1", "--media-metadata", "*.png,*.jpg")
     assert result.exit_code == 0
     assert result.stdout.startswith(f"{tars}: 12 samples in 4 shards\n")
     for line in ("train    2 shards, 6 samples", "parts    json, png, txt", "media    metadata of 12"):
@@ -55,9 +55,9 @@ def test_a_folder_of_tars(run: Any, tars: Path) -> None:
 def test_the_options_of_energon(run: Any, tars: Path) -> None:
     field_map = '{"image": "png", "caption": "json[caption]"}'
     result = run(
-        "prepare", tars, "--non-interactive", "--force-overwrite", "--num-workers", 1, "--no-progress",
-        "--split-parts", "train:s{0..1}", "--split-parts", "val:s2", "--exclude", "s3",
-        "--sample-type", "CaptioningSample", "--field-map", field_map, "--dataset-yaml-name", "captions.yaml",
+        "prepare", tars, "--overwrite", "--workers", 1,
+        "--split-part", "train:s{0..1}", "--split-part", "val:s2", "--exclude", "s3",
+        "--sample-type", "CaptioningSample", "--field-map", field_map, "--dataset-config", "captions.yaml",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert read_splits(tars).parts == {"train": ("s0.tar", "s1.tar"), "val": ("s2.tar",)}
@@ -78,7 +78,7 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
     assert (tmp_path / "x.jsonl.idx").stat().st_size == 24
     (tmp_path / "files").mkdir()
     (tmp_path / "files/a.png").write_bytes(PNG)
-    result = run("prepare", tmp_path / "files", "--media-only", "--media-metadata-by-extension")
+    result = run("prepare", tmp_path / "files", "--media-only", "--media-metadata", "extension")
     assert "metadata of 1 media in 1 file" in result.stdout
 
 
@@ -87,7 +87,7 @@ def test_a_metadataset(run: Any, of_json: Any, tars: Path, tmp_path: Path) -> No
     other = tmp_path / "other"
     write_tar(other / "s0.tar", [(f"k{number}0.txt", b"text") for number in range(3)])
     for folder in (tars, other):
-        run("prepare", folder, "--split-parts", "train:.*", "--skip-dataset-yaml")
+        run("prepare", folder, "--split-part", "train:.*", "--skip-dataset-yaml")
     joiner = "joiner: {__module__: m, __class__: C}"
     join = f"join: [{{path: {tars}}}, {{path: other, nonmatch: skip}}], {joiner}"
     path = tmp_path / "m.yaml"
@@ -103,7 +103,7 @@ def test_a_metadataset(run: Any, of_json: Any, tars: Path, tmp_path: Path) -> No
     assert found == {**json.loads(msgspec.json.encode(report)), "seconds": found["seconds"]}
 
     refused = (
-        (2, "gathered", path, "--media-metadata-by-extension"),
+        (2, "gathered", path, "--media-metadata", "extension"),
         (2, "can be split", path, "--split-ratio", "1"),
         (2, "shuffling", path, "--shuffle-tars"),
         (2, "one step", path, "--executor", "slurm"),
@@ -128,14 +128,14 @@ def test_faults_are_listed(run: Any, tars: Path) -> None:
     (tars / "s2.tar").write_bytes(data[:6200])
     assert run("prepare", tars, "--split-ratio", "1").exit_code == 3
     write_tar(tars / "s3.tar", [("k00.txt", b"again")])
-    result = run("prepare", tars, "--split-ratio", "1", "--on-error", "skip", "--on-duplicate", "drop")
+    result = run("prepare", tars, "--split-ratio", "1", "--on-error", "skip", "--duplicates", "drop")
     assert result.exit_code == 0
     assert "malformed: 1 shard; samples are missing or cannot be read\n  s2.tar: sample 1, byte" in result.stdout
     assert "duplicate keys: 1 sample\n  'k00': s3.tar, first in s0.tar" in result.stdout
 
 
 def ask(tars: Path, answers: list[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    monkeypatch.setattr(prepare_energon, "_may_ask", lambda given, **options: not given["non_interactive"])
+    monkeypatch.setattr(prepare_energon, "is_terminal", lambda: True)
     result = CliRunner().invoke(
         main, ["prepare", str(tars), *arguments], input="\n".join(answers) + "\n", catch_exceptions=False
     )
@@ -148,7 +148,7 @@ def test_questions(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = ask(tars, [*answers, "txt,json[caption]"], monkeypatch)
     for line in (
         "Write three numbers, each 0 or more",
-        "--split-ratio x: write",
+        "write shares with commas, as 8,1,1",
         "s0.tar: sample 'k00' has png, json, txt",
         '"caption": "a picture of number 0 of ..."',
         '    3,\n    "..."',
@@ -209,7 +209,7 @@ PARTS = ("--part", "jpg=path:file", "--part", "txt=column:caption")
 
 def test_a_table(run: Any, table: Path, tmp_path: Path) -> None:
     done = run(
-        *("prepare", table, "-o", tmp_path / "out", "--format", "tar", *PARTS, "--key-field", "id"),
+        *("prepare", table, "-o", tmp_path / "out", "--format", "tar", *PARTS, "--id-field", "id"),
         *("--samples-per-shard", 6, "--shuffle", 3, "--split-ratio", "8,1,1"),
     )
     assert done.exit_code == 0, done.output
@@ -246,6 +246,6 @@ def test_skipped_samples_are_listed(run: Any, table: Path, tmp_path: Path) -> No
     stopped = run(*command)
     assert stopped.exit_code == 3
     assert "record 5: the file 'pictures/004.jpg'" in stopped.stderr
-    done = run(*command, "--on-error", "skip", "--max-errors", "10%")
+    done = run(*command, "--on-error", "skip,max_errors=10%")
     assert "samples  19 (bad 1 dropped)" in done.stdout
     assert "1 bad sample skipped" in done.stdout

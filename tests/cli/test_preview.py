@@ -108,7 +108,7 @@ def test_packs(run: Any, of_json: Any, stores: dict[str, Path], model: Path) -> 
     assert found[14] == "  -- document 2, tokens 0 to 15, 4 trained (26.7%)"
     assert found[15].split()[:2] == ["user", "0"]  # positions begin anew
     assert found[-1] == "  4 pads"
-    split = of_json("preview", stores["sft"], "--ids", "--pack", 48, "--strategy", "best_fit_split")["figures"]["packs"]
+    split = of_json("preview", stores["sft"], "--ids", "--pack", "48,strategy=best_fit_split")["figures"]["packs"]
     assert (split["strategy"], split["packs"], split["lost_tokens"]) == ("best_fit_split", 4, 0)
 
 
@@ -129,10 +129,10 @@ def test_packs_hold_the_tokens_of_their_documents(stores: dict[str, Path]) -> No
 
 
 def test_long_documents_are_shown_from_their_begin(run: Any, stores: dict[str, Path], model: Path) -> None:
-    found = lines(run, stores["sft"], "--tokenizer", model, "--documents", "1-2", "--max-tokens", 10)
+    found = lines(run, stores["sft"], "--tokenizer", model, "--documents", "1-2", "--limit", 10)
     assert found[4] == "document 1: 29 tokens, 7 trained (24.1%)"
     assert found[8] == "  ... 19 tokens more"
-    packed = lines(run, stores["sft"], "--tokenizer", model, "--pack", 48, "--documents", 1, "--max-tokens", 30)
+    packed = lines(run, stores["sft"], "--tokenizer", model, "--pack", 48, "--documents", 1, "--limit", 30)
     assert packed[-2:] == ["  ... 14 tokens more", "  4 pads"]
 
 
@@ -301,12 +301,12 @@ def test_which_are_shown(run: Any, of_json: Any, tmp_path: Path) -> None:
         found = of_json("preview", folder, "--ids", "--num", 4, *options)
         return [sample["number"] for sample in found["samples"]]
 
-    assert shown("--longest") == [1, 3, 4, 6]
-    assert shown("--least-trained") == [1, 4, 0, 6]
-    by_chance = shown("--random", 5)
-    assert by_chance == shown("--random", 5) != shown("--random", 6)
+    assert shown("--order", "longest") == [1, 3, 4, 6]
+    assert shown("--order", "least_trained") == [1, 4, 0, 6]
+    by_chance = shown("--order", "random", "--seed", 5)
+    assert by_chance == shown("--order", "random", "--seed", 5) != shown("--order", "random", "--seed", 6)
     assert len(set(by_chance)) == 4
-    assert "chosen: the longest" in run("preview", folder, "--ids", "--longest").stdout
+    assert "chosen: the longest" in run("preview", folder, "--ids", "--order", "longest").stdout
 
 
 def test_large_stores_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch, stores: dict[str, Path]) -> None:

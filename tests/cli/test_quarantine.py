@@ -63,15 +63,11 @@ def test_a_report_takes_bad_samples_out_of_the_next_run(tmp_path: Path, run: Any
     loader = Loader(run_of(place), micro_batch_size=2, reading=HERE, fault_report=report)
     assert sum(len(batch["n"]) for batch in loader) == 36
     assert loader.ledger().num_substituted == 8
-    done = run("quarantine", place, "--from", report, "--list")
+    done = run("quarantine", place, "--faults", report)
     assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines() == [
-        "000.tar  0003",
-        "006.tar  0008",
-        "006.tar  0011",
-        f"{place}: 3 samples added",
-        f"{place}: 3 samples left out",
-    ]
+    assert done.stdout.splitlines() == [f"{place}: 3 samples added", f"{place}: 3 samples left out"]
+    listed = run("quarantine", place).stdout.splitlines()
+    assert listed == ["000.tar  0003", "006.tar  0008", "006.tar  0011", f"{place}: 3 samples left out"]
     assert len(MediaDataset.open(place)) == 15
     again = Loader(run_of(place), micro_batch_size=2, reading=HERE)
     with pytest.raises(StateError, match="dataset"):
@@ -108,8 +104,8 @@ def test_by_key(tmp_path: Path, run: Any, of_json: Any) -> None:
     assert run("ls", root).stdout.count("\n") == run("ls", root, "0*").stdout.count("\n") * 2
     for arguments, code, named in (
         (("--key", "03"), 2, "'03'"),
-        (("--remove",), 2, "--key or --from"),
-        (("--from", tmp_path / "none"), 3, "none"),
+        (("--remove",), 2, "--key or --faults"),
+        (("--faults", tmp_path / "none"), 3, "none"),
     ):
         refused = run("quarantine", root, *arguments)
         assert (refused.exit_code, named in refused.stderr) == (code, True), refused.stderr
@@ -122,10 +118,10 @@ def test_a_report_of_something_else(tmp_path: Path, run: Any) -> None:
     fault = {"source": "/other", "index": 2, "shard": None, "key": None, "address": 2, "attempt": 0}
     fault |= {"hook": "read", "kind": "DecodeError", "reason": "x"}
     report.write_text(json.dumps(fault) + "\n")
-    done = run("quarantine", root, "--from", report)
+    done = run("quarantine", root, "--faults", report)
     assert (done.exit_code, f"no fault is in {root}; they are in /other" in done.stderr) == (3, True)
     report.write_text(json.dumps(fault | {"source": str(root)}) + "\n")
-    done = run("quarantine", root, "--from", report)
+    done = run("quarantine", root, "--faults", report)
     assert (done.exit_code, "do not identify it; name it with --key" in done.stderr) == (3, True)
 
 
@@ -147,11 +143,11 @@ STEPS = {
         ("info",),
         ("ls",),
         ("check", "--decode", "--workers", "1", "--quarantine"),
-        ("quarantine", "--key", "03", "--remove", "--list"),
+        ("quarantine", "--key", "03", "--remove"),
         ("quarantine", "--key", "10", "--key", "02", "--key", "12", "--remove"),
         ("quarantine", "--key", "00", "--remove"),
     ],
-    "lines": [("quarantine", "--key", "3", "--list"), ("info",), ("quarantine", "--key", "3", "--remove")],
+    "lines": [("quarantine", "--key", "3"), ("info",), ("quarantine", "--key", "3", "--remove")],
 }
 STEPS["energon"] = STEPS["tars"]
 MAKE = {"tars": tars, "energon": energon, "lines": lines}
@@ -177,7 +173,7 @@ def test_a_report_of_faults(bucket: MemoryBucket, tmp_path: Path, run: Any) -> N
     fault = {"source": url, "index": 2, "shard": "0.tar", "key": "02", "address": 2, "attempt": 0}
     fault |= {"hook": "read", "kind": "DecodeError", "reason": "x"}
     report.write_text(json.dumps(fault) + "\n")
-    done = run("quarantine", f"{url}/", "--from", report)
+    done = run("quarantine", f"{url}/", "--faults", report)
     assert done.exit_code == 0, done.output
     (listed,) = json.loads(bucket.content("ds")[QUARANTINE_NAME])["samples"]
     assert (listed["shard"], listed["index"], listed["key"]) == ("0.tar", 2, "02")

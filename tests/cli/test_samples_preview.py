@@ -42,7 +42,7 @@ def html_of(*samples: LookedAtSample) -> str:
 
 
 def test_lines(run: Any, folder: Path) -> None:
-    lines = run("preview", folder / "mixed", "--samples", "0,2").stdout.splitlines()
+    lines = run("preview", folder / "mixed", "--documents", "0,2").stdout.splitlines()
     assert lines[:5] == [
         f"{folder}/mixed: energon, 2 shards",
         "2 of 7 samples",
@@ -69,7 +69,7 @@ def test_fields_of_a_typed_sample(run: Any, folder: Path) -> None:
 
 
 def test_media_and_what_cannot_be_shown(run: Any, folder: Path) -> None:
-    lines = run("preview", folder / "mixed", "--samples", "3-6").stdout.splitlines()
+    lines = run("preview", folder / "mixed", "--documents", "3-6").stdout.splitlines()
     said = "\n".join(lines)
     assert "  mp4: video, 64 x 48, 1.2 s, 25 frames/s, sound 16000 Hz, 1 channel, " in said
     assert "  wav: audio, 2.0 s, sound 16000 Hz, 1 channel, 64.1 kB" in lines
@@ -89,19 +89,19 @@ def test_arrays_and_long_texts(run: Any, tmp_path: Path) -> None:
         ("a.json", b'{"deep": ' + b"[" * 50 + b"]" * 50 + b"}"),
     ]
     energon_made.write_tar(tmp_path / "x.tar", members)
-    lines = run("preview", tmp_path, "--max-chars", 40).stdout.splitlines()
+    lines = run("preview", tmp_path, "--limit", 40).stdout.splitlines()
     assert "  npy: array, float32 (2, 3), 152 B" in lines
     assert "      [[0. 1. 2.]" in lines
     assert lines[lines.index("  txt: text, 50 B") + 1 :][:2] == ["      " + "x" * 40, "      ... 10 characters more"]
 
 
 def test_pictures_in_the_terminal(run: Any, folder: Path) -> None:
-    lines = run("preview", folder / "mixed", "--samples", "0,3", "--images", "blocks").stdout.split("\n")
+    lines = run("preview", folder / "mixed", "--documents", "0,3", "--images", "blocks").stdout.split("\n")
     places = [at for at, line in enumerate(lines) if line.startswith(("  jpg: ", "  mp4: "))]
     assert len(places) == 2
     for at in places:  # of a video the first frame
         assert lines[at + 1].startswith("      \x1b[")
-    assert "\x1b" not in run("preview", folder / "mixed", "--samples", "0,3", "--images", "none").stdout
+    assert "\x1b" not in run("preview", folder / "mixed", "--documents", "0,3", "--images", "none").stdout
 
 
 def test_a_page(run: Any, folder: Path, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_to_a_file(run: Any, folder: Path, tmp_path: Path) -> None:
     result = run("cat", folder / "mixed", "ocr/1.json", "-o", out)
     assert (result.exit_code, "the file exists" in result.stderr) == (6, True)
     assert out.read_bytes() == stores.jpeg()
-    assert run("cat", folder / "mixed", "b/1.cls", "-o", out, "--force").exit_code == 0
+    assert run("cat", folder / "mixed", "b/1.cls", "-o", out, "--overwrite").exit_code == 0
     assert out.read_bytes() == b"17"
     assert run("cat", folder / "mixed", "b/1", "-o", tmp_path / "other").exit_code == 2
 

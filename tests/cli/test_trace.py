@@ -38,7 +38,7 @@ def test_steps_and_samples(run: Headrace, of_json: Any, prepared: Path, tmp_path
     loader = Loader(later, micro_batch_size=4, position=112)
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     loader.close()
-    found = of_json("trace", "step", 6, "--run", path, "--ranks", 5, "--micro-batch-size", 2)["samples"]
+    found = of_json("trace", "step", 6, "--run", path, "--ranks", "5,micro_batch_size=2")["samples"]
     told = history_of(later).step(6, topology=Topology(ranks=5, micro_batch_size=2))
     for sample, wanted in zip(found, told, strict=True):
         for name in ("position", "source", "index", "rank", "micro_step"):
@@ -50,7 +50,7 @@ def test_steps_and_samples(run: Headrace, of_json: Any, prepared: Path, tmp_path
         assert (6, wanted.position) in {(one["step"], one["position"]) for one in times["shown"]}
         assert (times["count"], times["until_step"]) == (len(times["shown"]), 8)
         assert all(one["seen"] for one in times["shown"])
-    options = ("--run", path, "--ranks", 3, "--micro-batch-size", 2, "--rank", 1)
+    options = ("--run", path, "--ranks", "3,micro_batch_size=2", "--rank", 1)
     lines = run("trace", "step", 3, *options).stdout.splitlines()
     assert lines[0] == f"{path}: step 3: 4 samples"
     assert lines[1].split() == ["step", "position", "source", "epoch", "sample", "rank", "micro-step"]
@@ -89,7 +89,7 @@ def test_media_by_key(run: Headrace, tmp_path: Path) -> None:
         ("007", "'007'"),
         ("7 --key", "'7'"),
         ("x --document", "document"),
-        ("7 --ranks 2", "together"),
+        ("7 --ranks 2", "micro_batch_size is missing"),
     ):
         done = run("trace", "sample", ".", *arguments.split(), "--run", tmp_path / "run.json")
         assert (done.exit_code, named in done.stderr) == (2, True)
@@ -98,7 +98,7 @@ def test_media_by_key(run: Headrace, tmp_path: Path) -> None:
 def test_media_from_a_table(run: Headrace, of_json: Any, tmp_path: Path) -> None:
     write_pictures(tmp_path, 8)
     write_table(tmp_path / "t.csv", rows(8))
-    parts = ("--part", "jpg=path:file", "--part", "txt=column:caption", "--key-field", "id", "--split-ratio", "1,0,0")
+    parts = ("--part", "jpg=path:file", "--part", "txt=column:caption", "--id-field", "id", "--split-ratio", "1,0,0")
     with inline():
         done = run("prepare", tmp_path / "t.csv", "-o", tmp_path / "out", "--format", "tar", *parts, "--quiet")
     assert done.exit_code == 0, done.output
@@ -167,7 +167,7 @@ def file(windows: headrace.WindowDataset, tmp_path: Path) -> Path:
 
 
 def test_an_account(run: Headrace, of_json: Any, file: Path) -> None:
-    said = run("account", file, "--step", 10).stdout
+    said = run("account", file, "--until-step", 10).stdout
     assert f"{file}: before step 10: 160 samples, 3,840 tokens, 3,680 supervised tokens" in said
     assert "from step 0: 160 samples: web 75.00 % (75.00 %), code 25.00 % (25.00 %)" in said
     [source] = of_json("account", file.with_name("packs.json"))["sources"]
@@ -181,17 +181,17 @@ def test_the_difference_of_two_accounts(
     other = Run(Blend({"web": windows, "code": windows}, weights={"web": 1, "code": 1}), global_batch_size=16)
     save_run(other, tmp_path / "other.json")
     message = "step 0: weights of code 25 % -> 50 %, web 75 % -> 50 %"
-    assert run("account", "--diff", file, tmp_path / "other.json").stdout.endswith(f": {message}\n")
-    found = of_json("account", "--diff", file, tmp_path / "other.json")
+    assert run("account", file, tmp_path / "other.json").stdout.endswith(f": {message}\n")
+    found = of_json("account", file, tmp_path / "other.json")
     assert found["difference"] == {"step": 0, "field": "weights", "message": message}
-    assert "the same from begin to end" in run("account", "--diff", file, file).stdout
-    assert of_json("account", "--diff", file, file)["difference"] is None
+    assert "the same from begin to end" in run("account", file, file).stdout
+    assert of_json("account", file, file)["difference"] is None
 
 
 def test_accounts_that_are_refused(run: Headrace, file: Path, windows: headrace.WindowDataset) -> None:
     assert "pass the step" in run("account", file).stderr
-    assert "--diff" in run("account", file, file).stderr
-    assert "two files" in run("account", "--diff", file).stderr
+    assert "without --until-step" in run("account", file, file, "--until-step", 3).stderr
+    assert "give one file" in run("account", file, file, file).stderr
     save_run(Run(windows, global_batch_size=16), file, position=160)
-    result = run("account", file, "--step", 20)
+    result = run("account", file, "--until-step", 20)
     assert (result.exit_code, "2 runs" in result.stderr) == (2, True)

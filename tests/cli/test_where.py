@@ -417,7 +417,17 @@ def test_every_document_of_a_prepared_store(
     """Both files are there twice, by way of a copy: of each text the first place stays."""
     for name in ("a", "b"):
         shutil.copy(inputs / f"{name}.jsonl", tmp_path)
-    options = ["--shard-tokens", 50, "--id-field", "url", "--min-tokens", 2, "--on-error", "skip", "--deduplicate"]
+    options = [
+        "--shard-tokens",
+        50,
+        "--id-field",
+        "url",
+        "--filter",
+        "min_tokens=2",
+        "--on-error",
+        "skip",
+        "--deduplicate",
+    ]
     store = tmp_path / "store"
     arguments = [inputs, tmp_path / "*.jsonl", "-o", store, "--tokenizer", tokenizer, *options, *form]
     assert run("prepare", *arguments).exit_code == 0

@@ -57,7 +57,7 @@ def test_a_folder_of_pairs_in_three_orders(tmp_path: Path) -> None:
     assert found == {"given": [9, 10, 11], "name": [10, 11, 9], "natural": [9, 10, 11]}
     assert documents(tmp_path / "in") == documents(tmp_path / "given")
     [warning] = headrace.merge([tmp_path / "in"], tmp_path / "x", dry_run=True).warnings
-    assert "--sort-by name" in warning
+    assert "--order name" in warning
     assert not (tmp_path / "x").exists()
     for number in (10, 11):
         pair(tmp_path / "padded" / f"part-{number}", [[[number]]])

@@ -128,7 +128,7 @@ def test_more_bad_records_than_are_allowed(kit: Any, tmp_path: Path) -> None:
         errors = ErrorOptions(on_error="skip", max_errors=max_errors)
         kit.prepare([file], tmp_path / f"out-{max_errors}", tokens=REFERENCE, errors=errors, workers=2, task_bytes=1000)
 
-    with pytest.raises(InputError, match=r"--max-errors.*5.*in\.jsonl"):
+    with pytest.raises(InputError, match=r"max_errors.*5.*in\.jsonl"):
         run(5)
     with pytest.raises(InputError, match=r"20.*200.*10\.00%"):
         run(0.099)

@@ -175,7 +175,7 @@ def test_slurm_runs_arrays_and_what_is_behind_them(
     slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
 ) -> None:
     output, unique = tmp_path / "out", ("--deduplicate",)
-    more = [*unique, "--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "3", "--json"]
+    more = [*unique, "--executor", "slurm,time=00:10:00,tasks_per_job=3", "--json"]
     with slurm.held():
         told = json.loads(run(slurm, arguments(data, output, *more), data).stdout)
         again = run(slurm, [*HEADRACE, "job", "finish", str(output), "--executor", "slurm"], data)
@@ -215,7 +215,7 @@ def test_slurm_ends_a_job_at_its_time_limit(
     """The last task is left undone; the job behind the array submits another, which does it."""
     output = tmp_path / "out"
     with closed(data / "one"):
-        more = ["--executor", "slurm", "--time", "3", "--tasks-per-job", "100", "--cpus-per-job", "2", "--json"]
+        more = ["--executor", "slurm,time=3,tasks_per_job=100,cpus_per_job=2", "--json"]
         told = json.loads(run(slurm, arguments(data, output, *FILTER, *more), data).stdout)
         array = told["jobs"][0]
         # One of two workers waits at the gate, the other does all the rest. Only this array gets the shortest limit:
@@ -342,7 +342,7 @@ def ray() -> Iterator[ray_cluster.Ray]:
 
 def drive(ray: ray_cluster.Ray, data: Path, output: Path, *more: str) -> subprocess.Popen[bytes]:
     """Start the command that gives the tasks to Ray."""
-    command = arguments(data, output, *more, "--executor", "ray", "--address", ray.address, "-q")
+    command = arguments(data, output, *more, "--executor", f"ray,address={ray.address}", "-q")
     return subprocess.Popen(command, cwd=data)
 
 
@@ -401,7 +401,7 @@ def test_ray_copies_and_checks(
     assert first.wait(PATIENCE_S) == 0
     assert content(tmp_path / "out") == wanted(MERGE)
     command, told = checked(data, tmp_path)
-    more = ["--executor", "ray", "--address", ray.address]
+    more = ["--executor", f"ray,address={ray.address}"]
     found = subprocess.run([*command, *more], cwd=data, capture_output=True, text=True, check=False)
     assert (found.returncode, without_seconds(found.stdout)) == (1, told), found.stderr
     dataset, made = begun_in_place(tmp_path)

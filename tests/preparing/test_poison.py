@@ -220,7 +220,7 @@ def test_more_than_are_allowed(kit: Any, tmp_path: Path, monkeypatch: pytest.Mon
     with mortal():
         error = faults.error_of(lambda: kit.prepare([inputs], tmp_path / "few", options=few))
         assert "line 5: " in str(error)
-        assert "It is one of more than 4 bad records, which is what --max-errors allows" in str(error)
+        assert "It is one of more than 4 bad records, which is what max_errors allows" in str(error)
         assert MortalWorkers.num_deaths == 3 + 5 * 3
     monkeypatch.setattr(run_plan, "MAX_POISON", 7)
     share = msgspec.structs.replace(few, errors=ErrorOptions(on_error="skip", max_errors=0.99))

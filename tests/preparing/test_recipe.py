@@ -126,10 +126,10 @@ IN_RECIPE = [
         PrepareOptions(tokens=TokenOptions(special_tokens_in_text="error")),
         "`special_tokens_in_text: ...`",
     ),
-    ("--min-chars 1", PrepareOptions(filters=FilterSpec(min_chars=1)), "`filters: {min_chars: N}`"),
-    ("--max-chars 9", PrepareOptions(filters=FilterSpec(max_chars=9)), "`filters: {max_chars: N}`"),
-    ("--min-tokens 1", PrepareOptions(filters=FilterSpec(min_tokens=1)), "`filters: {min_tokens: N}`"),
-    ("--max-tokens 9", PrepareOptions(filters=FilterSpec(max_tokens=9)), "`length: {max_tokens: N}` to cut"),
+    ("--filter min_chars=1", PrepareOptions(filters=FilterSpec(min_chars=1)), "`filters: {min_chars: N}`"),
+    ("--filter max_chars=9", PrepareOptions(filters=FilterSpec(max_chars=9)), "`filters: {max_chars: N}`"),
+    ("--filter min_tokens=1", PrepareOptions(filters=FilterSpec(min_tokens=1)), "`filters: {min_tokens: N}`"),
+    ("--filter max_tokens=9", PrepareOptions(filters=FilterSpec(max_tokens=9)), "`length: {max_tokens: N}` to cut"),
 ]
 
 
@@ -145,7 +145,9 @@ def test_options_that_a_recipe_decides_itself(folder: Path, flags: str, options:
         estimate([], recipe="r.yaml", options=options)
     result = invoke("--recipe", "r.yaml", "-o", "out", *flags.split())
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {flags.split()[0]} is for text, not for a recipe: ")
+    assert result.stderr.startswith(
+        f"error: {flags.partition('=')[0] if '=' in flags else flags.split()[0]} is for text, not for a recipe: "
+    )
     assert instead in result.stderr
 
 
@@ -162,7 +164,7 @@ def test_output_and_errors_stand_in_the_recipe_or_in_the_options(folder: Path) -
     said = plain + "output: {format: keyed, shard_tokens: 9}\nerrors: {on_error: skip, max_errors: 3}\n"
     (folder / "plain.yaml").write_text(plain)
     (folder / "said.yaml").write_text(said)
-    flags = ["--format", "keyed", "--shard-tokens", "9", "--on-error", "skip", "--max-errors", "3"]
+    flags = ["--format", "keyed", "--shard-tokens", "9", "--on-error", "skip,max_errors=3"]
     options = msgspec.structs.replace(
         runs.options_of(),
         output=OutputOptions(format="keyed", shard_tokens=9),
@@ -171,7 +173,7 @@ def test_output_and_errors_stand_in_the_recipe_or_in_the_options(folder: Path) -
     invoke("--recipe", "said.yaml", "-o", "0")
     invoke("--recipe", "plain.yaml", "-o", "1", *flags)
     invoke("--recipe", "said.yaml", "-o", "2", *flags)
-    invoke("--recipe", "said.yaml", "-o", "3", "--max-errors", "3")
+    invoke("--recipe", "said.yaml", "-o", "3", "--on-error", "max_errors=3")
     prepare([], "4", recipe="plain.yaml", options=options)
     prepare([], "5", recipe="said.yaml", options=options)
     wanted = load_manifest("0")
@@ -183,16 +185,16 @@ def test_output_and_errors_stand_in_the_recipe_or_in_the_options(folder: Path) -
     for other, says in (
         ("--format indexed", "the recipe says output.format: keyed, but the options say indexed"),
         ("--shard-tokens 7", "the recipe says output.shard_tokens: 9, but the options say 7"),
-        ("--single", "the recipe says output.shard_tokens: 9, but the options say None"),
+        ("--shard-tokens none", "the recipe says output.shard_tokens: 9, but the options say None"),
         ("--on-error stop", "the recipe says errors.on_error: skip, but the options say stop"),
-        ("--max-errors 4", "the recipe says errors.max_errors: 3, but the options say 4"),
+        ("--on-error max_errors=4", "the recipe says errors.max_errors: 3, but the options say 4"),
     ):
         result = invoke("--recipe", "said.yaml", "-o", "out", *other.split())
         assert (result.exit_code, result.stderr) == (2, f"error: {says}: set it in one place\n")
     with pytest.raises(ConfigError, match="but the options say jsonl"):
         prepare([], "out", recipe="said.yaml", options=PrepareOptions(output=OutputOptions(format="jsonl")))
-    result = invoke("--recipe", "plain.yaml", "-o", "out", "--max-errors", "4")
-    assert (result.exit_code, "--max-errors needs --on-error skip" in result.stderr) == (2, True)
+    result = invoke("--recipe", "plain.yaml", "-o", "out", "--on-error", "max_errors=4")
+    assert (result.exit_code, "max_errors needs --on-error skip" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", ASTRAI)
@@ -455,10 +457,10 @@ def test_bad_records_are_listed_up_to_a_number(folder: Path) -> None:
     lines = [*TALKS, {"messages": [{"role": "user", "content": 3}]}, "{", *TALKS]
     runs.write_lines(folder / "data" / "a.jsonl", lines)
     (folder / "r.yaml").write_text(runs.SFT_SAID)
-    found = run_json("--recipe", "r.yaml", "-o", "out", "--on-error", "skip", "--max-errors", "2")
+    found = run_json("--recipe", "r.yaml", "-o", "out", "--on-error", "skip,max_errors=2")
     assert (found["documents"], found["errors"], found["documents_dropped"]) == (24, 2, {"bad": 2})
-    result = invoke("--recipe", "r.yaml", "-o", "other", "--on-error", "skip", "--max-errors", "1")
-    assert (result.exit_code, "--max-errors" in result.stderr) == (InputError.exit_code, True)
+    result = invoke("--recipe", "r.yaml", "-o", "other", "--on-error", "skip,max_errors=1")
+    assert (result.exit_code, "max_errors" in result.stderr) == (InputError.exit_code, True)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +468,7 @@ def test_bad_records_are_listed_up_to_a_number(folder: Path) -> None:
     [
         (runs.SFT, ["--append-eod"], "`ends: {append_eos: true}`"),
         (runs.SFT, ["--field", "text"], "--field is for text, not for a recipe: `fields:` of the input"),
-        (runs.SFT, ["--min-tokens", "3"], "`filters: {min_tokens: N}`"),
+        (runs.SFT, ["--filter", "min_tokens=3"], "`filters: {min_tokens: N}`"),
         (runs.SFT, ["--tokenizer", "other"], "the recipe says tokenizer: model, but 'other' was given"),
         (
             runs.SFT + "output: {format: hdf5}\n",
@@ -478,7 +480,7 @@ def test_bad_records_are_listed_up_to_a_number(folder: Path) -> None:
         (runs.SFT + "template: nowhere\n", [], "'nowhere'"),
         ("type: sft\ninputs: data\n", [], "`tokenizer: FOLDER`"),
         ("type: sft\ntokenizer: model\n", [], "no input"),
-        (runs.SFT, ["--max-errors", "3"], "--max-errors needs --on-error skip"),
+        (runs.SFT, ["--on-error", "max_errors=3"], "max_errors needs --on-error skip"),
         (runs.SFT.replace("inputs: data", "inputs: [data, other]"), ["x.jsonl"], "the recipe has 2 inputs"),
         (runs.SFT.replace("inputs: data", "inputs: [data, data]"), [], "the same file comes from two inputs"),
         (runs.DPO, [], "for type dpo: the records are of the layout messages"),

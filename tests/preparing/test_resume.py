@@ -427,7 +427,7 @@ def test_what_happens_to_errors_may_be_changed(kit: Any, runs: Runs, tmp_path: P
     assert "Nothing was written; correct or remove this " in str(error)
     few = msgspec.structs.replace(SKIP, max_errors=2)
     error = faults.error_of(runs.action(case, tmp_path / "out", 2, errors=few))
-    assert "--max-errors allows 2" in str(error)
+    assert "max_errors allows 2" in str(error)
     # It had left out some, and now may not.
     assert (tmp_path / "out" / WORK_NAME / "run.json").exists()
     runs.action(case, tmp_path / "out", 4)()

@@ -224,7 +224,7 @@ def test_slurm(weed: servers.Bucket, inputs: Path, tmp_path: Path, around: None)
     prepare([inputs / "in"], tmp_path / "local", tokenizer=inputs / "model", options=options)
     command = [sys.executable, "-m", "headrace", "prepare", str(inputs / "in"), "-o", url, "--json", "--deduplicate"]
     command += ["--tokenizer", str(inputs / "model"), "--backend", "tokenizers", "--shard-tokens", "30000"]
-    command += ["--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "4"]
+    command += ["--executor", "slurm,time=00:10:00,tasks_per_job=4"]
     (tmp_path / "slurm").mkdir()
     before = set(Path("/tmp").glob("headrace-*-*-*.log"))
     with contextlib.ExitStack() as stack:

@@ -127,7 +127,7 @@ def test_what_prepare_made(
     place = "0" if name != "tar-split" else next(iter(headrace.open(url, storage=weed.storage))).key  # type: ignore[union-attr]
     assert done("where", url, place).output == done("where", str(local), place).output.replace(str(local), url)
     assert done("info", url, "--json").output == done("info", str(local), "--json").output.replace(str(local), url)
-    assert done("preview", url, "--plain").exit_code == 0
+    assert done("preview", url).exit_code == 0
 
     file = next(file for file in sorted(local.rglob("*")) if file.suffix in (".bin", ".tar"))
     data = bytearray(file.read_bytes())

@@ -137,8 +137,8 @@ def test_commands() -> None:
     assert [line.split()[0] for line in lines[9:12]] == ["4", "5", "6"], "the steps behind the edit"
     assert [line.split()[0] for line in lines[14:]] == ["source", "a", "bb", "ccc"], "the account before it"
     assert Path("run.json").read_bytes() == before
-    code, said = command("edit", "run.json", "--at-step", 4, "--remove", "bb", "--batch-size", 16, "--samples", 400,
-                         "--seed", 7, "--reason", "why", "--json")  # fmt: skip
+    code, said = command("edit", "run.json", "--at-step", 4, "--remove", "bb", "--global-batch-size", 16,
+                         "--samples", 400, "--seed", 7, "--reason", "why", "--json")  # fmt: skip
     assert code == 0, said
     told = json.loads(said)
     assert (told["written"], told["generation"], told["num_samples"]) == (True, 2, 400)
@@ -146,7 +146,7 @@ def test_commands() -> None:
     assert told["edit"]["changes"][:3] == ["a 50 % -> 71.43 %", "bb 30 % -> removed", "ccc 20 % -> 28.57 %"]
     assert told["steps"][0]["before"].keys() == {"a", "bb", "ccc"}
     assert sum(told["steps"][0]["after"].values()) == 16
-    code, said = command("skip", "run.json", "6:8", "--defer", "--reason", "spike")
+    code, said = command("skip", "run.json", "6:8", "--how", "defer", "--reason", "spike")
     assert code == 0, said
     made = Run.load("run.json")
     assert [(edit.at_step, edit.skip_steps, edit.then) for edit in made.edits] == [(4, 0, "drop"), (6, 2, "defer")]
@@ -232,9 +232,8 @@ def test_states_that_are_given_out_are_noted(recwarn: pytest.WarningsRecorder) -
     skip = ("skip", "run.json", "10:12", "--reason", "spike")
     assert command(*skip, "--state", "state.json")[0] == 2
     assert command(*skip, "--state", "other.json")[0] == 5
-    assert command(*skip, "--trained", 11)[0] == 2
-    assert command(*skip, "--trained", 10, "--state", "early.json")[0] == 2
-    assert command(*skip, "--trained", 10, "--dry-run")[0] == 0
+    assert command(*skip, "--state", 11)[0] == 2
+    assert command(*skip, "--state", 10, "--dry-run")[0] == 0
     assert command(*skip, "--state", "early.json")[0] == 0, "the training goes back to that state"
     next(batches)
     loader.state_dict()
@@ -270,17 +269,17 @@ def test_exclusions() -> None:
     save_run(run, "run.json", position=0)
     arguments = ("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:7-9,3", "--reason", "takedown")
     before = Path("run.json").read_bytes()
-    code, said = command(*arguments, "--drop", "--dry-run")
+    code, said = command(*arguments, "--how", "drop", "--dry-run")
     assert (code, Path("run.json").read_bytes() == before) == (0, True)
     dropped = run.edit(5, exclude={"a": Exclude(documents=[3, 7, 8, 9], how="drop")})
     [part] = dropped.excluded()
     assert f"a: {len(part.samples)} samples dropped" in said
     assert "0 -> " in said.splitlines()[-3], "the samples that were still to come are excluded"
-    code, said = command(*arguments, "--drop")
+    code, said = command(*arguments, "--how", "drop")
     assert code == 0, said
     assert fed(Run.load("run.json"), range(20)) == fed(dropped, range(20))
     code, said = command("edit", "run.json", "--at-step", 9, "--exclude", "bb=samples:1,2", "--exclude", "bb=samples:0",
-                         "--drop", "--reason", "more")  # fmt: skip
+                         "--how", "drop", "--reason", "more")  # fmt: skip
     assert code == 0, said
     both = dropped.edit(9, exclude={"bb": Exclude(samples=[0, 1, 2], how="drop")})
     assert fed(Run.load("run.json"), range(20)) == fed(both, range(20))
@@ -302,7 +301,7 @@ AT_5 = ("edit", "run.json", "--at-step", 5, "--reason", "x")
         ((*AT_5, "--exclude", "a=documents:x"), 2, "documents:x"),
         ((*AT_5, "--exclude", "a=documents:1,9-7"), 2, "9-7"),
         ((*AT_5, "--exclude", "b=samples:3"), 2, "'b'"),
-        ((*AT_5, "--drop", "--samples", 8), 2, "--exclude"),
+        ((*AT_5, "--how", "drop", "--samples", 8), 2, "--exclude"),
         ((*AT_5, "--order", "wild"), 2, "wild"),
         (("edit", "run.json", "--at-step", 1, "--samples", 800, "--reason", "x"), 2, "step 1"),
         (("skip", "run.json", "5-7", "--reason", "x"), 2, "5-7"),
@@ -320,5 +319,5 @@ def test_what_commands_refuse(arguments: tuple[Any, ...], code: int, named: str)
 def test_data_that_are_gone_are_not_needed() -> None:
     save_run(run_of(windows(), samples=None), "run.json", position=0)
     shutil.rmtree("data")
-    assert command("edit", "run.json", "--at-step", 3, "--batch-size", 4, "--reason", "x")[0] == 0
+    assert command("edit", "run.json", "--at-step", 3, "--global-batch-size", 4, "--reason", "x")[0] == 0
     assert command("show", "run.json")[0] == 0

@@ -158,7 +158,7 @@ def test_command(places: list[Path], tmp_path: Path) -> None:
     save_run(run, tmp_path / "run.json", position=0, step=100)
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     given = ("--run", tmp_path / "run.json", "--journal", tmp_path / "0.bin")
-    lines = headrace("trace", "step", 103, *given, "--ranks", 2, "--micro-batch-size", 1).splitlines()
+    lines = headrace("trace", "step", 103, *given, "--ranks", "2,micro_batch_size=1").splitlines()
     assert lines[0].endswith("step 103: 4 units")
     assert lines[1].split() == ["unit", "lane", "frame", "positions", "carried", "rank", "micro-step"]
     assert lines[2].split()[:2] == ["12", "0"]

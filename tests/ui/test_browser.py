@@ -230,7 +230,7 @@ def test_a_weight_is_moved(tab: Tab) -> None:
 def test_live(browser: Any, tmp_path: Path) -> None:
     """Reports that are appended are on the page, without a reload."""
     ui_made.metrics(tmp_path, steps=3)
-    with served(tmp_path, "--live", "metrics-{rank}.jsonl") as place, tab_at(browser, place) as found:
+    with served(tmp_path, "metrics-{rank}.jsonl") as place, tab_at(browser, place) as found:
         page = found.open()
         follow(page, "a:has-text('metrics-{rank}.jsonl')")
         page.wait_for_selector("#pulse:has-text('waiting for the next report')")

@@ -18,7 +18,7 @@
     headrace where PATH DOC...                                  which line of which input a document comes from
     headrace trace step N                                       what step N of a training run was fed
     headrace trace sample SOURCE NUMBER                         which steps see a sample
-    headrace account FILE                                       what a training run was fed; --diff: where two part
+    headrace account FILE                                       what a training run was fed, or where two part
     headrace run show|log FILE                                  the mix of a run, and its edits
     headrace run edit FILE --at-step N ...                      change it from a step on
     headrace run skip FILE A:B                                  leave out the samples of some steps
@@ -26,8 +26,8 @@
     headrace cache info|verify|clear DIR                        what is in a cache, whether it is whole; empty it
     headrace measure DATASET --encoder MODULE:CLASS             run a task encoder once over every sample
     headrace ui PATH...                                         data, mixes and runs as pages in the browser
-    headrace quarantine DATASET --from REPORT                   leave bad samples out of it
-    headrace export-cache DATA... --num-samples N               write the index caches that Megatron looks for
+    headrace quarantine DATASET --faults REPORT                 leave bad samples out of it
+    headrace export-cache DATA... --samples N                   write the index caches that Megatron looks for
 
 `command` holds what all commands share: errors, exit codes and ``--json``. `progress` shows how far a long run is. The
 functions that look things up for the commands are in ``headrace.inspect``. This package may import every other one;
@@ -43,20 +43,20 @@ import click
 from headrace._version import __version__
 
 COMMANDS = {
-    "account": "account:account",
+    "account": "origins:account",
     "cache": "caches:cache",
-    "cat": "samples:cat",
+    "cat": "stores:cat",
     "check": "stores:check",
     "convert": "copying:convert",
     "export-cache": "caches:export_cache",
     "info": "stores:info",
-    "job": "job:command",
-    "ls": "samples:ls",
-    "measure": "measure:command",
+    "job": "job:job",
+    "ls": "stores:ls",
+    "measure": "measure:measure",
     "merge": "copying:merge",
-    "prepare": "prepare:command",
+    "prepare": "prepare:prepare",
     "preview": "preview:preview",
-    "quarantine": "samples:quarantine",
+    "quarantine": "stores:quarantine",
     "render": "preview:render",
     "run": "runs:run",
     "split": "copying:split",

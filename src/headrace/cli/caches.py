@@ -3,115 +3,108 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Annotated, Any, Literal, get_args
 
 import headrace
 from headrace import tracing
-from headrace.cli.command import FAULTY, Command, json_option, print_found, print_json
+from headrace.cli.command import Found, command, group
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, size, table
 
-if TYPE_CHECKING:
-    from headrace.datasets import FixedDataset
-    from headrace.tracing import ReadingPlan
-
-PARTS = ("train", "valid", "test")
-SEED = 1234
-SPLIT = "969, 30, 1"
+Part = Literal["train", "valid", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+NAMES = ("sequence_length", "class_name", "era", "blend_era")
+BORDERS = ("add_extra_token_to_sequence", "drop_last_partial_validation_sequence")
+"""What ``--set`` sets for `export_cache`."""
 
 
-@click.command(cls=Command, name="export-cache", short_help="Write the index caches that Megatron looks for.")
-@click.argument("data", metavar="DATA...", nargs=-1, required=True)
-@click.option(
-    "--num-samples",
-    metavar="N,N,N",
-    required=True,
-    help="Samples of train, valid and test; 'all' is one epoch, '-' is no cache.",
-)
-@click.option("--sequence-length", metavar="S", type=int, help="Number of tokens in a sample.")
-@click.option("--seed", metavar="N", type=int, help=f"Megatron's --seed (default: {SEED}).")
-@click.option("--split", metavar="TEXT", help=f"Megatron's --split, character for character (default: {SPLIT!r}).")
-@click.option("--data-of", type=click.Choice(PARTS), help="DATA are only for this part (--train-data-path, ...).")
-@click.option(
-    "--tokenizer-identifiers",
-    "tokenizer",
-    metavar="FILE",
-    help="JSON file with the unique_identifiers of Megatron's tokenizer.",
-)
-@click.option("--like", metavar="FILE", help="A description.txt that Megatron wrote; other options are read from it.")
-@click.option("--path-to-cache", metavar="DIR", help="Megatron's --data-cache-path (default: beside the data).")
-@click.option("--no-extra-token", is_flag=True, help="As with add_extra_token_to_sequence=False.")
-@click.option("--keep-partial-validation", is_flag=True, help="As with drop_last_partial_validation_sequence=False.")
-@click.option("--class-name", metavar="NAME", help="Megatron's class (default: GPTDataset).")
-@click.option(
-    "--era",
-    metavar="NAME",
-    help="How caches are named: core (megatron-core since 0.7), core_v0.5 or core_v0.4 (default: core).",
-)
-@click.option(
-    "--blend-era",
-    metavar="NAME",
-    help="How samples of a blend are counted: core (since 0.11) or before_2025_02 (default: that of --era).",
-)
-@click.option("--replace", is_flag=True, help="Replace a different cache of the same name.")
-@json_option
+@command("export-cache", "Write the index caches that Megatron looks for.")
 def export_cache(
-    data: tuple[str, ...],
-    num_samples: str,
-    data_of: str | None,
-    path_to_cache: str | None,
-    no_extra_token: bool,
-    keep_partial_validation: bool,
-    replace: bool,
-    as_json: bool,
-    **named: Any,
-) -> None:
+    data: Annotated[tuple[str, ...], "DATA..."],
+    *,
+    samples: Annotated[str, "N,N,N"],
+    arguments: dict[str, Any] | None = None,
+    seed: int | None = None,
+    split: Annotated[str | None, "SHARES"] = None,
+    split_part: Part | None = None,
+    tokenizer: Annotated[str | None, "FILE"] = None,
+    like: Annotated[str | None, "FILE"] = None,
+    output: Annotated[str | None, "DIR"] = None,
+    overwrite: bool = False,
+    as_json: bool = False,
+) -> Found:
     """Write Megatron's index caches for DATA, so that it starts without building them.
 
     DATA are prefixes, or weights and prefixes, exactly as in Megatron's --data-path: the names of the caches depend on
     the paths. A cache that exists already with the same bytes is left as it is.
+
+    Args:
+        samples: samples of train, valid and test; 'all' is one epoch, '-' is no cache.
+        arguments: what Megatron's configuration says: sequence_length, the number of tokens in a sample; class_name,
+            by default GPTDataset; add_extra_token_to_sequence and drop_last_partial_validation_sequence, true or false;
+            era, how caches are named: core (megatron-core since 0.7), core_v0.5 or core_v0.4; blend_era, how samples of
+            a blend are counted: core (since 0.11) or before_2025_02. May be repeated.
+        seed: Megatron's --seed; by default 1234.
+        split: Megatron's --split, character for character; by default '969, 30, 1'.
+        split_part: DATA are only for this part, as with --train-data-path.
+        tokenizer: JSON file with the unique_identifiers of Megatron's tokenizer.
+        like: a description.txt that Megatron wrote; other options are read from it.
+        output: Megatron's --data-cache-path; by default a folder beside the data.
+        overwrite: replace a different cache of the same name.
     """
-    wanted = numbers(num_samples, data_of)
     from headrace.compat.megatron.caches import cache_options
+    from headrace.config import check_keys
 
-    chosen = {name: value for name, value in named.items() if value is not None}
-    if "tokenizer" in chosen:
-        chosen["tokenizer"] = _identifiers(chosen["tokenizer"])
-    like = chosen.pop("like", None)
-    options = cache_options(chosen, like=like, data_of=data_of)
-    flags = {
-        # Megatron-core before 0.7 blends a single prefix with a weight, even in the list of one part.
-        "one_part": data_of is not None and options["era"] == "core",
-        "add_extra_token_to_sequence": not no_extra_token,
-        "drop_last_partial_validation_sequence": not keep_partial_validation,
-    }
+    wanted = numbers(samples, split_part)
+    identifiers = None if tokenizer is None else _identifiers(tokenizer)
+    given = {"seed": seed, "split": split, "tokenizer": identifiers, **(arguments or {})}
+    check_keys(given, ("seed", "split", "tokenizer", *NAMES, *BORDERS), "--set ")
+    borders = {name: given.pop(name, True) for name in BORDERS}
+    chosen = cache_options(
+        {name: value for name, value in given.items() if value is not None}, like=like, data_of=split_part
+    )
 
+    def build(part: Part, prefix: str, num_samples: int | None) -> headrace.datasets.FixedDataset:
+        bar.update("making caches", text=f"{part} of {prefix}")
+        return headrace.compat.megatron.GPTDataset(
+            prefix,
+            sequence_length=chosen["sequence_length"],
+            num_samples=num_samples,
+            seed=chosen["seed"],
+            split=chosen["split"],
+            split_part=part,
+            **borders,
+        )
+
+    # Megatron-core before 0.7 blends a single prefix with a weight, even in the list of one part.
+    one_part = split_part is not None and chosen["era"] == "core"
     made = []
     with ProgressBar(quiet=as_json) as bar:
         for part, number in wanted.items():
-            blend = _blend(data, part, number, {**options, **flags}, bar)
+            blend = headrace.compat.megatron.GPTBlend.of(
+                list(data), num_samples=number, build=partial(build, part), one_part=one_part, era=chosen["blend_era"]
+            )
             made += headrace.compat.megatron.export_cache(
                 blend,
-                tokenizer=options["tokenizer"],
-                path_to_cache=path_to_cache,
-                one_part=data_of is not None,
-                class_name=options["class_name"],
-                era=options["era"],
-                replace=replace,
+                tokenizer=chosen["tokenizer"],
+                path_to_cache=output,
+                one_part=split_part is not None,
+                class_name=chosen["class_name"],
+                era=chosen["era"],
+                replace=overwrite,
             )
-    if as_json:
-        print_json({"caches": made})
-        return
-    for each in made:
-        state = "written" if each.written else "exists already"
-        click.echo(f"{each.description}: {state}: {each.part} of {each.of}, {plural(each.samples, 'sample')}")
+    states = {True: "written", False: "exists already"}
+    report = [
+        f"{one.description}: {states[one.written]}: {one.part} of {one.of}, {plural(one.samples, 'sample')}"
+        for one in made
+    ]
+    return Found({"caches": made}, report)
 
 
-def numbers(text: str, data_of: str | None) -> dict[str, int | None]:
+def numbers(text: str, data_of: Part | None) -> dict[Part, int | None]:
     """Parse the number of samples of each part, None for one epoch: ``"1000,100"``, ``"-,100"``, ``"all"``.
 
     Raises:
@@ -122,9 +115,8 @@ def numbers(text: str, data_of: str | None) -> dict[str, int | None]:
     known = all(word in ("-", "all") or (word.isascii() and word.isdecimal()) for word in words)
     if len(words) > len(parts) or not known or set(words) == {"-"}:
         allowed = "one to three, of train, valid and test" if data_of is None else f"one, of {data_of}"
-        raise ConfigError(f"--num-samples {text}: give {allowed}: a number, all for one epoch, or - for no cache")
-    pairs = zip(parts, words, strict=False)
-    return {part: None if word == "all" else int(word) for part, word in pairs if word != "-"}
+        raise ConfigError(f"--samples {text}: give {allowed}: a number, all for one epoch, or - for no cache")
+    return {part: None if word == "all" else int(word) for part, word in zip(parts, words, strict=False) if word != "-"}
 
 
 def _identifiers(path: str) -> dict[str, Any]:
@@ -141,99 +133,56 @@ def _identifiers(path: str) -> dict[str, Any]:
     return found
 
 
-def _blend(
-    data: tuple[str, ...], part: Any, num_samples: int | None, options: dict[str, Any], bar: ProgressBar
-) -> FixedDataset:
-    def build(prefix: str, wanted: int | None) -> FixedDataset:
-        bar.update("making caches", text=f"{part} of {prefix}")
-        return headrace.compat.megatron.GPTDataset(
-            prefix,
-            sequence_length=options["sequence_length"],
-            num_samples=wanted,
-            seed=options["seed"],
-            split=options["split"],
-            split_part=part,
-            add_extra_token_to_sequence=options["add_extra_token_to_sequence"],
-            drop_last_partial_validation_sequence=options["drop_last_partial_validation_sequence"],
-        )
-
-    return headrace.compat.megatron.GPTBlend.of(
-        list(data), num_samples=num_samples, build=build, one_part=options["one_part"], era=options["blend_era"]
-    )
-
-
-@click.group(name="cache", short_help="Plan, check and clear the block cache of a node.")
-def cache() -> None:
-    """Plan the cache that keeps blocks of remote data on the disk of a node, or look after it.
-
-    All commands have --json.
-    """
-
-
-@cache.command(cls=Command, name="plan", short_help="What a run reads, and what caches would save.")
-@click.argument("path", metavar="FILE")
-@click.option("--limit", metavar="BYTES", required=True, help="Size of the cache of a node, as 2TB.")
-@click.option("--nodes", metavar="N", type=int, default=1, show_default=True, help="Number of nodes.")
-@click.option("--steps", metavar="A:B", help="Only the steps A to B - 1 (default: the whole run).")
-@click.option("--block", metavar="BYTES", help="Size of a block (default: 8MiB).")
-@json_option
-def plan(path: str, limit: str, nodes: int, steps: str | None, block: str | None, as_json: bool) -> None:
+@command("plan", "What a run reads, and what caches would save.")
+def plan(path: Annotated[str, "FILE"], **given: Annotated[Any, tracing.reading_plan]) -> Found:
     """Say what the last run in FILE reads from its stores, and what caches of this size save, before it begins.
 
     FILE is what save_run wrote. Each node takes an equal part of every step, and has a cache of its own that keeps the
     first blocks that come. Only indexes are read, no data. If the steps have more than a million samples, some steps
     are counted, spread evenly, and their numbers are scaled up.
     """
-    given: dict[str, Any] = {} if block is None else {"block": block}
-    found = tracing.reading_plan(
-        path, limit=limit, nodes=nodes, steps=None if steps is None else _steps(steps), **given
-    )
-    print_found(found, plan_lines(found), as_json=as_json)
+    found = tracing.reading_plan(path, **given)
+    return Found(found, plan_lines(found))
 
 
-@cache.command(cls=Command, name="info", short_help="What is in the folder of a cache.")
-@click.argument("folder", metavar="DIR")
-@json_option
-def info(folder: str, as_json: bool) -> None:
+@command("info", "What is in the folder of a cache.")
+def info(folder: Annotated[str, "DIR"]) -> Found:
     """Say how many blocks the cache in DIR holds, and how many other processes read through it now."""
     found = headrace.cache.describe_cache(folder)
-    pairs = [
-        (
-            "holds",
-            f"{plural(found.blocks, 'block')}, {size(found.num_bytes)}, of {size(found.block_bytes)} each at most",
-        ),
-        ("now", f"{plural(found.readers, 'reader')}, {plural(found.fetching, 'block')} being fetched"),
-    ]
-    print_found(found, [f"{folder}: a cache of blocks", *listing(pairs)], as_json=as_json)
+    held = f"{plural(found.blocks, 'block')}, {size(found.num_bytes)}, of {size(found.block_bytes)} each at most"
+    now = f"{plural(found.readers, 'reader')}, {plural(found.fetching, 'block')} being fetched"
+    return Found(found, [f"{folder}: a cache of blocks", *listing([("holds", held), ("now", now)])])
 
 
-@cache.command(cls=Command, name="verify", short_help="Read every block, and remove damaged ones.")
-@click.argument("folder", metavar="DIR")
-@json_option
-@click.pass_context
-def verify(ctx: click.Context, /, folder: str, as_json: bool) -> None:
+@command("verify", "Read every block, and remove damaged ones.")
+def verify(folder: Annotated[str, "DIR"]) -> Found:
     """Read every block of the cache in DIR, compare it with its checksum, and remove what is damaged or left over.
 
     Exit code 0: all is well; 1: something was wrong, and is removed, so that it is fetched again.
     """
     found = headrace.cache.check_cache(folder)
     told = plural(len(found), "fault") if found else "all blocks are right"
-    print_found({"cache": folder, "ok": not found, "removed": found}, [*found, f"{folder}: {told}"], as_json=as_json)
-    if found:
-        ctx.exit(FAULTY)
+    value = {"cache": folder, "ok": not found, "removed": found}
+    return Found(value, [*found, f"{folder}: {told}"], is_faulty=bool(found))
 
 
-@cache.command(cls=Command, name="clear", short_help="Remove all blocks.")
-@click.argument("folder", metavar="DIR")
-@json_option
-def clear(folder: str, as_json: bool) -> None:
+@command("clear", "Remove all blocks.")
+def clear(folder: Annotated[str, "DIR"]) -> Found:
     """Remove all blocks of the cache in DIR, except those that are being fetched now. Nothing else is removed."""
     number = headrace.cache.clear_cache(folder)
-    report = [f"{folder}: {plural(number, 'block')} removed"]
-    print_found({"cache": folder, "removed": number}, report, as_json=as_json)
+    return Found({"cache": folder, "removed": number}, [f"{folder}: {plural(number, 'block')} removed"])
 
 
-def plan_lines(found: ReadingPlan) -> list[str]:
+cache = group(
+    "cache",
+    "Plan, check and clear the block cache of a node.",
+    "Plan the cache that keeps blocks of remote data on the disk of a node, or look after it.\n\n"
+    "All commands have --json.",
+    *(plan, info, verify, clear),
+)
+
+
+def plan_lines(found: tracing.ReadingPlan) -> list[str]:
     """Return the report of a plan."""
     ratio = found.read_bytes / max(1, found.stored_bytes)
     steps = found.end_step - found.first_step
@@ -254,13 +203,3 @@ def plan_lines(found: ReadingPlan) -> list[str]:
         kept = f"{count(cache.kept_blocks)}, {cache.kept_blocks / max(1, cache.blocks):.1%}"
         rows.append([name, count(cache.blocks), kept, count(cache.gets), size(cache.fetched_bytes), f"{share:.2f}"])
     return [*lines, "", *table(rows), *found.notes]
-
-
-def _steps(text: str) -> tuple[int, int]:
-    first, sign, last = text.partition(":")
-    try:
-        if not sign:
-            raise ValueError(text)
-        return int(first), int(last)
-    except ValueError:
-        raise ConfigError(f"--steps {text}: write A:B, the first step and the one behind the last") from None

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
-import headrace
+from headrace.cli import options
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError
 from headrace.inspect.figures import Heading, NamedValue, writable
-
-if TYPE_CHECKING:
-    from headrace.plan.packing import Packing
 
 AWAY = "run the command again when the object store answers, or correct how it is reached; no file is at fault"
 """How an error ends for which nothing in the command or in the data is to blame; other messages say what to do."""
@@ -30,79 +28,11 @@ FAULTY = 1
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 
-F = TypeVar("F", bound=Callable[..., Any])
+PLAN = "plan"
+"""Stands for the executor below ``headrace job plan``."""
 
-
-_OF_TOKENS = {
-    "--dialect": "Program that wrote .bin/.idx, if the bytes do not show it: megatron, neox, ...",
-    "--documents": "What a document of .bin/.idx is: 'sequences' makes each sequence a document (default: 'indices').",
-    "--bin-dtype": "Dtype of a .bin without .idx and without a header: uint16 or uint32.",
-    "--eod": "Of a .bin without .idx: the id with which each document ends.",
-    "--bos": "Of a .bin without .idx: the id with which each document begins.",
-}
-
-
-def dialect_options(command: F, bin_dtype: str = "dtype") -> F:
-    """Add the options that say how tokens are read; ``bin_dtype`` is the argument that gets ``--bin-dtype``."""
-    for name, text in reversed(_OF_TOKENS.items()):
-        names = [name, bin_dtype] if name == "--bin-dtype" else [name]
-        kind, default = int if name in ("--eod", "--bos") else str, "indices" if name == "--documents" else None
-        command = click.option(*names, metavar="NAME" if kind is str else "ID", type=kind, default=default, help=text)(
-            command
-        )
-    return command
-
-
-def part_options(command: F) -> F:
-    """Add ``--split-part`` and `config_options`, which choose the samples of an Energon dataset."""
-    return click.option(
-        "--split-part",
-        "--split-parts",
-        "split_part",
-        metavar="NAME",
-        help="Part of an Energon dataset: train, val, ... (default: all shards).",
-    )(config_options(command))
-
-
-def config_options(command: F) -> F:
-    """Add ``--split-config`` and ``--dataset-config``, which name files in the ``.nv-meta`` of an Energon dataset."""
-    split = click.option(
-        "--split-config", metavar="NAME", help="Split file in .nv-meta of an Energon dataset (default: split.yaml)."
-    )
-    dataset = click.option("--dataset-config", metavar="NAME", help="Dataset file in .nv-meta (default: dataset.yaml).")
-    return split(dataset(command))
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-
-
-def is_given(ctx: click.Context, name: str) -> bool:
-    """Whether the user gave this option on the command line."""
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
-def given_options(ctx: click.Context, *but: str) -> dict[str, Any]:
-    """Return the parameters that the user gave, except those of these names; the library has the defaults."""
-    return {name: value for name, value in ctx.params.items() if name not in but and is_given(ctx, name)}
-
-
-def packing_of(given: Mapping[str, Any], without_length: str) -> Packing | None:
-    """Return how to pack, by the options that are not None; None if there are none.
-
-    Raises:
-        ConfigError: with the message ``without_length``, if there are options but no length.
-    """
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if chosen and "seq_len" not in chosen:
-        raise ConfigError(without_length)
-    return headrace.Packing(**chosen) if chosen else None
-
-
-def check_shards(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError if one shard and the size of several are asked for."""
-    if given.get("single") and given.get("shard_tokens") is not None:
-        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
-
+HANDS = ("--executor", "--workers")
+"""The options that say who does the work of a command."""
 
 _PATHS = ("DATA", "DATASET", "DIR", "DST", "FILE", "INPUT", "PATH", "RECIPE", "SOURCE", "SRC")
 
@@ -113,28 +43,86 @@ def _names_paths(param: click.Parameter) -> bool:
     return shown in _PATHS
 
 
-_ARGUMENTS = {"packing": "--pack", "read_all": "--show"}
-"""Arguments of the library that commands do not have as a parameter of the same name."""
+class Found(NamedTuple):
+    """What a command found."""
+
+    value: Any
+    """What ``--json`` prints: a struct, or a dict."""
+
+    report: Sequence[str] = ()
+    """The lines of the report, which ``--quiet`` leaves out."""
+
+    always: Sequence[str] = ()
+    """Lines in front of it that are printed even so."""
+
+    is_faulty: bool = False
+    """Whether the exit code is that of a check that finds faults."""
 
 
 class Command(click.Command):
-    """A command that a `HeadraceError` ends with its message and exit code; other exceptions show a traceback.
+    """A command: a function, whose signature and docstring say what there is to give; see `headrace.cli.options`.
+
+    A `HeadraceError` ends it with its message and exit code; other exceptions show a traceback. If the function accepts
+    an ``executor``, other hosts may do the work, and `headrace job plan` plans it.
 
     Args:
         urls: names of the parameters that may be the URL of an object; all other paths must be local.
     """
 
-    def __init__(self, *args: Any, urls: tuple[str, ...] = (), **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.urls = urls
+    def __init__(
+        self, function: Callable[..., Found | None], name: str, short_help: str, urls: tuple[str, ...] = ()
+    ) -> None:
+        text = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")[0]
+        super().__init__(name, help=text.replace("``", ""), short_help=short_help)
+        self.function, self.urls = function, urls
+
+    @property
+    def has_job(self) -> bool:
+        """Whether other hosts may do the work."""
+        return "executor" in self.function.__annotations__
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the arguments and options, which are made when they are first needed."""
+        if not self.params:
+            self.params = options.parameters(self.function)
+            if "as_json" not in self.function.__annotations__:
+                self.params.append(options.json_option())
+        return super().get_params(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; below ``job plan`` nothing says who does the work."""
+        rest = super().parse_args(ctx, args)
+        if ctx.obj == PLAN and self.has_job and not ctx.resilient_parsing:
+            for param in self.params:
+                if (flag := max(param.opts, key=len)) in HANDS and options.is_given(param, ctx):
+                    raise click.UsageError(f"{flag} says who does the work, and headrace job plan only plans it")
+            ctx.params["executor"] = ctx.params["executor"]._replace(name=PLAN)
+        return rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options below their headings."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            is_shown = isinstance(param, click.Option) and not (ctx.obj == PLAN and param.opts[0] in HANDS)
+            if is_shown and (record := param.get_help_record(ctx)):
+                heading = param.place.heading if isinstance(param, options.Flag) else "Options"
+                sections.setdefault(heading, []).append(record)
+        for heading in sorted(sections, key="Options".__eq__):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
 
     def told(self, error: HeadraceError) -> str:
         """Return a message with options in place of the arguments in it: ``--num 5`` for ```num=5```."""
-        flags = dict(_ARGUMENTS)
+        flags = {name: known.flags.split()[0] for name, known in options.KNOWN.items() if known.flags}
         for param in self.params:
-            flag = f"--{str(param.name).replace('_', '-')}"
-            if isinstance(param, click.Option):
-                flags[str(param.name)] = flag if flag in param.opts else param.opts[0]
+            if isinstance(param.type, options.Value):
+                flags |= {name: f"{param.opts[0]} {name}" for name in param.type.names}
+        flags |= {
+            name: max(param.opts, key=len)
+            for param in self.params
+            if isinstance(param, options.Flag)
+            for name in param.place.path[-1:]
+        }
 
         def shown(match: re.Match[str]) -> str:
             name, value = match.groups()
@@ -155,12 +143,15 @@ class Command(click.Command):
             from headrace.io import check_local, check_readable
 
             for param in self.params:
-                if param.name and _names_paths(param):
-                    check = check_readable if param.name in self.urls else check_local
-                    check(ctx.params[param.name])
+                if _names_paths(param):
+                    name = param.place.path[-1] if isinstance(param, options.Flag) else param.name
+                    check = check_readable if name in self.urls else check_local
+                    check(ctx.params[str(param.name)])
             try:
                 with _terminable():
-                    return super().invoke(ctx)
+                    found = self.function(**options.arguments(self.function, self.params, ctx))
+                    if found is not None:
+                        _print_found(found, ctx)
             except OSError as error:
                 if error.errno != errno.ENAMETOOLONG:
                     raise
@@ -180,6 +171,30 @@ class Command(click.Command):
         except _Terminated:
             click.echo("terminated", err=True)
             ctx.exit(TERMINATED)
+
+
+def command(
+    name: str, short_help: str, urls: tuple[str, ...] = (), kind: type[Command] = Command
+) -> Callable[[Callable[..., Found | None]], Command]:
+    """Make a command of a function."""
+    return lambda function: kind(function, name, short_help, urls)
+
+
+def given_names() -> set[str]:
+    """Return the names of the fields that the user gave on the command line, even if they have their defaults."""
+    ctx = click.get_current_context()
+    found: set[str] = set()
+    for param in ctx.command.get_params(ctx):
+        if isinstance(param, options.Flag) and options.is_given(param, ctx):
+            found.update(param.place.path[-1:])
+            if isinstance(param.type, options.Value) and param.type.is_pairs:
+                found.update(name for one in ctx.params[str(param.name)] for name, _ in one)
+    return found
+
+
+def group(name: str, short_help: str, text: str, *commands: click.Command) -> click.Group:
+    """Return a command that has others below it."""
+    return click.Group(name, {str(one.name): one for one in commands}, help=text, short_help=short_help)
 
 
 @contextlib.contextmanager
@@ -202,12 +217,16 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(plain, indent=2, ensure_ascii=False))
 
 
-def print_found(found: object, report: Iterable[str], *, as_json: bool, quiet: bool = False) -> None:
+def _print_found(found: Found, ctx: click.Context) -> None:
     """Print what a command found as JSON, or the lines of its report."""
-    if as_json:
-        print_json(found)
-    elif not quiet:
-        print_report(report)
+    if ctx.params["as_json"]:
+        print_json(found.value)
+    else:
+        lines = [*found.always, *(() if ctx.params.get("quiet") else found.report)]
+        if lines:
+            print_report(lines)
+    if found.is_faulty:
+        ctx.exit(FAULTY)
 
 
 def write_file(name: str, data: bytes) -> None:

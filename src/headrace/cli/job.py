@@ -1,21 +1,20 @@
 """``headrace job plan``, ``task``, ``status`` and ``finish``: work that other hosts do, from its plan to its output.
 
-The options that say where the work of a command is done are here, too; each `JobCommand` has them.
+``--executor``, which says where the work of a command is done, is here, too.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import click
-from click import Option
 
 from headrace.cli import main
-from headrace.cli.command import Command, json_option, print_found
+from headrace.cli.command import PLAN, Found, command, group
+from headrace.cli.options import Positive, once, pairs_of, struct_of
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -25,38 +24,29 @@ if TYPE_CHECKING:
     from headrace.engine.job import Show, TaskProgress
     from headrace.engine.status import JobStatus
 
-_COUNT = click.IntRange(min=1)
-_EXECUTOR = Option(
-    ["--executor"],
-    type=click.Choice(["local", "ray", "slurm"]),
-    help="Where the work is done: on this host (default: local), or on those of Ray or Slurm.",
-)
-_ADDRESS = Option(["--address"], metavar="ADDRESS", help="Address of the Ray cluster (default: as ray.init finds it).")
-OPTIONS: Final = (
-    _EXECUTOR,
-    _ADDRESS,
-    Option(["--partition"], metavar="NAME", help="Partition of the jobs (default: that of the cluster)."),
-    Option(["--time"], metavar="TIME", help="Time limit of each job, as 4:00:00."),
-    Option(["--array-parallel"], metavar="N", type=_COUNT, help="Jobs of the array that may run at the same time."),
-    Option(
-        ["--tasks-per-job"],
-        metavar="N",
-        type=_COUNT,
-        help="Tasks for each job of the array (default: as many as give 32 jobs).",
-    ),
-    Option(["--cpus-per-job"], metavar="N", type=_COUNT, help="Worker processes and CPUs of each job (default: 1)."),
-    Option(["--setup"], metavar="COMMAND", help="Shell command before each job, as 'source env.sh'."),
-)
-_PLAN: Final = "plan"
-"""Stands for the executor below ``headrace job plan``."""
-
 
 class ExecutorOptions(NamedTuple):
-    """Where the work of a command is done, as its options say."""
+    """Where the work of a command is done, as ``--executor`` says."""
 
     name: str
-    given: Mapping[str, Any]
-    """The options of the executor that were given."""
+    given: Mapping[str, str] = {}
+
+    @classmethod
+    def parse(cls, text: str) -> ExecutorOptions:
+        """Read ``slurm,time=1:00:00,cpus_per_job=8``.
+
+        Raises:
+            ValueError: there is no such executor, or it has no such option.
+        """
+        from headrace.config import check_choice
+
+        given = once(pairs_of(text, "name"), "--executor")
+        name = given.pop("name", "")
+        check_choice("the executor", name, ("local", "ray", "slurm"))
+        found = cls(name, given)
+        if given or name != "local":
+            found.executor(workers=None)  # refuses what is wrong
+        return found
 
     @property
     def is_local(self) -> bool:
@@ -67,70 +57,27 @@ class ExecutorOptions(NamedTuple):
         """Return the executor with these options.
 
         Raises:
-            ConfigError: there are ``workers``, and another executor than the local one.
-            MissingExtraError: Ray is not installed.
+            ConfigError: an option is unknown or out of range; or there are ``workers``, and another executor than the
+                local one.
         """
         from headrace.engine.executors import LocalExecutor
         from headrace.engine.processes import usable_cores
+        from headrace.engine.ray import RayExecutor
+        from headrace.engine.slurm import SlurmExecutor
 
-        if self.is_local:
+        if self.is_local and not self.given:
             return LocalExecutor(workers=workers or usable_cores())
         if workers is not None:
-            instead = "; --cpus-per-job says how many each job has" if self.name == "slurm" else ""
+            instead = "; cpus_per_job says how many each job has" if self.name == "slurm" else ""
             raise ConfigError(f"--workers {workers} is for --executor local, not for {self.name}{instead}")
-        if self.name == "slurm":
-            from headrace.engine.slurm import SlurmExecutor
-
-            return SlurmExecutor(**self.given)
-        from headrace.engine.ray import RayExecutor
-
-        return RayExecutor(**self.given)
+        kind: Any = {"local": LocalExecutor, "slurm": SlurmExecutor, "ray": RayExecutor}[self.name]
+        found: Executor = struct_of(kind, self.given, f"--executor {self.name}")
+        return found
 
 
-class JobCommand(Command):
-    """A command whose work other hosts may do. It gets the options of the executors as one value, ``executor``.
-
-    Args:
-        groups: further options, by the heading of the help below which they stand.
-    """
-
-    def __init__(self, *args: Any, groups: Mapping[str, Sequence[Option]] | None = None, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._groups = groups or {}
-        self._grouped = [option for group in (*self._groups.values(), OPTIONS) for option in group]
-        self.params += self._grouped
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and make one value of the options of the executors."""
-        rest = super().parse_args(ctx, args)
-        if ctx.resilient_parsing:  # a shell asks how to go on
-            return rest
-        given = {option: value for option in OPTIONS if (value := ctx.params.pop(str(option.name))) is not None}
-        if given and ctx.obj == _PLAN:
-            flag = next(iter(given)).opts[0]
-            raise click.UsageError(f"{flag} says who does the work, and headrace job plan only plans it: choose one")
-        if ctx.obj == _PLAN and ctx.params.get("workers") is not None:
-            raise click.UsageError("--workers is for doing the work, and headrace job plan only plans it: leave it out")
-        executor = given.pop(_EXECUTOR, ctx.obj or "local")
-        for option in given:
-            owner = "ray" if option is _ADDRESS else "slurm"
-            if owner != executor:
-                raise click.UsageError(f"{option.opts[0]} is for --executor {owner}, not for {executor}")
-        ctx.params["executor"] = ExecutorOptions(executor, {str(key.name): value for key, value in given.items()})
-        return rest
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options below their headings."""
-        options = [param for param in self.get_params(ctx) if isinstance(param, Option)]
-        sections = {**self._groups, "Options": [option for option in options if option not in self._grouped]}
-        if ctx.obj != _PLAN:
-            sections["Where the work is done"] = OPTIONS
-        for heading, params in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
+LOCAL: Final = ExecutorOptions("local")
 
 
-WATCH_S = 5.0
 _SHOWN = 5
 
 
@@ -165,23 +112,26 @@ def show_tasks(bar: ProgressBar, progress: TaskProgress) -> None:
     bar.update(_PHASES.get(name, name), done, total, text=text, speeds=speeds)
 
 
-@click.command(cls=Command, urls=("output",), name="task", short_help="Do tasks of a planned job on this host.")
-@click.argument("output", metavar="DIR")
-@click.option("--tasks", metavar="RANGES", help="Tasks to do, as 0-99,120 (default: all that are open).")
-@click.option("--most", metavar="N", type=_COUNT, help="Begin at most N tasks.")
-@click.option("--workers", metavar="N", type=_COUNT, help="Number of worker processes (default: one per usable core).")
-@click.option("--no-wait", is_flag=True, help="Do not wait for tasks that other processes have begun.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
-@json_option
+@command("task", "Do tasks of a planned job on this host.", urls=("output",))
 def task(
-    output: str, tasks: str | None, most: int | None, workers: int | None, no_wait: bool, quiet: bool, as_json: bool
-) -> None:
+    output: Annotated[str, "DIR"],
+    *,
+    tasks: Annotated[Sequence[int], "N,N-M"] = (),
+    num: Positive | None = None,
+    workers: Positive | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
+) -> Found:
     """Do tasks of the job that was planned in DIR, together with any number of other processes on any hosts.
 
     The same command may run on many hosts that share DIR, or reach it if it is a URL: each takes the next open task,
     and a task that a host leaves undone is done by another. On SIGTERM, the tasks that are under way are completed, and
-    no others are begun. Without --tasks, --most or --no-wait, the processes stay until the tasks of all phases are
+    no others are begun. Without --tasks or --num, the processes stay until the tasks of all phases are
     done. Then `headrace job finish DIR` makes the output.
+
+    Args:
+        tasks: tasks to do, as 0-99,120; by default all that are open.
+        num: begin at most so many tasks, and do not wait for those that other processes have begun.
     """
     from headrace.engine.doing import Limits
     from headrace.engine.executors import take_part
@@ -193,40 +143,27 @@ def task(
     phase = job.phase()
     found: dict[str, Any] = {"output": output, "phase": None, "done": 0, "open": 0}
     if phase is not None:
-        wanted = None if tasks is None else _ranges(tasks, job.receipts(phase).tasks)
-        with ProgressBar(quiet=quiet or as_json) as bar, Limits(most, job_end_s()) as limits:
+        wanted = _among(tasks, job.receipts(phase).tasks) if tasks else None
+        with ProgressBar(quiet=quiet or as_json) as bar, Limits(num, job_end_s()) as limits:
             show = _shown_in(bar, _kind_of(output), quiet=quiet or as_json)
-            waits = not no_wait and most is None
-            done = take_part(job, limits, show, workers=workers or usable_cores(), wanted=wanted, waits=waits)
+            done = take_part(job, limits, show, workers=workers or usable_cores(), wanted=wanted, waits=num is None)
         if (phase := job.phase() or phase) is not None:
             job.receipts(phase).refresh()
             found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
     left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
     report = [f"{output}: {plural(found['done'], 'task')} done here, {left}"]
-    print_found(found, report, as_json=as_json, quiet=quiet)
+    return Found(found, report)
 
 
-def _ranges(text: str, tasks: range) -> list[int]:
-    """Parse ``0-99,120``; raises ConfigError."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigError(f"--tasks {text}: write numbers and ranges, as 0-99,120")
-        found += range(int(first), int(last if dash else first) + 1)
-    for number in found:
+def _among(numbers: Sequence[int], tasks: range) -> list[int]:
+    for number in numbers:
         if number not in tasks:
-            raise ConfigError(
-                f"--tasks {text}: there is no task {number}; this phase has {tasks.start} to {tasks.stop - 1}"
-            )
-    return found
+            raise ConfigError(f"--tasks: there is no task {number}; this phase has {tasks.start} to {tasks.stop - 1}")
+    return [*numbers]
 
 
-@click.command(cls=Command, urls=("output",), name="status", short_help="Show how far a planned job is.")
-@click.argument("output", metavar="DIR")
-@click.option("--watch", is_flag=True, help="Show it again every few seconds, until the job is complete.")
-@json_option
-def status(output: str, watch: bool, as_json: bool) -> None:
+@command("status", "Show how far a planned job is.", urls=("output",))
+def status(output: Annotated[str, "DIR"]) -> Found:
     """Show how far the job is that was planned in DIR: what is done, under way and failed, how fast, and what is left.
 
     All of it is read from the folder or the store, on any host.
@@ -234,13 +171,8 @@ def status(output: str, watch: bool, as_json: bool) -> None:
     from headrace.engine.status import StatusReader
     from headrace.kinds import open_job
 
-    reader = StatusReader(open_job(output, checks_software=False))
-    while True:
-        found = reader.read()
-        print_found(found, status_lines(found), as_json=as_json)
-        if not watch or not found.phase:
-            return
-        time.sleep(WATCH_S)
+    found = StatusReader(open_job(output, checks_software=False)).read()
+    return Found(found, status_lines(found))
 
 
 def status_lines(found: JobStatus) -> list[str]:
@@ -280,27 +212,24 @@ def _in_words(states: dict[str, int]) -> str:
     return told or "ended, or no Slurm here"
 
 
-@click.command(cls=JobCommand, urls=("output",), name="finish", short_help="Complete a planned job.")
-@click.argument("output", metavar="DIR")
-@click.option(
-    "--workers",
-    metavar="N",
-    type=_COUNT,
-    help="Worker processes for tasks that are open (default: one per usable core).",
-)
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
-@json_option
-def finish(output: str, workers: int | None, quiet: bool, as_json: bool, executor: ExecutorOptions) -> None:
+@command("finish", "Complete a planned job.", urls=("output",))
+def finish(
+    output: Annotated[str, "DIR"],
+    *,
+    workers: Positive | None = None,
+    executor: ExecutorOptions = LOCAL,
+    quiet: bool = False,
+) -> Found:
     """Complete the job that was planned in DIR: do the tasks that are open, and put the output into place.
 
     With --executor ray or slurm, the open tasks are done there. The output has the same bytes as that of a run on one
     host, whoever did the tasks, and however often a process died.
     """
-    _run_job(output, executor.executor(workers=workers), quiet=quiet, as_json=as_json)
+    return _run_job(output, executor.executor(workers=workers), quiet=quiet)
 
 
-def _run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
-    """Take a planned job to its end with an executor, and print the report."""
+def _run_job(output: str, executor: Executor, *, quiet: bool) -> Found:
+    """Take a planned job to its end with an executor, and return the report."""
     from headrace.engine.executors import Handed
     from headrace.kinds import finish_job
 
@@ -309,9 +238,9 @@ def _run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> 
         found = finish_job(output, executor, _shown_in(bar, kind, quiet=quiet))
         elapsed_s = bar.elapsed_s
     if isinstance(found, Handed):
-        _print_handed(found, quiet=quiet, as_json=as_json)
-    else:
-        kind.tell(found, output, elapsed_s, quiet=quiet, as_json=as_json)
+        return _handed(found)
+    told: Found = kind.tell(found, output, elapsed_s, quiet=quiet)
+    return told
 
 
 def _kind_of(output: str) -> Any:
@@ -330,11 +259,11 @@ def _shown_in(bar: ProgressBar, kind: Any, *, quiet: bool) -> Show:
     return Show(tasks=partial(show_tasks, bar), progress=progress, notice=notes(bar, quiet=quiet))
 
 
-def _print_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:
-    print_found(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
+def _handed(found: Handed) -> Found:
+    return Found(found, [f"{found.output}: {line}" for line in found.notes])
 
 
-def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, quiet: bool, as_json: bool) -> None:
+def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, quiet: bool) -> Found:
     """Give a job that was planned just now to its executor, or say what others have to run.
 
     Raises:
@@ -343,13 +272,12 @@ def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, qui
     from headrace.engine.executors import planned
     from headrace.kinds import open_job
 
-    if options.name != _PLAN:
-        _run_job(output, options.executor(workers=workers), quiet=quiet, as_json=as_json)
-    elif (found := planned(open_job(output))) is not None:
-        _print_handed(found, quiet=quiet, as_json=as_json)
-    else:
-        report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
-        print_found({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
+    if options.name != PLAN:
+        return _run_job(output, options.executor(workers=workers), quiet=quiet)
+    if (found := planned(open_job(output))) is not None:
+        return _handed(found)
+    report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
+    return Found({"output": output, "phase": "", "num_tasks": 0}, report)
 
 
 _KINDS: Final = {
@@ -405,17 +333,14 @@ def plan(ctx: click.Context) -> None:
 
     The arguments of COMMAND are its own; `headrace job plan COMMAND --help` lists them.
     """
-    ctx.obj = _PLAN
+    ctx.obj = PLAN
 
 
-@click.group(
-    name="job",
-    commands={str(command.name): command for command in (plan, task, status, finish)},
-    short_help="Plan work for any hosts; do, watch and complete it.",
+job = group(
+    "job",
+    "Plan work for any hosts; do, watch and complete it.",
+    "Plan the work of another command, do its tasks on any hosts, show how far they are, and complete the output.\n\n"
+    "DIR is the output of that command: the folder or the URL that was named as the output, or the dataset that is "
+    "prepared in place or checked. Each of the commands has --json.",
+    *(plan, task, status, finish),
 )
-def command() -> None:
-    """Plan the work of another command, do its tasks on any hosts, show how far they are, and complete the output.
-
-    DIR is the output of that command: the folder or the URL that was named as the output, or the dataset that is
-    prepared in place or checked. Each of the commands has --json.
-    """

@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import click
 
 import headrace
 from headrace import inspect
-from headrace.cli.command import config_options, json_option, print_found, write_file
-from headrace.cli.job import ExecutorOptions, JobCommand, hand_over
+from headrace.cli.command import Found, command, write_file
+from headrace.cli.job import LOCAL, ExecutorOptions, hand_over
+from headrace.cli.options import Positive
 from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
 
-if TYPE_CHECKING:
-    from headrace.datasets.measuring import MeasuredFacts
 
-
-@click.command(cls=JobCommand, urls=("path",), name="measure", short_help="Run a task encoder once over every sample.")
-@click.argument("path", metavar="DATASET")
-@click.option(
-    "--encoder",
-    metavar="MODULE:CLASS",
-    required=True,
-    help="Task encoder; the module may be in the current folder.",
-)
-@click.option(
-    "--set", "given", metavar="NAME=VALUE", multiple=True, help="Argument of the encoder, as JSON or text; repeatable."
-)
-@click.option(
-    "--output", "-o", metavar="DIR", help="Folder in which the folder of facts is made (default: the cache folder)."
-)
-@click.option("--workers", metavar="N", type=int, help="Number of processes (default: one per usable core).")
-@click.option(
-    "--split-part",
-    metavar="NAME",
-    default="train",
-    help="Part of an Energon dataset: train, val, ... (default: train).",
-)
-@config_options
-@click.option("--trust-code", is_flag=True, help="Allow code that a dataset.yaml names to run.")
-@click.option("--faults", metavar="FILE", help="Write all bad samples with their reasons to this file of JSON lines.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-@json_option
-def command(
-    path: str, encoder: str, given: tuple[str, ...], output: str | None, workers: int | None, split_part: str,
-    split_config: str | None, dataset_config: str | None, trust_code: bool, faults: str | None, quiet: bool,
-    as_json: bool, executor: ExecutorOptions,
-) -> None:  # fmt: skip
+@command("measure", "Run a task encoder once over every sample.", urls=("path",))
+def measure(
+    path: Annotated[str, "DATASET"],
+    *,
+    output: str | None = None,
+    workers: Positive | None = None,
+    faults: Annotated[str | None, "FILE"] = None,
+    executor: ExecutorOptions = LOCAL,
+    quiet: bool = False,
+    as_json: bool = False,
+    **given: Annotated[Any, "headrace.inspect.measure_job:MeasureRequest"],
+) -> Found:
     """Run a task encoder over DATASET and keep what it makes of each sample: number, lengths and groups of outputs.
 
     With these facts a headrace.MeasuredDataset knows how many samples filters, generators, packs and groups make, can
@@ -56,61 +35,39 @@ def command(
     command continues it.
 
     Samples that the encoder cannot process are bad and left out; --faults lists them.
+
+    Args:
+        arguments: argument of the encoder, as JSON or text; repeatable.
+        output: folder in which the folder of facts is made; by default the cache folder.
+        trust_code: allow code that the dataset names to run.
+        faults: write all bad samples with their reasons to this file of JSON lines.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: the number of processes must be 1 or more")
     if path.endswith(".yaml"):
         raise ConfigError(f"{path} is a metadataset: measure each of its datasets, which headrace info {path} lists")
     from headrace.inspect.measure_job import MeasureRequest, plan_measure
 
-    request = MeasureRequest(
-        path=path,
-        split_part=split_part,
-        split_config=split_config,
-        dataset_config=dataset_config,
-        trust_code=trust_code,
-        encoder=encoder,
-        arguments=_arguments(given),
-    )
     if faults is not None and not executor.is_local:
         raise ConfigError(f"--faults {faults} is for one host: give it once the facts are there, and nothing is run")
-    place = plan_measure(request, folder=output)
+    place = plan_measure(MeasureRequest(path=path, **given), folder=output)
     were_there = place.exists()
+    told = None
     if not were_there:
-        hand_over(executor, str(place), workers=workers, quiet=quiet, as_json=as_json)
+        told = hand_over(executor, str(place), workers=workers, quiet=quiet)
         if not executor.is_local:
-            return
+            return told
     facts = headrace.datasets.MeasuredFacts.open(place)
     if faults is not None:
         write_file(faults, facts.arrays["faults"].tobytes())
-    if were_there:
-        _tell(facts, str(place), were_there=True, as_json=as_json)
     if not quiet and not as_json and faults is not None:
         click.echo(f"{faults}: {plural(facts.summary.bad_samples, 'bad sample')}", err=True)
+    return told or _told(facts, str(place), were_there=True)
 
 
-def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a job."""
-    _tell(facts, output, were_there=False, as_json=as_json)
+def tell(facts: headrace.datasets.MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report of a job."""
+    return _told(facts, output, were_there=False)
 
 
-def _tell(facts: MeasuredFacts, path: str, *, were_there: bool, as_json: bool) -> None:
+def _told(facts: headrace.datasets.MeasuredFacts, path: str, *, were_there: bool) -> Found:
     found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
-    print_found(found, found.lines(), as_json=as_json)
-
-
-def _arguments(given: tuple[str, ...]) -> dict[str, Any]:
-    import msgspec
-
-    arguments: dict[str, Any] = {}
-    for pair in given:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise ConfigError(f"--set {pair}: write --set NAME=VALUE, such as --set max_tokens=512")
-        if name in arguments:
-            raise ConfigError(f"--set {pair}: {name} is set twice: set it once")
-        try:
-            arguments[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            arguments[name] = value
-    return arguments
+    return Found(found, always=found.lines())

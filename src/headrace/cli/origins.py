@@ -1,43 +1,39 @@
-"""``headrace where`` and ``headrace trace``: the inputs that documents come from, and the steps that see a sample."""
+"""``headrace where``, ``trace`` and ``account``: where documents come from, and what a training run was fed of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-import headrace
-from headrace import inspect
-from headrace.cli.command import Command, json_option, print_found, print_json
+from headrace import inspect, tracing
+from headrace.cli.command import Found, command, group
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, plural, table
+from headrace.inspect.figures import Heading, count, plural, separated, table
 
 if TYPE_CHECKING:
     from headrace.datasets.origins import Origin
-    from headrace.tracing import FramedHistory, History, Sources, Times, Topology, Traced, TracedUnit
 
 
-@click.command(cls=Command, urls=("path",), name="where", short_help="Say where documents come from.")
-@click.argument("path", metavar="PATH")
-@click.argument("documents", metavar="DOC...", nargs=-1, required=True)
-@click.option("--show", is_flag=True, help="Show the whole text, however much of the input must be read for it.")
-@json_option
-def where(path: str, documents: tuple[str, ...], show: bool, as_json: bool) -> None:
+@command("where", "Say where documents come from.", urls=("path",))
+def where(
+    path: Annotated[str, "PATH"], documents: Annotated[tuple[str, ...], "DOC..."], *, read_all: bool = False
+) -> Found:
     """Say which line or row of which input each document DOC of the store at PATH comes from.
 
     PATH is a folder that headrace prepare wrote, with documents counted from 0 over all its shards, or the prefix of
     one shard, with documents counted within it. If the input still exists, its text is shown. For stores that headrace
     merge, convert or split wrote, the origin is traced through the stores that they were copied from. For tar shards
     DOC is a sample: its key, or its number over all shards.
+
+    Args:
+        read_all: show the whole text, however much of the input must be read for it.
     """
     has_keys = inspect.find_shards(path) is not None
     asked = documents if has_keys else [_document(given) for given in documents]
-    found = inspect.where(path, asked, read_all=show)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo("\n".join(found.lines(whole_texts=show)))
+    found = inspect.where(path, asked, read_all=read_all)
+    return Found(found, found.lines(whole_texts=read_all))
 
 
 def _document(given: str) -> int:
@@ -47,120 +43,82 @@ def _document(given: str) -> int:
         raise click.UsageError(f"{given!r} is not the number of a document, which is counted from 0") from None
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-@click.group(name="trace", short_help="Say what a step was fed, and which steps see a sample.")
-def trace() -> None:
-    """Say what a step of a training run was fed, or which steps see a sample: before, during and after the run.
-
-    The answers are computed from the file that save_run wrote. Data are opened only to find the documents and keys of
-    the samples. Both commands have --run, --state, --no-data and --json.
-    """
-
-
-def _shared(function: F) -> F:
-    options = [
-        click.option(
-            "--run", "run", metavar="FILE", default="run.json", help="File that save_run wrote (default: run.json)."
-        ),
-        click.option(
-            "--state", metavar="FILE", help="State of a loader as JSON, which says how far the training run is."
-        ),
-        click.option(
-            "--ranks",
-            metavar="R",
-            type=int,
-            help="Number of data-parallel ranks, to show also which rank reads a sample.",
-        ),
-        click.option(
-            "--micro-batch-size", metavar="M", type=int, help="With --ranks: number of samples in a micro-batch."
-        ),
-        click.option("--no-data", is_flag=True, help="Open no store, and show only the numbers of the samples."),
-        click.option(
-            "--journal",
-            "journals",
-            metavar="FILE",
-            multiple=True,
-            help="For framed runs: file that Loader(journal=FILE) wrote; repeat for each rank and start.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return json_option(function)
-
-
-@trace.command(cls=Command, name="step", short_help="The samples of a global step.")
-@click.argument("step", metavar="N", type=int)
-@click.option("--rank", metavar="r", type=int, help="With --ranks: show only the samples of this rank.")
-@click.option(
-    "--samples", "with_samples", is_flag=True, help="For framed runs: list all samples that may be in each unit."
-)
-@_shared
+@command("step", "The samples of a global step.")
 def step_command(
-    step: int, rank: int | None, with_samples: bool, run: str, state: str | None, ranks: int | None,
-    micro_batch_size: int | None, no_data: bool, journals: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    step: Annotated[int, "N"],
+    *,
+    rank: int | None = None,
+    samples: bool = False,
+    run: Annotated[str, "FILE"] = "run.json",
+    state: Annotated[str | None, "FILE"] = None,
+    topology: tracing.Topology | None = None,
+    no_data: bool = False,
+    journal: Annotated[tuple[str, ...], "FILE"] = (),
+) -> Found:
     """List the samples of global step N: position, source, epoch, number, and the documents or the key of each.
 
-    If the store was prepared from files, file and line are listed too; with --ranks and --micro-batch-size also the
-    rank and the micro-step that read each sample.
+    If the store was prepared from files, file and line are listed too; with --ranks also the rank and the micro-step
+    that read each sample.
 
     The units of a framed run are known only once it has run. For such a run the command lists, from its --journal, the
     units of the step and the frame of each; with --samples also the samples that may be in each unit.
     From Python, framed_history finds out which of these are in it.
-    """
 
-    if (framed := _framed(run, state, journals, read_data=not no_data, step=step)) is not None:
-        units = framed[1].step(step, topology=_topology(ranks, micro_batch_size), rank=rank, samples=with_samples)
-        print_found(
+    Args:
+        rank: with --ranks, show only the samples of this rank.
+        samples: for framed runs, list all samples that may be in each unit.
+    """
+    if (framed := _framed(run, state, journal, read_data=not no_data, step=step)) is not None:
+        units = framed[1].step(step, topology=topology, rank=rank, samples=samples)
+        return Found(
             {"run": run, "step": step, "units": units, "notes": framed[0].notes},
             units_report(run, step, units, framed[0].notes),
-            as_json=as_json,
         )
-        return
     sources, history = _opened(run, state, read_data=not no_data)
-    samples = inspect.with_inputs(history.step(step, topology=_topology(ranks, micro_batch_size), rank=rank))
-    print_found(
-        {"run": run, "step": step, "samples": samples, "notes": sources.notes},
-        step_report(run, step, samples, sources.notes),
-        as_json=as_json,
+    fed = inspect.with_inputs(history.step(step, topology=topology, rank=rank))
+    return Found(
+        {"run": run, "step": step, "samples": fed, "notes": sources.notes},
+        step_report(run, step, fed, sources.notes),
     )
 
 
-@trace.command(cls=Command, urls=("source",), name="sample", short_help="The steps that see a sample.")
-@click.argument("source", metavar="SOURCE")
-@click.argument("sample", metavar="SAMPLE")
-@click.option("--document", "kind", flag_value="document", help="SAMPLE is a document: find all samples that hold it.")
-@click.option("--key", "kind", flag_value="key", help="SAMPLE is a key, even if it looks like a number.")
-@click.option("--until-step", metavar="N", type=int, help="Look only at the steps before N.")
-@click.option("--until-samples", metavar="N", type=int, help="Look only at the first N samples of the last run.")
-@click.option(
-    "--limit", metavar="N", type=int, default=20, help="Maximum number of times to show; all are counted (default: 20)."
-)
-@_shared
+@command("sample", "The steps that see a sample.", urls=("source",))
 def sample_command(
-    source: str, sample: str, kind: str | None, until_step: int | None, until_samples: int | None, limit: int, run: str,
-    state: str | None, ranks: int | None, micro_batch_size: int | None, no_data: bool, journals: tuple[str, ...],
-    as_json: bool,
-) -> None:  # fmt: skip
+    source: Annotated[str, "SOURCE"],
+    sample: Annotated[str, "SAMPLE"],
+    *,
+    document: bool = False,
+    key: bool = False,
+    until_step: int | None = None,
+    limit: int = 20,
+    run: Annotated[str, "FILE"] = "run.json",
+    state: Annotated[str | None, "FILE"] = None,
+    topology: tracing.Topology | None = None,
+    no_data: bool = False,
+    journal: Annotated[tuple[str, ...], "FILE"] = (),
+) -> Found:
     """Say at which steps a sample of SOURCE comes, in all epochs.
 
     SOURCE is the path of the source in the blend, as web/en, or a dot if there is only one source. SAMPLE is the number
     of the sample in its dataset, counted from 0, or its key.
 
-    The search ends at --until-step or --until-samples, else at --state, else at the end of the run. In a run without an
-    end it covers --limit more epochs.
+    The search ends at --until-step, else at --state, else at the end of the run. In a run without an end it covers
+    --limit more epochs.
 
     For a framed run the command says between which steps the sample comes, as far as its --journal goes.
-    """
 
-    if (framed := _framed(run, state, journals, read_data=not no_data)) is not None:
-        if kind == "document" or (until_step, until_samples, ranks, micro_batch_size) != (None,) * 4:
+    Args:
+        document: SAMPLE is a document: find all samples that hold it.
+        key: SAMPLE is a key, even if it looks like a number.
+        until_step: look only at the steps before this one.
+        limit: maximum number of times to show; all are counted.
+    """
+    kind = "document" if document else "key" if key else None
+    if (framed := _framed(run, state, journal, read_data=not no_data)) is not None:
+        if document or (until_step, topology) != (None, None):
             raise ConfigError(
-                f"the last run in {run} is framed: --document, --until-step, --until-samples, --ranks and"
-                " --micro-batch-size do not apply to it; give the number or the key of a sample, which is looked up"
-                " to the end of the journals"
+                f"the last run in {run} is framed: --document, --until-step and --ranks do not apply to it; give the"
+                " number or the key of a sample, which is looked up to the end of the journals"
             )
         sources = framed[0]
         times = framed[1].sample(source, **_asked(sample, kind), limit=limit)
@@ -170,9 +128,8 @@ def sample_command(
             source,
             **_asked(sample, kind),
             until_step=until_step,
-            until_samples=until_samples,
             limit=limit,
-            topology=_topology(ranks, micro_batch_size),
+            topology=topology,
         )
     shown = inspect.with_inputs(list(times.shown))
     notes = [*times.notes, *sources.notes]
@@ -180,7 +137,17 @@ def sample_command(
     found = {"count": times.count, "until_step": times.until_step, "shown": shown, "notes": notes}
     what = f"{next(iter(asked))} {sample}".replace("index", "sample")
     report = sample_report(f"{run}: {what} of {source}", times, shown, notes)
-    print_found({"run": run, "source": source, **asked, **found}, report, as_json=as_json)
+    return Found({"run": run, "source": source, **asked, **found}, report)
+
+
+trace = group(
+    "trace",
+    "Say what a step was fed, and which steps see a sample.",
+    "Say what a step of a training run was fed, or which steps see a sample: before, during and after the run.\n\n"
+    "The answers are computed from the file that save_run wrote. Data are opened only to find the documents and keys "
+    "of the samples. Both commands have --run, --state, --no-data and --json.",
+    *(step_command, sample_command),
+)
 
 
 def _asked(sample: str, kind: str | None) -> dict[str, Any]:
@@ -197,9 +164,9 @@ def _asked(sample: str, kind: str | None) -> dict[str, Any]:
 
 def _framed(
     path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
-) -> tuple[Sources, FramedHistory] | None:
+) -> tuple[tracing.Sources, tracing.FramedHistory] | None:
     """Return the framed run that holds a step, or the last run; None if that run is not framed."""
-    file = headrace.tracing.read_run_file(path)
+    file = tracing.read_run_file(path)
     begun = [number for number, saved in enumerate(file.runs) if step is None or saved.first_step <= step]
     number = max(begun, default=0)
     if file.runs[number].lanes is None:
@@ -211,28 +178,20 @@ def _framed(
             f"{path}: this run is framed: its journals say what was in its units. Give --journal FILE, written by"
             " Loader(run, journal=FILE), for each rank and start"
         )
-    sources = headrace.tracing.Sources(file, read_data=read_data)
-    return sources, sources.framed(number, journals, None if state is None else headrace.tracing.read_state(state))
+    sources = tracing.Sources(file, read_data=read_data)
+    return sources, sources.framed(number, journals, None if state is None else tracing.read_state(state))
 
 
-def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:
-    sources = headrace.tracing.Sources(headrace.tracing.read_run_file(run), read_data=read_data)
-    return sources, sources.history(None if state is None else headrace.tracing.read_state(state))
-
-
-def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | None:
-    if ranks is None and micro_batch_size is None:
-        return None
-    if ranks is None or micro_batch_size is None:
-        raise ConfigError("--ranks and --micro-batch-size go together: both decide which rank reads a sample")
-    return headrace.tracing.Topology(ranks=ranks, micro_batch_size=micro_batch_size)
+def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[tracing.Sources, tracing.History]:
+    sources = tracing.Sources(tracing.read_run_file(run), read_data=read_data)
+    return sources, sources.history(None if state is None else tracing.read_state(state))
 
 
 MAX_PIECES = 3
 """Maximum number of documents that a line names; ``--json`` has all of them."""
 
 
-def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[str]) -> list[str]:
+def step_report(run: str, step: int, samples: Sequence[tracing.Traced], notes: Sequence[str]) -> list[str]:
     """Return the report of a step, with one sample per line."""
     head = f"{run}: step {count(step)}: {plural(len(samples), 'sample')}"
     if samples and samples[0].position is None:
@@ -244,7 +203,7 @@ def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[
     return [head, *_rows(samples), *_noted(notes)]
 
 
-def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequence[str]) -> list[str]:
+def units_report(run: str, step: int, units: Sequence[tracing.TracedUnit], notes: Sequence[str]) -> list[str]:
     """Return the report of a step of a framed run: one unit per line, and below it the samples that may be in it."""
     lines = _table(units, _UNIT_COLUMNS)
     found = [f"{run}: step {count(step)}: {plural(len(units), 'unit')}", *lines[:1]]
@@ -254,7 +213,7 @@ def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequen
     return [*found, *_noted(notes)]
 
 
-def sample_report(head: str, times: Times, shown: Sequence[Traced], notes: Sequence[str]) -> list[str]:
+def sample_report(head: str, times: tracing.Times, shown: Sequence[tracing.Traced], notes: Sequence[str]) -> list[str]:
     """Return the report of a sample, with one time per line."""
     line = f"{head}: {plural(times.count, 'time')} before step {count(times.until_step)}"
     # Several outputs of one position of a framed run may be shown.
@@ -265,7 +224,7 @@ def sample_report(head: str, times: Times, shown: Sequence[Traced], notes: Seque
     return [line, *_rows(shown, but="source"), *more, *_noted(notes)]
 
 
-def _rows(samples: Sequence[Traced], *, but: str = "") -> list[str]:
+def _rows(samples: Sequence[tracing.Traced], *, but: str = "") -> list[str]:
     """Return a heading and a line for each sample, without the column named ``but``; nothing if there are none."""
     lines = _table(samples, {name: cell for name, cell in _COLUMNS.items() if name != but})
     rows = zip(lines[1:], samples, strict=True)
@@ -289,7 +248,7 @@ def _plain(number: int | None) -> str:
 
 _SEEN = {None: "", True: "yes", False: "no"}
 
-_UNIT_COLUMNS: dict[str, Callable[[TracedUnit], str]] = {
+_UNIT_COLUMNS: dict[str, Callable[[tracing.TracedUnit], str]] = {
     "unit": lambda unit: count(unit.unit),
     "lane": lambda unit: count(unit.lane),
     "frame": lambda unit: count(unit.frame),
@@ -301,11 +260,11 @@ _UNIT_COLUMNS: dict[str, Callable[[TracedUnit], str]] = {
 }
 
 
-def _step(sample: Traced) -> str:
+def _step(sample: tracing.Traced) -> str:
     return count(sample.step) + ("" if sample.last_step == sample.step else f" to {count(sample.last_step)}")
 
 
-_COLUMNS: dict[str, Callable[[Traced], str]] = {
+_COLUMNS: dict[str, Callable[[tracing.Traced], str]] = {
     "step": _step,
     "position": lambda sample: _counted(sample.position),
     "source": lambda sample: sample.source,
@@ -319,7 +278,7 @@ _COLUMNS: dict[str, Callable[[Traced], str]] = {
 }
 
 
-def _pieces(sample: Traced) -> str:
+def _pieces(sample: tracing.Traced) -> str:
     named = list(map(_piece, sample.origins[:MAX_PIECES]))
     if (rest := len(sample.origins) - MAX_PIECES) > 0:
         named.append(f"and {count(rest)} more")
@@ -340,3 +299,129 @@ def _piece(origin: Origin) -> str:
 
 def _noted(notes: Sequence[str]) -> list[str]:
     return [f"  note: {note}" for note in notes]
+
+
+@command("account", "Say what a run was fed, or where two runs part.")
+def account(
+    files: Annotated[tuple[str, ...], "FILE..."],
+    *,
+    until_step: int | None = None,
+    exact: bool = False,
+    no_data: bool = False,
+) -> Found:
+    """Say what the run in FILE, which save_run wrote, was fed before a step.
+
+    For each source the account says how many samples, documents and tokens were fed, how often its samples were seen,
+    and where each sample of the present epoch is: fed, still to come, skipped, or excluded. For each chapter of the run
+    it says the mix as it was planned and as it came. What is marked with ~ is an estimate.
+
+    Two files are compared: the first step at which their runs are fed otherwise, and the setting that makes it so.
+
+    Args:
+        files: the file of a run, or of two runs.
+        until_step: count what was fed before this step; by default until the end of the run.
+        exact: read and count what would be estimated.
+        no_data: open no store; tokens and documents are not counted.
+    """
+    if len(files) > 2 or (len(files) == 2 and (until_step is not None or exact)):
+        raise click.UsageError("give one file; or two to compare them, without --until-step and --exact")
+    if len(files) == 2:
+        found = tracing.first_difference(*(tracing.filed_run(file, read_data=False) for file in files))
+        told = "the same from begin to end" if found is None else found.message
+        report = [f"{files[0]} -> {files[1]}: {told}"]
+        return Found({"files": files, "difference": found}, report)
+    answer = tracing.account(tracing.filed_run(files[0], read_data=not no_data), until_step, exact=exact)
+    return Found(answer, account_lines(files[0], answer))
+
+
+def account_lines(name: str, answer: tracing.RunAccount) -> list[str]:
+    """Return an account as lines."""
+    parts = [plural(answer.fed.samples, "sample"), *_amounts(answer.fed)]
+    head = [f"{name}: before step {count(answer.step)}: {', '.join(parts)}"]
+    blocks = [head, _fed_lines(answer.sources), _present_lines(answer.sources), _seen_lines(answer.sources)]
+    return separated(block for block in (*blocks, _chapter_lines(answer.chapters)) if block)
+
+
+def _amounts(fed: tracing.Fed) -> list[str]:
+    names = {"tokens": "token", "supervised_tokens": "supervised token", "documents": "document"}
+    return [
+        f"{_about(fed, field)}{plural(getattr(fed, field), name)}"
+        for field, name in names.items()
+        if getattr(fed, field) is not None
+    ]
+
+
+def _about(fed: tracing.Fed, field: str) -> str:
+    return "~" if field in fed.estimated else ""
+
+
+def _amount(fed: tracing.Fed, field: str) -> str:
+    value = getattr(fed, field)
+    return "" if value is None else f"{_about(fed, field)}{count(value)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _fed_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
+    rows = [["fed", "samples", "share", "tokens", "supervised", "documents", "epochs begun", "complete"]]
+    rows += [
+        [
+            one.source,
+            count(one.fed.samples),
+            _percent(one.share),
+            *(_amount(one.fed, field) for field in ("tokens", "supervised_tokens", "documents")),
+            count(one.epochs_begun),
+            count(one.epochs_complete),
+        ]
+        for one in sources
+    ]
+    return table(rows)
+
+
+def _present_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
+    columns = ("fed", "to_come", "deferred", "dropped", "excluded", "left_behind")
+    rows = [["epoch", "number", "samples", *(name.replace("_", " ") for name in columns)]]
+    for one in sources:
+        if one.present is not None:
+            cells = [count(getattr(one.present, name)) for name in columns]
+            rows.append([one.source, count(one.present.epoch), count(one.num_samples), *cells])
+    return table(rows) if len(rows) > 1 else []
+
+
+def _seen_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
+    lines: list[str] = [Heading("  how often samples were seen")]
+    for one in sources:
+        if one.seen:
+            about = "" if one.is_exact else "~"
+            times = ", ".join(f"{_times(often)}: {about}{count(number)}" for often, number in one.seen.items())
+            lines.append(f"  {one.source}: {times}")
+        over = {"dropped": one.dropped, "deferred": one.deferred, "left behind": one.left_behind}
+        passed = ", ".join(f"{count(number)} {name}" for name, number in over.items() if number)
+        if passed:
+            lines.append(f"  {one.source}: over all epochs {passed}")
+        lines += [f"  {one.source}: {_exclusion(part)}" for part in one.exclusions]
+        if not one.is_current:
+            lines.append(f"  {one.source}: these were its data before: {one.data}")
+    return lines if len(lines) > 1 else []
+
+
+def _exclusion(part: tracing.ExclusionAccount) -> str:
+    what = f"documents {part.documents}" if part.documents else f"samples {part.samples}"
+    done = f"{what} {'masked' if part.how == 'mask' else 'dropped'} from step {count(part.step)} on"
+    others = f", with tokens of the documents {part.other_documents}" if part.other_documents else ""
+    return done + others
+
+
+def _times(often: int) -> str:
+    return ("never", "once", "twice")[often] if often < 3 else f"{count(often)} times"
+
+
+def _chapter_lines(chapters: tuple[tracing.ChapterAccount, ...]) -> list[str]:
+    lines: list[str] = [Heading("  the mix, as it came (as planned)")]
+    for one in chapters:
+        mix = ", ".join(f"{part.source} {_percent(part.share)} ({_percent(part.planned)})" for part in one.mix)
+        reason = f" ({one.reason})" if one.reason else ""
+        lines.append(f"  from step {count(one.first_step)}{reason}: {plural(one.samples, 'sample')}: {mix}")
+    return lines

@@ -9,7 +9,7 @@ headrace prepare DIR                            is  headrace prepare energon DIR
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,7 @@ from click import Option
 from headrace.cli import prepare_energon, prepare_media, prepare_text
 from headrace.cli.command import usage_errors
 
-_SUBCOMMANDS = (prepare_text.command, prepare_media.command, prepare_energon.command)
-_OPTIONS = [[param for param in command.params if isinstance(param, Option)] for command in _SUBCOMMANDS]
-_IN_PLACE = {param.name for param in _OPTIONS[-1]} - {param.name for options in _OPTIONS[:-1] for param in options}
-_BARE = click.Command(
-    "prepare",
-    options_metavar="[OPTIONS] INPUT...",
-    params=[*{param.name: param for some in _OPTIONS for param in some}.values()],
-)
-"""All options of all subcommands. It only finds out which are given; the subcommand reads their values."""
+_SUBCOMMANDS = (prepare_text.text, prepare_media.media, prepare_energon.energon)
 
 
 class Prepare(click.Group):
@@ -51,35 +43,44 @@ class Prepare(click.Group):
         if is_named and not Path(args[0]).exists():
             return args
         names = ctx.help_option_names
-        bare = click.Context(_BARE, parent=ctx.parent, info_name=ctx.info_name, help_option_names=names)
+        bare, flags = _bare(ctx)
         try:
-            values, inputs, given = _BARE.make_parser(bare).parse_args(list(args))
+            values, inputs, given = bare.command.make_parser(bare).parse_args(list(args))
         except click.UsageError:
             if is_named:
                 return args
             raise
         if any(param.opts == names for param in given):
             return args if is_named else ["--help"]
-        if is_named and (len(inputs) > 1 or (args[0] == "text" and "recipe" in values)):
+        options = {param.opts[0]: (param, values[str(param.name)]) for param in given if param.name in values}
+        if is_named and (len(inputs) > 1 or (args[0] == "text" and "--recipe" in options)):
             click.echo(f"note: {args[0]} is the subcommand here; for the path write ./{args[0]}", err=True)
             return args
-        return _completed(inputs, values, given)
+        name = _meant(inputs, {flag: value for flag, (_, value) in options.items()}, flags)
+        if name == "media":
+            del options["--format"]
+        again = (arg for param, value in options.values() if isinstance(param, Option) for arg in _again(param, value))
+        return [name, *again, "--", *inputs]
 
 
-def _completed(inputs: list[str], values: dict[str, Any], given: Sequence[click.Parameter]) -> list[str]:
-    """Return the arguments of the subcommand that is meant, with its name in front."""
-    name = _meant(inputs, values)
-    if name == "media":
-        del values["format"]
-    options = [param for param in dict.fromkeys(given) if isinstance(param, Option) and param.name in values]
-    return [name, *(arg for option in options for arg in _again(option, values[str(option.name)])), "--", *inputs]
+def _bare(ctx: click.Context) -> tuple[click.Context, set[str]]:
+    """Return a context in which the options of all subcommands are parsed, and the options of those in place alone.
+
+    It only finds out which are given; the subcommand reads their values.
+    """
+    options = [[param for param in one.get_params(ctx) if isinstance(param, Option)] for one in _SUBCOMMANDS]
+    params = {param.opts[0]: param for some in options for param in some if param.opts[0] != "--help"}
+    command = click.Command("prepare", options_metavar="[OPTIONS] INPUT...", params=[*params.values()])
+    bare = click.Context(command, parent=ctx.parent, info_name=ctx.info_name, help_option_names=ctx.help_option_names)
+    *others, last = ({param.opts[0] for param in some} for some in options)
+    return bare, last.difference(*others)
 
 
-def _meant(inputs: Sequence[str], values: dict[str, Any]) -> str:
+def _meant(inputs: Sequence[str], values: Mapping[str, Any], in_place: set[str]) -> str:
     """Return the name of the subcommand that does what these arguments ask for."""
-    if not values.keys() & {"output", "tokenizer", "recipe"} and _is_in_place(inputs, values):
+    if not values.keys() & {"--output", "--tokenizer", "--recipe"} and (in_place & values.keys() or _is_place(inputs)):
         return "energon"
-    return "media" if values.get("format") == "tar" and "recipe" not in values else "text"
+    return "media" if values.get("--format") == "tar" and "--recipe" not in values else "text"
 
 
 def _again(option: Option, value: Any) -> list[str]:
@@ -89,10 +90,8 @@ def _again(option: Option, value: Any) -> list[str]:
     return [arg for one in (value if option.multiple else [value]) for arg in (option.opts[0], one)]
 
 
-def _is_in_place(inputs: Sequence[str], given: Collection[str]) -> bool:
+def _is_place(inputs: Sequence[str]) -> bool:
     """Whether the inputs are prepared in place, if neither output nor tokeniser nor recipe is given."""
-    if _IN_PLACE & set(given):
-        return True
     if len(inputs) != 1:
         return False
     if "://" in inputs[0]:
@@ -111,17 +110,13 @@ def _has_tar(folder: Path) -> bool:
     return False
 
 
-@click.group(
-    cls=Prepare,
-    name="prepare",
-    commands={str(command.name): command for command in _SUBCOMMANDS},
+prepare = Prepare(
+    "prepare",
+    {str(command.name): command for command in _SUBCOMMANDS},
     short_help="Make a store of text, records or media.",
     subcommand_metavar="[text|media|energon] INPUT...",
+    help="Make a store of text, of records or of media, with the subcommand for it.\n\n"
+    "Without a subcommand the arguments say what is made: --tokenizer makes tokens of text, --recipe FILE makes "
+    "samples of records, and --format tar makes tar shards of media. A folder of .tar shards, a .jsonl or the .yaml of "
+    "a metadataset, without --output, is prepared in place. The options are those of the subcommand, as --json.",
 )
-def command() -> None:
-    """Make a store of text, of records or of media, with the subcommand for it.
-
-    Without a subcommand the arguments say what is made: --tokenizer makes tokens of text, --recipe FILE makes samples
-    of records, and --format tar makes tar shards of media. A folder of .tar shards, a .jsonl or the .yaml of a
-    metadataset, without --output, is prepared in place. The options are those of the subcommand, as --json.
-    """

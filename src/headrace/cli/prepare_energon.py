@@ -8,96 +8,38 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
-from click import Option
 
-from headrace.cli import prepare_options as common
-from headrace.cli.command import print_found
-from headrace.cli.job import ExecutorOptions, hand_over, show_tasks
+from headrace import preparing
+from headrace.cli import prepare_shared as shared
+from headrace.cli.command import Found, command
+from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
+from headrace.cli.options import read
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
 
 if TYPE_CHECKING:
-    from headrace.preparing.energon import EnergonOptions, EnergonReport, MediaFilter
+    from headrace.preparing.energon import EnergonReport
     from headrace.preparing.energon.scanning import Peek
 
 _SHOWN = 5
 
-_SHARDS = (
-    Option(["--exclude"], metavar="REGEX", help="Leave out shards in whose names REGEX is found."),
-    Option(
-        ["--duplicates", "--on-duplicate", "duplicates"],
-        type=click.Choice(["error", "drop", "keep"]),
-        help="What happens to a sample whose key came before (default: error).",
-    ),
-    Option(["--fix-duplicates"], is_flag=True, hidden=True, help="Energon's name of --duplicates keep."),
-    Option(["--tar-index-only"], is_flag=True, help="Write only .tar.idx and .info.json."),
-)
-_SPLIT = (
-    common.SPLIT_RATIO,
-    Option(
-        ["--split-parts"],
-        metavar="NAME:REGEX",
-        multiple=True,
-        help="Assign the shards whose names match REGEX to the part NAME of the split.",
-    ),
-    Option(["--shuffle-tars"], is_flag=True, help="Shuffle the shards before --split-ratio assigns them."),
-)
-_DATASET = (
-    common.SAMPLE_TYPE,
-    common.FIELD_MAP,
-    Option(["--part-filter"], metavar="PART,..", help="The parts of crude samples that are read."),
-    Option(["--dataset-yaml-name"], metavar="NAME", help="Name of the dataset file (default: dataset.yaml)."),
-    Option(["--skip-dataset-yaml"], is_flag=True, help="Do not write a dataset file."),
-)
-_MEDIA = (
-    Option(
-        ["--media-metadata-by-extension"],
-        is_flag=True,
-        help="Gather metadata (size, length) of the parts whose extension is one of media.",
-    ),
-    Option(
-        ["--media-metadata-by-header"],
-        is_flag=True,
-        help="Gather metadata of the parts whose first bytes are those of media.",
-    ),
-    Option(
-        ["--media-metadata-by-glob"],
-        metavar="PAT,..",
-        help="Gather metadata of the parts whose names match a pattern, as *.jpg,*.mp4.",
-    ),
-    Option(["--media-only"], is_flag=True, help="Only gather metadata, for a folder of plain files."),
-)
 
-
-@click.command(
-    cls=common.Subcommand,
-    urls=("inputs",),
-    name="energon",
-    short_help="Make tars, a JSONL or a metadataset ready for Energon, in place.",
-    what="a folder of .tar shards, which is prepared in place",
-    groups={
-        "Shards": _SHARDS,
-        "Split": _SPLIT,
-        "Dataset": _DATASET,
-        "Metadata of media": _MEDIA,
-        "Errors": (common.ON_ERROR, common.MAX_ERRORS),
-        "Run": (
-            common.WORKERS,
-            common.OVERWRITE,
-            common.RESTART,
-            Option(["--non-interactive"], is_flag=True, help="Ask no questions, even on a terminal."),
-            Option(["--progress/--no-progress"], default=True, hidden=True),
-            Option(["--tmp-path"], hidden=True, help="Energon's, for object stores; not used."),
-            common.QUIET,
-        ),
-    },
-)
-@click.argument("inputs", nargs=-1, metavar="PATH")
-def command(inputs: tuple[str, ...], executor: ExecutorOptions, quiet: bool, as_json: bool, **given: Any) -> None:
+@command(
+    "energon", "Make tars, a JSONL or a metadataset ready for Energon, in place.", urls=("inputs",),
+    kind=shared.Subcommand,
+)  # fmt: skip
+def energon(
+    inputs: Annotated[tuple[str, ...], "PATH"] = (),
+    *,
+    options: preparing.EnergonOptions,
+    executor: ExecutorOptions = LOCAL,
+    quiet: bool = False,
+    as_json: bool = False,
+) -> Found:
     """Prepare the dataset at PATH in place, as energon prepare does; see docs/energon.md.
 
     PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. All of these may be at
@@ -109,25 +51,24 @@ def command(inputs: tuple[str, ...], executor: ExecutorOptions, quiet: bool, as_
     if len(inputs) != 1:
         raise ConfigError(f"only one folder or file at a time is prepared in place; found {len(inputs)}")
     path = inputs[0]
-    options = _options(given)
-    if _may_ask(given, quiet=quiet, as_json=as_json) and "://" not in path:
+    shared.check_errors(options.errors, "malformed shard")
+    if is_terminal() and not (quiet or as_json) and "://" not in path:
         options = ask(Path(path), options)
     if not executor.is_local:
         with ProgressBar(quiet=quiet) as bar:
             plan_energon(path, options=options, on_notice=notes(bar, quiet=quiet))
-        hand_over(executor, path, workers=options.workers, quiet=quiet, as_json=as_json)
-        return
-    with ProgressBar(quiet=quiet or not given["progress"]) as bar:
+        return hand_over(executor, path, workers=options.workers, quiet=quiet)
+    with ProgressBar(quiet=quiet) as bar:
         note = notes(bar, quiet=quiet)
         if path.endswith(".yaml") and ("://" in path or Path(path).is_file()):
             report = _joins(path, options, note)
         else:
             report = prepare_energon(path, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
-    tell(report, path, elapsed_s, quiet=quiet, as_json=as_json)
+    return tell(report, path, elapsed_s, quiet=quiet)
 
 
-def _joins(path: str, options: EnergonOptions, note: Callable[[str], None]) -> EnergonReport:
+def _joins(path: str, options: preparing.EnergonOptions, note: Callable[[str], None]) -> EnergonReport:
     """Make the indices of the joins of a metadataset."""
     from headrace.datasets.metadataset import load_dataset
     from headrace.io import check_new
@@ -151,13 +92,14 @@ def _joins(path: str, options: EnergonOptions, note: Callable[[str], None]) -> E
     )
 
 
-def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:
-    return not (given["non_interactive"] or quiet or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
+def is_terminal() -> bool:
+    """Whether questions can be asked."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a run or job."""
-    print_found(result(report, elapsed_s), summary(report, elapsed_s), as_json=as_json, quiet=quiet)
+def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report at the end of a run or job."""
+    return Found(result(report, elapsed_s), summary(report, elapsed_s))
 
 
 def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:
@@ -209,64 +151,11 @@ def _left_out(report: EnergonReport) -> list[str]:
     return lines
 
 
-def _options(given: dict[str, Any]) -> EnergonOptions:
-    from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice
-
-    if given["fix_duplicates"]:
-        if given["duplicates"] not in (None, "keep"):
-            raise ConfigError(f"--fix-duplicates means --duplicates keep; found --duplicates {given['duplicates']} too")
-        given["duplicates"] = "keep"
-    dataset = common.chosen(given, "sample_type")
-    if given["dataset_yaml_name"]:
-        dataset["name"] = given["dataset_yaml_name"]
-    if given["field_map"] is not None:
-        dataset["field_map"] = common.parse_field_map(given["field_map"])
-    if given["part_filter"]:
-        dataset["part_filter"] = tuple(given["part_filter"].split(","))
-    ratio = given["split_ratio"]
-    return EnergonOptions(
-        split=SplitChoice(
-            ratio=() if ratio is None else common.parse_shares(ratio),
-            parts=tuple(map(_split_part, given["split_parts"])),
-            shuffle=given["shuffle_tars"],
-        ),
-        dataset=DatasetChoice(skip=given["skip_dataset_yaml"], **dataset),
-        media=_media(given),
-        index_only=given["tar_index_only"],
-        errors=common.error_options(given, "malformed shard"),
-        **common.chosen(given, "exclude", "media_only", "duplicates", "workers", "overwrite", "restart"),
-    )
-
-
-def _split_part(text: str) -> tuple[str, str]:
-    name, colon, pattern = text.partition(":")
-    if not colon:
-        raise ConfigError(f"--split-parts {text!r}: write NAME:REGEX, as 'train:shards/train-.*'")
-    return name, pattern
-
-
-def _media(given: dict[str, Any]) -> MediaFilter | None:
-    from headrace.preparing.energon import MediaFilter
-
-    glob = given["media_metadata_by_glob"]
-    wanted = [
-        MediaFilter(strategy="GLOB", patterns=tuple(pattern.strip() for pattern in glob.split(","))) if glob else None,
-        MediaFilter(strategy="EXTENSION") if given["media_metadata_by_extension"] else None,
-        MediaFilter(strategy="HEADER") if given["media_metadata_by_header"] else None,
-    ]
-    found = [media for media in wanted if media is not None]
-    if len(found) > 1:
-        raise ConfigError(
-            "--media-metadata-by-extension, -by-header and -by-glob exclude each other: use only one of them"
-        )
-    return found[0] if found else None
-
-
 _CRUDE = "CrudeWebdataset"
 _MAX_PARTS = 10
 
 
-def ask(path: Path, options: EnergonOptions) -> EnergonOptions:
+def ask(path: Path, options: preparing.EnergonOptions) -> preparing.EnergonOptions:
     """Ask for the split and the sample type where they are missing, and return the completed options.
 
     Raises:
@@ -306,8 +195,8 @@ def _ask_ratio() -> tuple[float, ...]:
     while True:
         text = click.prompt("Shares of train, val and test, as 8,1,1 (--split-ratio)", type=str)
         try:
-            ratio = common.parse_shares(text)
-        except ConfigError as error:
+            ratio: tuple[float, ...] = read(text, tuple[float, ...], "split_ratio")
+        except ValueError as error:
             click.echo(str(error))
             continue
         if len(ratio) == 3 and all(share >= 0 for share in ratio) and sum(ratio) > 0:

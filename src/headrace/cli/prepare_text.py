@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
-from click import Option
+from typing import TYPE_CHECKING, Annotated
 
 from headrace import preparing
-from headrace.cli import prepare_options as common
-from headrace.cli.command import FAULTY, check_shards, given_options, print_found
-from headrace.cli.job import ExecutorOptions, hand_over, show_tasks
+from headrace.cli import prepare_shared as shared
+from headrace.cli.command import Found, command, given_names
+from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, noted, plural, short, size
 
 if TYPE_CHECKING:
-    from headrace.preparing import Estimate, PrepareOptions
-    from headrace.preparing.shards import ShardEstimate
     from headrace.samples.recipe import Recipe
     from headrace.stores import Manifest, SampleLedger
-
-AnyEstimate = TypeVar("AnyEstimate", "Estimate", "ShardEstimate")
 
 _MAX_FILES = 4
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
-    """Print the report at the end of a job."""
-    print_found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+    """Return the report at the end of a job."""
+    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s))
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
@@ -86,7 +79,7 @@ def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool
     per_s = 1 / max(elapsed_s, 1e-9)
     dtype = next(iter(manifest.outputs[0].keys.values())).dtype
     pairs = [
-        ("documents", count(ledger.documents.kept) + common.dropped(ledger.documents.dropped)),
+        ("documents", count(ledger.documents.kept) + shared.dropped(ledger.documents.dropped)),
         *_tokens(manifest, dtype),
         ("input", f"{plural(len(manifest.inputs), 'file')}, {size(input_bytes)}"),
     ]
@@ -116,7 +109,7 @@ def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool
     pairs.append(
         ("time", f"{duration(elapsed_s)}, {speeds}" if is_whole else f"{duration(elapsed_s)} since the run continued")
     )
-    return [f"{output}: complete", *listing(pairs), *common.skipped(manifest.errors, "bad record")]
+    return [f"{output}: complete", *listing(pairs), *shared.skipped(manifest.errors, "bad record")]
 
 
 def _tokens(manifest: Manifest, dtype: str) -> list[tuple[str, str]]:
@@ -133,7 +126,7 @@ def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tupl
         kept = f"{count(tokens.kept)} ({dtypes.get(key, '')})"
         if tokens.truncated:
             kept += f", {count(sum(tokens.truncated.values()))} cut off"
-        pairs.append((key, kept + common.dropped(tokens.dropped)))
+        pairs.append((key, kept + shared.dropped(tokens.dropped)))
     total = sum(tokens.kept for tokens in samples.keys.values())
     if samples.supervised:
         pairs.append(("trained", f"{count(samples.supervised)} ({samples.supervised / max(total, 1):.1%})"))
@@ -141,7 +134,7 @@ def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tupl
     return pairs
 
 
-def estimate_lines(estimate: Estimate) -> list[str]:
+def estimate_lines(estimate: preparing.Estimate) -> list[str]:
     """Return the report of ``--dry-run``."""
     share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
     documents = plural(estimate.sampled_documents, "document")
@@ -156,28 +149,13 @@ def estimate_lines(estimate: Estimate) -> list[str]:
         ("backend", estimate.backend + (f", since {estimate.fallback}" if estimate.fallback else "")),
     ]
     if estimate.dropped:
-        pairs.append(("filters", f"of the sample{common.dropped(estimate.dropped)}"))
+        pairs.append(("filters", f"of the sample{shared.dropped(estimate.dropped)}"))
     if estimate.bad_records:
         first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
         pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample{first}"))
     if estimate.stops:
         pairs.append(("stops", estimate.stops))
     return ["dry run: nothing was written", *listing(pairs)]
-
-
-def show_estimate(
-    estimate: Callable[[], AnyEstimate], lines: Callable[[AnyEstimate], list[str]], output: str | None,
-    *, overwrite: bool, restart: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Print the report of ``--dry-run``; the exit code is `FAULTY` if the run would end without output."""
-    from headrace.preparing.outputs.folder import output_at
-
-    if output is not None and (note := output_at(output, overwrite=overwrite, restart=restart).look()):
-        click.echo(f"note: {note}", err=True)
-    found = estimate()
-    print_found(found, lines(found), as_json=as_json)
-    if found.stops:
-        click.get_current_context().exit(FAULTY)
 
 
 FORMS = (
@@ -188,75 +166,25 @@ FORMS = (
 CONTINUED = ("continuing", "the run was complete", "the output is complete")
 """Beginnings of the notices which say that an earlier run did a part of the work."""
 
-_TEXT = (
-    Option(
-        ["--field", "--text-field", "fields"],
-        metavar="NAME",
-        multiple=True,
-        help="Field of each record that holds the text (default: 'text'); several fields give one output each.",
-    ),
-    Option(["--join"], metavar="TEXT", help="Join the texts of several fields with TEXT between them."),
-    Option(
-        ["--sample-by"],
-        type=click.Choice(["document", "paragraph", "line"]),
-        help="What a document of a .txt file is (default: document, the whole file).",
-    ),
-    Option(["--append-eod"], is_flag=True, help="Append the end-of-document token to each document that has tokens."),
-    Option(
-        ["--eod"], metavar="TOKEN|ID", help="End-of-document token (default: the only usual one in the vocabulary)."
-    ),
-    Option(
-        ["--bos"],
-        metavar="auto|always|never|TOKEN|ID",
-        help="Begin token of each document: as the tokeniser begins texts, that or a usual one, none (default: never).",
-    ),
-    Option(
-        ["--special-tokens-in-text"],
-        type=click.Choice(["literal", "encode", "error"]),
-        help="What '<|endoftext|>' inside a text becomes: ordinary text (default: literal), the token, or an error.",
-    ),
-    Option(["--min-chars"], metavar="N", type=int, help="Drop documents with fewer characters."),
-    Option(["--max-chars"], metavar="N", type=int, help="Drop documents with more characters."),
-    Option(["--min-tokens"], metavar="N", type=int, help="Drop documents with fewer tokens."),
-    Option(["--max-tokens"], metavar="N", type=int, help="Drop documents with more tokens."),
-)
-_RECIPE = (
-    Option(["--recipe"], metavar="FILE", help="Make samples of records, as this file in YAML or JSON says."),
-    Option(["--now"], metavar="TIME", help="The time that the template sees (default: when the run began)."),
-)
-_OUTPUT = (
-    common.OUTPUT,
-    Option(
-        ["--format"],
-        type=click.Choice(["indexed", "keyed", "hdf5", "jsonl"]),
-        help=".bin and .idx (default: indexed), .bin and meta.json, or with a recipe .h5 or .jsonl.",
-    ),
-    common.SHARD_TOKENS,
-    common.SINGLE,
-)
 
-
-@click.command(
-    cls=common.Subcommand,
+@command(
+    "text",
+    "Make tokens of text, or samples of records with a recipe.",
     urls=("inputs", "output", "tokenizer", "recipe"),
-    name="text",
-    short_help="Make tokens of text, or samples of records with a recipe.",
-    what="texts",
-    groups={
-        "Tokens": (common.TOKENIZER, common.BACKEND),
-        "Records": (common.ID_FIELD, common.MAX_RECORD_BYTES, common.FILTER, common.DEDUPLICATE),
-        "Text (a recipe says these itself)": _TEXT,
-        "Recipe": _RECIPE,
-        "Output": _OUTPUT,
-        "Errors": (common.ON_ERROR, common.MAX_ERRORS),
-        "Run": (common.WORKERS, common.OVERWRITE, common.RESTART, common.DRY_RUN, common.QUIET),
-    },
+    kind=shared.Subcommand,
 )
-@click.argument("inputs", nargs=-1, metavar="INPUT...")
-def command(
-    inputs: tuple[str, ...], output: str | None, tokenizer: str | None, recipe: str | None,
-    now: str | None, executor: ExecutorOptions, dry_run: bool, quiet: bool, as_json: bool, **_: Any,
-) -> None:  # fmt: skip
+def text(
+    inputs: Annotated[tuple[str, ...], "INPUT..."] = (),
+    *,
+    output: str | None = None,
+    tokenizer: Annotated[str | None, "PATH"] = None,
+    recipe: Annotated[str | None, "FILE"] = None,
+    now: Annotated[str | None, "TIME"] = None,
+    options: preparing.PrepareOptions,
+    executor: ExecutorOptions = LOCAL,
+    dry_run: bool = False,
+    quiet: bool = False,
+) -> Found:
     """Tokenise text into shards in DIR that Megatron can read, or make samples of records as a recipe says.
 
     INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
@@ -268,16 +196,14 @@ def command(
 
     The result does not depend on the number of workers, and appears whole or not at all. If a run ends early for any
     reason, the same command continues it.
-    """
 
-    given = given_options(click.get_current_context())
-    check_shards(given)
-    if given.pop("single", False):
-        given["shard_tokens"] = None
-    given |= {name: _token(given[name]) for name in ("eod", "bos") if name in given}
+    Args:
+        recipe: make samples of records, as this file in YAML or JSON says.
+        dry_run: estimate what would be written from a sample of the input; write nothing.
+    """
     found = None
     if recipe is not None:
-        found, options = _of_recipe(recipe, now, given)
+        found = _of_recipe(recipe, now, options)
     elif now is not None:
         raise ConfigError("--now is the time that the template of a recipe sees: give --recipe FILE as well")
     elif tokenizer is None:
@@ -285,14 +211,12 @@ def command(
     elif not inputs:
         raise ConfigError("no INPUT is given: name at least one file, folder or glob")
     else:
-        options = _options(given)
+        shared.check_errors(options.errors, "bad record")
     if dry_run:
-        show_estimate(
-            lambda: preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options),
-            estimate_lines, output, overwrite=options.overwrite, restart=options.restart, as_json=as_json,
-        )  # fmt: skip
-        return
-    folder = common.output_folder(output)
+        shared.tell_output(output, options)
+        estimate = preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options)
+        return Found(estimate, always=estimate_lines(estimate), is_faulty=bool(estimate.stops))
+    folder = shared.output_folder(output)
     do = preparing.prepare if executor.is_local else preparing.plan
     is_whole = True
     with ProgressBar(quiet=quiet) as bar:
@@ -309,13 +233,12 @@ def command(
         )
         elapsed_s = bar.elapsed_s
     if manifest is None:
-        hand_over(executor, folder, workers=options.workers, quiet=quiet, as_json=as_json)
-        return
+        return hand_over(executor, folder, workers=options.workers, quiet=quiet)
     report = summary(manifest, folder, elapsed_s, is_whole=is_whole)
-    print_found(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
+    return Found(result(manifest, folder, elapsed_s), report)
 
 
-def _of_recipe(path: str, now: str | None, given: dict[str, Any]) -> tuple[Recipe, PrepareOptions]:
+def _of_recipe(path: str, now: str | None, options: preparing.PrepareOptions) -> Recipe:
     """Read a recipe, and apply the options of the command line to it.
 
     Raises:
@@ -324,30 +247,9 @@ def _of_recipe(path: str, now: str | None, given: dict[str, Any]) -> tuple[Recip
     from headrace.preparing.recipes import with_options
     from headrace.samples.recipe import with_now
 
-    recipe = preparing.read_recipe(path)
-    options = _options({"on_error": recipe.errors.on_error, **given})
-    recipe = with_options(recipe, options, given)
-    return (recipe if now is None else with_now(recipe, now, path)), options
-
-
-def _options(given: dict[str, Any]) -> PrepareOptions:
-    """Return the options of the library, whose fields have the names of those of the command line."""
-    groups = {
-        "records": preparing.RecordOptions,
-        "tokens": preparing.TokenOptions,
-        "filters": preparing.FilterSpec,
-        "output": preparing.OutputOptions,
-    }
-    values: dict[str, Any] = {
-        group: kind(**{name: given[name] for name in kind.__struct_fields__ if name in given})
-        for group, kind in groups.items()
-    }
-    values["errors"] = common.error_options(given, "bad record")
-    return preparing.PrepareOptions(**values, **common.chosen(given, "deduplicate", "workers", "overwrite", "restart"))
-
-
-def _token(given: str) -> str | int:
-    return int(given) if given.isascii() and given.isdigit() else given
+    recipe = with_options(preparing.read_recipe(path), options, given_names())
+    shared.check_errors(options.errors, "bad record", recipe.errors.on_error)
+    return recipe if now is None else with_now(recipe, now, path)
 
 
 def _missing_tokenizer(inputs: tuple[str, ...]) -> str:

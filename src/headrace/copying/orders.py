@@ -55,7 +55,7 @@ def common_tokenizer(
             if not allow_different:
                 raise ConfigError(
                     f"different tokenisers: {found}; one model cannot read both: tokenise one of them again, or allow"
-                    " this with --allow-different-tokenizers"
+                    " this with --any-tokenizer"
                 )
             return None, [f"different tokenisers: {found}; the result names no tokeniser"]
     if len(known) < len(paths):

@@ -285,7 +285,7 @@ def expand(
             at = next(number for number, stem in enumerate(stems) if stem != natural[number])
             notes.append(
                 f"{path}: pairs are merged in natural order, as headrace.open reads them ({natural[at]!r} before"
-                f" {stems[at]!r}); to sort by name as Megatron's tool does, use --sort-by name"
+                f" {stems[at]!r}); to sort by name as Megatron's tool does, use --order name"
             )
     if sort_by == "name":
         found.sort()

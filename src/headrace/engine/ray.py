@@ -64,7 +64,7 @@ class RayExecutor(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 ray.init(address=self.address)
             except Exception as error:
-                where = self.address or "that ray.init finds without --address"
+                where = self.address or "that ray.init finds without address"
                 raise ConfigError(f"the Ray cluster {where} cannot be reached: {error}") from error
         remote = ray.remote(num_cpus=1, memory=self.memory_bytes, max_retries=MAX_RETRIES)(do_batch)
         _Driver(ray, remote, job, phase, show).run()

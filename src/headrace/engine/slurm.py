@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -53,6 +53,9 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     finish: str
 
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
     """Submits an array of jobs that do the tasks, and a job that goes on when the array has ended."""
 
@@ -60,11 +63,11 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None
     """Time limit of each job, as Slurm writes it; a job that reaches it is no loss."""
 
-    array_parallel: int | None = None
+    array_parallel: Count | None = None
     """Jobs of the array that may run at the same time."""
 
-    tasks_per_job: int | None = None
-    cpus_per_job: int = 1
+    tasks_per_job: Count | None = None
+    cpus_per_job: Count = 1
     """CPUs of each job, and the number of its worker processes."""
 
     setup: str | None = None
@@ -101,7 +104,7 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
         common = [f"--chdir={Path.cwd()}", *self._limits()]
         task = [*_command(), "task", str(job.output.absolute()), "--quiet", "--workers", str(self.cpus_per_job)]
         if self.tasks_per_job is not None:
-            task += ["--most", str(self.tasks_per_job)]
+            task += ["--num", str(self.tasks_per_job)]
         array = _submit(
             self._script(folder / "task.sh", task),
             [
@@ -139,11 +142,8 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
 
     def _again(self) -> list[str]:
         """Return the options of the command line that make this executor."""
-        found = ["--executor", "slurm"]
-        for name, value in msgspec.structs.asdict(self).items():
-            if value is not None:
-                found += [f"--{name.replace('_', '-')}", str(value)]
-        return found
+        given = msgspec.structs.asdict(self).items()
+        return ["--executor", ",".join(["slurm", *(f"{name}={value}" for name, value in given if value is not None)])]
 
     def _script(self, path: Path, command: list[str]) -> Path:
         lines = ["#!/bin/bash", *([self.setup] if self.setup else []), f"exec {shlex.join(command)}", ""]

@@ -37,7 +37,7 @@ from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.preparing.api import estimate, plan, prepare
-    from headrace.preparing.energon import plan_energon, prepare_energon
+    from headrace.preparing.energon import EnergonOptions, plan_energon, prepare_energon
     from headrace.preparing.estimating import Estimate
     from headrace.preparing.filters import FilterSpec
     from headrace.preparing.options import ErrorOptions, OutputOptions, PrepareOptions, RecordOptions, TokenOptions
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _HOMES = homes(
     {
         "headrace.preparing.api": "estimate plan prepare",
-        "headrace.preparing.energon": "plan_energon prepare_energon",
+        "headrace.preparing.energon": "EnergonOptions plan_energon prepare_energon",
         "headrace.preparing.estimating": "Estimate",
         "headrace.preparing.filters": "FilterSpec",
         "headrace.preparing.options": "ErrorOptions OutputOptions PrepareOptions RecordOptions TokenOptions",
@@ -57,6 +57,7 @@ _HOMES = homes(
 )
 
 __all__ = [
+    "EnergonOptions",
     "ErrorOptions",
     "Estimate",
     "FilterSpec",

@@ -198,7 +198,7 @@ def check_tolerance(
         most, last = f"{allowed:.2%}", errors[-1]
     else:
         return
-    raise InputError(f"{found}, but --max-errors allows {most}; the last one: {described(last)} Nothing was written.")
+    raise InputError(f"{found}, but max_errors allows {most}; the last one: {described(last)} Nothing was written.")
 
 
 def error_entry(file: SourceFile, sample_by: SampleBy, line: int, message: str) -> ErrorEntry:

@@ -157,8 +157,7 @@ def check_text_options(options: PrepareOptions) -> None:
     _check_records(options)
     tokens, output = options.tokens, options.output
     if output.format in ("hdf5", "jsonl"):
-        name = output.format
-        raise ConfigError(f"format is {name}: text is stored as indexed or keyed; only recipes can write {name}")
+        raise ConfigError(f"format is {output.format}: text is indexed or keyed; only recipes can write hdf5 and jsonl")
     if tokens.eod is not None and not tokens.append_eod:
         raise ConfigError(f"eod is {tokens.eod!r}, but nothing is appended: give --append-eod as well, or drop --eod")
     check_options(options)
@@ -172,11 +171,8 @@ def check_options(options: PrepareOptions) -> None:
     """
     check_filters(options.filters)
     check_run(options, options.errors)
-    at_least_one(task_bytes=options.task_bytes)
+    at_least_one(task_bytes=options.task_bytes, shard_tokens=options.output.shard_tokens)
     check_record_bytes(options.records.max_record_bytes)
-    output = options.output
-    if output.shard_tokens is not None and output.shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {output.shard_tokens}: at least 1 is needed, or --single for one shard")
 
 
 def check_run(options: RunOptions, errors: ErrorOptions, *, what: str = "records") -> None:

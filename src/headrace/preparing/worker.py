@@ -207,7 +207,7 @@ class TextWorker:
         if isinstance(allowed, int) and len(errors) > allowed:
             span, line, message = errors[allowed]
             raise BadLineError(
-                f"{message}. It is one of more than {allowed:,} bad records, which is what --max-errors allows", span,
+                f"{message}. It is one of more than {allowed:,} bad records, which is what max_errors allows", span,
                 line,
             )  # fmt: skip
 

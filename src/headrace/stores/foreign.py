@@ -57,7 +57,7 @@ class KeyParts(NamedTuple):
     parts: IntArray
 
 
-class Found(NamedTuple):
+class FoundColumns(NamedTuple):
     """What a pass over a file, or a look into it, has found.
 
     Attributes:
@@ -70,7 +70,7 @@ class Found(NamedTuple):
     places: Mapping[str, IntArray] = {}
     digest: str = ""
 
-    def differs(self, other: Found) -> bool:
+    def differs(self, other: FoundColumns) -> bool:
         """Return whether keys, lengths or content are not the same."""
         return (
             self.digest != other.digest
@@ -85,7 +85,7 @@ class _Meta(msgspec.Struct, frozen=True):
     xxh3_128: str
 
 
-def _to_keep(found: Found) -> Kept:
+def _to_keep(found: FoundColumns) -> Kept:
     arrays = dict(found.places)
     for number, column in enumerate(found.columns.values()):
         arrays[f"bounds_{number}"] = column.bounds
@@ -95,13 +95,13 @@ def _to_keep(found: Found) -> Kept:
     return arrays, msgspec.json.encode(_Meta(tuple(found.columns), dtypes, found.digest))
 
 
-def _from_kept(arrays: Mapping[str, IntArray], data: bytes) -> Found:
+def _from_kept(arrays: Mapping[str, IntArray], data: bytes) -> FoundColumns:
     meta = msgspec.json.decode(data, type=_Meta)
     columns = {}
     for number, (key, dtype) in enumerate(zip(meta.keys, meta.dtypes, strict=True)):
         bounds = arrays[f"bounds_{number}"]
         columns[key] = KeyParts(np.dtype(dtype), bounds, arrays.get(f"parts_{number}", bounds))
-    return Found(columns, arrays, meta.xxh3_128)
+    return FoundColumns(columns, arrays, meta.xxh3_128)
 
 
 class ForeignStore(SegmentedStore):
@@ -233,7 +233,7 @@ class ForeignStore(SegmentedStore):
         self._reader.keep(self.file)
 
     @abstractmethod
-    def _find(self) -> Found:
+    def _find(self) -> FoundColumns:
         """Find the keys in the file, and where their values lie."""
 
     @abstractmethod
@@ -323,7 +323,7 @@ class JsonlStore(_JsonStore):
     _kept_as = "jsonl"
     _most_recent = 32
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundColumns:
         offsets, ends = array("q"), array("q")
         lengths: dict[str, array[int]] = {}
         kinds: dict[str, str] = {}
@@ -359,7 +359,7 @@ class JsonlStore(_JsonStore):
             bounds = prefix_sums(counts)
             columns[key] = KeyParts(_kind_dtype(kinds, key), bounds, bounds)
         places = {"offsets": np.array(offsets, np.int64), "ends": np.array(ends, np.int64)}
-        return Found(columns, places, hasher.hexdigest())
+        return FoundColumns(columns, places, hasher.hexdigest())
 
     def _part(self, key: str, part: int, first: int, count: int) -> TokenArray:
         record: dict[str, TokenArray] = self._recalled(part, lambda: self._record(part))
@@ -393,7 +393,7 @@ class JsonObjectStore(_JsonStore):
     format = "json"
     suffixes = (".json", ".jsonl")
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundColumns:
         data = self._reader.read(self.file, 0, self._reader.size(self.file)).tobytes()
         kinds: dict[str, str] = {}
         columns = {}
@@ -404,7 +404,7 @@ class JsonObjectStore(_JsonStore):
             dtype, bounds = _kind_dtype(kinds, key), prefix_sums([len(values) for values in documents])
             self._values[key] = np.array(list(itertools.chain.from_iterable(documents)), dtype)
             columns[key] = KeyParts(dtype, bounds, bounds[[0, -1]])
-        return Found(columns, digest=xxhash.xxh3_128_hexdigest(data))
+        return FoundColumns(columns, digest=xxhash.xxh3_128_hexdigest(data))
 
     def _part(self, key: str, part: int, first: int, count: int) -> TokenArray:
         return self._values[key][first : first + count].astype(self._dtypes[key], copy=False)
@@ -507,7 +507,7 @@ class _ArrowStore(ForeignStore):
     def _lists(self, key: str, part: int) -> Any:
         """Return the lists of a column in a part as one array of Arrow."""
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundColumns:
         types = load_pyarrow(self.file).types
         schema, num_parts = self._schema()
         columns = {}
@@ -529,7 +529,7 @@ class _ArrowStore(ForeignStore):
                 f"{self.file}: no column has lists of numbers; the columns are {', '.join(schema.names)}. Use headrace"
                 " prepare to make tokens from text and messages"
             )
-        return Found(columns)
+        return FoundColumns(columns)
 
     def _part(self, key: str, part: int, first: int, count: int) -> TokenArray:
         values = self._recalled((key, part), lambda: self._values_in(self._lists(key, part), key))

@@ -23,7 +23,7 @@ from headrace.config import check_choice, whole
 from headrace.errors import ConfigError, MissingExtraError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, local_file, natural_key, path_at, read_small
 from headrace.stores.arguments import prefix_sums, read_only
-from headrace.stores.foreign import ForeignStore, Found, KeyParts
+from headrace.stores.foreign import ForeignStore, FoundColumns, KeyParts
 from headrace.stores.keyed.layout import DTYPE_NAMES
 from headrace.stores.segmented import RangesStore, cut_at_bounds, tokens_at
 from headrace.stores.store import MAIN, IntArray, Problem, TokenArray
@@ -133,7 +133,7 @@ class Hdf5Store(_PartsStore):
                 message = f"data_{number} is missing among {len(names)} datasets"
                 yield Problem(path=self.file, place=f"/{key}", message=message)
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundColumns:
         h5py = load_h5py(self.file)
         file_bytes = self._reader.size(self.file)
         self._names: dict[str, list[str]] = {}
@@ -158,7 +158,7 @@ class Hdf5Store(_PartsStore):
                     f"{self.file}: /{key}/{self._names[key][at]}: {num_bytes[at]} bytes from byte {places[key][at]} on"
                     f" are expected, but the file has only {file_bytes} bytes: it was cut short"
                 )
-        return Found(columns, places)
+        return FoundColumns(columns, places)
 
     def _child(self, h5py: Any, parent: Any, name: str, where: str) -> Any:
         """Open the object of a name in its group. Links are not followed, as they could name any file."""
@@ -320,11 +320,11 @@ class RawStore(_PartsStore):
                 raise ConfigError(f"{self.file}: {option}={number} is no id of {dtype}, 0 to {np.iinfo(dtype).max}")
         return next(iter(given.values()), None)
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundColumns:
         parts = np.array([0, self._count])
         bounds = parts if self._border is None else self._bounds_at(self._border)
         column = KeyParts(self._dtype, bounds if self._count else parts[:1], parts)
-        return Found({MAIN: column}, {MAIN: np.array([self._offset])})
+        return FoundColumns({MAIN: column}, {MAIN: np.array([self._offset])})
 
     def _bounds_at(self, border: int) -> IntArray:
         """Return where documents begin, given the id with which they end or begin. Takes a pass over the file."""

@@ -53,7 +53,17 @@ from headrace.stores.written import META_NAME, OutputShard
 
 
 class OpenOptions(TypedDict, total=False):
-    """Options for stores of tokens of one layout, see `headrace.stores.open_tokens`; the others refuse them."""
+    """Options for stores of tokens of one layout, see `headrace.stores.open_tokens`; the others refuse them.
+
+    Attributes:
+        dialect: the program that wrote .bin and .idx, if the bytes do not show it.
+        documents: what a document of .bin and .idx is: ``sequences`` makes each sequence a document; by default
+            ``indices``.
+        dataset_order: the order of the datasets of a key in HDF5.
+        dtype: the dtype of a .bin without .idx and without a header.
+        eod: of a .bin without .idx, the id with which each document ends.
+        bos: of a .bin without .idx, the id with which each document begins.
+    """
 
     dialect: Dialect | None
     documents: Documents

@@ -170,5 +170,5 @@ def _check_not_past(saved: SavedRun, run: Run, step: int, reached: int) -> None:
         raise ConfigError(
             f"step {step + saved.shift:,} is past: the last state of the training is at position {reached:,}. Allowed "
             f"are steps from {first + saved.shift:,} on. If it goes on from an earlier state, pass --state FILE, or "
-            "the number of steps that are trained in it, --trained N"
+            "the number of steps that are trained in it, --state N"
         )

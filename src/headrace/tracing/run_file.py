@@ -296,7 +296,7 @@ def note_state(path: str | os.PathLike[str], position: int) -> None:
     except HeadraceError as error:
         warnings.warn(
             f"that a state was given out at position {position:,} is not noted in the file of the run, so that "
-            f"`headrace run edit` has to be told with --trained or --state: {error}",
+            f"`headrace run edit` has to be told with --state: {error}",
             stacklevel=2,
         )
 

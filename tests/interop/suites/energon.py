@@ -53,6 +53,24 @@ class Lacking:
         raise NotImplementedError(f"{type(self).__name__} derives from a class that has no equivalent in {OURS}")
 
 
+RENAMED = {"--num-workers": "--workers", "--force-overwrite": "--overwrite", "--split-parts": "--split-part"}
+RENAMED |= {"--media-metadata-by-glob": "--media-metadata", "--parallel": "--workers", "--non-interactive": "--quiet"}
+"""Options of Energon's that have another name, as docs/migrate/energon.md says."""
+
+
+def ours(args: Any) -> list[str]:
+    """The arguments of a command of Energon, for Headrace."""
+    found: list[str] = []
+    for arg in map(str, args):
+        if arg in ("--media-metadata-by-header", "--media-metadata-by-extension"):
+            found += ["--media-metadata", arg.rpartition("-")[2]]
+        elif arg == "--fix-duplicates":
+            found += ["--duplicates", "keep"]
+        elif arg not in ("--no-progress", "--progress"):
+            found.append(RENAMED.get(arg, arg))
+    return found
+
+
 class Command:
     """A command of Headrace in place of one of Energon, for click's test runner."""
 
@@ -64,7 +82,7 @@ class Command:
         """Run the command, as click does: it ends with an exit code."""
         code = 0
         try:
-            importlib.import_module("headrace.cli").main([*self._words, *args], prog_name="headrace")
+            importlib.import_module("headrace.cli").main([*self._words, *ours(args)], prog_name="headrace")
         except SystemExit as ended:
             code = ended.code
         if variant() == "documented" and not code:
@@ -83,7 +101,7 @@ class Command:
 
     def _as_json(self, *words: str) -> Any:
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-            importlib.import_module("headrace.cli").main([*words, "--json"], prog_name="headrace")
+            importlib.import_module("headrace.cli").main([*ours(words), "--json"], prog_name="headrace")
         return json.loads(printed.getvalue())
 
 

@@ -53,7 +53,7 @@ def test_a_shard_that_is_cut_short(root: Path) -> None:
     with pytest.raises(InputError, match=r"s1.tar.*1.*3072"):
         prepare(root)
     assert not (root / ".nv-meta/.info.json").exists()
-    with pytest.raises(InputError, match=r"1.*--max-errors.*0"):
+    with pytest.raises(InputError, match=r"1.*max_errors.*0"):
         prepare(root, errors=ErrorOptions(on_error="skip", max_errors=0))
     report, _ = prepare(root, errors=SKIP)
     assert keys(root) == ["k00", "k01", "k02", "k03", "k10", "k20", "k21", "k22", "k23"]  # k11 may lack parts

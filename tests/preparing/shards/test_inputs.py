@@ -202,7 +202,7 @@ def test_lines_that_are_no_records(tmp_path: Path) -> None:
     assert read_all(tmp_path / "out") == {"000000000": {"txt": b"a"}, "000000002": {"txt": b"b"}}
     documents = manifest.ledger.documents
     assert (documents.read, documents.kept, documents.blank_lines) == (4, 2, 1)
-    with pytest.raises(InputError, match=r"2.*--max-errors.*1"):
+    with pytest.raises(InputError, match=r"2.*max_errors.*1"):
         prepare(tmp_path / "t.jsonl", tmp_path / "o2", ShardOptions(errors=ErrorOptions(on_error="skip", max_errors=1)))
     with pytest.raises(InputError, match=r"2.*4.*50.00%"):
         prepare(

@@ -212,7 +212,7 @@ def test_too_many_bad_samples_end_the_work(most: int) -> None:
         Path(f"pictures/{number:03d}.jpg").unlink()
     skip = ErrorOptions(on_error="skip", max_errors=most)
     options = msgspec.structs.replace(CASES["shuffled"], errors=skip, workers=1)
-    with pytest.raises(InputError, match=rf"bad samples, but --max-errors allows {most}.*a\.jsonl, line"):
+    with pytest.raises(InputError, match=rf"bad samples, but max_errors allows {most}.*a\.jsonl, line"):
         prepare_shards(["a.jsonl"], "out", options=options)
     assert not Path("out/headrace.json").exists()
     more = msgspec.structs.replace(options, errors=ErrorOptions(on_error="skip", max_errors=0.5))

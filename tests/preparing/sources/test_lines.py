@@ -329,7 +329,7 @@ def test_accepts(line: bytes, text: str) -> None:
         (b"hello", "found 'hello'"),
         (b'["a"]', "not a JSON object but an array; found '[\"a\"]'"),
         (b'"a"', "not a JSON object but a string"),
-        (b'{"body": "a", "id": 1}', "no field 'text'; its fields are: 'body', 'id' (choose with --text-field)"),
+        (b'{"body": "a", "id": 1}', "no field 'text'; its fields are: 'body', 'id' (choose with --field)"),
         (b"{}", "no field 'text'; its fields are: none"),
         (b'{"text": 5}', "field 'text' is not a string but a number"),
         (b'{"text": true}', "field 'text' is not a string but a boolean"),

@@ -191,7 +191,7 @@ def test_many_files_are_looked_up_at_once(web: MemoryBucket, folder: Path, monke
         ("cat", "{}", "cats/5.txt"),
         ("cat", "{}", "z", "--json"),
         ("check", "{}"),
-        ("preview", "{}", "--plain"),
+        ("preview", "{}"),
     ],
     ids=lambda words: words[0],
 )

@@ -304,7 +304,7 @@ class ShardMerger:
         if len(self._faulty) > limit:
             fault = self._states[name].faults[0]
             raise InputError(
-                f"{len(self._faulty):,} shards are malformed and --max-errors allows {limit:,}; the last one:"
+                f"{len(self._faulty):,} shards are malformed and max_errors allows {limit:,}; the last one:"
                 f" {self._root / name}: byte {fault.byte}: {fault.message}"
             )
 
@@ -410,7 +410,7 @@ class ShardMerger:
         if new and not self._options.split.parts:
             target = next((part for part, shards in parts.items() if new[-1] in shards), "no part")
             self._notices.append(
-                f"{len(new):,} new shards go to {target}: {some(new)}; --split-parts NAME:REGEX can change that"
+                f"{len(new):,} new shards go to {target}: {some(new)}; --split-part NAME:REGEX can change that"
             )
         elif new:
             self._notice_unassigned(new, parts)
@@ -481,11 +481,11 @@ def _twice(root: AnyPath, found: DuplicateKey, number: int, *, is_same: bool) ->
         f"sample {found.first_sample} of {root / found.first_shard} and sample {found.sample} of {root / found.shard}"
     )
     drop = (
-        "--on-duplicate drop does not help, since an exclude entry would name both samples"
+        "--duplicates drop does not help, since an exclude entry would name both samples"
         if is_same
-        else "--on-duplicate drop excludes the later one"
+        else "--duplicates drop excludes the later one"
     )
     return (
         f"key {found.key!r} comes twice: {where}{more}. A key must name one sample of a dataset: {drop}; with"
-        " --on-duplicate keep both are trained on, and the key finds the first"
+        " --duplicates keep both are trained on, and the key finds the first"
     )

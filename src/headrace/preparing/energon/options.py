@@ -31,6 +31,13 @@ class MediaFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     strategy: MediaStrategy
     patterns: tuple[str, ...] = ()
 
+    @classmethod
+    def parse(cls, text: str) -> MediaFilter:
+        """Return what the command line calls ``extension``, ``header``, or by patterns with commas: ``*.jpg,*.mp4``."""
+        if text in ("extension", "header"):
+            return cls(strategy="EXTENSION" if text == "extension" else "HEADER")
+        return cls(strategy="GLOB", patterns=tuple(pattern.strip() for pattern in text.split(",")))
+
 
 class SplitChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which shards are train, val and test. ``ratio`` or ``parts`` is needed if there is no ``split.yaml`` yet."""
@@ -50,16 +57,18 @@ class DatasetChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What is written to ``dataset.yaml``, if there is none yet."""
 
     name: str = DATASET_NAME
-    """Name of the file."""
+    """Name of the dataset file in ``.nv-meta``."""
 
     skip: bool = False
-    """Do not write the file."""
+    """Do not write the dataset file."""
 
     sample_type: str | None = None
     """A sample type such as ``CaptioningSample``, which needs a field map. With None or ``CrudeWebdataset`` the samples
     are crude."""
 
     field_map: dict[str, str] = {}
+    """For each field of the sample type the part that it comes from, as ``image=jpg``."""
+
     part_filter: tuple[str, ...] = ()
     """Parts of crude samples that are read; if it is empty, all parts."""
 

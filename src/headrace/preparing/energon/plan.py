@@ -270,7 +270,7 @@ def splits_to_keep(root: AnyPath, options: EnergonOptions) -> Splits | None:
     if splits is None and not has_choice and not options.index_only:
         raise ConfigError(
             f"{root}: there is no split file yet: give --split-ratio 8,1,1 (train, val, test),"
-            " --split-parts NAME:REGEX for each part, or --tar-index-only"
+            " --split-part NAME:REGEX for each part, or --tar-index-only"
         )
     return splits
 

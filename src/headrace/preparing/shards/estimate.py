@@ -127,7 +127,7 @@ def _stops(
         check_tolerance(errors, options.errors, noun="samples", advice=ADVICE, num_read=num_read if is_exact else None)
         if num_twice and options.source.duplicates == "error":
             raise InputError(
-                f"{num_twice:,} samples have a key that came before: choose another --key-field, or keep the first of "
+                f"{num_twice:,} samples have a key that came before: choose another --id-field, or keep the first of "
                 "each with --duplicates drop. Nothing was written."
             )
         if is_exact:

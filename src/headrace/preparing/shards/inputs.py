@@ -160,7 +160,7 @@ def choose_parts(given: MediaInput, source: ShardSource, storage: Storage | None
         return source.parts
     wanted = [((spec.column,), f"--part {spec} needs it") for spec in source.parts if spec.column]
     if source.key_field is not None and given.table is not None:
-        wanted.append(((source.key_field,), "choose with --key-field"))
+        wanted.append(((source.key_field,), "choose with --id-field"))
     check_fields([table], SPEC, wanted)
     row = first_row(table)
     if source.parts:

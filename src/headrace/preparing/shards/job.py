@@ -70,7 +70,7 @@ class ShardJob(PlannedJob):
         if isinstance(allowed, int) and num_bad > allowed:
             last = [receipt.value for receipt in receipts.done.values() if receipt.value is not None][-1]
             raise InputError(
-                f"{num_bad:,} bad samples, but --max-errors allows {allowed:,}; the last one:"
+                f"{num_bad:,} bad samples, but max_errors allows {allowed:,}; the last one:"
                 f" {described(msgspec.convert(last, ErrorEntry))} Nothing was written."
             )
 

@@ -576,7 +576,7 @@ class Planner:
         first, second = (f"{one.file}, {one.unit} {one.line:,}" for one in places)
         raise InputError(
             f"the key {samples[1].key!r} comes twice: {first}, and {second} ({len(duplicates):,} such samples in all)."
-            " A key must name one sample: choose another --key-field, or keep the first of each with --duplicates drop."
+            " A key must name one sample: choose another --id-field, or keep the first of each with --duplicates drop."
             " Nothing was written."
         )
 

@@ -42,9 +42,7 @@ class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def option(self, field: str) -> str:
         """What to do if a file lacks a field."""
-        if field not in self.fields:
-            return "choose with --id-field"
-        return "choose with --text-field" if len(self.fields) == 1 else "choose with --field"
+        return "choose with --field" if field in self.fields else "choose with --id-field"
 
 
 class BadRecord(msgspec.Struct, frozen=True, array_like=True):
