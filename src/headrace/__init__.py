@@ -157,7 +157,7 @@ __all__ = [
     "to_datasets",
 ]
 
-PROVIDED.update(load_run="headrace.tracing.rebuilding:load_run", account="headrace.tracing:account")
+PROVIDED.update(load_run="headrace.tracing.sources:load_run", account="headrace.tracing:account")
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazily(__name__, _HOMES, _ROOMS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import random
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
@@ -32,6 +34,9 @@ from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses
 from headrace.plan.recipe import recorded_name
 from headrace.stores.store import Extents
+
+if TYPE_CHECKING:
+    from headrace.datasets.recipes import Maker
 
 _WATCHED_SAMPLES = 8
 """Number of samples in each process that are checked for random numbers from global generators."""
@@ -197,6 +202,16 @@ class MapDataset(CountedDataset):
         if self._drawn_as is not None:
             recipe["drawn_as"] = self._drawn_as
         return {**recipe, "seeded": True} if self.seeded else recipe
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], maker: Maker) -> MapDataset:
+        """Return the dataset of a recipe; its function is imported."""
+        function = maker.named(recipe["function"], "function")
+        try:
+            fields = ast.literal_eval(re.sub(r"dtype\(('[^']*')\)", r"\1", recipe["fields"]))
+        except (ValueError, SyntaxError) as error:
+            raise ConfigError(f"its fields are {recipe['fields']}, which cannot be made again") from error
+        return cls(maker.dataset(recipe["dataset"]), function, fields=fields, seeded=bool(recipe.get("seeded")))
 
     @property
     def _name(self) -> str:

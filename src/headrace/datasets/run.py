@@ -284,7 +284,7 @@ class Run:
                 reason=reason,
                 date=editing.now(),
                 data=data,
-                renamed=renamed or {},
+                renamed=dict(renamed or {}),
                 pieces=pieces,
                 order=order,
                 exclude=before._exclusions(exclude, data),

@@ -343,7 +343,7 @@ def _changes(edit: Edit, before: Mapping[str, float], after: Mapping[str, float]
     if edit.order is not None:
         yield f"order {_order(edit.order)}, from the next epoch of each source on"
     if edit.length is not None:
-        epochs, samples, _ = edit.length
+        epochs, samples = edit.length.epochs, edit.length.samples
         yield f"length {plural(epochs, 'epoch')}" if epochs is not None else f"length {plural(samples or 0, 'sample')}"
     if edit.skip_steps:
         yield f"skips {plural(edit.skip_steps, 'step')}, whose samples {_THEN[edit.then]}"

@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from headrace.tracing.framed import FramedHistory, framed_history
     from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
     from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
-    from headrace.tracing.rebuilding import filed_run
     from headrace.tracing.run_file import RunFile, read_run_file, save_run
-    from headrace.tracing.sources import Sources
+    from headrace.tracing.sources import Sources, filed_run
     from headrace.tracing.states import StateDifference, read_state, state_difference
 
 _HOMES = {
@@ -54,7 +53,7 @@ _HOMES = {
     "EpochAccount": "headrace.tracing.accounting",
     "ExclusionAccount": "headrace.tracing.accounting",
     "Fed": "headrace.tracing.accounting",
-    "filed_run": "headrace.tracing.rebuilding",
+    "filed_run": "headrace.tracing.sources",
     "FileEdit": "headrace.tracing.file_edits",
     "first_difference": "headrace.tracing.differences",
     "framed_history": "headrace.tracing.framed",

@@ -16,12 +16,11 @@ from headrace.datasets.excluded import masks_of
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, IntArray, KeyArray, Lookup
 from headrace.plan.chaptered.chapters import ChapteredPlan
-from headrace.plan.cursor import PAST_VERSION
 from headrace.plan.packing import PackingLedger
-from headrace.plan.recipe import differing_parts
 from headrace.plan.slots import taken_by
 from headrace.plan.tree import MAX_POSITIONS
 from headrace.tracing.answers import Face, Times, Topology, Traced
+from headrace.tracing.states import is_of
 from headrace.tracing.trace import Trace
 
 SHOWN = 20
@@ -42,18 +41,23 @@ class Chapter:
     """One run of a history: it holds from ``first_step`` of the training on, at ``position`` of its own slots.
 
     A source of a run without edits is a leaf of its plan. In an edited run it is one series of its plan or several,
-    each with a dataset of its own; numbers of leaves are those of series. ``recipes`` are those of the datasets.
-    ``face`` opens a dataset; it returns None if that is not possible, and whoever made the chapter notes the reason.
-    ``past`` gives the hashes of what the run fed before a position; None for a framed run.
+    each with a dataset of its own; numbers of leaves are those of series. ``face`` opens a dataset; it returns None if
+    that is not possible, and whoever made the chapter notes the reason. ``resumed`` is a state from which the run goes
+    on, and ``knows_lengths`` as in `Trace`.
     """
 
-    trace: Trace
-    hashes: Mapping[str, str]
-    recipes: Sequence[Any]
+    run: Run
     face: Callable[[int], Face | None]
-    past: Callable[[int], Mapping[str, str]] | None = None
+    knows_lengths: bool = True
     first_step: int = 0
     position: int = 0
+    resumed: Cursor | None = None
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The plan of the run in both directions."""
+        found = Trace(self.run, knows_lengths=self.knows_lengths)
+        return found if self.resumed is None else found.resumed(self.resumed.position, self.resumed.drawn_to)
 
     @cached_property
     def shift(self) -> int:
@@ -67,11 +71,6 @@ class Chapter:
     def step_at(self, position: int) -> int:
         """Return the step of the training in which a position of the run is."""
         return self.trace.schedule.step_of(position) + self.shift
-
-    def is_keyed(self, leaf: int) -> bool:
-        """Whether samples of a leaf depend on the keys of their epochs."""
-        plan = self.trace.plan
-        return (plan.series[leaf].order if isinstance(plan, ChapteredPlan) else plan.order).kind != "none"
 
     @cached_property
     def paths(self) -> dict[str, list[int]]:
@@ -93,16 +92,17 @@ class Chapter:
 
     def keys(self, leaf: int, epochs: IntArray) -> KeyArray | None:
         """Return the keys of epochs, (n,) uint64, if the samples of a leaf depend on them."""
-        return self.trace.plan.keys(leaf, epochs) if self.is_keyed(leaf) else None
+        return self.trace.plan.keys(leaf, epochs) if self.run.is_keyed(leaf) else None
 
     def plain(self, leaf: int) -> Any:
         """Return the recipe of the dataset of a leaf, without what is masked out of it; its numbers are the same."""
-        masks = masks_of(self.recipes[leaf])
-        return self.recipes[leaf] if masks is None else masks.recipe
+        recipe = self.run.datasets[leaf].recipe
+        masks = masks_of(recipe)
+        return recipe if masks is None else masks.recipe
 
     def masked(self, leaf: int) -> IntArray:
         """(n,) int64, rising: the documents that are masked out of the samples of a leaf."""
-        masks = masks_of(self.recipes[leaf])
+        masks = masks_of(self.run.datasets[leaf].recipe)
         return np.empty(0, dtype=np.int64) if masks is None else masks.documents
 
     def ends(self, path: str, leaf: int, samples: Mapping[int, Sequence[int]]) -> list[str]:
@@ -156,21 +156,14 @@ class History:
         """Return the run of a state and how many of its slots were taken; that run continues as the state says."""
         for number in reversed(range(len(self.chapters))):
             chapter = self.chapters[number]
-            if cursor.position >= chapter.position and self._is_of(chapter, cursor):
-                trace = chapter.trace.resumed(cursor.position, cursor.drawn_to)
-                chapters = (*self.chapters[:number], replace(chapter, trace=trace), *self.chapters[number + 1 :])
-                self.chapters = chapters
+            if cursor.position >= chapter.position and is_of(chapter.run, cursor):
+                resumed = replace(chapter, resumed=cursor)
+                self.chapters = (*self.chapters[:number], resumed, *self.chapters[number + 1 :])
                 return number, cursor.position
         raise StateError(
             f"the saved state, at position {cursor.position:,}, is of none of the {len(self.chapters):,} runs in the "
             "history: save the run beside the checkpoints with save_run whenever a training begins or resumes"
         )
-
-    @staticmethod
-    def _is_of(chapter: Chapter, cursor: Cursor) -> bool:
-        if cursor.version == PAST_VERSION:
-            return chapter.past is not None and not differing_parts(chapter.past(cursor.position), cursor.recipe)
-        return not differing_parts(chapter.hashes, cursor.recipe)
 
     def step(
         self, step: int, *, topology: Topology | None = None, rank: int | None = None, origins: bool = True
@@ -409,7 +402,7 @@ class History:
         for leaf in np.unique(found.sources).tolist():
             rows = np.flatnonzero(found.sources == leaf)
             face = self._face(number, leaf, "a document")
-            keys = found.keys[rows] if chapter.is_keyed(leaf) else None
+            keys = found.keys[rows] if chapter.run.is_keyed(leaf) else None
             origins = face.origins(face.locate(found.indices[rows], keys))
             hits = [any(piece.document == document for piece in pieces) for pieces in origins]
             held += rows[np.array(hits, dtype=bool)].tolist()
@@ -494,21 +487,7 @@ def history_of(run: Run) -> History:
     """
     if not isinstance(run, Run):
         raise ConfigError(f"run is {run!r:.80}; expected a Run, and for a FramedRun use framed_history(run, journals)")
-    chapter = Chapter(
-        trace=Trace(
-            run.plan,
-            run.schedule,
-            run.length,
-            draw=run.draw,
-            window_steps=None if run.bucketing is None else run.bucketing.window_steps,
-            arranged=None if run.buckets is None else run.buckets.arranged,
-        ),
-        hashes=run.recipe.hashes(),
-        recipes=[dataset.recipe for dataset in run.datasets],
-        face=run.datasets.__getitem__,
-        past=lambda position: run.past(position).hashes(),
-    )
-    return History([chapter])
+    return History([Chapter(run, run.datasets.__getitem__)])
 
 
 def trace_step(run: Run, step: int) -> list[Traced]:

@@ -315,9 +315,14 @@ class FramedRun:
         """
         return self._recipe(self.data.errors.on_error)
 
+    @property
+    def made(self) -> dict[str, Any]:
+        """What makes outputs of the samples, as it stands in the recipe around that of each dataset."""
+        return {"kind": "framed", **self.data.recipe["encoder"]}
+
     def _recipe(self, on_error: str) -> RunRecipe:
         stream = self.stream.recipe
-        made = {"kind": "framed", **self.data.recipe["encoder"], "on_error": on_error}
+        made = self.made | {"on_error": on_error}
         lanes = self.lanes
         return RunRecipe(
             format={**stream.format, "framed": lanes.format},

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
@@ -26,7 +27,7 @@ from headrace.plan.order import Order
 from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
 
 
-class Length(NamedTuple):
+class Length(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a run is measured: in epochs or samples, or neither; and whether a short last step is left out."""
 
     epochs: int | None
