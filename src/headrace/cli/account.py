@@ -11,7 +11,7 @@ from headrace.cli.command import Command, json_option, print_found
 from headrace.inspect.figures import Heading, count, plural, separated, table
 
 if TYPE_CHECKING:
-    from headrace.tracing import ChapterAccount, ExclusionAccount, Fed, RunAccount, SourceAccount
+    from headrace.tracing import ExclusionAccount, Fed, MixPoint, RunAccount, SourceAccount
 
 
 @click.command(cls=Command, name="account", short_help="Say what a run was fed, or where two runs part.")
@@ -110,8 +110,8 @@ def _seen_lines(sources: tuple[SourceAccount, ...]) -> list[str]:
             about = "" if one.is_exact else "~"
             times = ", ".join(f"{_times(often)}: {about}{count(number)}" for often, number in one.seen.items())
             lines.append(f"  {one.source}: {times}")
-        over = {"dropped": one.dropped, "deferred": one.deferred, "left behind": one.left_behind}
-        passed = ", ".join(f"{count(number)} {name}" for name, number in over.items() if number)
+        over = {name: one.total(name) for name in ("dropped", "deferred", "left_behind")}
+        passed = ", ".join(f"{count(number)} {name.replace('_', ' ')}" for name, number in over.items() if number)
         if passed:
             lines.append(f"  {one.source}: over all epochs {passed}")
         lines += [f"  {one.source}: {_exclusion(part)}" for part in one.exclusions]
@@ -131,10 +131,12 @@ def _times(often: int) -> str:
     return ("never", "once", "twice")[often] if often < 3 else f"{count(often)} times"
 
 
-def _chapter_lines(chapters: tuple[ChapterAccount, ...]) -> list[str]:
+def _chapter_lines(chapters: tuple[MixPoint, ...]) -> list[str]:
     lines: list[str] = [Heading("  the mix, as it came (as planned)")]
     for one in chapters:
-        mix = ", ".join(f"{part.source} {_percent(part.share)} ({_percent(part.planned)})" for part in one.mix)
+        mix = ", ".join(
+            f"{source} {_percent(one.share(source))} ({_percent(planned)})" for source, planned in one.planned.items()
+        )
         reason = f" ({one.reason})" if one.reason else ""
-        lines.append(f"  from step {count(one.first_step)}{reason}: {plural(one.samples, 'sample')}: {mix}")
+        lines.append(f"  from step {count(one.step)}{reason}: {plural(one.samples, 'sample')}: {mix}")
     return lines

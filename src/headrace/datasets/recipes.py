@@ -3,8 +3,8 @@
     Dataset .recipe -------------------------> dict -------------------------> Maker.dataset, by DATASETS
     Mix .recipe, its children -- recipe_of --> MixRecipe over numbers of datasets -- data_of --> Mix, by MIXES
 
-Each class of datasets and mixes has ``recipe`` and, beside it, ``from_recipe``. What a recipe does not tell whole cannot
-be made again, and is refused with the reason.
+Each class of datasets and mixes has ``recipe`` and, beside it, ``from_recipe``. What a recipe does not tell whole is
+refused with the reason.
 """
 
 from __future__ import annotations

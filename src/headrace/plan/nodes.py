@@ -440,10 +440,12 @@ def _added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
     return {path: counts.get(path, 0) + others.get(path, 0) for path in {**counts, **others}}
 
 
-def leaf_shares(node: Node) -> dict[str, Fraction]:
-    """Return the planned part of each leaf in a node, by path."""
+def leaf_shares(node: Declared) -> dict[str, Fraction]:
+    """Return the planned part of each leaf in a node, by path; of a schedule that of its last segment."""
     if isinstance(node, Leaf):
         return {node.path: Fraction(1)}
+    if isinstance(node, Schedule):
+        return leaf_shares(node.children[-1])
     if isinstance(node, LimitNode):
         counts = leaf_counts(node.child, node.num_samples)
         return {path: Fraction(count, node.num_samples) for path, count in counts.items()}

@@ -21,16 +21,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.tracing.accounting import (
-        ChapterAccount,
         EpochAccount,
         ExclusionAccount,
         Fed,
         RunAccount,
-        ShareAccount,
         SourceAccount,
         account,
     )
@@ -46,55 +44,24 @@ if TYPE_CHECKING:
     from headrace.tracing.sources import Sources, filed_run
     from headrace.tracing.states import StateDifference, read_state, state_difference
 
-_HOMES = {
-    "account": "headrace.tracing.accounting",
-    "ChapterAccount": "headrace.tracing.accounting",
-    "edit_run_file": "headrace.tracing.file_edits",
-    "EpochAccount": "headrace.tracing.accounting",
-    "ExclusionAccount": "headrace.tracing.accounting",
-    "Fed": "headrace.tracing.accounting",
-    "filed_run": "headrace.tracing.sources",
-    "FileEdit": "headrace.tracing.file_edits",
-    "first_difference": "headrace.tracing.differences",
-    "framed_history": "headrace.tracing.framed",
-    "FramedHistory": "headrace.tracing.framed",
-    "GridCell": "headrace.tracing.grids",
-    "HeldCounts": "headrace.tracing.grids",
-    "History": "headrace.tracing.history",
-    "history_of": "headrace.tracing.history",
-    "ledgers": "headrace.tracing.history",
-    "mix_curve": "headrace.tracing.curves",
-    "MixCurve": "headrace.tracing.curves",
-    "MixMark": "headrace.tracing.curves",
-    "MixPoint": "headrace.tracing.curves",
-    "read_run_file": "headrace.tracing.run_file",
-    "read_state": "headrace.tracing.states",
-    "PlannedCache": "headrace.tracing.bill",
-    "ReadingPlan": "headrace.tracing.bill",
-    "RunAccount": "headrace.tracing.accounting",
-    "RunDifference": "headrace.tracing.differences",
-    "RunFile": "headrace.tracing.run_file",
-    "save_run": "headrace.tracing.run_file",
-    "ShareAccount": "headrace.tracing.accounting",
-    "skip_in_run_file": "headrace.tracing.file_edits",
-    "SourceAccount": "headrace.tracing.accounting",
-    "Sources": "headrace.tracing.sources",
-    "state_difference": "headrace.tracing.states",
-    "StateDifference": "headrace.tracing.states",
-    "step_grid": "headrace.tracing.grids",
-    "StepGrid": "headrace.tracing.grids",
-    "Times": "headrace.tracing.answers",
-    "Topology": "headrace.tracing.answers",
-    "reading_plan": "headrace.tracing.bill",
-    "trace_sample": "headrace.tracing.history",
-    "trace_step": "headrace.tracing.history",
-    "Traced": "headrace.tracing.answers",
-    "TracedUnit": "headrace.tracing.answers",
-    "undo_in_run_file": "headrace.tracing.file_edits",
-}
+_HOMES = homes(
+    {
+        "headrace.tracing.accounting": "account EpochAccount ExclusionAccount Fed RunAccount SourceAccount",
+        "headrace.tracing.answers": "Times Topology Traced TracedUnit",
+        "headrace.tracing.bill": "PlannedCache reading_plan ReadingPlan",
+        "headrace.tracing.curves": "mix_curve MixCurve MixMark MixPoint",
+        "headrace.tracing.differences": "first_difference RunDifference",
+        "headrace.tracing.file_edits": "edit_run_file FileEdit skip_in_run_file undo_in_run_file",
+        "headrace.tracing.framed": "framed_history FramedHistory",
+        "headrace.tracing.grids": "GridCell HeldCounts step_grid StepGrid",
+        "headrace.tracing.history": "History history_of ledgers trace_sample trace_step",
+        "headrace.tracing.run_file": "read_run_file RunFile save_run",
+        "headrace.tracing.sources": "filed_run Sources",
+        "headrace.tracing.states": "read_state state_difference StateDifference",
+    }
+)
 
 __all__ = [
-    "ChapterAccount",
     "EpochAccount",
     "ExclusionAccount",
     "Fed",
@@ -111,7 +78,6 @@ __all__ = [
     "RunAccount",
     "RunDifference",
     "RunFile",
-    "ShareAccount",
     "SourceAccount",
     "Sources",
     "StateDifference",

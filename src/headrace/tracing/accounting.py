@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 import msgspec
 import numpy as np
@@ -17,8 +16,7 @@ from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, How
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import IntArray, Leaf
-from headrace.plan.chaptered.changes import PlanEditor
-from headrace.plan.chaptered.chapters import ChapteredPlan, Length, PlanChapter, parts_of
+from headrace.plan.chaptered.chapters import ChapteredPlan, parts_of
 from headrace.plan.chaptered.epochs import (
     EpochColumns,
     Interval,
@@ -26,10 +24,11 @@ from headrace.plan.chaptered.epochs import (
     SourceEpochs,
     fed_before,
     source_epochs,
-    spans,
     united,
 )
 from headrace.plan.chaptered.sequence import EpochSeries
+from headrace.tracing.curves import MixPoint, mix_point
+from headrace.tracing.differences import chaptered
 from headrace.tracing.seen import seen
 
 _SAMPLED = 1024
@@ -39,10 +38,11 @@ _AT_ONCE = 8192
 
 
 class EpochAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the samples of one epoch of a source are; each is in exactly one of the columns from ``fed`` on.
+    """Where the samples of an epoch of a source are; each is in exactly one of the columns from ``fed`` on.
 
     Attributes:
-        epoch: its number, from 0.
+        epoch: its number, from 0, or that of the first of several that are alike.
+        num_epochs: how many are alike.
         fed: samples that were fed in it.
         to_come: samples that were not fed so far.
         deferred: samples that were skipped, and still come in this epoch.
@@ -52,6 +52,7 @@ class EpochAccount(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     epoch: int
+    num_epochs: int
     fed: int
     to_come: int
     deferred: int
@@ -107,14 +108,10 @@ class SourceAccount(msgspec.Struct, frozen=True, kw_only=True):
         is_current: whether the source has these data now.
         fed: what was fed.
         share: its part of all samples that the run was fed.
-        epochs_begun: number of epochs of which something was fed or skipped.
-        epochs_complete: number of epochs in which every sample was fed that is not excluded.
+        epochs: the epochs that were begun, in their order, or else the first one; empty for data with an order of
+            their own.
         seen: times -> number of samples that were fed so many times; empty for data with an order of their own.
         is_exact: whether ``seen`` is exact; otherwise it is an estimate.
-        dropped: samples that were skipped or left out by a limit, and did not come in their epochs; over all epochs.
-        deferred: samples that were skipped and still come; over all epochs.
-        left_behind: samples that were not fed when the source got other data.
-        present: the last epoch that was begun, or the first one; None for data with an order of their own.
         exclusions: what edits excluded, with the data that the source has now.
     """
 
@@ -124,40 +121,33 @@ class SourceAccount(msgspec.Struct, frozen=True, kw_only=True):
     is_current: bool
     fed: Fed
     share: float
-    epochs_begun: int
-    epochs_complete: int
+    epochs: tuple[EpochAccount, ...]
     seen: dict[int, int]
     is_exact: bool
-    dropped: int
-    deferred: int
-    left_behind: int
-    present: EpochAccount | None
     exclusions: tuple[ExclusionAccount, ...] = ()
 
+    @property
+    def present(self) -> EpochAccount | None:
+        """The last of the epochs; None if there are none."""
+        if not self.epochs:
+            return None
+        last = self.epochs[-1]
+        return msgspec.structs.replace(last, epoch=last.epoch + last.num_epochs - 1, num_epochs=1)
 
-class ShareAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a source in a chapter: as planned, from 0 to 1, and as it came."""
+    @property
+    def epochs_begun(self) -> int:
+        """The number of epochs of which something was fed or skipped."""
+        return sum(one.num_epochs for one in self.epochs if one.fed or one.dropped or one.deferred)
 
-    source: str
-    planned: float
-    share: float
-    samples: int
+    @property
+    def epochs_complete(self) -> int:
+        """The number of epochs begun in which every sample was fed that is not excluded."""
+        whole = [one for one in self.epochs if one.fed + one.excluded == self.num_samples]
+        return sum(one.num_epochs for one in whole if one.fed or one.dropped or one.deferred)
 
-
-class ChapterAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """The mix of one chapter of the run, as far as it was fed.
-
-    Attributes:
-        first_step: the step at which the chapter begins.
-        samples: what was fed in it.
-        reason: the reason of the edit that began it.
-        mix: the sources of its mix.
-    """
-
-    first_step: int
-    samples: int
-    reason: str
-    mix: tuple[ShareAccount, ...]
+    def total(self, column: str) -> int:
+        """Return a column, such as ``"dropped"``, over all epochs."""
+        return sum(getattr(one, column) * one.num_epochs for one in self.epochs)
 
 
 class RunAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,13 +157,13 @@ class RunAccount(msgspec.Struct, frozen=True, kw_only=True):
         step: the step before which is counted.
         fed: what was fed in all.
         sources: each source, in the order in which they came into the run.
-        chapters: the mix of each chapter.
+        chapters: the mix of each chapter, which begins with the run or with an edit, as far as it was fed.
     """
 
     step: int
     fed: Fed
     sources: tuple[SourceAccount, ...]
-    chapters: tuple[ChapterAccount, ...]
+    chapters: tuple[MixPoint, ...]
 
 
 def account(run: Run | FramedRun, step: int | None = None, *, exact: bool = False) -> RunAccount:
@@ -240,8 +230,7 @@ class _Accounting:
     def __init__(self, run: Run, step: int, *, exact: bool) -> None:
         self.run, self.step, self.exact = run, step, exact
         self.plan = chaptered(run)
-        end = run.schedule.begin(step)
-        self.position = end if run.length is None else min(end, run.length)
+        self.position = run.begin(step)
         self.series_of: dict[int, list[EpochSeries]] = {}
         for series, source in zip(self.plan.series, self.plan.source_of, strict=True):
             self.series_of.setdefault(source, []).append(series)
@@ -254,15 +243,14 @@ class _Accounting:
         plan, position = self.plan, self.position
         prefix, rest = self._in_window()
         fed: dict[int, list[Interval]] = {source: [] for source in range(len(plan.sequences))}
-        chapters: list[ChapterAccount] = []
+        chapters: list[MixPoint] = []
         parts = parts_of(plan)
         for part, after in zip(parts, [*parts[1:], None], strict=True):
             last = prefix if after is None else min(after[0].begin, prefix)
-            own = fed_before(part, last)
-            for source, intervals in own.items():
+            for source, intervals in fed_before(part, last).items():
                 fed[source] += intervals
             if last > part[0].begin or not chapters:
-                chapters.append(self._chapter(part, last, own))
+                chapters.append(mix_point(self.run, part[0].begin, last))
         reached = plan.reached(prefix)
         for source, intervals in rest.items():
             fed[source] += intervals
@@ -328,7 +316,6 @@ class _Accounting:
     def _dataset(self, source: int, kept: _Kept, *, is_current: bool) -> SourceAccount:
         dataset = self.run.datasets[kept.series[-1].number]
         columns = [one for epochs in kept.epochs for one in epochs.columns()]
-        begun = [one for one in columns if one.fed or one.dropped or one.deferred]
         samples = sum(one.fed * one.num_epochs for one in columns)
         is_endless = dataset.traits.is_endless
         times = seen(columns, kept.leaf, exact=self.exact)
@@ -346,14 +333,9 @@ class _Accounting:
             is_current=is_current,
             fed=self._fed(columns),
             share=samples / self.position if self.position else 0.0,
-            epochs_begun=sum(one.num_epochs for one in begun),
-            epochs_complete=sum(one.num_epochs for one in begun if one.is_complete),
+            epochs=() if is_endless else tuple(map(_row, columns)),
             seen={} if is_endless else times.counts,
             is_exact=times.is_exact,
-            dropped=sum(one.dropped * one.num_epochs for one in columns),
-            deferred=sum(one.deferred * one.num_epochs for one in columns),
-            left_behind=sum(one.left_behind for one in columns),
-            present=None if is_endless else _present(columns),
             exclusions=tuple(self._exclusions(source)) if is_current else (),
         )
 
@@ -413,48 +395,9 @@ class _Accounting:
             samples=samples, tokens=tokens, supervised_tokens=supervised, documents=documents, estimated=estimated
         )
 
-    def _chapter(self, part: Sequence[PlanChapter], end: int, ranks: dict[int, list[Interval]]) -> ChapterAccount:
-        begin = part[0].begin
-        planned: dict[int, Fraction] = {}
-        for chapter, beyond in spans(part, end):
-            weight = Fraction(beyond - chapter.begin, end - begin) if end > begin else Fraction(chapter is part[0])
-            for path, share in chapter.shares().items():
-                source = chapter.sources[path]
-                planned[source] = planned.get(source, Fraction(0)) + weight * share
-        fed = {source: sum(high - low for low, high in intervals) for source, intervals in ranks.items()}
-        schedule = self.run.schedule
-        reasons = {schedule.begin(edit.at_step): edit.reason for edit in self.run.edits}
-        return ChapterAccount(
-            first_step=schedule.step_of(begin),
-            samples=end - begin,
-            reason=reasons.get(begin, ""),
-            mix=tuple(
-                ShareAccount(
-                    source=self.names[source],
-                    planned=float(planned.get(source, 0)),
-                    share=fed.get(source, 0) / (end - begin) if end > begin else 0.0,
-                    samples=fed.get(source, 0),
-                )
-                for source in {source: None for chapter in part for source in chapter.paths}
-            ),
-        )
 
-
-def chaptered(run: Run) -> ChapteredPlan:
-    """Return the plan of a run as chapters; that of a run without edits is one."""
-    if isinstance(run.plan, ChapteredPlan):
-        return run.plan
-    return PlanEditor(run.plan.root, run.order, run.schedule, Length(None, None, False)).plan()
-
-
-def _present(columns: Sequence[EpochColumns]) -> EpochAccount | None:
-    if not columns:
-        return None
-    last = columns[-1]
-    return EpochAccount(
-        epoch=last.epoch + last.num_epochs - 1,
-        **{name: getattr(last, name) for name in EpochAccount.__struct_fields__ if name != "epoch"},
-    )
+def _row(columns: EpochColumns) -> EpochAccount:
+    return EpochAccount(**{name: getattr(columns, name) for name in EpochAccount.__struct_fields__})
 
 
 def _total(parts: Sequence[Fed]) -> Fed:

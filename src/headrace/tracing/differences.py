@@ -11,11 +11,12 @@ import numpy as np
 
 from headrace.datasets import Dataset, Run
 from headrace.errors import ConfigError
+from headrace.plan.chaptered.changes import PlanEditor
+from headrace.plan.chaptered.chapters import ChapteredPlan, Length
 from headrace.plan.chaptered.past import comparable
 from headrace.plan.chaptered.sequence import SeriesSection
 from headrace.plan.recipe import differing_parts
 from headrace.plan.tree import MAX_POSITIONS
-from headrace.tracing.accounting import chaptered
 
 DifferentField = Literal[
     "length", "global_batch_size", "sources", "weights", "skip", "data", "exclude", "order", "mix", "bucketing"
@@ -67,15 +68,17 @@ def first_difference(one: Run, other: Run) -> RunDifference | None:
     return RunDifference(step=low, field=field, message=f"step {low:,}: {message}")
 
 
-def _end(run: Run, step: int) -> int:
-    end = run.schedule.begin(step)
-    return end if run.length is None else min(end, run.length)
-
-
 def _same(one: Run, other: Run, step: int) -> bool:
     """Whether all steps before one are the same."""
-    ends = [_end(run, step) for run in (one, other)]
+    ends = [run.begin(step) for run in (one, other)]
     return ends[0] == ends[1] and not differing_parts(one.past(ends[0]).hashes(), other.past(ends[1]).hashes())
+
+
+def chaptered(run: Run) -> ChapteredPlan:
+    """Return the plan of a run as chapters; that of a run without edits is one."""
+    if isinstance(run.plan, ChapteredPlan):
+        return run.plan
+    return PlanEditor(run.plan.root, run.order, run.schedule, Length(None, None, False)).plan()
 
 
 class _Side:
@@ -90,13 +93,13 @@ class _Side:
 
     def __init__(self, run: Run, step: int) -> None:
         self.run = run
-        begin, self.end = run.schedule.begin(step), _end(run, step + 1)
+        begin, self.end = run.schedule.begin(step), run.begin(step + 1)
         self.size = run.schedule.size(step)
         self.has_ended = run.num_steps is not None and run.num_steps <= step
         plan = chaptered(run)
         chapter = plan.chapter_at(begin)
         sources = {path or ".": source for path, source in sorted(chapter.sources.items())}
-        self.shares = {path or ".": share for path, share in chapter.shares().items()}
+        self.shares = {path or ".": share for path, share in chapter.shares.items()}
         before, after = plan.reached(begin), plan.reached(self.end)
         self.ranks = {name: before[source] for name, source in sources.items()}
         self.sections = {

@@ -52,6 +52,7 @@ class Trace:
         self.plan = plan = run.plan
         self.schedule = run.schedule
         self.length = run.length
+        self.begin = run.begin
         self.draw = run.draw
         self.window_steps = None if run.bucketing is None else run.bucketing.window_steps
         # A draw moves samples within their step, as bucketing does within its window.
@@ -93,11 +94,6 @@ class Trace:
             return step, step + 1
         first = step // self.window_steps * self.window_steps
         return first, first + self.window_steps
-
-    def begin(self, step: int) -> int:
-        """Return the first position of a step, at most the end of the run."""
-        position = self.schedule.begin(step)
-        return position if self.length is None else min(position, self.length)
 
     def reached(self, source: int, num_samples: int) -> int | None:
         """Return the position before which a source was fed ``num_samples``, or None. About 50 times O(sources)."""

@@ -76,8 +76,8 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
     height = 240
     span = max(1, curve.end_step - curve.first_step)
     sources = curve.sources[:SHOWN_SOURCES]
-    top = max([share for point in curve.points for share in (*point.planned.values(), *point.came.values())], default=1)
-    most = _round_up(top)
+    shares = [share for point in curve.points for share in (*point.planned.values(), *map(point.share, point.came))]
+    most = _round_up(max(shares, default=1))
 
     def x(step: float) -> float:
         return _LEFT + (WIDTH - _LEFT - _RIGHT) * (step - curve.first_step) / span
@@ -107,10 +107,10 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
         dots = [
             Markup('<circle cx="{:.1f}" cy="{:.1f}" r="2.2"><title>{}</title></circle>').format(
                 x((point.step + point.end_step) / 2),
-                y(point.came[source]),
+                y(point.share(source)),
                 safe_text(
                     f"{source_name(source)}, steps {count(point.step)} to {count(point.end_step - 1)}: came "
-                    f"{point.came[source]:.2%}, planned {point.planned.get(source, 0):.2%}"
+                    f"{point.share(source):.2%}, planned {point.planned.get(source, 0):.2%}"
                 ),
             )
             for point in curve.points
