@@ -107,23 +107,18 @@ class Blend(Mix):
     @property
     def recipe(self) -> dict[str, Any]:
         """The weights or repeats and what they mean; fractions and large numbers are texts."""
-        return {
-            "numbers": {name: plain_number(number) for name, number in self.numbers.items()},
-            "unit": self.unit,
-            "end": self.end,
-            "num_samples": self.wanted,
-            "block_samples": self.block_samples,
-        }
+        numbers = {name: plain_number(number) for name, number in self.numbers.items()}
+        if self.end == "repeats":
+            return {"repeats": numbers, "block_samples": self.block_samples}
+        ends = {"unit": self.unit, "end": self.end, "num_samples": self.wanted}
+        return {"weights": numbers, **ends, "block_samples": self.block_samples}
 
     @classmethod
-    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Blend:
+    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Mix:
         """Return the blend of a recipe and of its children."""
-        numbers = {name: exact_number(number) for name, number in recipe["numbers"].items()}
-        options: dict[str, Any] = {"block_samples": recipe["block_samples"], "allow_different_tokenizers": True}
-        if recipe["end"] == "repeats":
-            return Blend(children, repeats=numbers, **options)
-        options |= {name: recipe[name] for name in ("unit", "end", "num_samples")}
-        return Blend(children, weights=numbers, **options)
+        kind = "weights" if "weights" in recipe else "repeats"
+        numbers = {name: exact_number(number) for name, number in recipe[kind].items()}
+        return super().from_recipe({**recipe, kind: numbers}, children)
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
@@ -297,10 +292,9 @@ class ScheduledBlend(Mix):
         return {"stages": msgspec.to_builtins(self.stages), "block_samples": self.block_samples}
 
     @classmethod
-    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> ScheduledBlend:
+    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Mix:
         """Return the blend of a recipe and of its children."""
-        stages = msgspec.convert(recipe["stages"], tuple[Stage, ...])
-        return cls(children, stages, block_samples=recipe["block_samples"], allow_different_tokenizers=True)
+        return super().from_recipe({**recipe, "stages": msgspec.convert(recipe["stages"], tuple[Stage, ...])}, children)
 
     @property
     def num_samples(self) -> None:

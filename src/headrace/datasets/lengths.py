@@ -234,11 +234,6 @@ class Concat(Mix):
         tokens = sum((length_of(child) or 0) * child.num_tokens_per_sample for child in self.children.values())
         return tokens / self.num_samples
 
-    @classmethod
-    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Concat:
-        """Return the sequence of its children."""
-        return cls(children, allow_different_tokenizers=True)
-
     def node(self, path: str = "") -> ConcatNode:
         """Return the node of the plan that stands for the sequence at a path."""
         return ConcatNode(path, tuple(node_of(joined(path, name), child) for name, child in self.children.items()))
@@ -309,10 +304,6 @@ class FilledDataset(FixedWrapper):
         """Return what the samples are made of; nothing for added samples."""
         found = self.dataset.origins(np.maximum(addresses, 0))
         return [() if filler else one for filler, one in zip((addresses < 0).tolist(), found, strict=True)]
-
-    def holders(self, document: int) -> IntArray:
-        """Return the samples of the dataset that may have tokens of a document."""
-        return self.dataset.holders(document)
 
     def describe(self) -> str:
         """Describe the dataset and the number of added samples in one line."""

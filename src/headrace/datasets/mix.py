@@ -125,8 +125,10 @@ class Mix(ABC):
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Mix:
-        """Return the mix of a recipe and of its children. Raises LookupError if options are missing."""
-        raise NotImplementedError
+        """Return the mix of a recipe, which is arguments of the class, and of its children."""
+        made: Any = cls
+        found: Mix = made(children, **recipe, allow_different_tokenizers=True)
+        return found
 
     @property
     @abstractmethod

@@ -449,12 +449,11 @@ def leaf_shares(node: Declared) -> dict[str, Fraction]:
     if isinstance(node, LimitNode):
         counts = leaf_counts(node.child, node.num_samples)
         return {path: Fraction(count, node.num_samples) for path, count in counts.items()}
+    weights = [1]
     if isinstance(node, Branch):
         weights = list(node.shares)
     elif isinstance(node, ConcatNode):
         weights = node.lengths.tolist()
-    else:
-        weights = [1]
     found: dict[str, Fraction] = {}
     total = sum(weights)
     for child, weight in zip(node.children, weights, strict=True):

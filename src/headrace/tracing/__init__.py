@@ -32,32 +32,43 @@ if TYPE_CHECKING:
         SourceAccount,
         account,
     )
-    from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
     from headrace.tracing.bill import PlannedCache, ReadingPlan, reading_plan
     from headrace.tracing.curves import MixCurve, MixMark, MixPoint, mix_curve
-    from headrace.tracing.differences import RunDifference, first_difference
+    from headrace.tracing.differences import (
+        RunDifference,
+        StateDifference,
+        first_difference,
+        read_state,
+        state_difference,
+    )
     from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file, undo_in_run_file
-    from headrace.tracing.framed import FramedHistory, framed_history
+    from headrace.tracing.framed import FramedHistory, TracedUnit, framed_history
     from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
-    from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
+    from headrace.tracing.history import (
+        History,
+        Times,
+        Topology,
+        Traced,
+        history_of,
+        ledgers,
+        trace_sample,
+        trace_step,
+    )
     from headrace.tracing.run_file import RunFile, read_run_file, save_run
     from headrace.tracing.sources import Sources, filed_run
-    from headrace.tracing.states import StateDifference, read_state, state_difference
 
 _HOMES = homes(
     {
         "headrace.tracing.accounting": "account EpochAccount ExclusionAccount Fed RunAccount SourceAccount",
-        "headrace.tracing.answers": "Times Topology Traced TracedUnit",
         "headrace.tracing.bill": "PlannedCache reading_plan ReadingPlan",
         "headrace.tracing.curves": "mix_curve MixCurve MixMark MixPoint",
-        "headrace.tracing.differences": "first_difference RunDifference",
+        "headrace.tracing.differences": "first_difference read_state RunDifference state_difference StateDifference",
         "headrace.tracing.file_edits": "edit_run_file FileEdit skip_in_run_file undo_in_run_file",
-        "headrace.tracing.framed": "framed_history FramedHistory",
+        "headrace.tracing.framed": "framed_history FramedHistory TracedUnit",
         "headrace.tracing.grids": "GridCell HeldCounts step_grid StepGrid",
-        "headrace.tracing.history": "History history_of ledgers trace_sample trace_step",
+        "headrace.tracing.history": "History history_of ledgers trace_sample trace_step Times Topology Traced",
         "headrace.tracing.run_file": "read_run_file RunFile save_run",
         "headrace.tracing.sources": "filed_run Sources",
-        "headrace.tracing.states": "read_state state_difference StateDifference",
     }
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -35,6 +36,7 @@ _SAMPLED = 1024
 """Samples from which an estimate is made."""
 
 _AT_ONCE = 8192
+_AMOUNTS = ("tokens", "supervised_tokens", "documents")
 
 
 class EpochAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -387,13 +389,9 @@ class _Accounting:
         is_alike = not dataset.traits.is_counted
         cost = scan.cost(parts)
         if self.exact or cost <= (_SAMPLED if is_alike else _most_counted(dataset)):
-            tokens, supervised, documents = scan.counted(parts).tolist()
-            return Fed(samples=samples, tokens=tokens, supervised_tokens=supervised, documents=documents)
-        tokens, supervised, documents = scan.estimated(parts[0][0], samples)
-        estimated = ("documents",) if is_alike else ("tokens", "supervised_tokens", "documents")
-        return Fed(
-            samples=samples, tokens=tokens, supervised_tokens=supervised, documents=documents, estimated=estimated
-        )
+            return Fed(samples=samples, **dict(zip(_AMOUNTS, scan.counted(parts).tolist(), strict=True)))
+        guessed = dict(zip(_AMOUNTS, scan.estimated(parts[0][0], samples), strict=True))
+        return Fed(samples=samples, estimated=("documents",) if is_alike else _AMOUNTS, **guessed)
 
 
 def _row(columns: EpochColumns) -> EpochAccount:
@@ -403,7 +401,7 @@ def _row(columns: EpochColumns) -> EpochAccount:
 def _total(parts: Sequence[Fed]) -> Fed:
     """Return the sum of what was fed; unknown if it is unknown of one part."""
     sums = {}
-    for name in ("tokens", "supervised_tokens", "documents"):
+    for name in _AMOUNTS:
         values = [getattr(one, name) for one in parts if one.samples]
         sums[name] = None if None in values else sum(values)
     estimated = {name: None for one in parts for name in one.estimated if sums[name] is not None}
@@ -433,6 +431,7 @@ class _Scan:
         self.dataset, self.plan, self.number, self.is_keyed = dataset, plan, number, is_keyed
         self.leaf = plan.series[number].leaf
 
+    @cached_property
     def _same_in_every_epoch(self) -> bool:
         """Whether an epoch's key changes nothing; a probe of some samples with two keys."""
         if not self.is_keyed:
@@ -449,40 +448,26 @@ class _Scan:
             return self.dataset.locate(samples)
         return self.dataset.locate(samples, np.repeat(self.plan.keys(self.number, np.array([epoch])), len(samples)))
 
-    def cost(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> int:
-        """Return how many samples have to be counted for some parts of epochs, each fed so many times."""
-        if self._same_in_every_epoch():
-            return sum(part.count for part, _ in parts)
-        return sum(part.count * times for part, times in parts)
-
-    def counted(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> IntArray:
-        """Return the sums over all of some parts."""
-        same = self._same_in_every_epoch()
-        total = np.zeros(3, dtype=np.int64)
-        for part, times in parts:
-            for number in range(1 if same else times):
-                epoch = part.epoch + number
-                one = PartOfEpoch(epoch, part.begin, part.end, part.section)
-                total += self._sum(one) * (times if same else 1)
-        return total
-
-    def _sum(self, part: PartOfEpoch) -> IntArray:
-        total = np.zeros(3, dtype=np.int64)
-        for begin in range(part.begin, part.end, _AT_ONCE):
-            some = PartOfEpoch(part.epoch, begin, min(begin + _AT_ONCE, part.end), part.section)
-            total += self._count(some.samples(), part.epoch)
-        return total
-
     def _count(self, samples: IntArray, epoch: int) -> IntArray:
         counts = self.dataset.count(self._located(samples, epoch))
         return np.array([counts.tokens.sum(), counts.supervised_tokens.sum(), counts.documents.sum()], dtype=np.int64)
 
-    def estimated(self, part: PartOfEpoch, num_samples: int) -> tuple[int, int, int]:
+    def cost(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> int:
+        """Return how many samples have to be counted for some parts of epochs, each fed so many times."""
+        return sum(part.count * (1 if self._same_in_every_epoch else times) for part, times in parts)
+
+    def counted(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> IntArray:
+        """Return the sums over all of some parts."""
+        total = np.zeros(3, dtype=np.int64)
+        for part, times in parts:
+            looks, weight = (1, times) if self._same_in_every_epoch else (times, 1)
+            for epoch in range(part.epoch, part.epoch + looks):
+                for begin in range(part.begin, part.end, _AT_ONCE):
+                    some = PartOfEpoch(epoch, begin, min(begin + _AT_ONCE, part.end), part.section)
+                    total += self._count(some.samples(), epoch) * weight
+        return total
+
+    def estimated(self, part: PartOfEpoch, num_samples: int) -> list[int]:
         """Return the sums over so many samples, by the mean of some that are spread over the dataset."""
         some = self._spread(_SAMPLED)
-        tokens, supervised, documents = self._count(some, part.epoch).tolist()
-        return (
-            tokens * num_samples // len(some),
-            supervised * num_samples // len(some),
-            documents * num_samples // len(some),
-        )
+        return [amount * num_samples // len(some) for amount in self._count(some, part.epoch).tolist()]

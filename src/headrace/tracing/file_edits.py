@@ -16,9 +16,9 @@ from headrace.datasets import Run
 from headrace.datasets.editing import Edit, Replace, Then
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor
+from headrace.tracing.differences import is_of
 from headrace.tracing.run_file import RunFile, SavedRun, read_run_file, saved_run, write_run_file
 from headrace.tracing.sources import Sources
-from headrace.tracing.states import is_of
 
 Trained = int | Mapping[str, Any] | None
 """How far the training has come: the number of its steps, a saved state, or None for what the file knows."""

@@ -20,8 +20,36 @@ from headrace.plan import BatchSchedule, Cursor
 from headrace.plan.framed import Journal, Lanes, LaneState, Unit
 from headrace.plan.recipe import differing_parts
 from headrace.plan.slots import taken_by
-from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
-from headrace.tracing.history import SHOWN, History, history_of
+from headrace.tracing.history import SHOWN, History, Times, Topology, Traced, history_of
+
+
+class TracedUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit of a framed run in its place.
+
+    Attributes:
+        step: the global step.
+        unit: its number in the run.
+        lane: its lane.
+        frame: the frame of the lane in which it was made; if the journal lacks some frames, the first that it may be.
+        first_position, last_position: those of the frame; a lane has every ``num_lanes``-th position between them.
+        num_carried: number of outputs of earlier positions that were carried on into the frame.
+        is_exact: whether ``samples`` are those in the unit; else they are all that may be, or empty if not asked for.
+        samples: in the order of their positions.
+        rank, micro_step, seen: as in `Traced`.
+    """
+
+    step: int
+    unit: int
+    lane: int
+    frame: int
+    first_position: int
+    last_position: int
+    num_carried: int
+    is_exact: bool
+    samples: tuple[Traced, ...] = ()
+    rank: int | None = None
+    micro_step: int | None = None
+    seen: bool | None = None
 
 
 class FramedHistory:

@@ -5,23 +5,100 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from headrace.config import nearest_or_known
-from headrace.datasets import PackedSequenceDataset, Run
+from headrace.config import check_fields, nearest_or_known
+from headrace.datasets import Dataset, PackedSequenceDataset, Run
 from headrace.datasets.excluded import masks_of
+from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, IntArray, KeyArray, Lookup
 from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.packing import PackingLedger
 from headrace.plan.slots import taken_by
 from headrace.plan.tree import MAX_POSITIONS
-from headrace.tracing.answers import Face, Times, Topology, Traced
-from headrace.tracing.states import is_of
+from headrace.tracing.differences import is_of
 from headrace.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from headrace.datasets.encoded.measured import MeasuredUnits
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step is divided: the number of data-parallel ranks, and the samples in a micro-batch."""
+
+    ranks: int
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for numbers below 1."""
+        check_fields(self)
+        if self.ranks < 1 or self.micro_batch_size < 1:
+            raise ConfigError(
+                f"ranks and micro-batch size are at least 1, found {self.ranks} and {self.micro_batch_size}"
+            )
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample in its place.
+
+    Attributes:
+        step: the global step.
+        last_step: equal to ``step``; or, with bucketing whose lengths are not known, the sample is in one of the steps
+            from ``step`` to this one.
+        position: position in the run; None if the step is not known.
+        run: number of the run in the history, from 0.
+        source: path of the source in the blend, ``"."`` for a single dataset.
+        epoch: epoch of the source, from 0.
+        index: number of the sample in the source's dataset.
+        rank: the data-parallel rank that takes it, if a topology is given and the step is known.
+        micro_step: the micro-batch of the step on that rank, from 0.
+        seen: whether a saved state is past it; None without a state.
+        origins: what it is made of, without what exclusions mask; empty if that is not known or was not asked for.
+        num_masked: number of parts, such as documents, that exclusions mask. If there are some and no ``origins``, the
+            whole sample is masked, and nothing of it is trained on.
+        unit: in a framed run, number of the unit that holds it; None if that is not known.
+        output: in a framed run, number of the output of the sample; None if that is not known.
+    """
+
+    step: int
+    last_step: int
+    position: int | None
+    run: int
+    source: str
+    epoch: int
+    index: int
+    rank: int | None = None
+    micro_step: int | None = None
+    seen: bool | None = None
+    origins: Origins = ()
+    num_masked: int = 0
+    unit: int | None = None
+    output: int | None = None
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """When a sample, or a document, comes.
+
+    Attributes:
+        count: number of times before ``until_step``.
+        shown: the first of these times.
+        until_step: the step at whose beginning the search ended; the part of it that a saved state or a number of
+            samples reached is searched too.
+        notes: what was left out, and why.
+    """
+
+    count: int
+    shown: tuple[Traced, ...]
+    until_step: int
+    notes: tuple[str, ...] = ()
+
+
+Face: TypeAlias = "Dataset | MeasuredUnits"
+"""What a trace asks of a source whose store can be opened: where its samples are, and what they are made of."""
 
 SHOWN = 20
 """Default number of times that are returned for a sample."""

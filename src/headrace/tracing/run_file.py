@@ -29,10 +29,10 @@ from headrace.datasets.editing import Edit
 from headrace.datasets.recipes import DataRecipe, data_of
 from headrace.errors import ConfigError, HeadraceError, StateError
 from headrace.io import as_read_back, check_local, holds, read_small, write_json_file
-from headrace.plan import BatchSchedule, Bucketing, Order, RunRecipe, order_format
+from headrace.plan import BatchSchedule, Bucketing, Order, RunRecipe
 from headrace.plan.chaptered.chapters import Length
 from headrace.plan.cursor import outside_run
-from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
+from headrace.plan.framed import Lanes, lanes_key
 from headrace.plan.recipe import differing_parts
 from headrace.tracing.recorded import RecordedDataset, SavedSource, SourceTable
 
@@ -103,7 +103,6 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             StateError: the content does not match its hashes, or is of another version of the algorithms.
         """
-        self._check_format()
         found = [RecordedDataset(source) for source in self.sources] if datasets is None else datasets
 
         def dataset(number: int) -> Dataset:
@@ -120,9 +119,15 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 **msgspec.structs.asdict(self.length),
             )
             recipe = run.recipe
-            if self.units is not None:
+            if self.units is not None and self.lanes is not None:
                 made = {path: {**self.units, "dataset": one} for path, one in recipe.dataset.items()}
-                recipe = msgspec.structs.replace(recipe, format=self.format, dataset=made, batch=self.batch)
+                versions = recipe.format | {"framed": self.lanes.format}
+                recipe = msgspec.structs.replace(recipe, format=versions, dataset=made, batch=self.batch)
+            if self.format != recipe.format:
+                raise StateError(
+                    f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
+                    f"Headrace has {recipe.format}: use the version that wrote it"
+                )
             self._check_hashes(recipe, self.hashes)
             if self.edits:
                 data = [None if edit.data is None else data_of(edit.data, dataset) for edit in self.edits]
@@ -133,16 +138,6 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.edits:
             self._check_hashes(run.recipe, self.edited or {})
         return run
-
-    def _check_format(self) -> None:
-        known = [order_format(is_drawn=True), order_format(is_drawn=False)]
-        if self.units is not None:  # a single lane takes all positions, and draws nothing
-            known = [{**known[1], "framed": version} for version in (FRAMED_FORMAT, 1)]
-        if self.format not in known:
-            raise StateError(
-                f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
-                f"Headrace has {known[0]}: use the version that wrote it"
-            )
 
     def _check_hashes(self, recipe: RunRecipe, hashes: Mapping[str, str]) -> None:
         if differing := differing_parts(recipe.hashes(), hashes):

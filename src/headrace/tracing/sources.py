@@ -28,9 +28,8 @@ from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.io import as_read_back
 from headrace.plan.recipe import without_contents
 from headrace.stores import SampleStore, Store
-from headrace.tracing.answers import Face
 from headrace.tracing.framed import FramedHistory
-from headrace.tracing.history import Chapter, History
+from headrace.tracing.history import Chapter, Face, History
 from headrace.tracing.recorded import RecordedDataset, SavedSource, StorePlace
 from headrace.tracing.run_file import RunFile, SavedRun, read_run_file
 

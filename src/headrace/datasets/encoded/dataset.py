@@ -13,6 +13,7 @@ from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, Re
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
+from headrace.datasets.metadataset.reading import named_place
 from headrace.datasets.mix import Mix
 from headrace.datasets.origins import Origins
 from headrace.datasets.recipes import Maker, named_thing
@@ -202,10 +203,8 @@ class EncodedSources(SourceOptions, frozen=True, kw_only=True):
     def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
         """Open a dataset, see `SourceOptions.dataset`; a ConfigError of `EncodedDataset` also names the place."""
         found = super().dataset(source)
-        try:
+        with named_place(source.where):
             return self.kind(_media(found), self.encoder, seed=self.seed, errors=self.errors)
-        except ConfigError as error:
-            raise ConfigError(f"{source.where}: {error}") from error
 
 
 def encoded(

@@ -13,7 +13,7 @@ from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
 from headrace.datasets.media.file_stores import CachePool
-from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, SourceColumn
+from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, SourceColumn, named_place
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreAwayError, StoreError
@@ -67,16 +67,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             StoreAwayError: the object store gives no answer; names the place, too.
             ConfigError: what the metadataset says does not fit what is there; names the place.
         """
-        try:
+        with named_place(source.where):
             found = None if self.open is None else self.open(source)
             if found is None:
                 found = self._source(source) if isinstance(source, NamedSource) else self._joined(source)
-        except StoreAwayError as error:
-            raise StoreAwayError(f"{source.where}: {error}") from error
-        except StoreError as error:
-            raise StoreError(f"{source.where}: {error}") from error
-        except ConfigError as error:
-            raise ConfigError(f"{source.where}: {error}") from error
         if not isinstance(found, Dataset):
             raise ConfigError(f"{source.where}: open returned {found!r:.80}; expected a dataset, or None")
         return found
