@@ -369,6 +369,11 @@ class Run:
         return editing.editor.plan(), editing.editor.key_paths
 
     @property
+    def chaptered(self) -> ChapteredPlan:
+        """The plan as chapters; that of a run without edits and stages is one."""
+        return self.plan if isinstance(self.plan, ChapteredPlan) else self._chaptered[0]
+
+    @property
     def source_paths(self) -> list[str]:
         """The path by which each source of the run is known, by its number: that of the mix it came in with."""
         return self._chaptered[1]

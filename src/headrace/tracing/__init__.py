@@ -24,14 +24,7 @@ from typing import TYPE_CHECKING
 from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
-    from headrace.tracing.accounting import (
-        EpochAccount,
-        ExclusionAccount,
-        Fed,
-        RunAccount,
-        SourceAccount,
-        account,
-    )
+    from headrace.tracing.accounting import EpochAccount, ExclusionAccount, Fed, RunAccount, SourceAccount, account
     from headrace.tracing.bill import PlannedCache, ReadingPlan, reading_plan
     from headrace.tracing.curves import MixCurve, MixMark, MixPoint, mix_curve
     from headrace.tracing.differences import (
@@ -44,16 +37,7 @@ if TYPE_CHECKING:
     from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file, undo_in_run_file
     from headrace.tracing.framed import FramedHistory, TracedUnit, framed_history
     from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
-    from headrace.tracing.history import (
-        History,
-        Times,
-        Topology,
-        Traced,
-        history_of,
-        ledgers,
-        trace_sample,
-        trace_step,
-    )
+    from headrace.tracing.history import History, Times, Topology, Traced, history_of, ledgers, trace_sample, trace_step
     from headrace.tracing.run_file import RunFile, read_run_file, save_run
     from headrace.tracing.sources import Sources, filed_run
 

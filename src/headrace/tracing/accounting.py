@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
@@ -11,14 +10,15 @@ import numpy as np
 
 from headrace.config import whole
 from headrace.datasets import FramedRun, Run
-from headrace.datasets.accounts import CHECKED_MARKS, CHECKED_ROWS, CHECKED_SAMPLES
+from headrace.datasets.accounts import most_counted
 from headrace.datasets.dataset import CountedDataset, Dataset, FixedDataset
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, How
 from headrace.errors import ConfigError, HeadraceError
-from headrace.plan import IntArray, Leaf
-from headrace.plan.chaptered.chapters import ChapteredPlan, parts_of
+from headrace.plan import IntArray
+from headrace.plan.chaptered.chapters import parts_of
 from headrace.plan.chaptered.epochs import (
+    MOST_INTERVALS,
     EpochColumns,
     Interval,
     PartOfEpoch,
@@ -29,7 +29,6 @@ from headrace.plan.chaptered.epochs import (
 )
 from headrace.plan.chaptered.sequence import EpochSeries
 from headrace.tracing.curves import MixPoint, mix_point
-from headrace.tracing.differences import chaptered
 from headrace.tracing.seen import seen
 
 _SAMPLED = 1024
@@ -61,6 +60,9 @@ class EpochAccount(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     excluded: int
     left_behind: int
+
+
+_COLUMNS = EpochAccount.__struct_fields__
 
 
 class Fed(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,19 +221,10 @@ def _checked(run: Run, step: int | None) -> int:
     return step
 
 
-@dataclass(eq=False)
-class _Kept:
-    """One dataset of a source: the series that have its samples, and its epochs, for each time that it came."""
-
-    leaf: Leaf
-    series: list[EpochSeries] = field(default_factory=list)
-    epochs: list[SourceEpochs] = field(default_factory=list)
-
-
 class _Accounting:
     def __init__(self, run: Run, step: int, *, exact: bool) -> None:
         self.run, self.step, self.exact = run, step, exact
-        self.plan = chaptered(run)
+        self.plan = run.chaptered
         self.position = run.begin(step)
         self.series_of: dict[int, list[EpochSeries]] = {}
         for series, source in zip(self.plan.series, self.plan.source_of, strict=True):
@@ -252,7 +245,7 @@ class _Accounting:
             for source, intervals in fed_before(part, last).items():
                 fed[source] += intervals
             if last > part[0].begin or not chapters:
-                chapters.append(mix_point(self.run, part[0].begin, last))
+                chapters.append(mix_point(self.run, part[0].begin, last, most=MOST_INTERVALS))
         reached = plan.reached(prefix)
         for source, intervals in rest.items():
             fed[source] += intervals
@@ -291,20 +284,20 @@ class _Accounting:
     def _source(self, source: int, fed: list[Interval], reached: int) -> Iterator[SourceAccount]:
         """Yield the accounts of a source, one for each dataset that it had."""
         found, current = source_epochs(self.plan.sequences[source], fed, reached)
-        for one in self._kept(source):
-            one.epochs += [epochs for epochs in found if epochs.series in one.series]
-            if any(epochs.is_begun for epochs in one.epochs):
-                yield self._dataset(source, one, is_current=current in one.epochs)
+        for series in self._datasets(source):
+            # A dataset that came several times has epochs for each time.
+            mine = [epochs for epochs in found if epochs.series in series]
+            if any(epochs.is_begun for epochs in mine):
+                yield self._dataset(source, series, mine, is_current=current in mine)
 
-    def _kept(self, source: int) -> list[_Kept]:
-        """Return the datasets of a source. A series that has the samples of an earlier one belongs to its dataset."""
-        found: list[_Kept] = []
+    def _datasets(self, source: int) -> list[list[EpochSeries]]:
+        """Return the series of each dataset of a source: a later one may have the samples of an earlier one."""
+        found: list[list[EpochSeries]] = []
         for series in self.series_of[source]:
-            same = [one for one in found if any(self._is_same(series, other) for other in one.series)]
+            same = [one for one in found if any(self._is_same(series, other) for other in one)]
             if not same:
-                same = [_Kept(series.leaf)]
-                found += same
-            same[0].series.append(series)
+                found.append([])
+            (same or found[-1:])[0].append(series)
         return found
 
     def _is_same(self, one: EpochSeries, other: EpochSeries) -> bool:
@@ -315,27 +308,31 @@ class _Accounting:
         shape = [(series.leaf.num_samples, series.leaf.first_sample) for series in (one, other)]
         return shape[0] == shape[1] and datasets[one.number].fingerprint == datasets[other.number].fingerprint
 
-    def _dataset(self, source: int, kept: _Kept, *, is_current: bool) -> SourceAccount:
-        dataset = self.run.datasets[kept.series[-1].number]
-        columns = [one for epochs in kept.epochs for one in epochs.columns()]
+    def _dataset(
+        self, source: int, series: Sequence[EpochSeries], epochs: Sequence[SourceEpochs], *, is_current: bool
+    ) -> SourceAccount:
+        dataset, leaf = self.run.datasets[series[-1].number], series[0].leaf
+        columns = [one for some in epochs for one in some.columns()]
         samples = sum(one.fed * one.num_epochs for one in columns)
         is_endless = dataset.traits.is_endless
-        times = seen(columns, kept.leaf, exact=self.exact)
-        if sum(times.counts.values()) != kept.leaf.num_samples or (
+        times = seen(columns, leaf, exact=self.exact)
+        if sum(times.counts.values()) != leaf.num_samples or (
             times.is_exact and sum(number * count for number, count in times.counts.items()) != samples
         ):
             raise HeadraceError(
-                f"source {self.names[source]!r} has {kept.leaf.num_samples:,} samples, fed {samples:,} times, and they "
+                f"source {self.names[source]!r} has {leaf.num_samples:,} samples, fed {samples:,} times, and they "
                 f"were seen {times.counts} times; please report this"
             )
         return SourceAccount(
             source=self.names[source],
             data=dataset.describe(),
-            num_samples=kept.leaf.num_samples,
+            num_samples=leaf.num_samples,
             is_current=is_current,
             fed=self._fed(columns),
             share=samples / self.position if self.position else 0.0,
-            epochs=() if is_endless else tuple(map(_row, columns)),
+            epochs=()
+            if is_endless
+            else tuple(EpochAccount(**{name: getattr(one, name) for name in _COLUMNS}) for one in columns),
             seen={} if is_endless else times.counts,
             is_exact=times.is_exact,
             exclusions=tuple(self._exclusions(source)) if is_current else (),
@@ -361,10 +358,7 @@ class _Accounting:
             return None
         section, _ = self.plan.sequences[source].section_at(self.plan.reached(position)[source])
         number = section.series.number
-        dataset, keys = self.run.datasets[number], None
-        if self.run.is_keyed(number):
-            keys = np.repeat(self.plan.keys(number, np.array([section.epoch], dtype=np.int64)), len(samples))
-        origins = dataset.origins(dataset.locate(samples, keys))
+        origins = self.run.datasets[number].origins(_located(self.run, number, samples, section.epoch))
         if not all(origins):
             return None
         held = {piece.document for pieces in origins for piece in pieces if piece.document is not None}
@@ -385,17 +379,13 @@ class _Accounting:
         samples = sum(part.count * times for part, times in parts)
         if not isinstance(dataset, CountedDataset):
             return _alike(dataset, samples)
-        scan = _Scan(dataset, self.plan, number, is_keyed=self.run.is_keyed(number))
+        scan = _Scan(dataset, self.run, number)
         is_alike = not dataset.traits.is_counted
         cost = scan.cost(parts)
-        if self.exact or cost <= (_SAMPLED if is_alike else _most_counted(dataset)):
+        if self.exact or cost <= (_SAMPLED if is_alike else most_counted(dataset)):
             return Fed(samples=samples, **dict(zip(_AMOUNTS, scan.counted(parts).tolist(), strict=True)))
         guessed = dict(zip(_AMOUNTS, scan.estimated(parts[0][0], samples), strict=True))
         return Fed(samples=samples, estimated=("documents",) if is_alike else _AMOUNTS, **guessed)
-
-
-def _row(columns: EpochColumns) -> EpochAccount:
-    return EpochAccount(**{name: getattr(columns, name) for name in EpochAccount.__struct_fields__})
 
 
 def _total(parts: Sequence[Fed]) -> Fed:
@@ -417,39 +407,34 @@ def _alike(dataset: Dataset, samples: int) -> Fed:
     return Fed(samples=samples, tokens=round(tokens * samples), estimated=() if is_exact else ("tokens",))
 
 
-def _most_counted(dataset: Dataset) -> int:
-    """Return how many samples are counted one by one: about two seconds."""
-    if dataset.traits.is_ragged:
-        return CHECKED_SAMPLES
-    return max(1, min(CHECKED_ROWS, int(CHECKED_MARKS / max(1.0, dataset.num_tokens_per_sample))))
+def _located(run: Run, number: int, samples: IntArray, epoch: int) -> IntArray:
+    """Return the addresses of samples of a dataset in an epoch."""
+    keys = None
+    if run.is_keyed(number):
+        keys = np.repeat(run.plan.keys(number, np.array([epoch], dtype=np.int64)), len(samples))
+    return run.datasets[number].locate(samples, keys)
 
 
 class _Scan:
     """Counts what the samples of a series hold: (3,) int64 of tokens, supervised tokens and documents."""
 
-    def __init__(self, dataset: CountedDataset, plan: ChapteredPlan, number: int, *, is_keyed: bool) -> None:
-        self.dataset, self.plan, self.number, self.is_keyed = dataset, plan, number, is_keyed
-        self.leaf = plan.series[number].leaf
+    def __init__(self, dataset: CountedDataset, run: Run, number: int) -> None:
+        self.dataset, self.run, self.number = dataset, run, number
+        self.leaf = run.plan.leaves[number]
 
     @cached_property
     def _same_in_every_epoch(self) -> bool:
         """Whether an epoch's key changes nothing; a probe of some samples with two keys."""
-        if not self.is_keyed:
-            return True
         probe = self._spread(_SAMPLED)
-        return bool(np.array_equal(self._located(probe, 0), self._located(probe, 1)))
+        one, other = (_located(self.run, self.number, probe, epoch) for epoch in (0, 1))
+        return bool(np.array_equal(one, other))
 
     def _spread(self, most: int) -> IntArray:
         count = min(most, self.leaf.num_samples)
         return self.leaf.first_sample + np.arange(count, dtype=np.int64) * self.leaf.num_samples // count
 
-    def _located(self, samples: IntArray, epoch: int) -> IntArray:
-        if not self.is_keyed:
-            return self.dataset.locate(samples)
-        return self.dataset.locate(samples, np.repeat(self.plan.keys(self.number, np.array([epoch])), len(samples)))
-
     def _count(self, samples: IntArray, epoch: int) -> IntArray:
-        counts = self.dataset.count(self._located(samples, epoch))
+        counts = self.dataset.count(_located(self.run, self.number, samples, epoch))
         return np.array([counts.tokens.sum(), counts.supervised_tokens.sum(), counts.documents.sum()], dtype=np.int64)
 
     def cost(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> int:

@@ -138,8 +138,11 @@ def _marks(run: Run) -> list[MixMark]:
     return sorted(found, key=lambda mark: mark.step)
 
 
-def mix_point(run: Run, begin: int, end: int) -> MixPoint:
-    """Return the mix of the positions ``[begin, end)`` of a run; of no positions that which is planned there."""
+def mix_point(run: Run, begin: int, end: int, *, most: int = MOST_PASSES) -> MixPoint:
+    """Return the mix of the positions ``[begin, end)`` of a run; of no positions that which is planned there.
+
+    ``most`` is that of `samples_of`.
+    """
     planned: dict[str, float] = {}
     for chapter, first, last in spans_of(run.plan, begin, max(end, begin + 1)):
         part = (last - first) / max(end - begin, 1)
@@ -151,20 +154,21 @@ def mix_point(run: Run, begin: int, end: int) -> MixPoint:
         end_step=run.schedule.step_of(end - 1) + 1 if end > begin else step,
         samples=end - begin,
         planned=planned,
-        came=samples_of(run.plan, begin, end),
+        came=samples_of(run.plan, begin, end, most=most),
         reason=next((edit.reason for edit in run.edits if run.schedule.begin(edit.at_step) == begin), ""),
     )
 
 
-def samples_of(plan: AnyPlan, begin: int, end: int) -> dict[str, int]:
+def samples_of(plan: AnyPlan, begin: int, end: int, *, most: int = MOST_PASSES) -> dict[str, int]:
     """Return how many samples of each source the positions ``[begin, end)`` have.
 
-    Where a limit cuts many passes short, they are those of its shares, from which they differ by a sample or two.
+    Where a limit cuts more passes short than ``most``, they are those of its shares, from which they differ by a sample
+    or two.
     """
     found: Counter[str] = Counter()
     for chapter, first, last in spans_of(plan, begin, end):
         try:
-            ranks = fed_ranks(chapter, first, last, most=MOST_PASSES)
+            ranks = fed_ranks(chapter, first, last, most=most)
         except ConfigError:
             found.update({path or ".": round(share * (last - first)) for path, share in chapter.shares.items()})
             continue

@@ -19,8 +19,6 @@ from headrace.datasets import Dataset, Run
 from headrace.errors import ConfigError, StateError
 from headrace.io import read_small
 from headrace.plan import Cursor
-from headrace.plan.chaptered.changes import PlanEditor
-from headrace.plan.chaptered.chapters import ChapteredPlan, Length
 from headrace.plan.chaptered.past import comparable
 from headrace.plan.chaptered.sequence import SeriesSection
 from headrace.plan.cursor import PAST_VERSION, outside_run
@@ -83,13 +81,6 @@ def _same(one: Run, other: Run, step: int) -> bool:
     return ends[0] == ends[1] and not differing_parts(one.past(ends[0]).hashes(), other.past(ends[1]).hashes())
 
 
-def chaptered(run: Run) -> ChapteredPlan:
-    """Return the plan of a run as chapters; that of a run without edits is one."""
-    if isinstance(run.plan, ChapteredPlan):
-        return run.plan
-    return PlanEditor(run.plan.root, run.order, run.schedule, Length(None, None, False)).plan()
-
-
 class _Side:
     """One of two runs at a step at which they differ.
 
@@ -105,7 +96,7 @@ class _Side:
         begin, self.end = run.schedule.begin(step), run.begin(step + 1)
         self.size = run.schedule.size(step)
         self.has_ended = run.num_steps is not None and run.num_steps <= step
-        plan = chaptered(run)
+        plan = run.chaptered
         chapter = plan.chapter_at(begin)
         sources = {path or ".": source for path, source in sorted(chapter.sources.items())}
         self.shares = {path or ".": share for path, share in chapter.shares.items()}

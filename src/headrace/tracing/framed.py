@@ -196,9 +196,8 @@ class FramedHistory:
             return None
         state, last_frame = planned
         positions = np.concatenate([lanes.positions(lane, frame) for frame in range(state.frame, last_frame + 1)])
-        step = self._schedule.step_of(number)
         traced = TracedUnit(
-            step=step + self._shift,
+            **self._place(number),
             unit=number,
             lane=lane,
             frame=state.frame,
@@ -206,7 +205,6 @@ class FramedHistory:
             last_position=int(positions[-1]),
             num_carried=len(state.carry),
             is_exact=False,
-            seen=None if self._position is None else number < self._position,
         )
         if self._reader is not None:
             made = self._reader([state]).look(number)
@@ -223,24 +221,15 @@ class FramedHistory:
         self, unit: TracedUnit, pairs: Sequence[tuple[int, int | None]], *, origins: bool
     ) -> tuple[Traced, ...]:
         """Return the samples at positions, with the step of a unit."""
-        by_position = dict(
-            zip(
-                dict.fromkeys(position for position, _ in pairs),
-                self._stream.positions(list(dict.fromkeys(position for position, _ in pairs)), origins=origins),
-                strict=True,
-            )
-        )
-        return tuple(
-            msgspec.structs.replace(
-                by_position[position],
-                step=unit.step,
-                last_step=unit.step,
-                unit=unit.unit,
-                output=output,
-                seen=unit.seen,
-            )
-            for position, output in pairs
-        )
+        positions = list(dict.fromkeys(position for position, _ in pairs))
+        by_position = dict(zip(positions, self._stream.positions(positions, origins=origins), strict=True))
+        place = {"step": unit.step, "last_step": unit.step, "unit": unit.unit, "seen": unit.seen}
+        return tuple(msgspec.structs.replace(by_position[one], output=output, **place) for one, output in pairs)
+
+    def _place(self, number: int) -> dict[str, Any]:
+        """Return the step of a unit, and whether it was seen."""
+        seen = None if self._position is None else number < self._position
+        return {"step": self._schedule.step_of(number) + self._shift, "seen": seen}
 
     def _units_with(self, fed: Traced, position: int, first: int, after: int) -> list[Traced]:
         """Return a sample with each unit that it is in, or may be in."""
@@ -249,8 +238,8 @@ class FramedHistory:
         if self._reader is None:
             if after <= first:
                 return []
-            steps = [self._schedule.step_of(unit * lanes.num_lanes + lane) + self._shift for unit in (first, after - 1)]
-            return [msgspec.structs.replace(fed, step=steps[0], last_step=steps[1], seen=None)]
+            begin, last = (self._place(unit * lanes.num_lanes + lane)["step"] for unit in (first, after - 1))
+            return [msgspec.structs.replace(fed, step=begin, last_step=last, seen=None)]
         reader = self._reader([self._journal.unit(lane, first)])
         found = []
         for unit in range(first, after):
@@ -258,13 +247,9 @@ class FramedHistory:
             made = reader.look(number)
             if made is None:
                 break
-            step = self._schedule.step_of(number) + self._shift
-            seen = None if self._position is None else number < self._position
-            found += [
-                msgspec.structs.replace(fed, step=step, last_step=step, unit=number, output=output, seen=seen)
-                for at, output in _pairs(made)
-                if at == position
-            ]
+            place = self._place(number) | {"last_step": self._place(number)["step"], "unit": number}
+            outputs = [output for at, output in _pairs(made) if at == position]
+            found += [msgspec.structs.replace(fed, output=output, **place) for output in outputs]
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -216,6 +216,18 @@ Found = tuple[Traced, int]
 """A sample in its place, and its leaf."""
 
 
+class _Search(NamedTuple):
+    """What is looked for among the slots ``[begin, end)`` of a run: samples of its leaves, that hold a document."""
+
+    number: int
+    samples: Mapping[int, Sequence[int]]
+    document: int | None
+    begin: int
+    end: int
+    limit: int
+    topology: Topology | None
+
+
 class History:
     """Runs one after another, each from a step of the training on. A single run is a history of one.
 
@@ -334,7 +346,7 @@ class History:
                 # No arithmetic says which epochs hold a document: search as many as take about a second.
                 most = max(limit, _MAX_LOOKS // max(1, sum(map(len, numbers.values()))))
                 end = min(end, chapter.trace.horizon(leaves[-1], begin, most))
-            many, found, end = self._found(number, numbers, document, (begin, end), limit, topology)
+            many, found, end = self._found(_Search(number, numbers, document, begin, end, limit, topology))
             count += many
             shown += found
             until = max(until, chapter.step_at(end))
@@ -410,23 +422,16 @@ class History:
             )
         return face
 
-    def _found(
-        self,
-        number: int,
-        samples: Mapping[int, Sequence[int]],
-        document: int | None,
-        span: tuple[int, int],
-        limit: int,
-        topology: Topology | None,
-    ) -> tuple[int, list[Found], int]:
+    def _found(self, search: _Search) -> tuple[int, list[Found], int]:
         """Return how often samples of leaves come, the first times, and the position up to which they were searched."""
+        number, limit, document = search.number, search.limit, search.document
         trace = self.chapters[number].trace
-        if document is not None and sum(map(len, samples.values())) > _MANY_SAMPLES and not trace.is_vague:
-            return self._walked(number, samples, document, span, limit, topology)
+        if document is not None and sum(map(len, search.samples.values())) > _MANY_SAMPLES and not trace.is_vague:
+            return self._walked(search, document)
         most = limit if document is None else None
         parts = [
-            trace.find(leaf, one, begin=span[0], end=span[1], limit=most)
-            for leaf, numbers in samples.items()
+            trace.find(leaf, one, begin=search.begin, end=search.end, limit=most)
+            for leaf, numbers in search.samples.items()
             for one in numbers
         ]
         count = sum(part.total for part in parts)
@@ -439,35 +444,27 @@ class History:
             found = _rows(found, held)
             count = len(positions)
         found = _rows(found, slice(limit))
-        end = min((part.end for part in parts), default=span[1])
-        return count, self._traced(number, positions[:limit], found, topology), end
+        end = min((part.end for part in parts), default=search.end)
+        return count, self._traced(number, positions[:limit], found, search.topology), end
 
-    def _walked(
-        self,
-        number: int,
-        samples: Mapping[int, Sequence[int]],
-        document: int,
-        span: tuple[int, int],
-        limit: int,
-        topology: Topology | None,
-    ) -> tuple[int, list[Found], int]:
+    def _walked(self, search: _Search, document: int) -> tuple[int, list[Found], int]:
         """As `_found`, for a document in so many samples that looking at every position costs less than finding each.
 
         It ends after some seconds, in front of a step.
         """
-        trace = self.chapters[number].trace
-        count, shown, num_looks, low = 0, list[Found](), 0, span[0]
-        last = min(span[1], low + _MAX_WALKED)
+        number, trace = search.number, self.chapters[search.number].trace
+        count, shown, num_looks, low = 0, list[Found](), 0, search.begin
+        last = min(search.end, low + _MAX_WALKED)
         while low < last and num_looks < _MAX_LOOKS:
             step = trace.schedule.step_of(low + _WALKED_AT_ONCE) + 1
-            positions = np.arange(low, min(span[1], trace.schedule.begin(step)), dtype=np.int64)
+            positions = np.arange(low, min(search.end, trace.schedule.begin(step)), dtype=np.int64)
             found = trace.lookup(positions)
-            asked = [(found.sources == leaf) & np.isin(found.indices, numbers) for leaf, numbers in samples.items()]
+            asked = [(found.sources == leaf) & np.isin(found.indices, some) for leaf, some in search.samples.items()]
             rows = np.flatnonzero(np.any(asked, axis=0))
             held = rows[self._held(number, _rows(found, rows), document)]
             count += len(held)
-            first = held[: limit - len(shown)]
-            shown += self._traced(number, positions[first], _rows(found, first), topology)
+            first = held[: search.limit - len(shown)]
+            shown += self._traced(number, positions[first], _rows(found, first), search.topology)
             num_looks += len(rows)
             low += len(positions)
         return count, shown, low
@@ -488,22 +485,13 @@ class History:
     def _traced(self, number: int, positions: IntArray, found: Lookup, topology: Topology | None) -> list[Found]:
         chapter = self.chapters[number]
         slots = chapter.trace.slots(positions)
-        columns = zip(
-            *(column.tolist() for column in (positions, slots, found.sources, found.epochs, found.indices)), strict=True
-        )
-        return [
-            (
-                Traced(
-                    **self._place(number, position, slot, topology),
-                    source=chapter.path(leaf, position) or ".",
-                    epoch=epoch,
-                    index=index,
-                    run=number,
-                ),
-                leaf,
-            )
-            for position, slot, leaf, epoch, index in columns
-        ]
+        columns = [column.tolist() for column in (positions, slots, found.sources, found.epochs, found.indices)]
+        traced = []
+        for position, slot, leaf, epoch, index in zip(*columns, strict=True):
+            place = self._place(number, position, slot, topology)
+            path = chapter.path(leaf, position) or "."
+            traced.append((Traced(**place, source=path, epoch=epoch, index=index, run=number), leaf))
+        return traced
 
     def _place(self, number: int, position: int, slot: int, topology: Topology | None) -> dict[str, Any]:
         chapter = self.chapters[number]

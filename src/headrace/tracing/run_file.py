@@ -86,14 +86,18 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return lanes if self.format["framed"] == 1 else msgspec.structs.replace(lanes, key=lanes_key(self.order.seed))
 
     def run(self, datasets: Sequence[Dataset] | None = None) -> Run:
-        """Return the run with its edits, over the datasets of ``sources``; see `stream`.
-
-        Raises:
-            ConfigError: the run is framed.
-        """
-        if self.units is not None:
-            raise ConfigError("the run is framed: it cannot be edited, and is not made again from its file")
+        """Return the run with its edits, over the datasets of ``sources``; see `stream`, and `check_plain`."""
+        self.check_plain()
         return self.stream(datasets)
+
+    def check_plain(self) -> None:
+        """Raise ConfigError if the run is framed."""
+        if self.units is not None:
+            raise ConfigError(
+                f"the run from step {self.first_step:,} on is framed: which samples a step has is known only from its "
+                "journals, so ask `headrace trace`; and its task encoder is not made again from a file, so to go on, "
+                "build the run in Python and pass it to save_run"
+            )
 
     def stream(self, datasets: Sequence[Dataset] | None = None) -> Run:
         """Return the run as `run` does; of a framed run that of its samples, one in each step.

@@ -43,11 +43,6 @@ def load_run(path: str | os.PathLike[str], *, at_step: int | None, trust_code: b
         if number < 0:
             raise ConfigError(f"{path}: there is no step {at_step:,}: the steps begin at {file.runs[0].first_step:,}")
     saved = file.runs[number]
-    if saved.lanes is not None:
-        raise ConfigError(
-            f"{path}: the run is framed, and task encoders of framed runs are not made again from a file: build the "
-            "run in Python and pass it to save_run"
-        )
     run = saved.run(Sources(file, trust_code=trust_code).datasets(saved))
     run.generation = file.generation
     return run
@@ -57,12 +52,12 @@ def filed_run(path: str | os.PathLike[str], *, read_data: bool = True) -> Run:
     """Return the only run in a file, over its data or over no more than their recipes.
 
     Raises:
-        ConfigError: the file holds several runs or a framed one; or as `Run.load`.
+        ConfigError: the file holds several runs; or as `Run.load`.
         StateError, StoreError: as `Run.load`.
     """
     runs = read_run_file(path).runs
-    if len(runs) > 1 or runs[0].lanes is not None:
-        raise ConfigError(f"{path}: holds {len(runs)} runs or a framed one; an account is of one run without lanes")
+    if len(runs) > 1:
+        raise ConfigError(f"{path}: holds {len(runs)} runs, and an account is of one run")
     return load_run(path, at_step=None, trust_code=False) if read_data else runs[0].run()
 
 
@@ -105,15 +100,7 @@ class Sources:
         Raises:
             StoreError: a store is missing, holds other data, or it is not known where samples lie in it.
         """
-        found: list[PlacedSamples] = []
-        for path, dataset in zip(run.paths, run.datasets, strict=True):
-            if not isinstance(dataset, RecordedDataset):
-                raise StoreError(f"{path or '.'}: is not known by its recipe")
-            face = self._stored(dataset.source)
-            if not isinstance(face, Dataset | MeasuredUnits):
-                raise StoreError(f"{path or '.'}: it is not known where its samples lie")
-            found.append(face)
-        return found
+        return [self._stored(dataset.source) for dataset in run.datasets if isinstance(dataset, RecordedDataset)]
 
     def framed(self, number: int, journals: Iterable[str], state: dict[str, Any] | None = None) -> FramedHistory:
         """Return a framed run of the file as a history.
@@ -153,6 +140,7 @@ class Sources:
             StoreError: a store is missing, or does not hold the data of the run, or may not be opened.
             ConfigError: a dataset cannot be made again.
         """
+        saved.check_plain()
         for source in saved.sources:
             if source.store is not None:
                 self._check_may_open(source.store)
@@ -163,18 +151,18 @@ class Sources:
         where = f"source {source.path!r}" if source.path else "the dataset"
         try:
             found: Dataset = self._maker(source, trust_code=self._trust_code).dataset(source.recipe)
+            # The contents of files were compared when the store was opened.
+            if without_contents(as_read_back(found.recipe)) != without_contents(source.recipe):
+                raise ConfigError(
+                    f"its recipe does not tell all of it, and what was made is {found.describe()}, with the recipe "
+                    f"{found.recipe}"
+                )
         except StoreError as error:
             raise type(error)(f"{where}: {error}") from error
         except HeadraceError as error:
             raise ConfigError(
                 f"{where} cannot be made again from the file: {error}. Build the run in Python and pass it to save_run"
             ) from error
-        # The contents of files were compared when the store was opened.
-        if without_contents(as_read_back(found.recipe)) != without_contents(source.recipe):
-            raise ConfigError(
-                f"{where} cannot be made again from the file: its recipe does not tell all of it, and what was made is "
-                f"{found.describe()}, with the recipe {found.recipe}. Build the run in Python and pass it to save_run"
-            )
         return found
 
     def _chapter(self, saved: SavedRun, *, first_step: int = 0, position: int = 0) -> Chapter:
