@@ -16,12 +16,11 @@ from headrace.errors import ConfigError
 from headrace.plan import Branch, Leaf, Node, Order
 from headrace.plan.blend import quantised
 from headrace.tracing import curves, mix_curve
-from headrace.tracing.accounting import chaptered
 
 
 def slowly(run: Run, step: int, end_step: int) -> Counter[str]:
     """Count the sources of some steps, position by position."""
-    plan = chaptered(run)
+    plan = run.chaptered
     found: Counter[str] = Counter()
     for one in range(step, end_step):
         for position in run.positions(one).tolist():

@@ -134,9 +134,7 @@ def _times(often: int) -> str:
 def _chapter_lines(chapters: tuple[MixPoint, ...]) -> list[str]:
     lines: list[str] = [Heading("  the mix, as it came (as planned)")]
     for one in chapters:
-        mix = ", ".join(
-            f"{source} {_percent(one.share(source))} ({_percent(planned)})" for source, planned in one.planned.items()
-        )
+        mix = ", ".join(f"{name} {_percent(one.share(name))} ({_percent(part)})" for name, part in one.planned.items())
         reason = f" ({one.reason})" if one.reason else ""
         lines.append(f"  from step {count(one.step)}{reason}: {plural(one.samples, 'sample')}: {mix}")
     return lines

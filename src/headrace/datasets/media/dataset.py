@@ -116,15 +116,24 @@ def _function(named: Reference | str | tuple[str, ...] | None, root: AnyPath, de
         return named
     if isinstance(named, str):
         return DatasetFunction(root, named, default, trust_code=trust_code)
+    return imported(named, default, trust_code=trust_code)
+
+
+def imported(named: Reference, what: str, *, trust_code: bool) -> Any:
+    """Return what a file names of a module.
+
+    Raises:
+        ConfigError: the code is not to be trusted, or cannot be imported.
+    """
     if not trust_code:
         raise ConfigError(
-            f"the {default} {named} lies in a module that is not imported, because importing runs its code; pass"
+            f"the {what} {named} lies in a module that is not imported, because importing runs its code; pass"
             " trust_code=True if you trust the author of the dataset"
         )
     try:
         return getattr(importlib.import_module(named.module), named.name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the {default} {named} cannot be imported: {error}") from error
+        raise ConfigError(f"the {what} {named} cannot be imported: {error}") from error
 
 
 def _decoder(config: DatasetConfig) -> SampleDecoder:
@@ -293,14 +302,11 @@ class MediaDataset(SampleDataset):
         """
         reader = reader_at(path, reader, storage, cache)
         if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
-            energon = EnergonStore(
-                path, split_part=split_part, split_config=split_config, dataset_config=dataset_config, using=reader
-            )
+            opened = partial(EnergonStore, path, split_part=split_part, dataset_config=dataset_config, using=reader)
+            energon = opened(split_config=split_config)
             # As in Energon, what the dataset.yaml says about the split wins.
             if energon.dataset is not None and (said := energon.dataset.options.get("split_config")) is not None:
-                energon = EnergonStore(
-                    path, split_part=split_part, split_config=str(said), dataset_config=dataset_config, using=reader
-                )
+                energon = opened(split_config=str(said))
             return cls.of(energon, **options)
         if split_part not in (None, "train") or split_config is not None or dataset_config is not None:
             raise ConfigError(
