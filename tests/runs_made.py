@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import pickle
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from headrace.datasets import Dataset, RaggedDataset
 from headrace.datasets.dataset import Fields, Sample, SampleWatch
 from headrace.datasets.mix import Mix
+from headrace.datasets.recipes import MIXES
 from headrace.plan import (
     Branch,
     ConcatNode,
@@ -49,6 +52,10 @@ class Numbers(RaggedDataset):
     def recipe(self) -> dict[str, Any]:
         return {"kind": "numbers", "num_samples": self.num_samples}
 
+    @property
+    def collated_by(self) -> dict[str, Any]:
+        return {}
+
     def sample_lengths(self, addresses: IntArray) -> IntArray:
         return addresses % 7
 
@@ -65,8 +72,22 @@ class Numbers(RaggedDataset):
         return "numbers"
 
 
+class Sharded(Numbers):
+    """Numbers in shards."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        super().__init__(sum(counts))
+        self.counts = counts
+
+    @property
+    def shard_bounds(self) -> IntArray:
+        return Shards.of_counts(self.counts).bounds
+
+
 class Tree(Mix):
-    """Numbers mixed by a tree."""
+    """Numbers mixed by a tree, which is its recipe."""
+
+    kind = "tree"
 
     def __init__(self, root: Node) -> None:
         self.root = root
@@ -85,6 +106,19 @@ class Tree(Mix):
 
     def named(self, path: str = "") -> Iterator[tuple[str, Dataset]]:
         yield from self.children.items()
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return {"root": b64encode(pickle.dumps(self.root)).decode()}
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Any]) -> Tree:
+        found = cls(pickle.loads(b64decode(recipe["root"])))
+        found.children = children
+        return found
+
+
+MIXES["tree"] = "runs_made:Tree"
 
 
 def _leaf(draw: st.DrawFn, path: str) -> Leaf:

@@ -317,7 +317,7 @@ EDITED: dict[str, Callable[[], Case]] = {
 
 
 NOT_MADE = {
-    "framed": "the run is framed",
+    "framed": "is framed",
     "measured": "a recipe of the kind 'measured'",
     "megatron, blend": "it has no single store|a recipe of the kind 'gpt_blend'",
     "megatron, cyclic": "a recipe of the kind 'megatron_cyclic'",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import PROVIDED, lazily
+from headrace._lazy import PROVIDED, homes, lazily
 from headrace._version import __version__
 
 if TYPE_CHECKING:
@@ -70,48 +70,24 @@ _ROOMS = (
     *("preparing", "samples", "stores", "tracing", "ui"),
 )
 
-_HOMES = {
-    "BatchSchedule": "headrace.plan",
-    "Blend": "headrace.datasets",
-    "Cache": "headrace.cache",
-    "ConfigError": "headrace.errors",
-    "DataLoader": "headrace.loader",
-    "Dealing": "headrace.loader",
-    "Exclude": "headrace.datasets",
-    "FramedRun": "headrace.datasets",
-    "GroupDataset": "headrace.datasets",
-    "HeadraceError": "headrace.errors",
-    "InputError": "headrace.errors",
-    "Loader": "headrace.loader",
-    "MapDataset": "headrace.datasets",
-    "MapStyleDataset": "headrace.datasets",
-    "MeasuredDataset": "headrace.datasets",
-    "MediaDataset": "headrace.datasets",
-    "Metrics": "headrace.loader",
-    "NumpyLoader": "headrace.integrations.numpy",
-    "Order": "headrace.plan",
-    "PackedSequenceDataset": "headrace.datasets",
-    "Packing": "headrace.plan.packing",
-    "PreferenceDataset": "headrace.datasets",
-    "PromptDataset": "headrace.datasets",
-    "Prompts": "headrace.loader",
-    "Run": "headrace.datasets",
-    "SFTDataset": "headrace.datasets",
-    "ScheduledBlend": "headrace.datasets",
-    "StateError": "headrace.errors",
-    "Storage": "headrace.io",
-    "StoreError": "headrace.errors",
-    "WindowDataset": "headrace.datasets",
-    "WorkerError": "headrace.errors",
-    "convert": "headrace.copying",
-    "exact": "headrace.integrations.exact",
-    "loader_for": "headrace.loader",
-    "merge": "headrace.copying",
-    "open": "headrace.stores",
-    "prepare": "headrace.preparing",
-    "split": "headrace.copying",
-    "to_datasets": "headrace.stores",
-}
+_HOMES = homes(
+    {
+        "headrace.cache": "Cache",
+        "headrace.copying": "convert merge split",
+        "headrace.datasets": "Blend Exclude FramedRun GroupDataset MapDataset MapStyleDataset MeasuredDataset "
+        "MediaDataset PackedSequenceDataset PreferenceDataset PromptDataset Run ScheduledBlend SFTDataset "
+        "WindowDataset",
+        "headrace.errors": "ConfigError HeadraceError InputError StateError StoreError WorkerError",
+        "headrace.integrations.exact": "exact",
+        "headrace.integrations.numpy": "NumpyLoader",
+        "headrace.io": "Storage",
+        "headrace.loader": "DataLoader Dealing Loader loader_for Metrics Prompts",
+        "headrace.plan": "BatchSchedule Order",
+        "headrace.plan.packing": "Packing",
+        "headrace.preparing": "prepare",
+        "headrace.stores": "open to_datasets",
+    }
+)
 
 __all__ = [
     "BatchSchedule",
@@ -157,7 +133,7 @@ __all__ = [
     "to_datasets",
 ]
 
-PROVIDED.update(load_run="headrace.tracing.rebuilding:load_run", account="headrace.tracing:account")
+PROVIDED.update(load_run="headrace.tracing.sources:load_run", account="headrace.tracing:account")
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazily(__name__, _HOMES, _ROOMS)

@@ -171,7 +171,7 @@ def test_an_account(run: Headrace, of_json: Any, file: Path) -> None:
     assert f"{file}: before step 10: 160 samples, 3,840 tokens, 3,680 supervised tokens" in said
     assert "from step 0: 160 samples: web 75.00 % (75.00 %), code 25.00 % (25.00 %)" in said
     [source] = of_json("account", file.with_name("packs.json"))["sources"]
-    assert source["epochs_complete"] == 2
+    assert [(one["num_epochs"], one["fed"]) for one in source["epochs"]] == [(2, source["num_samples"])]
     assert source["seen"] == {"2": source["num_samples"]}
 
 

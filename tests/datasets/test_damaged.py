@@ -49,9 +49,9 @@ def run_json(folder: Path) -> Made:
 
     def use() -> None:
         for run in read_run_file(path).runs:
-            trace = run.trace()
-            trace.plan.lookup(np.arange(20))
-            trace.schedule.step_of(50)
+            made = run.run()
+            made.plan.lookup(np.arange(20))
+            made.schedule.step_of(50)
 
     return path, use
 

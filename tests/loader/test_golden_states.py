@@ -86,7 +86,7 @@ def test_a_file_and_a_state_of_then_go_on(kind: str) -> None:
 def test_a_file_of_then_says_what_came(kind: str) -> None:
     before = stored(kind)
     (saved,) = read_run_file(written(kind)).runs
-    assert samples_of(saved.trace().plan, before["state"]["position"]) == before["samples"]
+    assert samples_of(saved.run().plan, before["state"]["position"]) == before["samples"]
 
 
 OTHER_RANKS = [

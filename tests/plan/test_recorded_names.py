@@ -11,8 +11,8 @@ from typing import Any
 import headrace.encoders
 import headrace.samples.media
 from headrace.compat.energon.wrappers import FunctionEncoder
+from headrace.datasets.recipes import named_thing
 from headrace.plan.recipe import recorded_name
-from headrace.tracing.rebuilding import named_thing
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "recorded_names.json"
 

@@ -143,7 +143,7 @@ def check_source(found: SourceAccount, columns: dict[int, dict[str, int]], times
     assert found.is_exact
     assert found.fed.samples == sum(one["fed"] for one in columns.values())
     for name in ("dropped", "deferred", "left_behind"):
-        assert getattr(found, name) == sum(one[name] for one in columns.values()), name
+        assert found.total(name) == sum(one[name] for one in columns.values()), name
     begun = {epoch: one for epoch, one in columns.items() if one["fed"] or one["dropped"] or one["deferred"]}
     assert found.epochs_begun == len(begun)
     whole = [one for one in begun.values() if one["fed"] + one["excluded"] == found.num_samples]
@@ -178,8 +178,7 @@ def test_random_changes_against_a_replay(seed: int) -> None:
                 and one.fed.samples == sum(counts["fed"] for counts in all_counts.values())
             ]
             check_source(one, columns.pop(space), source.times(space))
-    shares = [share for chapter in found.chapters for share in chapter.mix]
-    assert sum(share.samples for share in shares) == found.fed.samples
+    assert sum(sum(chapter.came.values()) for chapter in found.chapters) == found.fed.samples
 
 
 def _name(path: str) -> str:
@@ -244,11 +243,12 @@ def test_an_edited_run(sources: dict[str, WindowDataset]) -> None:
     assert [one.source for one in found.sources] == ["web", "code", "math"]
     assert [one.fed.samples for one in found.sources] == [60, 40, 60]
     first, second = found.chapters
-    assert (first.first_step, first.samples, first.reason, second.first_step, second.reason) == (0, 40, "", 5, "decay")
-    assert [(one.source, one.planned, one.samples) for one in first.mix] == [("web", 0.75, 30), ("code", 0.25, 10)]
-    assert {one.source: (one.planned, one.share) for one in second.mix} == {
-        "web": (0.25, 0.25), "code": (0.25, 0.25), "math": (0.5, 0.5)
-    }  # fmt: skip
+    assert (first.step, first.end_step, first.samples, first.reason) == (0, 5, 40, "")
+    assert (second.step, second.end_step, second.samples, second.reason) == (5, 20, 120, "decay")
+    assert (first.planned, first.came) == ({"web": 0.75, "code": 0.25}, {"web": 30, "code": 10})
+    assert second.planned == {source: second.share(source) for source in second.came}
+    assert second.planned == {"web": 0.25, "code": 0.25, "math": 0.5}
+    assert edited.account(0).chapters[0].planned == first.planned, "of no samples that which is planned"
     assert found.sources[0].seen == {1: 6, 2: 27}
     math = found.sources[2]
     assert (math.epochs_begun, math.epochs_complete, math.seen) == (9, 8, {8: 3, 9: 4})
@@ -261,7 +261,7 @@ def test_another_cut_of_the_same_store(sources: dict[str, WindowDataset]) -> Non
     finer = WindowDataset(sources["web"].store, seq_len=4, stride=2)
     run = Run(Blend({"web": sources["web"]}, weights={"web": 1}), global_batch_size=4)
     before, after = run.edit(5, data=Blend({"web": finer}, weights={"web": 1})).account(7).sources
-    assert (before.is_current, before.left_behind, before.seen) == (False, 13, {0: 13, 1: 20})
+    assert (before.is_current, before.total("left_behind"), before.seen) == (False, 13, {0: 13, 1: 20})
     assert (after.is_current, after.fed.samples) == (True, 8)
     assert after.present is not None
     assert (after.present.epoch, after.present.to_come) == (1, len(finer) - 8)
@@ -304,7 +304,7 @@ def test_ten_thousand_million_samples() -> None:
     assert found.fed.estimated == ("documents",)
     assert all(one.is_exact for one in found.sources)
     assert all(sum(one.seen.values()) == one.num_samples for one in found.sources)
-    assert [one.dropped for one in found.sources] == [3500, 3500]
+    assert [one.total("dropped") for one in found.sources] == [3500, 3500]
     for dataset in data.children.values():
         assert isinstance(dataset, Endless)
         assert dataset.num_counted <= 2048
@@ -345,7 +345,7 @@ def test_estimates_of_how_often_samples_were_seen(monkeypatch: pytest.MonkeyPatc
 def test_limits(sources: dict[str, WindowDataset]) -> None:
     run = Run(Concat({"web": Limit(sources["web"], 10), "code": sources["code"]}), global_batch_size=13, epochs=4)
     web, code = run.account().sources
-    assert (web.fed.samples, web.epochs_begun, web.epochs_complete, web.dropped) == (40, 4, 0, 4 * 23)
+    assert (web.fed.samples, web.epochs_begun, web.epochs_complete, web.total("dropped")) == (40, 4, 0, 4 * 23)
     assert (code.seen, code.epochs_complete) == ({4: 16}, 4)
     with pytest.raises(ConfigError, match="earlier"):
         Run(Limit(sources["web"], 1), global_batch_size=1000, epochs=10**6).account()

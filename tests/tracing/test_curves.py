@@ -16,12 +16,11 @@ from headrace.errors import ConfigError
 from headrace.plan import Branch, Leaf, Node, Order
 from headrace.plan.blend import quantised
 from headrace.tracing import curves, mix_curve
-from headrace.tracing.accounting import chaptered
 
 
 def slowly(run: Run, step: int, end_step: int) -> Counter[str]:
     """Count the sources of some steps, position by position."""
-    plan = chaptered(run)
+    plan = run.chaptered
     found: Counter[str] = Counter()
     for one in range(step, end_step):
         for position in run.positions(one).tolist():
@@ -45,8 +44,7 @@ def test_what_came_is_what_comes(root: Node, pieces: list[tuple[int, int]], firs
     for point in curve.points:
         counted = slowly(run, point.step, point.end_step)
         assert point.samples == counted.total()
-        came = {source: round(share * point.samples) for source, share in point.came.items() if share}
-        assert came == dict(counted)
+        assert point.came == dict(counted)
         assert sum(point.planned.values()) == pytest.approx(1)
 
 
@@ -71,7 +69,7 @@ def test_edits_are_marks_and_breaks_of_the_line() -> None:
     assert steps[20].planned["web"] == pytest.approx(0.5)
     for point in curve.points:
         counted = slowly(run, point.step, point.end_step)
-        assert {source: round(share * point.samples) for source, share in point.came.items() if share} == dict(counted)
+        assert point.came == dict(counted)
     assert curve.sources == ("web", "code")
 
 

@@ -256,7 +256,7 @@ def test_a_dry_run_shows_both_accounts() -> None:
         for name, one in (("before", run), ("after", skipping)):
             wanted = one.account(step)
             assert told[name]["step"] == wanted.step
-            columns = [(source["fed"]["samples"], source["present"]["dropped"]) for source in told[name]["sources"]]
+            columns = [(source["fed"]["samples"], source["epochs"][-1]["dropped"]) for source in told[name]["sources"]]
             presents = [(source.fed.samples, source.present) for source in wanted.sources]
             assert columns == [(samples, present.dropped) for samples, present in presents]
     said = command("skip", "run.json", "10:15", "--reason", "spike", "--dry-run")[1]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import runs_made
 from counts import cases
-from headrace.datasets import Run
+from headrace.datasets import Blend, Mix, Run
 from headrace.errors import ConfigError, OutputError, StateError
-from headrace.plan import Branch, Bucketing, Leaf, Node, Order, Shards
+from headrace.plan import Bucketing, Leaf, Node, Order
 from headrace.tracing import read_run_file, run_file, save_run
 
 
@@ -31,18 +31,18 @@ def test_what_is_written_is_the_plan(
     with tempfile.TemporaryDirectory() as folder:
         save_run(run, Path(folder) / "run.json")
         (saved,) = read_run_file(Path(folder) / "run.json").runs
-    trace = saved.trace()
+    again = saved.run()
     positions = np.concatenate([np.arange(300), np.arange(10**9, 10**9 + 50)])
-    for here, there in zip(run.plan.lookup(positions), trace.plan.lookup(positions), strict=True):
+    for here, there in zip(run.plan.lookup(positions), again.plan.lookup(positions), strict=True):
         assert np.array_equal(here, there)
-    assert [leaf.path for leaf in trace.plan.leaves] == list(run.paths)
-    assert (trace.schedule, trace.length, trace.window_steps) == (run.schedule, 300, window)
+    assert again.paths == run.paths
+    assert (again.schedule, again.length, again.bucketing) == (run.schedule, 300, bucketing)
     assert saved.hashes == run.recipe.hashes()
 
 
 def test_shards_take_little_room(tmp_path: Path) -> None:
     counts = [10_000] * 50_000 + [17, 0, 17, 3]
-    run = Run(runs_made.Tree(Leaf("web", sum(counts), Shards.of_counts(counts))), global_batch_size=8)
+    run = Run(runs_made.Sharded(counts), global_batch_size=8)
     save_run(run, tmp_path / "run.json")
     text = (tmp_path / "run.json").read_text()
     assert '"shards": "10000x50000 17x2 3"' in text
@@ -54,7 +54,7 @@ def made(seed: int = 0, *, size: Any = 8, samples: int = 1_000, num: int = 100) 
 
 
 def told(path: Path) -> list[tuple[int, int, int, int | None]]:
-    return [(run.first_step, run.position, run.order.seed, run.length) for run in read_run_file(path).runs]
+    return [(run.first_step, run.position, run.order.seed, run.length.samples) for run in read_run_file(path).runs]
 
 
 def test_a_history_grows_where_something_changed(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_another_run_is_not_written_over(tmp_path: Path) -> None:
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    root = Branch("", (Leaf("a", 10), Leaf("b", 20, Shards([0, 20]))), (1, 3), None)
-    save_run(Run(runs_made.Tree(root), global_batch_size=8), path)
+    blend = Blend({"a": runs_made.Numbers(10), "b": runs_made.Sharded([20])}, weights={"a": 1, "b": 3})
+    save_run(Run(blend, global_batch_size=8), path)
     good = json.loads(path.read_text())
 
     def refused(named: str, *keys: Any, value: Any) -> None:
@@ -123,19 +123,22 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         # Whoever changes the digest, too, is still found out.
         path.write_text(json.dumps(content | {"digest": run_file._digest(content)}))
         with pytest.raises(StateError, match=named):
-            [run.trace() for run in read_run_file(path).runs]
+            [run.run() for run in read_run_file(path).runs]
 
     refused("saved", "kind", value="other")
-    refused("version.*3", "version", value=3)
+    refused("version.*2", "version", value=2)
     refused("damaged", "runs", 0, "length", value="long")
     refused("damaged", "runs", value=[])
     refused("damaged", "runs", value=[good["runs"][0]] * 2)
     refused("damaged", "runs", 0, "order", "kind", value="wild")
     refused("version", "runs", 0, "format", value={"order": 0})
-    refused("blend.*hashes", "runs", 0, "plan", "shares", value=[1, 4])
+    refused("blend.*hashes", "runs", 0, "data", "options", "weights", "a", value=2)
+    refused("damaged.*kind.*wild", "runs", 0, "data", "kind", value="wild")
+    refused("damaged.*number", "runs", 0, "data", "options", value={"weights": {}, "unit": "ells"})
     refused("dataset.*hashes", "runs", 0, "sources", 0, "recipe", value={})
     refused("damaged.*pieces", "runs", 0, "batch", value={})
-    refused("source.*7", "runs", 0, "plan", "children", 0, value={"node": "source", "source": 7})
+    refused("source.*7", "runs", 0, "data", "children", "a", value=7)
+    refused("source.*-1", "runs", 0, "data", "children", "a", value=-1)
     refused("shards", "runs", 0, "sources", 1, "shards", value="10xx")
     refused("damaged.*shards", "runs", 0, "sources", 1, "shards", value="19")
     for text in ("{", "[]", "\xff"):
@@ -144,6 +147,20 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             read_run_file(path)
     with pytest.raises(StateError, match="cannot"):
         read_run_file(tmp_path / "missing.json")
+
+
+class OfTheUser(Blend):
+    def node(self, path: str = "") -> Any:
+        return super().node(path)
+
+
+@pytest.mark.parametrize("kind", [OfTheUser, Mix])
+def test_a_mix_without_a_recipe_is_refused(kind: type[Mix], tmp_path: Path) -> None:
+    """A class of the user's that makes a tree of its own would come back as another one."""
+    mix: Any = OfTheUser({"a": runs_made.Numbers(10)}, weights={"a": 1})
+    mix.kind = mix.kind if kind is OfTheUser else Mix.kind
+    with pytest.raises(ConfigError, match=r"OfTheUser.*recipe"):
+        save_run(Run(mix, global_batch_size=8), tmp_path / "run.json")
 
 
 def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:

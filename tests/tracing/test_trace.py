@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import runs_made
 import slots
 from counts import cases, python_steps
-from headrace.datasets import Run
+from headrace.datasets import Blend, Run
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Bucketing, Cursor, Leaf, LimitNode, Node, Order, Share, micro_batches
-from headrace.tracing import Topology, history_of, save_run, trace_sample, trace_step
+from headrace.tracing import Topology, history_of, read_run_file, save_run, trace_sample, trace_step
 from headrace.tracing.history import Chapter, History
 
 LENGTH = 150
@@ -70,7 +70,7 @@ class Fed(NamedTuple):
 
 
 def recipe_of(chapter: Chapter, source: str) -> Any:
-    return chapter.recipes[chapter.paths[source.replace(".", "")][-1]]
+    return chapter.run.datasets[chapter.paths[source.replace(".", "")][-1]].recipe
 
 
 @st.composite
@@ -123,7 +123,7 @@ def test_resumes_topologies_and_schedules(
     chapters, log, num_steps = training
     position = max(chapters[-1].position, reached)
     step_of = chapters[-1].trace.schedule.step_of(position)
-    cursor = Cursor(recipe=dict(chapters[-1].hashes), step=step_of, position=position)
+    cursor = Cursor(recipe=chapters[-1].run.recipe.hashes(), step=step_of, position=position)
 
     def is_seen(one: Fed) -> bool:
         slot = int(chapters[one.run].trace.slots(np.array([one.position]))[0])
@@ -188,9 +188,7 @@ def test_a_state_is_of_the_run_that_was_there() -> None:
 def test_lengths_unknown_leave_a_window() -> None:
     tree = runs_made.Tree(Leaf("web", 100))
     run = Run(tree, global_batch_size=4, samples=LENGTH, bucketing=Bucketing(window_steps=4))
-    (known,) = history_of(run).chapters
-    trace = type(known.trace)(run.plan, run.schedule, run.length, window_steps=4)
-    vague = History([Chapter(trace=trace, hashes=known.hashes, recipes=known.recipes, face=lambda leaf: None)])
+    vague = History([Chapter(run, lambda leaf: None, knows_lengths=False)])
     for step in (0, 5, 36):
         some, exact = vague.step(step), trace_step(run, step)
         assert {one.index for one in exact} <= {one.index for one in some}
@@ -242,19 +240,15 @@ def test_what_cannot_be_asked_is_refused(asked: History, ask: Callable[[History]
 
 
 def test_a_state_of_another_run_is_refused(asked: History) -> None:
-    other = Cursor(recipe=dict.fromkeys(asked.chapters[0].hashes, "0"), step=0, position=0)
+    other = Cursor(recipe=dict.fromkeys(asked.chapters[0].run.recipe.hashes(), "0"), step=0, position=0)
     with pytest.raises(StateError, match=r"1.*runs"):
         History(asked.chapters, other.to_dict())
 
 
 def test_a_great_run_is_traced_at_once(tmp_path: Path) -> None:
-    from headrace.plan import Branch, Shards, quantised
-    from headrace.tracing import read_run_file
-
-    shards = [Shards.of_counts([10_000] * (size // 10_000)) for size in (10**10, 10**8)]
-    sources = tuple(Leaf(f"s{i}", one.num_samples, one) for i, one in enumerate(shards))
-    tree = runs_made.Tree(Branch("", sources, tuple(quantised([0.99, 0.01])), None))
-    run = Run(tree, global_batch_size=1024, order=Order(kind="full", seed=3))
+    sources = {f"s{i}": runs_made.Sharded([10_000] * (size // 10_000)) for i, size in enumerate((10**10, 10**8))}
+    blend = Blend(sources, weights={"s0": 0.99, "s1": 0.01})
+    run = Run(blend, global_batch_size=1024, order=Order(kind="full", seed=3))
     save_run(run, tmp_path / "run.json")
     assert (tmp_path / "run.json").stat().st_size < 10_000
     times: Any = None
@@ -262,8 +256,7 @@ def test_a_great_run_is_traced_at_once(tmp_path: Path) -> None:
     def trace() -> None:
         nonlocal times
         (saved,) = read_run_file(tmp_path / "run.json").runs
-        chapter = Chapter(trace=saved.trace(), hashes=saved.hashes, recipes=[{}, {}], face=lambda leaf: None)
-        history = History([chapter])
+        history = History([Chapter(saved.run(), lambda leaf: None)])
         samples = history.step(9_000_000)
         times = history.sample(samples[0].source, samples[0].index)
 

@@ -298,7 +298,7 @@ def test_what_is_wrong_says_so(pages: Pages, tmp_path: Path) -> None:
     assert "is a store of tokens" in pages.get("run?path=stores/web", 404)
     damaged = tmp_path / "here"
     damaged.mkdir()
-    (damaged / "run.json").write_text('{"kind": "headrace.run", "version": 2, "digest": "0"}')
+    (damaged / "run.json").write_text('{"kind": "headrace.run", "version": 3, "digest": "0"}')
     broken = Pages(str(damaged))
     assert "does not match its digest" in re.sub(r"\s+", " ", broken.get())
     assert "digest" in broken.get(f"run?path={damaged}/run.json", 422)

@@ -18,21 +18,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.cache.block_store import BlockStore, CacheContent, CacheStats
     from headrace.cache.reading import Cache, check_cache, clear_cache, describe_cache
 
-_HOMES = {
-    "BlockStore": "headrace.cache.block_store",
-    "Cache": "headrace.cache.reading",
-    "CacheContent": "headrace.cache.block_store",
-    "CacheStats": "headrace.cache.block_store",
-    "check_cache": "headrace.cache.reading",
-    "clear_cache": "headrace.cache.reading",
-    "describe_cache": "headrace.cache.reading",
-}
+_HOMES = homes(
+    {
+        "headrace.cache.block_store": "BlockStore CacheContent CacheStats",
+        "headrace.cache.reading": "Cache check_cache clear_cache describe_cache",
+    }
+)
 
 __all__ = [
     "BlockStore",

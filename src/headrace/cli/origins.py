@@ -397,8 +397,8 @@ def _seen_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
             about = "" if one.is_exact else "~"
             times = ", ".join(f"{_times(often)}: {about}{count(number)}" for often, number in one.seen.items())
             lines.append(f"  {one.source}: {times}")
-        over = {"dropped": one.dropped, "deferred": one.deferred, "left behind": one.left_behind}
-        passed = ", ".join(f"{count(number)} {name}" for name, number in over.items() if number)
+        over = {name: one.total(name) for name in ("dropped", "deferred", "left_behind")}
+        passed = ", ".join(f"{count(number)} {name.replace('_', ' ')}" for name, number in over.items() if number)
         if passed:
             lines.append(f"  {one.source}: over all epochs {passed}")
         lines += [f"  {one.source}: {_exclusion(part)}" for part in one.exclusions]
@@ -418,10 +418,10 @@ def _times(often: int) -> str:
     return ("never", "once", "twice")[often] if often < 3 else f"{count(often)} times"
 
 
-def _chapter_lines(chapters: tuple[tracing.ChapterAccount, ...]) -> list[str]:
+def _chapter_lines(chapters: tuple[tracing.MixPoint, ...]) -> list[str]:
     lines: list[str] = [Heading("  the mix, as it came (as planned)")]
     for one in chapters:
-        mix = ", ".join(f"{part.source} {_percent(part.share)} ({_percent(part.planned)})" for part in one.mix)
+        mix = ", ".join(f"{name} {_percent(one.share(name))} ({_percent(part)})" for name, part in one.planned.items())
         reason = f" ({one.reason})" if one.reason else ""
-        lines.append(f"  from step {count(one.first_step)}{reason}: {plural(one.samples, 'sample')}: {mix}")
+        lines.append(f"  from step {count(one.step)}{reason}: {plural(one.samples, 'sample')}: {mix}")
     return lines

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.datasets.accounts import check_supervised, count_samples, count_step
@@ -41,50 +41,26 @@ if TYPE_CHECKING:
     from headrace.datasets.run import Located, Run
     from headrace.datasets.windows import WindowDataset
 
-_HOMES = {
-    "Blend": "headrace.datasets.blend",
-    "Collation": "headrace.datasets.records",
-    "Concat": "headrace.datasets.lengths",
-    "CountedDataset": "headrace.datasets.dataset",
-    "Counts": "headrace.datasets.dataset",
-    "Dataset": "headrace.datasets.dataset",
-    "EncodedDataset": "headrace.datasets.encoded",
-    "Exclude": "headrace.datasets.exclusions",
-    "Excluded": "headrace.datasets.exclusions",
-    "Fields": "headrace.datasets.dataset",
-    "FilledDataset": "headrace.datasets.lengths",
-    "FixedDataset": "headrace.datasets.dataset",
-    "Framed": "headrace.datasets.encoded",
-    "FramedRun": "headrace.datasets.encoded",
-    "GroupDataset": "headrace.datasets.rl_records",
-    "JoinedMediaDataset": "headrace.datasets.media",
-    "Limit": "headrace.datasets.lengths",
-    "Located": "headrace.datasets.run",
-    "MapDataset": "headrace.datasets.mapped",
-    "MapStyleDataset": "headrace.datasets.map_style",
-    "MeasuredDataset": "headrace.datasets.encoded",
-    "MeasuredFacts": "headrace.datasets.measuring",
-    "MediaDataset": "headrace.datasets.media",
-    "Mix": "headrace.datasets.mix",
-    "PackedSequenceDataset": "headrace.datasets.packed_sequences",
-    "PreferenceDataset": "headrace.datasets.rl_records",
-    "PromptDataset": "headrace.datasets.rl_records",
-    "RaggedDataset": "headrace.datasets.dataset",
-    "RecordDataset": "headrace.datasets.records",
-    "Repeat": "headrace.datasets.lengths",
-    "Run": "headrace.datasets.run",
-    "SFTDataset": "headrace.datasets.records",
-    "Sample": "headrace.datasets.dataset",
-    "ScheduledBlend": "headrace.datasets.blend",
-    "Stage": "headrace.datasets.blend",
-    "Subset": "headrace.datasets.lengths",
-    "Traits": "headrace.datasets.dataset",
-    "WindowDataset": "headrace.datasets.windows",
-    "check_supervised": "headrace.datasets.accounts",
-    "count_samples": "headrace.datasets.accounts",
-    "count_step": "headrace.datasets.accounts",
-    "measure": "headrace.datasets.measuring",
-}
+_HOMES = homes(
+    {
+        "headrace.datasets.accounts": "check_supervised count_samples count_step",
+        "headrace.datasets.blend": "Blend ScheduledBlend Stage",
+        "headrace.datasets.dataset": "CountedDataset Counts Dataset Fields FixedDataset RaggedDataset Sample Traits",
+        "headrace.datasets.encoded": "EncodedDataset Framed FramedRun MeasuredDataset",
+        "headrace.datasets.exclusions": "Exclude Excluded",
+        "headrace.datasets.lengths": "Concat FilledDataset Limit Repeat Subset",
+        "headrace.datasets.map_style": "MapStyleDataset",
+        "headrace.datasets.mapped": "MapDataset",
+        "headrace.datasets.measuring": "measure MeasuredFacts",
+        "headrace.datasets.media": "JoinedMediaDataset MediaDataset",
+        "headrace.datasets.mix": "Mix",
+        "headrace.datasets.packed_sequences": "PackedSequenceDataset",
+        "headrace.datasets.records": "Collation RecordDataset SFTDataset",
+        "headrace.datasets.rl_records": "GroupDataset PreferenceDataset PromptDataset",
+        "headrace.datasets.run": "Located Run",
+        "headrace.datasets.windows": "WindowDataset",
+    }
+)
 
 __all__ = [
     "Blend",

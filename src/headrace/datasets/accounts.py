@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headrace.datasets.dataset import Counts, counted
+from headrace.datasets.dataset import Counts, Dataset, counted
 from headrace.datasets.run import Located, Run, by_source
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
@@ -62,7 +62,7 @@ def check_supervised(run: Run, position: int = 0) -> None:
     """
     if not run.traits.is_counted or not _may_lack_labels(run):
         return
-    checked = _num_checked(run)
+    checked = min(map(most_counted, run.datasets))
     end = position + checked if run.length is None else min(run.length, position + checked)
     if position >= end:
         return
@@ -140,11 +140,11 @@ class StepTotals:
         return totals
 
 
-def _num_checked(run: Run) -> int:
-    if run.traits.is_ragged:
+def most_counted(dataset: Dataset) -> int:
+    """Return how many samples of a dataset are counted one by one at most: about two seconds."""
+    if dataset.traits.is_ragged:
         return CHECKED_SAMPLES
-    tokens = max(dataset.num_tokens_per_sample for dataset in run.datasets)
-    return max(1, min(CHECKED_ROWS, int(CHECKED_MARKS / max(1.0, tokens))))
+    return max(1, min(CHECKED_ROWS, int(CHECKED_MARKS / max(1.0, dataset.num_tokens_per_sample))))
 
 
 def _may_lack_labels(run: Run) -> bool:

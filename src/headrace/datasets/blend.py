@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from math import gcd, isqrt
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -74,6 +74,8 @@ class Blend(Mix):
         [600, 200]
     """
 
+    kind = "blend"
+
     def __init__(
         self,
         children: Mapping[str, Dataset | Mix],
@@ -101,6 +103,22 @@ class Blend(Mix):
         self.end = "repeats" if repeats is not None else end
         self.wanted = optional_whole(num_samples, "num_samples")
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The weights or repeats and what they mean; fractions and large numbers are texts."""
+        numbers = {name: plain_number(number) for name, number in self.numbers.items()}
+        if self.end == "repeats":
+            return {"repeats": numbers, "block_samples": self.block_samples}
+        ends = {"unit": self.unit, "end": self.end, "num_samples": self.wanted}
+        return {"weights": numbers, **ends, "block_samples": self.block_samples}
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Mix:
+        """Return the blend of a recipe and of its children."""
+        kind = "weights" if "weights" in recipe else "repeats"
+        numbers = {name: exact_number(number) for name, number in recipe[kind].items()}
+        return super().from_recipe({**recipe, kind: numbers}, children)
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
@@ -159,6 +177,18 @@ class Blend(Mix):
         if endless := [name for name, length in lengths.items() if length is None]:
             raise ConfigError(f"{self.end!r} needs the length of every source, and {endless} are endless blends")
         return {name: length for name, length in lengths.items() if length is not None}
+
+
+def plain_number(number: Weight) -> int | float | str:
+    """Return a number as JSON has it; fractions and large numbers as texts."""
+    if isinstance(number, Fraction) or (isinstance(number, int) and abs(number) >= 1 << 53):
+        return str(Fraction(number))
+    return int(number) if isinstance(number, int) else float(number)
+
+
+def exact_number(number: Any) -> Any:
+    """Return a number from JSON; undoes `plain_number`."""
+    return Fraction(number) if isinstance(number, str) else number
 
 
 def _numbers_by_name(
@@ -233,6 +263,8 @@ class ScheduledBlend(Mix):
         [0, 0, 1]
     """
 
+    kind = "stages"
+
     def __init__(
         self,
         children: Mapping[str, Dataset | Mix],
@@ -253,6 +285,16 @@ class ScheduledBlend(Mix):
         used = {name for stage in self.stages for name, weight in stage.weights.items() if weight}
         if never := [name for name in self.children if name not in used]:
             raise ConfigError(f"{never} have no weight in any stage of the schedule: leave them out")
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The stages and the blocks."""
+        return {"stages": msgspec.to_builtins(self.stages), "block_samples": self.block_samples}
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Mix:
+        """Return the blend of a recipe and of its children."""
+        return super().from_recipe({**recipe, "stages": msgspec.convert(recipe["stages"], tuple[Stage, ...])}, children)
 
     @property
     def num_samples(self) -> None:

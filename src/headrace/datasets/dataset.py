@@ -228,21 +228,15 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_all(cls, traits: Sequence[Traits]) -> Traits:
         """Return what holds for the samples of several sources in one run."""
-        return cls(
-            is_endless=any(one.is_endless for one in traits),
-            is_ragged=all(one.is_ragged for one in traits),
-            is_packed=all(one.is_packed for one in traits),
-            is_counted=any(one.is_counted for one in traits),
-            is_unshifted=all(one.is_unshifted for one in traits),
-            is_group_batches=any(one.is_group_batches for one in traits),
-            is_plain=all(one.is_plain for one in traits),
-            is_opaque=any(one.is_opaque for one in traits),
-            is_seeded=any(one.is_seeded for one in traits),
-            has_tokens=all(one.has_tokens for one in traits),
-            holds_interpreter=any(one.holds_interpreter for one in traits),
-            may_draw=any(one.may_draw for one in traits),
-            unrestorable=next((one.unrestorable for one in traits if one.unrestorable), None),
-        )
+        made: dict[str, Any] = {
+            name: (all if name in _OF_ALL_SOURCES else any)(getattr(one, name) for one in traits)
+            for name in cls.__struct_fields__
+        }
+        return cls(**made | {"unrestorable": next((one.unrestorable for one in traits if one.unrestorable), None)})
+
+
+_OF_ALL_SOURCES: Final = {"is_ragged", "is_packed", "is_unshifted", "is_plain", "has_tokens"}
+"""What samples of several sources are only if those of each are; anything else they are if those of any are."""
 
 
 class Dataset(ABC):
@@ -476,20 +470,18 @@ class RaggedDataset(Dataset):
         return self.samples(self._located(indices))
 
 
-class FixedWrapper(FixedDataset):
+class Wrapper(Dataset):
     """A dataset around another one, which answers everything that it does not answer itself."""
 
-    dataset: FixedDataset
+    dataset: Dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
     @property
     def fields(self) -> Fields:
         """Those of the inner dataset."""
         return self.dataset.fields
-
-    @property
-    def constants(self) -> Sample:
-        """Those of the inner dataset."""
-        return self.dataset.constants
 
     @property
     def traits(self) -> Traits:
@@ -513,6 +505,33 @@ class FixedWrapper(FixedDataset):
     def extents(self, addresses: IntArray) -> list[Extents]:
         """Return those of the inner dataset."""
         return self.dataset.extents(addresses)
+
+    def holders(self, document: int) -> IntArray:
+        """Return those of the inner dataset."""
+        return self.dataset.holders(document)
+
+    def all_holders(self, documents: IntArray) -> IntArray:
+        """Return those of the inner dataset."""
+        return self.dataset.all_holders(documents)
+
+    def find_key(self, key: str) -> int:
+        """Return that of the inner dataset."""
+        return self.dataset.find_key(key)
+
+    def find_keys(self, key: str) -> list[int]:
+        """Return those of the inner dataset."""
+        return self.dataset.find_keys(key)
+
+
+class FixedWrapper(Wrapper, FixedDataset):
+    """A dataset around another one, both with samples of one shape."""
+
+    dataset: FixedDataset
+
+    @property
+    def constants(self) -> Sample:
+        """Those of the inner dataset."""
+        return self.dataset.constants
 
 
 def repeated(constants: Sample, num_samples: int) -> Sample:

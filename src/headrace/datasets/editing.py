@@ -7,11 +7,11 @@ the old one, and gives the plan and the dataset of each of its series.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any, Final, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from headrace.config import check_choice, nearest, nearest_or_known
@@ -33,8 +33,7 @@ Replace = Literal["no", "step", "later"]
 """Which edits an edit takes the place of: none, the one at its step, or this one and all at later steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One edit of a run: what holds from a step on, and why.
 
     Attributes:
@@ -58,11 +57,11 @@ class Edit:
     reason: str = ""
     date: str = ""
     data: Dataset | Mix | None = None
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: dict[str, str] = {}
     pieces: tuple[tuple[int, int], ...] = ()
     order: Order | None = None
-    exclude: Mapping[str, Exclusion] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    exclude: dict[str, Exclusion] = {}
+    left_out: dict[str, str] = {}
     length: Length | None = None
     skip_steps: int = 0
     then: Then = "drop"
@@ -228,7 +227,7 @@ class Editing:
         self.editor.apply(change)
         self._note_datasets()
         texts = {self.sources[number].path: ranges_text(samples) for number, samples in lacking.items() if len(samples)}
-        return replace(edit, left_out=texts)
+        return msgspec.structs.replace(edit, left_out=texts)
 
     def _note_datasets(self) -> None:
         """Note the datasets of series that are new."""

@@ -138,9 +138,6 @@ class ExcludedDocuments(FixedWrapper, CountedDataset):
         self._pad_id = pad_id
         self._mask = mask
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     @property
     def pad_id(self) -> int:
         """The id that stands for the tokens of the documents."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.config import whole
+from headrace.datasets.blend import exact_number, plain_number
 from headrace.datasets.dataset import Dataset, FixedDataset, FixedWrapper, Sample
 from headrace.datasets.mix import (
     Mix,
@@ -44,6 +45,14 @@ class _OfOne(Mix):
         """The mean number of tokens in a sample of the child."""
         return self.data.num_tokens_per_sample
 
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Mix:
+        """Return the mix of a recipe, whose single entry is the second argument, and of its child."""
+        (data,), (argument,) = children.values(), recipe.values()
+        made: Any = cls
+        found: Mix = made(data, exact_number(argument))
+        return found
+
     def __repr__(self) -> str:
         length = "endless" if self.num_samples is None else f"{self.num_samples:,} samples"
         return f"<{type(self).__name__} of {self.data!r}: {length}>"
@@ -63,6 +72,8 @@ class Subset(_OfOne):
         >>> headrace.datasets.Subset(dataset, [100, 200]).num_samples
         100
     """
+
+    kind = "subset"
 
     def __init__(self, dataset: Dataset, subset: SubsetRange | Sequence[int | str]) -> None:
         super().__init__(dataset)
@@ -88,6 +99,11 @@ class Subset(_OfOne):
         """Number of samples in the range."""
         return self.bounds[1] - self.bounds[0]
 
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The first sample and the one behind the last."""
+        return {"bounds": list(self.bounds)}
+
     def node(self, path: str = "") -> Leaf:
         """Return the node of the plan that stands for the subset at a path."""
         return leaf_of(path, self.dataset).subset(*self.bounds)
@@ -108,6 +124,8 @@ class Limit(_OfOne):
         100
     """
 
+    kind = "limit"
+
     def __init__(self, data: Dataset | Mix, num_samples: int) -> None:
         super().__init__(data)
         self._num_samples = whole(num_samples, "num_samples")
@@ -120,6 +138,11 @@ class Limit(_OfOne):
     def num_samples(self) -> int:
         """Number of samples in one pass."""
         return self._num_samples
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The number of samples."""
+        return {"num_samples": self._num_samples}
 
     def node(self, path: str = "") -> LimitNode:
         """Return the node of the plan that stands for the limit at a path."""
@@ -141,6 +164,8 @@ class Repeat(_OfOne):
         250
     """
 
+    kind = "repeat"
+
     def __init__(self, data: Dataset | Mix, repeats: float | Fraction) -> None:
         super().__init__(data)
         if not 0 < repeats < float("inf"):
@@ -159,6 +184,11 @@ class Repeat(_OfOne):
     def num_samples(self) -> int:
         """Number of samples in all passes."""
         return self._num_samples
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The number of passes."""
+        return {"repeats": plain_number(self.repeats)}
 
     def node(self, path: str = "") -> Node:
         """Return the node of the plan that stands for the repeats at a path."""
@@ -180,6 +210,8 @@ class Concat(Mix):
         >>> both.num_samples == len(web) + len(code)
         True
     """
+
+    kind = "concat"
 
     def __init__(self, children: Mapping[str, Dataset | Mix], *, allow_different_tokenizers: bool = False) -> None:
         self.children = named_children(children)
@@ -272,10 +304,6 @@ class FilledDataset(FixedWrapper):
         """Return what the samples are made of; nothing for added samples."""
         found = self.dataset.origins(np.maximum(addresses, 0))
         return [() if filler else one for filler, one in zip((addresses < 0).tolist(), found, strict=True)]
-
-    def holders(self, document: int) -> IntArray:
-        """Return the samples of the dataset that may have tokens of a document."""
-        return self.dataset.holders(document)
 
     def describe(self) -> str:
         """Describe the dataset and the number of added samples in one line."""

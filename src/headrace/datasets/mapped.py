@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import random
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
@@ -23,6 +25,7 @@ from headrace.datasets.dataset import (
     Sample,
     SampleWatch,
     Traits,
+    Wrapper,
     counted,
     empty,
 )
@@ -33,11 +36,14 @@ from headrace.plan.keys import EpochAddresses
 from headrace.plan.recipe import recorded_name
 from headrace.stores.store import Extents
 
+if TYPE_CHECKING:
+    from headrace.datasets.recipes import Maker
+
 _WATCHED_SAMPLES = 8
 """Number of samples in each process that are checked for random numbers from global generators."""
 
 
-class MapDataset(CountedDataset):
+class MapDataset(Wrapper, CountedDataset):
     """Sample i is ``function(dataset[i])``.
 
     The result of the function must depend on the sample alone, not on chance or state, since a sample may be made again
@@ -100,9 +106,6 @@ class MapDataset(CountedDataset):
         self._addresses = EpochAddresses.of(len(dataset))  # of seeded samples
         self._fields = None if fields is None else {name: (tuple(s), np.dtype(d)) for name, (s, d) in fields.items()}
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     @property
     def fields(self) -> Fields:
         """Name -> (shape, dtype), as given, or those of the dataset."""
@@ -117,16 +120,6 @@ class MapDataset(CountedDataset):
     def shard_bounds(self) -> IntArray | None:
         """Those of the dataset."""
         return self.dataset.shard_bounds
-
-    @property
-    def num_tokens_per_sample(self) -> float:
-        """That of the dataset, whatever the function does."""
-        return self.dataset.num_tokens_per_sample
-
-    @property
-    def deviation_tokens_per_sample(self) -> float:
-        """That of the dataset, whatever the function does."""
-        return self.dataset.deviation_tokens_per_sample
 
     def _made(self, sample: Any, address: int) -> Any:
         """Map a sample; an error, or None in place of a sample, names it."""
@@ -198,6 +191,16 @@ class MapDataset(CountedDataset):
             recipe["drawn_as"] = self._drawn_as
         return {**recipe, "seeded": True} if self.seeded else recipe
 
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], maker: Maker) -> MapDataset:
+        """Return the dataset of a recipe; its function is imported."""
+        function = maker.named(recipe["function"], "function")
+        try:
+            fields = ast.literal_eval(re.sub(r"dtype\(('[^']*')\)", r"\1", recipe["fields"]))
+        except (ValueError, SyntaxError) as error:
+            raise ConfigError(f"its fields are {recipe['fields']}, which cannot be made again") from error
+        return cls(maker.dataset(recipe["dataset"]), function, fields=fields, seeded=bool(recipe.get("seeded")))
+
     @property
     def _name(self) -> str:
         return recorded_name(self.function)
@@ -213,22 +216,6 @@ class MapDataset(CountedDataset):
     def extents(self, addresses: IntArray) -> list[Extents]:
         """Return the ranges of the samples of the dataset."""
         return self.dataset.extents(self._inner(addresses))
-
-    def holders(self, document: int) -> IntArray:
-        """Return the samples of the dataset that may have tokens of a document."""
-        return self.dataset.holders(document)
-
-    def all_holders(self, documents: IntArray) -> IntArray:
-        """Return the samples of the dataset that may have tokens of any of some documents."""
-        return self.dataset.all_holders(documents)
-
-    def find_key(self, key: str) -> int:
-        """Return the sample of the dataset with a key."""
-        return self.dataset.find_key(key)
-
-    def find_keys(self, key: str) -> list[int]:
-        """Return all samples of the dataset that are made from a key."""
-        return self.dataset.find_keys(key)
 
     def read(self, addresses: IntArray) -> Sample:
         """Return the samples at some addresses as one new batch."""

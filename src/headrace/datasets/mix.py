@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from os import PathLike
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError
@@ -113,7 +113,22 @@ class Mix(ABC):
     is drawn: one dataset at two paths is read in two orders.
     """
 
+    kind: ClassVar[str] = ""
+    """Its name in `headrace.datasets.recipes.MIXES`; mixes of a class without one are not written down."""
+
     children: dict[str, Dataset | Mix]
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What the mix is made of beside its children, JSON-safe; ``from_recipe`` makes it again."""
+        return {}
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], children: dict[str, Dataset | Mix]) -> Mix:
+        """Return the mix of a recipe, which is arguments of the class, and of its children."""
+        made: Any = cls
+        found: Mix = made(children, **recipe, allow_different_tokenizers=True)
+        return found
 
     @property
     @abstractmethod

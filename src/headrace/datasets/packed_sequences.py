@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -40,6 +40,9 @@ from headrace.plan.packing import (
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
 from headrace.stores import Store, find_cache, keep_arrays, kept_name
 from headrace.stores.store import Extents
+
+if TYPE_CHECKING:
+    from headrace.datasets.recipes import Maker
 
 
 class Ranges(dict[int, memoryview]):
@@ -300,6 +303,13 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         if self.labels == "same":
             recipe["labels"] = self.labels
         return recipe
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], maker: Maker) -> PackedSequenceDataset:
+        """Return the packs of a recipe."""
+        options = {name: recipe[name] for name in ("padding_idx", "loss_mask_key", "border_labels")}
+        packing = msgspec.convert(recipe["packing"], Packing)
+        return cls(maker.store(), packing, labels=recipe.get("labels", "next"), **options)
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: the number of the pack; with ``repack`` the higher bits hold 30 bits of the epoch's key."""

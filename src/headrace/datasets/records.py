@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,6 +34,9 @@ from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import ShardedStore, Store
 from headrace.stores.store import Extents
+
+if TYPE_CHECKING:
+    from headrace.datasets.recipes import Maker
 
 PaddingSide = Literal["right", "left"]
 
@@ -272,6 +275,10 @@ _SAMPLED = 1024
 _CHUNK = 1 << 16
 
 
+_OF_ALL: Final = {"kind", "store", "num_records", "keys", "collation"}
+"""What the recipes of records of all kinds have."""
+
+
 class RecordDataset(RaggedDataset):
     """Sample i is record i of a store, whole; a micro-batch is padded when it is made.
 
@@ -360,8 +367,14 @@ class RecordDataset(RaggedDataset):
         }
 
     def _options(self) -> dict[str, Any]:
-        """Return what else of this kind of records decides the bytes."""
+        """Return what else of this kind of records decides the bytes: other arguments of the class."""
         return {}
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], maker: Maker, **options: Any) -> Any:
+        """Return the records of a recipe; ``options`` are arguments that it has under other names."""
+        options |= {name: value for name, value in recipe.items() if name not in _OF_ALL}
+        return cls(maker.store(), msgspec.convert(recipe["collation"], Collation), **options)
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: numbers of records."""
@@ -542,6 +555,12 @@ class SFTDataset(RecordDataset, CountedDataset):
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels}
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], maker: Maker, **options: Any) -> Any:
+        """Return the records of a recipe."""
+        found = {f"{name}_key": recipe["keys"].get(name) for name in ("tokens", "loss_mask", "label")}
+        return super().from_recipe(recipe, maker, **found)
 
     def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
         """Return the records at some addresses, unpadded."""

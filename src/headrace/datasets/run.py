@@ -284,7 +284,7 @@ class Run:
                 reason=reason,
                 date=editing.now(),
                 data=data,
-                renamed=renamed or {},
+                renamed=dict(renamed or {}),
                 pieces=pieces,
                 order=order,
                 exclude=before._exclusions(exclude, data),
@@ -367,6 +367,11 @@ class Run:
         for edit in self.edits:
             editing.apply(edit)
         return editing.editor.plan(), editing.editor.key_paths
+
+    @property
+    def chaptered(self) -> ChapteredPlan:
+        """The plan as chapters; that of a run without edits and stages is one."""
+        return self.plan if isinstance(self.plan, ChapteredPlan) else self._chaptered[0]
 
     @property
     def source_paths(self) -> list[str]:
@@ -480,12 +485,15 @@ class Run:
         """Path of each source in the blend, by its number; ``("",)`` for a single dataset."""
         return tuple(leaf.path for leaf in self.plan.leaves)
 
+    def begin(self, step: int) -> int:
+        """Return the first position of a step, at most the end of the run."""
+        position = self.schedule.begin(step)
+        return position if self.length is None else min(position, self.length)
+
     def positions(self, step: int) -> IntArray:
         """(samples of the step,) int64: the positions that make a step."""
         step = whole(step, "step")
-        begin, end = self.schedule.begin(step), self.schedule.begin(step + 1)
-        if self.length is not None:
-            end = min(end, self.length)
+        begin, end = self.schedule.begin(step), self.begin(step + 1)
         if step < 0 or begin >= end:
             raise IndexError(f"step {step} of a run of {self.num_steps} steps")
         return np.arange(begin, end, dtype=np.int64)

@@ -23,6 +23,9 @@ from headrace.stores import Store
 from headrace.stores.store import Extents
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.datasets.recipes import Maker
     from headrace.io import ReadCache, Storage
 
 _INT64 = np.dtype(np.int64)
@@ -190,6 +193,17 @@ class WindowDataset(FixedDataset, CountedDataset):
         if self.labels == "same":
             recipe["labels"] = self.labels
         return recipe
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], maker: Maker) -> WindowDataset:
+        """Return the windows of a recipe."""
+        return cls(
+            maker.store(),
+            seq_len=recipe["window_tokens"],
+            labels=recipe.get("labels", "next"),
+            loss_mask_key=recipe.get("loss_mask_key"),
+            **{name: recipe[name] for name in ("stride", "phase", "document_ids", "position_ids")},
+        )
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: where each window begins in the token stream."""

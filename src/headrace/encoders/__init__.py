@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.encoders.faults import (
@@ -70,51 +70,22 @@ if TYPE_CHECKING:
     from headrace.samples.media import sample_type as edataclass
     from headrace.samples.media.batch import batch_list, batch_stack
 
-_HOMES = {
-    "AugmentTaskEncoder": "headrace.encoders.task_encoder",
-    "Batch": "headrace.samples.media",
-    "CallKey": "headrace.plan.keys",
-    "CaptioningSample": "headrace.samples.media",
-    "Cooker": "headrace.samples.media",
-    "CrudeSample": "headrace.samples.media",
-    "DefaultTaskEncoder": "headrace.encoders.task_encoder",
-    "EncoderPipeline": "headrace.encoders.pipeline",
-    "ErrorPolicy": "headrace.encoders.faults",
-    "Fault": "headrace.encoders.faults",
-    "FaultLog": "headrace.encoders.faults",
-    "FaultReport": "headrace.encoders.faults",
-    "Hook": "headrace.encoders.task_encoder",
-    "HookFailure": "headrace.encoders.pipeline",
-    "ImageClassificationSample": "headrace.samples.media",
-    "ImageSample": "headrace.samples.media",
-    "InterleavedSample": "headrace.samples.media",
-    "MultiChoiceVQASample": "headrace.samples.media",
-    "OCRSample": "headrace.samples.media",
-    "Sample": "headrace.samples.media",
-    "SampleDecoder": "headrace.samples.media",
-    "Selection": "headrace.encoders.pipeline",
-    "SimilarityInterleavedSample": "headrace.samples.media",
-    "SkipSample": "headrace.errors",
-    "SourceInfo": "headrace.samples.media",
-    "TaskEncoder": "headrace.encoders.task_encoder",
-    "TextSample": "headrace.samples.media",
-    "VQASample": "headrace.samples.media",
-    "VidQASample": "headrace.samples.media",
-    "basic_sample_keys": "headrace.samples.media",
-    "batch_list": "headrace.samples.media.batch",
+_HOMES = homes(
+    {
+        "headrace.encoders.faults": "ErrorPolicy Fault FaultLog FaultReport is_of_sample read_fault_report",
+        "headrace.encoders.pipeline": "EncoderPipeline HookFailure Selection",
+        "headrace.encoders.task_encoder": "AugmentTaskEncoder bound_cookers checked_encoder DefaultTaskEncoder "
+        "get_failure_tolerance get_stateless Hook hook_of stateless TaskEncoder",
+        "headrace.errors": "SkipSample",
+        "headrace.plan.keys": "CallKey",
+        "headrace.samples.media": "basic_sample_keys Batch CaptioningSample Cooker cooker CrudeSample generic_batch "
+        "ImageClassificationSample ImageSample InterleavedSample MultiChoiceVQASample OCRSample Sample "
+        "SampleDecoder SimilarityInterleavedSample SourceInfo TextSample VidQASample VQASample",
+        "headrace.samples.media.batch": "batch_list batch_stack",
+    }
+) | {
     "batch_pad_stack": "headrace.samples.media:pad_stack",
-    "batch_stack": "headrace.samples.media.batch",
-    "bound_cookers": "headrace.encoders.task_encoder",
-    "checked_encoder": "headrace.encoders.task_encoder",
-    "cooker": "headrace.samples.media",
     "edataclass": "headrace.samples.media:sample_type",
-    "generic_batch": "headrace.samples.media",
-    "get_failure_tolerance": "headrace.encoders.task_encoder",
-    "get_stateless": "headrace.encoders.task_encoder",
-    "hook_of": "headrace.encoders.task_encoder",
-    "is_of_sample": "headrace.encoders.faults",
-    "read_fault_report": "headrace.encoders.faults",
-    "stateless": "headrace.encoders.task_encoder",
 }
 
 __all__ = [

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 import msgspec
-import numpy as np
 
 from headrace.datasets import Run
 from headrace.datasets.editing import Edit
@@ -16,17 +14,15 @@ from headrace.errors import ConfigError
 from headrace.inspect.answers import Report
 from headrace.inspect.blocks import Block, Note, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural
-from headrace.plan import Branch, Declared, Leaf, Order, Schedule
-from headrace.plan.chaptered.chapters import ChapteredPlan
+from headrace.plan import Declared, Order
+from headrace.plan.nodes import leaf_shares
 from headrace.tracing.accounting import RunAccount, account
+from headrace.tracing.curves import samples_of
 from headrace.tracing.file_edits import FileEdit
 from headrace.tracing.run_file import read_run_file
 
 SHOWN_STEPS = 3
 """Number of steps from an edit on whose samples are counted by source."""
-
-
-_COUNTED_AT_ONCE = 1 << 20
 
 
 class ToldEdit(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,8 +178,6 @@ def tell_run_file(path: str | os.PathLike[str]) -> ToldFile:
     file = read_run_file(path)
     runs = []
     for saved in file.runs:
-        if saved.lanes is not None:
-            raise ConfigError(f"{path}: the run from step {saved.first_step:,} on is framed: ask `headrace trace`")
         run = saved.run()
         begun = run.rebuilt(())
         runs.append(
@@ -216,9 +210,8 @@ def tell_change(path: str | os.PathLike[str], edit: FileEdit, *, written: bool) 
     positions = None
     if made is not None and made.skip_steps:
         run = after.rebuilt(after.edits[:-1])
-        begin, end = (run.schedule.begin(step) for step in (at_step, at_step + made.skip_steps))
-        positions = begin, end if run.length is None else min(end, run.length)
-        skipped = _counts(run, *positions)
+        positions = run.schedule.begin(at_step), run.begin(at_step + made.skip_steps)
+        skipped = samples_of(run.plan, *positions)
     accounts: tuple[ToldAccount, ...] = ()
     notes = edit.notes
     if not written:
@@ -275,46 +268,13 @@ def _accounts(edit: FileEdit, step: int) -> Iterator[ToldAccount]:
 
 def source_counts(run: Run, step: int) -> dict[str, int]:
     """Return how many samples of each source a step of a run has; nothing if there is no such step. Reads no data."""
-    try:
-        positions = run.positions(step)
-    except IndexError:
-        return {}
-    return _counts(run, int(positions[0]), int(positions[-1]) + 1)
-
-
-def _counts(run: Run, begin: int, end: int) -> dict[str, int]:
-    plan = run.plan
-    found: dict[str, int] = {}
-    borders = {*range(begin, end, _COUNTED_AT_ONCE), end}
-    if isinstance(plan, ChapteredPlan):
-        borders |= {chapter.begin for chapter in plan.chapters if begin < chapter.begin < end}
-    for first, last in pairwise(sorted(borders)):
-        sources = plan.lookup(np.arange(first, last, dtype=np.int64)).sources
-        numbers, counts = np.unique(sources, return_counts=True)
-        for number, many in zip(numbers.tolist(), counts.tolist(), strict=True):
-            path = plan.leaves[number].path
-            if isinstance(plan, ChapteredPlan):
-                path = plan.chapter_at(first).paths[plan.source_of[number]]
-            found[path or "."] = found.get(path or ".", 0) + many
-    return found
+    begin, end = run.begin(step), run.begin(step + 1)
+    return samples_of(run.plan, begin, end) if 0 <= begin < end else {}
 
 
 def shares(root: Declared) -> dict[str, float]:
     """Return the share of each source in a tree, as parts of 1; of a schedule those at its end."""
-    found: dict[str, float] = {}
-    pending: list[tuple[Declared, float]] = [(root, 1.0)]
-    while pending:
-        node, part = pending.pop()
-        if isinstance(node, Leaf):
-            found[node.path or "."] = part
-        elif isinstance(node, Schedule):
-            pending.append((node.children[-1], part))
-        else:
-            weights = node.shares if isinstance(node, Branch) else [child.num_samples or 1 for child in node.children]
-            total = sum(weights)
-            children = zip(node.children, weights, strict=True)
-            pending += reversed([(child, part * weight / total) for child, weight in children])
-    return found
+    return {path or ".": float(share) for path, share in leaf_shares(root).items()}
 
 
 def edit_lines(edit: ToldEdit) -> list[str]:
@@ -350,7 +310,7 @@ def _changes(edit: Edit, before: Mapping[str, float], after: Mapping[str, float]
     if edit.order is not None:
         yield f"order {_order(edit.order)}, from the next epoch of each source on"
     if edit.length is not None:
-        epochs, samples, _ = edit.length
+        epochs, samples = edit.length.epochs, edit.length.samples
         yield f"length {plural(epochs, 'epoch')}" if epochs is not None else f"length {plural(samples or 0, 'sample')}"
     if edit.skip_steps:
         yield f"skips {plural(edit.skip_steps, 'step')}, whose samples {_THEN[edit.then]}"

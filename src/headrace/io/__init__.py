@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 from headrace.io.atomic import (
     AtomicFile,
     as_read_back,
@@ -89,20 +89,17 @@ if TYPE_CHECKING:
     from headrace.io.sizes import parse_size
     from headrace.io.storage import Storage
 
-_HOMES = {
-    "FetchPolicy": "headrace.io.objects",
-    "FetchStats": "headrace.io.objects",
-    "ObjectReader": "headrace.io.objects",
-    "RemotePath": "headrace.io.remote",
-    "Storage": "headrace.io.storage",
-    "create_once": "headrace.io.once",
-    "map_npy": "headrace.io.npy",
-    "parse_size": "headrace.io.sizes",
-    "read_once": "headrace.io.once",
-    "remove_file": "headrace.io.replacing",
-    "replace_file": "headrace.io.replacing",
-    "unique_name": "headrace.io.once",
-}
+_HOMES = homes(
+    {
+        "headrace.io.npy": "map_npy",
+        "headrace.io.objects": "FetchPolicy FetchStats ObjectReader",
+        "headrace.io.once": "create_once read_once unique_name",
+        "headrace.io.remote": "RemotePath",
+        "headrace.io.replacing": "remove_file replace_file",
+        "headrace.io.sizes": "parse_size",
+        "headrace.io.storage": "Storage",
+    }
+)
 
 __all__ = [
     "BLOCK_BYTES",

@@ -22,7 +22,7 @@ except ImportError as error:
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.encoders import read_fault_report
@@ -47,34 +47,24 @@ if TYPE_CHECKING:
     from headrace.loader.reading import Reading
     from headrace.loader.shortcut import loader_for
 
-_HOMES = {
-    "Balance": "headrace.loader.balancing",
-    "Dealing": "headrace.loader.balancing",
-    "DataLoader": "headrace.loader.data_loader",
-    "DispatchedPrompt": "headrace.loader.prompts",
-    "EpochsAccount": "headrace.loader.data_loader",
-    "FeedLedger": "headrace.loader.faults",
-    "Loader": "headrace.loader.loader",
-    "Metrics": "headrace.loader.metrics",
-    "PromptAccount": "headrace.loader.prompts",
-    "Prompts": "headrace.loader.prompts",
-    "Ranks": "headrace.loader.ranks",
-    "Reading": "headrace.loader.reading",
-    "StepBalance": "headrace.loader.balancing",
-    "StepDealing": "headrace.loader.balancing",
-    "block_causal_mask": "headrace.loader.attention",
-    "collate_fn": "headrace.loader.collating",
-    "context_parallel": "headrace.loader.attention",
-    "flatten": "headrace.loader.attention",
-    "flatten_packed": "headrace.loader.attention",
-    "flex_block_mask": "headrace.loader.attention",
-    "load_recipe": "headrace.loader.loader",
-    "loader_for": "headrace.loader.shortcut",
-    "mask_mod": "headrace.loader.attention",
-    "merge_state_dicts": "headrace.loader.framed",
-    "read_fault_report": "headrace.encoders",
-    "varlen_arguments": "headrace.loader.attention",
-}
+_HOMES = homes(
+    {
+        "headrace.encoders": "read_fault_report",
+        "headrace.loader.attention": "block_causal_mask context_parallel flatten flatten_packed flex_block_mask "
+        "mask_mod varlen_arguments",
+        "headrace.loader.balancing": "Balance Dealing StepBalance StepDealing",
+        "headrace.loader.collating": "collate_fn",
+        "headrace.loader.data_loader": "DataLoader EpochsAccount",
+        "headrace.loader.faults": "FeedLedger",
+        "headrace.loader.framed": "merge_state_dicts",
+        "headrace.loader.loader": "load_recipe Loader",
+        "headrace.loader.metrics": "Metrics",
+        "headrace.loader.prompts": "DispatchedPrompt PromptAccount Prompts",
+        "headrace.loader.ranks": "Ranks",
+        "headrace.loader.reading": "Reading",
+        "headrace.loader.shortcut": "loader_for",
+    }
+)
 
 __all__ = [
     "Balance",

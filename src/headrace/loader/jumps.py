@@ -7,7 +7,7 @@ from collections import Counter
 from headrace.datasets import FramedRun, Run
 from headrace.errors import ConfigError
 from headrace.loader.spans import check_between_steps
-from headrace.plan.chaptered.chapters import ChapteredPlan
+from headrace.plan.chaptered.chapters import spans_of
 
 
 def check_jump(run: Run | FramedRun, fed: int | None, position: int, *, is_ordered: bool) -> None:
@@ -35,15 +35,10 @@ def check_jump(run: Run | FramedRun, fed: int | None, position: int, *, is_order
 
 def fed_between(run: Run, begin: int, end: int) -> dict[str, int]:
     """Return how many samples of each source are fed between two positions: path -> number. O(chapters x sources)."""
-    plan, found = run.plan, Counter[str]()
-    if not isinstance(plan, ChapteredPlan):
-        pairs = zip(plan.counts(begin), plan.counts(end), strict=True)
-        return {leaf.path: after - before for leaf, (before, after) in zip(plan.leaves, pairs, strict=True)}
-    for chapter, beyond in plan.spans(begin, end):
-        first = max(begin, chapter.begin)
-        if first < beyond:
-            before, after = chapter.reached(first), chapter.reached(beyond)
-            found.update({chapter.paths[source]: after[source] - before[source] for source in after})
+    found = Counter[str]()
+    for chapter, first, last in spans_of(run.plan, begin, end):
+        before, after = chapter.reached(first), chapter.reached(last)
+        found.update({chapter.paths[source]: after[source] - before[source] for source in after})
     return dict(found)
 
 

@@ -40,7 +40,7 @@ from headrace.loader.reading import METRICS_THREAD
 from headrace.loader.shard_times import ShardTimes
 from headrace.loader.spans import Batch
 from headrace.plan import IntArray, Plan
-from headrace.plan.nodes import leaf_shares
+from headrace.plan.chaptered.chapters import spans_of
 from headrace.plan.segments import IGNORED_LABEL
 
 if TYPE_CHECKING:
@@ -378,17 +378,9 @@ class _Mix:
 
 def _planned(run: Run, begin: int, end: int) -> Iterator[tuple[str, float]]:
     """Yield how many samples of each source are planned between two positions, by path, chapter by chapter."""
-    if isinstance(run.plan, Plan):
-        parts = [(leaf_shares(run.plan.root), end - begin)]
-    else:
-        parts = []
-        for chapter, beyond in run.plan.spans(begin, end):
-            first, last = max(begin, chapter.begin), min(beyond, end)
-            if first < last:
-                parts.append((chapter.shares(), last - first))
-    for shares, count in parts:
-        for path, share in shares.items():
-            yield path, float(share) * count
+    for chapter, first, last in spans_of(run.plan, begin, end):
+        for path, share in chapter.shares.items():
+            yield path, float(share) * (last - first)
 
 
 def _epochs(run: Run, position: int) -> dict[str, float]:

@@ -440,19 +440,20 @@ def _added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
     return {path: counts.get(path, 0) + others.get(path, 0) for path in {**counts, **others}}
 
 
-def leaf_shares(node: Node) -> dict[str, Fraction]:
-    """Return the planned part of each leaf in a node, by path."""
+def leaf_shares(node: Declared) -> dict[str, Fraction]:
+    """Return the planned part of each leaf in a node, by path; of a schedule that of its last segment."""
     if isinstance(node, Leaf):
         return {node.path: Fraction(1)}
+    if isinstance(node, Schedule):
+        return leaf_shares(node.children[-1])
     if isinstance(node, LimitNode):
         counts = leaf_counts(node.child, node.num_samples)
         return {path: Fraction(count, node.num_samples) for path, count in counts.items()}
+    weights = [1]
     if isinstance(node, Branch):
         weights = list(node.shares)
     elif isinstance(node, ConcatNode):
         weights = node.lengths.tolist()
-    else:
-        weights = [1]
     found: dict[str, Fraction] = {}
     total = sum(weights)
     for child, weight in zip(node.children, weights, strict=True):

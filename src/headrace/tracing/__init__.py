@@ -21,81 +21,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
-    from headrace.tracing.accounting import (
-        ChapterAccount,
-        EpochAccount,
-        ExclusionAccount,
-        Fed,
-        RunAccount,
-        ShareAccount,
-        SourceAccount,
-        account,
-    )
-    from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
+    from headrace.tracing.accounting import EpochAccount, ExclusionAccount, Fed, RunAccount, SourceAccount, account
     from headrace.tracing.bill import PlannedCache, ReadingPlan, reading_plan
     from headrace.tracing.curves import MixCurve, MixMark, MixPoint, mix_curve
-    from headrace.tracing.differences import RunDifference, first_difference
+    from headrace.tracing.differences import (
+        RunDifference,
+        StateDifference,
+        first_difference,
+        read_state,
+        state_difference,
+    )
     from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file, undo_in_run_file
-    from headrace.tracing.framed import FramedHistory, framed_history
+    from headrace.tracing.framed import FramedHistory, TracedUnit, framed_history
     from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
-    from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
-    from headrace.tracing.rebuilding import filed_run
+    from headrace.tracing.history import History, Times, Topology, Traced, history_of, ledgers, trace_sample, trace_step
     from headrace.tracing.run_file import RunFile, read_run_file, save_run
-    from headrace.tracing.sources import Sources
-    from headrace.tracing.states import StateDifference, read_state, state_difference
+    from headrace.tracing.sources import Sources, filed_run
 
-_HOMES = {
-    "account": "headrace.tracing.accounting",
-    "ChapterAccount": "headrace.tracing.accounting",
-    "edit_run_file": "headrace.tracing.file_edits",
-    "EpochAccount": "headrace.tracing.accounting",
-    "ExclusionAccount": "headrace.tracing.accounting",
-    "Fed": "headrace.tracing.accounting",
-    "filed_run": "headrace.tracing.rebuilding",
-    "FileEdit": "headrace.tracing.file_edits",
-    "first_difference": "headrace.tracing.differences",
-    "framed_history": "headrace.tracing.framed",
-    "FramedHistory": "headrace.tracing.framed",
-    "GridCell": "headrace.tracing.grids",
-    "HeldCounts": "headrace.tracing.grids",
-    "History": "headrace.tracing.history",
-    "history_of": "headrace.tracing.history",
-    "ledgers": "headrace.tracing.history",
-    "mix_curve": "headrace.tracing.curves",
-    "MixCurve": "headrace.tracing.curves",
-    "MixMark": "headrace.tracing.curves",
-    "MixPoint": "headrace.tracing.curves",
-    "read_run_file": "headrace.tracing.run_file",
-    "read_state": "headrace.tracing.states",
-    "PlannedCache": "headrace.tracing.bill",
-    "ReadingPlan": "headrace.tracing.bill",
-    "RunAccount": "headrace.tracing.accounting",
-    "RunDifference": "headrace.tracing.differences",
-    "RunFile": "headrace.tracing.run_file",
-    "save_run": "headrace.tracing.run_file",
-    "ShareAccount": "headrace.tracing.accounting",
-    "skip_in_run_file": "headrace.tracing.file_edits",
-    "SourceAccount": "headrace.tracing.accounting",
-    "Sources": "headrace.tracing.sources",
-    "state_difference": "headrace.tracing.states",
-    "StateDifference": "headrace.tracing.states",
-    "step_grid": "headrace.tracing.grids",
-    "StepGrid": "headrace.tracing.grids",
-    "Times": "headrace.tracing.answers",
-    "Topology": "headrace.tracing.answers",
-    "reading_plan": "headrace.tracing.bill",
-    "trace_sample": "headrace.tracing.history",
-    "trace_step": "headrace.tracing.history",
-    "Traced": "headrace.tracing.answers",
-    "TracedUnit": "headrace.tracing.answers",
-    "undo_in_run_file": "headrace.tracing.file_edits",
-}
+_HOMES = homes(
+    {
+        "headrace.tracing.accounting": "account EpochAccount ExclusionAccount Fed RunAccount SourceAccount",
+        "headrace.tracing.bill": "PlannedCache reading_plan ReadingPlan",
+        "headrace.tracing.curves": "mix_curve MixCurve MixMark MixPoint",
+        "headrace.tracing.differences": "first_difference read_state RunDifference state_difference StateDifference",
+        "headrace.tracing.file_edits": "edit_run_file FileEdit skip_in_run_file undo_in_run_file",
+        "headrace.tracing.framed": "framed_history FramedHistory TracedUnit",
+        "headrace.tracing.grids": "GridCell HeldCounts step_grid StepGrid",
+        "headrace.tracing.history": "History history_of ledgers trace_sample trace_step Times Topology Traced",
+        "headrace.tracing.run_file": "read_run_file RunFile save_run",
+        "headrace.tracing.sources": "filed_run Sources",
+    }
+)
 
 __all__ = [
-    "ChapterAccount",
     "EpochAccount",
     "ExclusionAccount",
     "Fed",
@@ -112,7 +73,6 @@ __all__ = [
     "RunAccount",
     "RunDifference",
     "RunFile",
-    "ShareAccount",
     "SourceAccount",
     "Sources",
     "StateDifference",

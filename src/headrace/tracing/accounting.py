@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
 from headrace.config import whole
 from headrace.datasets import FramedRun, Run
-from headrace.datasets.accounts import CHECKED_MARKS, CHECKED_ROWS, CHECKED_SAMPLES
+from headrace.datasets.accounts import most_counted
 from headrace.datasets.dataset import CountedDataset, Dataset, FixedDataset
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, How
 from headrace.errors import ConfigError, HeadraceError
-from headrace.plan import IntArray, Leaf
-from headrace.plan.chaptered.changes import PlanEditor
-from headrace.plan.chaptered.chapters import ChapteredPlan, Length, PlanChapter, parts_of
+from headrace.plan import IntArray
+from headrace.plan.chaptered.chapters import parts_of
 from headrace.plan.chaptered.epochs import (
+    MOST_INTERVALS,
     EpochColumns,
     Interval,
     PartOfEpoch,
     SourceEpochs,
     fed_before,
     source_epochs,
-    spans,
     united,
 )
 from headrace.plan.chaptered.sequence import EpochSeries
+from headrace.tracing.curves import MixPoint, mix_point
 from headrace.tracing.seen import seen
 
 _SAMPLED = 1024
 """Samples from which an estimate is made."""
 
 _AT_ONCE = 8192
+_AMOUNTS = ("tokens", "supervised_tokens", "documents")
 
 
 class EpochAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the samples of one epoch of a source are; each is in exactly one of the columns from ``fed`` on.
+    """Where the samples of an epoch of a source are; each is in exactly one of the columns from ``fed`` on.
 
     Attributes:
-        epoch: its number, from 0.
+        epoch: its number, from 0, or that of the first of several that are alike.
+        num_epochs: how many are alike.
         fed: samples that were fed in it.
         to_come: samples that were not fed so far.
         deferred: samples that were skipped, and still come in this epoch.
@@ -52,12 +53,16 @@ class EpochAccount(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     epoch: int
+    num_epochs: int
     fed: int
     to_come: int
     deferred: int
     dropped: int
     excluded: int
     left_behind: int
+
+
+_COLUMNS = EpochAccount.__struct_fields__
 
 
 class Fed(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,14 +112,10 @@ class SourceAccount(msgspec.Struct, frozen=True, kw_only=True):
         is_current: whether the source has these data now.
         fed: what was fed.
         share: its part of all samples that the run was fed.
-        epochs_begun: number of epochs of which something was fed or skipped.
-        epochs_complete: number of epochs in which every sample was fed that is not excluded.
+        epochs: the epochs that were begun, in their order, or else the first one; empty for data with an order of
+            their own.
         seen: times -> number of samples that were fed so many times; empty for data with an order of their own.
         is_exact: whether ``seen`` is exact; otherwise it is an estimate.
-        dropped: samples that were skipped or left out by a limit, and did not come in their epochs; over all epochs.
-        deferred: samples that were skipped and still come; over all epochs.
-        left_behind: samples that were not fed when the source got other data.
-        present: the last epoch that was begun, or the first one; None for data with an order of their own.
         exclusions: what edits excluded, with the data that the source has now.
     """
 
@@ -124,40 +125,33 @@ class SourceAccount(msgspec.Struct, frozen=True, kw_only=True):
     is_current: bool
     fed: Fed
     share: float
-    epochs_begun: int
-    epochs_complete: int
+    epochs: tuple[EpochAccount, ...]
     seen: dict[int, int]
     is_exact: bool
-    dropped: int
-    deferred: int
-    left_behind: int
-    present: EpochAccount | None
     exclusions: tuple[ExclusionAccount, ...] = ()
 
+    @property
+    def present(self) -> EpochAccount | None:
+        """The last of the epochs; None if there are none."""
+        if not self.epochs:
+            return None
+        last = self.epochs[-1]
+        return msgspec.structs.replace(last, epoch=last.epoch + last.num_epochs - 1, num_epochs=1)
 
-class ShareAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a source in a chapter: as planned, from 0 to 1, and as it came."""
+    @property
+    def epochs_begun(self) -> int:
+        """The number of epochs of which something was fed or skipped."""
+        return sum(one.num_epochs for one in self.epochs if one.fed or one.dropped or one.deferred)
 
-    source: str
-    planned: float
-    share: float
-    samples: int
+    @property
+    def epochs_complete(self) -> int:
+        """The number of epochs begun in which every sample was fed that is not excluded."""
+        whole = [one for one in self.epochs if one.fed + one.excluded == self.num_samples]
+        return sum(one.num_epochs for one in whole if one.fed or one.dropped or one.deferred)
 
-
-class ChapterAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """The mix of one chapter of the run, as far as it was fed.
-
-    Attributes:
-        first_step: the step at which the chapter begins.
-        samples: what was fed in it.
-        reason: the reason of the edit that began it.
-        mix: the sources of its mix.
-    """
-
-    first_step: int
-    samples: int
-    reason: str
-    mix: tuple[ShareAccount, ...]
+    def total(self, column: str) -> int:
+        """Return a column, such as ``"dropped"``, over all epochs."""
+        return sum(getattr(one, column) * one.num_epochs for one in self.epochs)
 
 
 class RunAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,13 +161,13 @@ class RunAccount(msgspec.Struct, frozen=True, kw_only=True):
         step: the step before which is counted.
         fed: what was fed in all.
         sources: each source, in the order in which they came into the run.
-        chapters: the mix of each chapter.
+        chapters: the mix of each chapter, which begins with the run or with an edit, as far as it was fed.
     """
 
     step: int
     fed: Fed
     sources: tuple[SourceAccount, ...]
-    chapters: tuple[ChapterAccount, ...]
+    chapters: tuple[MixPoint, ...]
 
 
 def account(run: Run | FramedRun, step: int | None = None, *, exact: bool = False) -> RunAccount:
@@ -227,21 +221,11 @@ def _checked(run: Run, step: int | None) -> int:
     return step
 
 
-@dataclass(eq=False)
-class _Kept:
-    """One dataset of a source: the series that have its samples, and its epochs, for each time that it came."""
-
-    leaf: Leaf
-    series: list[EpochSeries] = field(default_factory=list)
-    epochs: list[SourceEpochs] = field(default_factory=list)
-
-
 class _Accounting:
     def __init__(self, run: Run, step: int, *, exact: bool) -> None:
         self.run, self.step, self.exact = run, step, exact
-        self.plan = chaptered(run)
-        end = run.schedule.begin(step)
-        self.position = end if run.length is None else min(end, run.length)
+        self.plan = run.chaptered
+        self.position = run.begin(step)
         self.series_of: dict[int, list[EpochSeries]] = {}
         for series, source in zip(self.plan.series, self.plan.source_of, strict=True):
             self.series_of.setdefault(source, []).append(series)
@@ -254,15 +238,14 @@ class _Accounting:
         plan, position = self.plan, self.position
         prefix, rest = self._in_window()
         fed: dict[int, list[Interval]] = {source: [] for source in range(len(plan.sequences))}
-        chapters: list[ChapterAccount] = []
+        chapters: list[MixPoint] = []
         parts = parts_of(plan)
         for part, after in zip(parts, [*parts[1:], None], strict=True):
             last = prefix if after is None else min(after[0].begin, prefix)
-            own = fed_before(part, last)
-            for source, intervals in own.items():
+            for source, intervals in fed_before(part, last).items():
                 fed[source] += intervals
             if last > part[0].begin or not chapters:
-                chapters.append(self._chapter(part, last, own))
+                chapters.append(mix_point(self.run, part[0].begin, last, most=MOST_INTERVALS))
         reached = plan.reached(prefix)
         for source, intervals in rest.items():
             fed[source] += intervals
@@ -301,20 +284,20 @@ class _Accounting:
     def _source(self, source: int, fed: list[Interval], reached: int) -> Iterator[SourceAccount]:
         """Yield the accounts of a source, one for each dataset that it had."""
         found, current = source_epochs(self.plan.sequences[source], fed, reached)
-        for one in self._kept(source):
-            one.epochs += [epochs for epochs in found if epochs.series in one.series]
-            if any(epochs.is_begun for epochs in one.epochs):
-                yield self._dataset(source, one, is_current=current in one.epochs)
+        for series in self._datasets(source):
+            # A dataset that came several times has epochs for each time.
+            mine = [epochs for epochs in found if epochs.series in series]
+            if any(epochs.is_begun for epochs in mine):
+                yield self._dataset(source, series, mine, is_current=current in mine)
 
-    def _kept(self, source: int) -> list[_Kept]:
-        """Return the datasets of a source. A series that has the samples of an earlier one belongs to its dataset."""
-        found: list[_Kept] = []
+    def _datasets(self, source: int) -> list[list[EpochSeries]]:
+        """Return the series of each dataset of a source: a later one may have the samples of an earlier one."""
+        found: list[list[EpochSeries]] = []
         for series in self.series_of[source]:
-            same = [one for one in found if any(self._is_same(series, other) for other in one.series)]
+            same = [one for one in found if any(self._is_same(series, other) for other in one)]
             if not same:
-                same = [_Kept(series.leaf)]
-                found += same
-            same[0].series.append(series)
+                found.append([])
+            (same or found[-1:])[0].append(series)
         return found
 
     def _is_same(self, one: EpochSeries, other: EpochSeries) -> bool:
@@ -325,35 +308,33 @@ class _Accounting:
         shape = [(series.leaf.num_samples, series.leaf.first_sample) for series in (one, other)]
         return shape[0] == shape[1] and datasets[one.number].fingerprint == datasets[other.number].fingerprint
 
-    def _dataset(self, source: int, kept: _Kept, *, is_current: bool) -> SourceAccount:
-        dataset = self.run.datasets[kept.series[-1].number]
-        columns = [one for epochs in kept.epochs for one in epochs.columns()]
-        begun = [one for one in columns if one.fed or one.dropped or one.deferred]
+    def _dataset(
+        self, source: int, series: Sequence[EpochSeries], epochs: Sequence[SourceEpochs], *, is_current: bool
+    ) -> SourceAccount:
+        dataset, leaf = self.run.datasets[series[-1].number], series[0].leaf
+        columns = [one for some in epochs for one in some.columns()]
         samples = sum(one.fed * one.num_epochs for one in columns)
         is_endless = dataset.traits.is_endless
-        times = seen(columns, kept.leaf, exact=self.exact)
-        if sum(times.counts.values()) != kept.leaf.num_samples or (
+        times = seen(columns, leaf, exact=self.exact)
+        if sum(times.counts.values()) != leaf.num_samples or (
             times.is_exact and sum(number * count for number, count in times.counts.items()) != samples
         ):
             raise HeadraceError(
-                f"source {self.names[source]!r} has {kept.leaf.num_samples:,} samples, fed {samples:,} times, and they "
+                f"source {self.names[source]!r} has {leaf.num_samples:,} samples, fed {samples:,} times, and they "
                 f"were seen {times.counts} times; please report this"
             )
         return SourceAccount(
             source=self.names[source],
             data=dataset.describe(),
-            num_samples=kept.leaf.num_samples,
+            num_samples=leaf.num_samples,
             is_current=is_current,
             fed=self._fed(columns),
             share=samples / self.position if self.position else 0.0,
-            epochs_begun=sum(one.num_epochs for one in begun),
-            epochs_complete=sum(one.num_epochs for one in begun if one.is_complete),
+            epochs=()
+            if is_endless
+            else tuple(EpochAccount(**{name: getattr(one, name) for name in _COLUMNS}) for one in columns),
             seen={} if is_endless else times.counts,
             is_exact=times.is_exact,
-            dropped=sum(one.dropped * one.num_epochs for one in columns),
-            deferred=sum(one.deferred * one.num_epochs for one in columns),
-            left_behind=sum(one.left_behind for one in columns),
-            present=None if is_endless else _present(columns),
             exclusions=tuple(self._exclusions(source)) if is_current else (),
         )
 
@@ -377,10 +358,7 @@ class _Accounting:
             return None
         section, _ = self.plan.sequences[source].section_at(self.plan.reached(position)[source])
         number = section.series.number
-        dataset, keys = self.run.datasets[number], None
-        if self.run.is_keyed(number):
-            keys = np.repeat(self.plan.keys(number, np.array([section.epoch], dtype=np.int64)), len(samples))
-        origins = dataset.origins(dataset.locate(samples, keys))
+        origins = self.run.datasets[number].origins(_located(self.run, number, samples, section.epoch))
         if not all(origins):
             return None
         held = {piece.document for pieces in origins for piece in pieces if piece.document is not None}
@@ -401,66 +379,19 @@ class _Accounting:
         samples = sum(part.count * times for part, times in parts)
         if not isinstance(dataset, CountedDataset):
             return _alike(dataset, samples)
-        scan = _Scan(dataset, self.plan, number, is_keyed=self.run.is_keyed(number))
+        scan = _Scan(dataset, self.run, number)
         is_alike = not dataset.traits.is_counted
         cost = scan.cost(parts)
-        if self.exact or cost <= (_SAMPLED if is_alike else _most_counted(dataset)):
-            tokens, supervised, documents = scan.counted(parts).tolist()
-            return Fed(samples=samples, tokens=tokens, supervised_tokens=supervised, documents=documents)
-        tokens, supervised, documents = scan.estimated(parts[0][0], samples)
-        estimated = ("documents",) if is_alike else ("tokens", "supervised_tokens", "documents")
-        return Fed(
-            samples=samples, tokens=tokens, supervised_tokens=supervised, documents=documents, estimated=estimated
-        )
-
-    def _chapter(self, part: Sequence[PlanChapter], end: int, ranks: dict[int, list[Interval]]) -> ChapterAccount:
-        begin = part[0].begin
-        planned: dict[int, Fraction] = {}
-        for chapter, beyond in spans(part, end):
-            weight = Fraction(beyond - chapter.begin, end - begin) if end > begin else Fraction(chapter is part[0])
-            for path, share in chapter.shares().items():
-                source = chapter.sources[path]
-                planned[source] = planned.get(source, Fraction(0)) + weight * share
-        fed = {source: sum(high - low for low, high in intervals) for source, intervals in ranks.items()}
-        schedule = self.run.schedule
-        reasons = {schedule.begin(edit.at_step): edit.reason for edit in self.run.edits}
-        return ChapterAccount(
-            first_step=schedule.step_of(begin),
-            samples=end - begin,
-            reason=reasons.get(begin, ""),
-            mix=tuple(
-                ShareAccount(
-                    source=self.names[source],
-                    planned=float(planned.get(source, 0)),
-                    share=fed.get(source, 0) / (end - begin) if end > begin else 0.0,
-                    samples=fed.get(source, 0),
-                )
-                for source in {source: None for chapter in part for source in chapter.paths}
-            ),
-        )
-
-
-def chaptered(run: Run) -> ChapteredPlan:
-    """Return the plan of a run as chapters; that of a run without edits is one."""
-    if isinstance(run.plan, ChapteredPlan):
-        return run.plan
-    return PlanEditor(run.plan.root, run.order, run.schedule, Length(None, None, False)).plan()
-
-
-def _present(columns: Sequence[EpochColumns]) -> EpochAccount | None:
-    if not columns:
-        return None
-    last = columns[-1]
-    return EpochAccount(
-        epoch=last.epoch + last.num_epochs - 1,
-        **{name: getattr(last, name) for name in EpochAccount.__struct_fields__ if name != "epoch"},
-    )
+        if self.exact or cost <= (_SAMPLED if is_alike else most_counted(dataset)):
+            return Fed(samples=samples, **dict(zip(_AMOUNTS, scan.counted(parts).tolist(), strict=True)))
+        guessed = dict(zip(_AMOUNTS, scan.estimated(parts[0][0], samples), strict=True))
+        return Fed(samples=samples, estimated=("documents",) if is_alike else _AMOUNTS, **guessed)
 
 
 def _total(parts: Sequence[Fed]) -> Fed:
     """Return the sum of what was fed; unknown if it is unknown of one part."""
     sums = {}
-    for name in ("tokens", "supervised_tokens", "documents"):
+    for name in _AMOUNTS:
         values = [getattr(one, name) for one in parts if one.samples]
         sums[name] = None if None in values else sum(values)
     estimated = {name: None for one in parts for name in one.estimated if sums[name] is not None}
@@ -476,70 +407,52 @@ def _alike(dataset: Dataset, samples: int) -> Fed:
     return Fed(samples=samples, tokens=round(tokens * samples), estimated=() if is_exact else ("tokens",))
 
 
-def _most_counted(dataset: Dataset) -> int:
-    """Return how many samples are counted one by one: about two seconds."""
-    if dataset.traits.is_ragged:
-        return CHECKED_SAMPLES
-    return max(1, min(CHECKED_ROWS, int(CHECKED_MARKS / max(1.0, dataset.num_tokens_per_sample))))
+def _located(run: Run, number: int, samples: IntArray, epoch: int) -> IntArray:
+    """Return the addresses of samples of a dataset in an epoch."""
+    keys = None
+    if run.is_keyed(number):
+        keys = np.repeat(run.plan.keys(number, np.array([epoch], dtype=np.int64)), len(samples))
+    return run.datasets[number].locate(samples, keys)
 
 
 class _Scan:
     """Counts what the samples of a series hold: (3,) int64 of tokens, supervised tokens and documents."""
 
-    def __init__(self, dataset: CountedDataset, plan: ChapteredPlan, number: int, *, is_keyed: bool) -> None:
-        self.dataset, self.plan, self.number, self.is_keyed = dataset, plan, number, is_keyed
-        self.leaf = plan.series[number].leaf
+    def __init__(self, dataset: CountedDataset, run: Run, number: int) -> None:
+        self.dataset, self.run, self.number = dataset, run, number
+        self.leaf = run.plan.leaves[number]
 
+    @cached_property
     def _same_in_every_epoch(self) -> bool:
         """Whether an epoch's key changes nothing; a probe of some samples with two keys."""
-        if not self.is_keyed:
-            return True
         probe = self._spread(_SAMPLED)
-        return bool(np.array_equal(self._located(probe, 0), self._located(probe, 1)))
+        one, other = (_located(self.run, self.number, probe, epoch) for epoch in (0, 1))
+        return bool(np.array_equal(one, other))
 
     def _spread(self, most: int) -> IntArray:
         count = min(most, self.leaf.num_samples)
         return self.leaf.first_sample + np.arange(count, dtype=np.int64) * self.leaf.num_samples // count
 
-    def _located(self, samples: IntArray, epoch: int) -> IntArray:
-        if not self.is_keyed:
-            return self.dataset.locate(samples)
-        return self.dataset.locate(samples, np.repeat(self.plan.keys(self.number, np.array([epoch])), len(samples)))
+    def _count(self, samples: IntArray, epoch: int) -> IntArray:
+        counts = self.dataset.count(_located(self.run, self.number, samples, epoch))
+        return np.array([counts.tokens.sum(), counts.supervised_tokens.sum(), counts.documents.sum()], dtype=np.int64)
 
     def cost(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> int:
         """Return how many samples have to be counted for some parts of epochs, each fed so many times."""
-        if self._same_in_every_epoch():
-            return sum(part.count for part, _ in parts)
-        return sum(part.count * times for part, times in parts)
+        return sum(part.count * (1 if self._same_in_every_epoch else times) for part, times in parts)
 
     def counted(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> IntArray:
         """Return the sums over all of some parts."""
-        same = self._same_in_every_epoch()
         total = np.zeros(3, dtype=np.int64)
         for part, times in parts:
-            for number in range(1 if same else times):
-                epoch = part.epoch + number
-                one = PartOfEpoch(epoch, part.begin, part.end, part.section)
-                total += self._sum(one) * (times if same else 1)
+            looks, weight = (1, times) if self._same_in_every_epoch else (times, 1)
+            for epoch in range(part.epoch, part.epoch + looks):
+                for begin in range(part.begin, part.end, _AT_ONCE):
+                    some = PartOfEpoch(epoch, begin, min(begin + _AT_ONCE, part.end), part.section)
+                    total += self._count(some.samples(), epoch) * weight
         return total
 
-    def _sum(self, part: PartOfEpoch) -> IntArray:
-        total = np.zeros(3, dtype=np.int64)
-        for begin in range(part.begin, part.end, _AT_ONCE):
-            some = PartOfEpoch(part.epoch, begin, min(begin + _AT_ONCE, part.end), part.section)
-            total += self._count(some.samples(), part.epoch)
-        return total
-
-    def _count(self, samples: IntArray, epoch: int) -> IntArray:
-        counts = self.dataset.count(self._located(samples, epoch))
-        return np.array([counts.tokens.sum(), counts.supervised_tokens.sum(), counts.documents.sum()], dtype=np.int64)
-
-    def estimated(self, part: PartOfEpoch, num_samples: int) -> tuple[int, int, int]:
+    def estimated(self, part: PartOfEpoch, num_samples: int) -> list[int]:
         """Return the sums over so many samples, by the mean of some that are spread over the dataset."""
         some = self._spread(_SAMPLED)
-        tokens, supervised, documents = self._count(some, part.epoch).tolist()
-        return (
-            tokens * num_samples // len(some),
-            supervised * num_samples // len(some),
-            documents * num_samples // len(some),
-        )
+        return [amount * num_samples // len(some) for amount in self._count(some, part.epoch).tolist()]

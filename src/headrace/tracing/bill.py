@@ -7,7 +7,6 @@ too many steps, some of them are counted, spread evenly, and their numbers are s
 from __future__ import annotations
 
 import os
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -117,15 +116,10 @@ def reading_plan(
     """
     file = read_run_file(path)
     saved = file.runs[-1]
-    if saved.lanes is not None:
-        raise ConfigError(
-            f"{path}: the run is framed, so that the step of a sample is only known when it is fed: what it reads"
-            " cannot be planned"
-        )
+    run = saved.run()
     limit_bytes, block_bytes = parse_size(limit, "limit"), parse_size(block, "block")
     if whole(nodes, "nodes") < 1:
         raise ConfigError(f"nodes is {nodes}; it is at least 1")
-    run = saved.run()
     sources = Sources(file)
     uses = BlockUses(run.plan, sources.placed(run), is_keyed=run.is_keyed, block_bytes=block_bytes)
     first, end = _span(os.fspath(path), run, steps, saved.first_step, saved.shift)
@@ -134,15 +128,25 @@ def reading_plan(
     found = _reads(run, uses, counted, nodes)
     reads, read_bytes = (round(scale * number) for number in found)
     foreign = _foreign(run, uses, counted, nodes) if nodes > 1 else 0.0
-    cached = partial(
-        _cached,
-        uses,
-        room=limit_bytes // block_bytes,
-        reads=reads,
-        read_bytes=read_bytes,
-        nodes=nodes,
-        passes=run.order.kind != "full",
-    )
+
+    def cached(blocks: int, foreign: float) -> PlannedCache:
+        """Return what caches do, each of which may keep some blocks.
+
+        In a full order a kept block is fetched once, and of any other one only what is read, each time. In an order in
+        which blocks pass, each is fetched once for each time that the run goes through the data.
+        """
+        num_blocks, num_bytes = max(1, uses.table.num_blocks), max(1, uses.table.num_bytes)
+        kept = min(limit_bytes // block_bytes, blocks, reads // nodes)
+        whole, past = kept * nodes * 1.0, 1 - (1 - foreign) * kept / max(1, blocks)
+        if run.order.kind != "full" and kept < blocks:
+            whole, past = blocks * nodes * read_bytes / num_bytes, foreign
+        return PlannedCache(
+            blocks=blocks,
+            kept_blocks=kept,
+            gets=min(reads, round(whole + past * reads)),
+            fetched_bytes=round(whole / num_blocks * num_bytes + past * read_bytes),
+        )
+
     notes = list(sources.notes)
     if run.bucketing is not None:
         notes.append(
@@ -163,8 +167,8 @@ def reading_plan(
         stored_bytes=uses.table.num_bytes,
         reads=reads,
         read_bytes=read_bytes,
-        cache=cached(blocks=uses.table.num_blocks),
-        dealt=cached(blocks=-(-uses.table.num_blocks // nodes), foreign=foreign) if nodes > 1 else None,
+        cache=cached(uses.table.num_blocks, 0.0),
+        dealt=cached(-(-uses.table.num_blocks // nodes), foreign) if nodes > 1 else None,
         foreign=foreign,
         notes=tuple(notes),
     )
@@ -222,32 +226,3 @@ def _foreign(run: Run, uses: BlockUses, steps: list[int], nodes: int) -> float:
         total += int(reads.used_bytes.sum())
         foreign += int(reads.used_bytes[home_nodes(reads.blocks, nodes) != takers[reads.rows]].sum())
     return foreign / total if total else 0.0
-
-
-def _cached(
-    uses: BlockUses,
-    *,
-    blocks: int,
-    room: int,
-    reads: int,
-    read_bytes: int,
-    nodes: int,
-    passes: bool,
-    foreign: float = 0.0,
-) -> PlannedCache:
-    """Return what caches with room for some blocks do.
-
-    In a full order a kept block is fetched once, and of any other one only what is read, each time. In an order in
-    which blocks pass, each is fetched once for each time that the run goes through the data.
-    """
-    num_blocks, num_bytes = max(1, uses.table.num_blocks), max(1, uses.table.num_bytes)
-    kept = min(room, blocks, reads // nodes)
-    whole, past = kept * nodes * 1.0, 1 - (1 - foreign) * kept / max(1, blocks)
-    if passes and kept < blocks:
-        whole, past = blocks * nodes * read_bytes / num_bytes, foreign
-    return PlannedCache(
-        blocks=blocks,
-        kept_blocks=kept,
-        gets=min(reads, round(whole + past * reads)),
-        fetched_bytes=round(whole / num_blocks * num_bytes + past * read_bytes),
-    )

@@ -11,16 +11,14 @@ import numpy as np
 
 from headrace.datasets import Run
 from headrace.errors import ConfigError
-from headrace.plan import Leaf, LimitNode, Node
-from headrace.plan.chaptered.chapters import ChapteredPlan, PlanChapter, parts_of
-from headrace.plan.nodes import leaf_shares
-from headrace.tracing.accounting import chaptered
+from headrace.plan.chaptered.chapters import AnyPlan, parts_of, spans_of
+from headrace.plan.chaptered.epochs import fed_ranks
 
 MAX_POINTS: Final = 120
 """The most points of a curve."""
 
 MOST_PASSES: Final = 1 << 12
-"""The most passes through a limit that are counted one by one for a point; with more, its shares are used."""
+"""The most passes through a limit that are counted one by one for a point; with more, shares are used."""
 
 _MOST_SHARES: Final = 12_000
 """The most shares that are computed, about 30 us each; with many sources there are fewer points."""
@@ -30,16 +28,22 @@ ENDLESS_STEPS: Final = 1000
 
 
 class MixPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Some steps: the share that each source is planned to have in them, and the one that it has.
+    """Some steps: the share that each source is planned to have in them, and the samples that it has.
 
-    Steps are ``[step, end_step)``. Sources that have no part in them are left out.
+    Steps are ``[step, end_step)``. Sources that have no part in them are left out. ``reason`` is that of an edit at
+    the first of them.
     """
 
     step: int
     end_step: int
     samples: int
     planned: dict[str, float]
-    came: dict[str, float]
+    came: dict[str, int]
+    reason: str = ""
+
+    def share(self, source: str) -> float:
+        """Return the part that a source has in the samples."""
+        return self.came.get(source, 0) / self.samples if self.samples else 0.0
 
 
 class MixMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,11 +107,10 @@ def mix_curve(run: Run, first_step: int = 0, end_step: int | None = None) -> Mix
         raise ConfigError(f"steps {first_step:,} to {end_step - 1:,} are asked for, and the run {steps}")
     within = [mark for mark in marks if first_step <= mark.step < end_step]
     edges = _edges(run, first_step, end_step, [mark.step for mark in within])
-    planned, plan = _Planned(), chaptered(run)
-    points = [_point(run, plan, step, after, planned) for step, after in pairwise(edges)]
+    points = [mix_point(run, run.begin(step), run.begin(after)) for step, after in pairwise(edges)]
     totals: Counter[str] = Counter()
     for point in points:
-        totals.update({path: round(share * point.samples) for path, share in point.came.items()})
+        totals.update(point.came)
         totals.update(dict.fromkeys(point.planned, 0))
     return MixCurve(
         first_step=first_step,
@@ -135,72 +138,40 @@ def _marks(run: Run) -> list[MixMark]:
     return sorted(found, key=lambda mark: mark.step)
 
 
-class _Planned:
-    """The planned shares of chapters; of each tree they are computed once."""
+def mix_point(run: Run, begin: int, end: int, *, most: int = MOST_PASSES) -> MixPoint:
+    """Return the mix of the positions ``[begin, end)`` of a run; of no positions that which is planned there.
 
-    def __init__(self) -> None:
-        self._known: dict[int, dict[str, float]] = {}
-
-    def shares(self, chapter: PlanChapter) -> dict[str, float]:
-        """Return the share of each leaf, by its path."""
-        if id(chapter.root) not in self._known:
-            self._known[id(chapter.root)] = {path: float(share) for path, share in chapter.shares().items()}
-        return self._known[id(chapter.root)]
-
-
-def _point(run: Run, plan: ChapteredPlan, step: int, after: int, known: _Planned) -> MixPoint:
-    begin, end = run.schedule.begin(step), run.schedule.begin(after)
-    if run.length is not None:
-        end = min(end, run.length)
+    ``most`` is that of `samples_of`.
+    """
     planned: dict[str, float] = {}
-    came: Counter[str] = Counter()
-    for chapter, first, last in _spans(plan, begin, end):
-        part = (last - first) / (end - begin)
-        for path, share in known.shares(chapter).items():
-            planned[path] = planned.get(path, 0.0) + part * share
-        _count(chapter, chapter.root, first - chapter.begin, last - chapter.begin, came)
+    for chapter, first, last in spans_of(run.plan, begin, max(end, begin + 1)):
+        part = (last - first) / max(end - begin, 1)
+        for path, share in chapter.shares.items():
+            planned[path or "."] = planned.get(path or ".", 0.0) + part * float(share)
+    step = run.schedule.step_of(begin)
     return MixPoint(
         step=step,
-        end_step=after,
+        end_step=run.schedule.step_of(end - 1) + 1 if end > begin else step,
         samples=end - begin,
-        planned={path or ".": share for path, share in planned.items()},
-        came={path or ".": count / (end - begin) for path, count in came.items()} if end > begin else {},
+        planned=planned,
+        came=samples_of(run.plan, begin, end, most=most),
+        reason=next((edit.reason for edit in run.edits if run.schedule.begin(edit.at_step) == begin), ""),
     )
 
 
-def _count(chapter: PlanChapter, node: Node, begin: int, end: int, came: Counter[str]) -> None:
-    """Count the samples of each leaf that a node feeds at its ranks ``[begin, end)``, since the chapter began."""
-    if begin >= end:
-        return
-    if isinstance(node, Leaf):
-        came[node.path] += end - begin
-        return
-    begin, end = begin + chapter.rank(node), end + chapter.rank(node)
-    if isinstance(node, LimitNode):
-        _count_limited(chapter, node, begin, end, came)
-    else:
-        for child, low, high in zip(node.children, node.counts(begin), node.counts(end), strict=True):
-            _count(chapter, child, low, high, came)
+def samples_of(plan: AnyPlan, begin: int, end: int, *, most: int = MOST_PASSES) -> dict[str, int]:
+    """Return how many samples of each source the positions ``[begin, end)`` have.
 
-
-def _count_limited(chapter: PlanChapter, node: LimitNode, begin: int, end: int, came: Counter[str]) -> None:
-    """Count pass by pass; of many passes by the shares of the first, from which others differ by a sample or two."""
-    size = node.num_samples
-    first, last = begin // size, (end - 1) // size
-    if last - first >= MOST_PASSES:
-        for path, share in leaf_shares(node).items():
-            came[path] += round(share * (end - begin))
-        return
-    for number in range(first, last + 1):
-        skipped = (node.child.num_samples or size) * number
-        low, high = max(begin - number * size, 0), min(end - number * size, size)
-        _count(chapter, node.child, skipped + low, skipped + high, came)
-
-
-def _spans(plan: ChapteredPlan, begin: int, end: int) -> list[tuple[PlanChapter, int, int]]:
-    found = []
-    for chapter, beyond in plan.spans(begin, end):
-        first, last = max(begin, chapter.begin), min(beyond, end)
-        if first < last:
-            found.append((chapter, first, last))
-    return found
+    Where a limit cuts more passes short than ``most``, they are those of its shares, from which they differ by a sample
+    or two.
+    """
+    found: Counter[str] = Counter()
+    for chapter, first, last in spans_of(plan, begin, end):
+        try:
+            ranks = fed_ranks(chapter, first, last, most=most)
+        except ConfigError:
+            found.update({path or ".": round(share * (last - first)) for path, share in chapter.shares.items()})
+            continue
+        for source, intervals in ranks.items():
+            found[chapter.paths[source] or "."] += sum(high - low for low, high in intervals)
+    return dict(found)

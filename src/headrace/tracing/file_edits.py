@@ -16,9 +16,9 @@ from headrace.datasets import Run
 from headrace.datasets.editing import Edit, Replace, Then
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor
-from headrace.tracing.rebuilding import Rebuilder
+from headrace.tracing.differences import is_of
 from headrace.tracing.run_file import RunFile, SavedRun, read_run_file, saved_run, write_run_file
-from headrace.tracing.states import is_of
+from headrace.tracing.sources import Sources
 
 Trained = int | Mapping[str, Any] | None
 """How far the training has come: the number of its steps, a saved state, or None for what the file knows."""
@@ -115,7 +115,7 @@ def _changed(
     """Change the last run in a file from a step of the training on; without a step, from its last edit on."""
     file = read_run_file(path)
     saved = file.runs[-1]
-    before = saved.run(Rebuilder(file.folder, trust_code=False).datasets(saved) if read_data else None)
+    before = saved.run(Sources(file).datasets(saved) if read_data else None)
     is_undo = at_step is None
     if is_undo and not before.edits:
         raise ConfigError(f"{path}: its last run has no edits, so that there is nothing to undo")

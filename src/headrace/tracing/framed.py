@@ -20,8 +20,36 @@ from headrace.plan import BatchSchedule, Cursor
 from headrace.plan.framed import Journal, Lanes, LaneState, Unit
 from headrace.plan.recipe import differing_parts
 from headrace.plan.slots import taken_by
-from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
-from headrace.tracing.history import SHOWN, History, history_of
+from headrace.tracing.history import SHOWN, History, Times, Topology, Traced, history_of
+
+
+class TracedUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit of a framed run in its place.
+
+    Attributes:
+        step: the global step.
+        unit: its number in the run.
+        lane: its lane.
+        frame: the frame of the lane in which it was made; if the journal lacks some frames, the first that it may be.
+        first_position, last_position: those of the frame; a lane has every ``num_lanes``-th position between them.
+        num_carried: number of outputs of earlier positions that were carried on into the frame.
+        is_exact: whether ``samples`` are those in the unit; else they are all that may be, or empty if not asked for.
+        samples: in the order of their positions.
+        rank, micro_step, seen: as in `Traced`.
+    """
+
+    step: int
+    unit: int
+    lane: int
+    frame: int
+    first_position: int
+    last_position: int
+    num_carried: int
+    is_exact: bool
+    samples: tuple[Traced, ...] = ()
+    rank: int | None = None
+    micro_step: int | None = None
+    seen: bool | None = None
 
 
 class FramedHistory:
@@ -168,9 +196,8 @@ class FramedHistory:
             return None
         state, last_frame = planned
         positions = np.concatenate([lanes.positions(lane, frame) for frame in range(state.frame, last_frame + 1)])
-        step = self._schedule.step_of(number)
         traced = TracedUnit(
-            step=step + self._shift,
+            **self._place(number),
             unit=number,
             lane=lane,
             frame=state.frame,
@@ -178,7 +205,6 @@ class FramedHistory:
             last_position=int(positions[-1]),
             num_carried=len(state.carry),
             is_exact=False,
-            seen=None if self._position is None else number < self._position,
         )
         if self._reader is not None:
             made = self._reader([state]).look(number)
@@ -195,24 +221,15 @@ class FramedHistory:
         self, unit: TracedUnit, pairs: Sequence[tuple[int, int | None]], *, origins: bool
     ) -> tuple[Traced, ...]:
         """Return the samples at positions, with the step of a unit."""
-        by_position = dict(
-            zip(
-                dict.fromkeys(position for position, _ in pairs),
-                self._stream.positions(list(dict.fromkeys(position for position, _ in pairs)), origins=origins),
-                strict=True,
-            )
-        )
-        return tuple(
-            msgspec.structs.replace(
-                by_position[position],
-                step=unit.step,
-                last_step=unit.step,
-                unit=unit.unit,
-                output=output,
-                seen=unit.seen,
-            )
-            for position, output in pairs
-        )
+        positions = list(dict.fromkeys(position for position, _ in pairs))
+        by_position = dict(zip(positions, self._stream.positions(positions, origins=origins), strict=True))
+        place = {"step": unit.step, "last_step": unit.step, "unit": unit.unit, "seen": unit.seen}
+        return tuple(msgspec.structs.replace(by_position[one], output=output, **place) for one, output in pairs)
+
+    def _place(self, number: int) -> dict[str, Any]:
+        """Return the step of a unit, and whether it was seen."""
+        seen = None if self._position is None else number < self._position
+        return {"step": self._schedule.step_of(number) + self._shift, "seen": seen}
 
     def _units_with(self, fed: Traced, position: int, first: int, after: int) -> list[Traced]:
         """Return a sample with each unit that it is in, or may be in."""
@@ -221,8 +238,8 @@ class FramedHistory:
         if self._reader is None:
             if after <= first:
                 return []
-            steps = [self._schedule.step_of(unit * lanes.num_lanes + lane) + self._shift for unit in (first, after - 1)]
-            return [msgspec.structs.replace(fed, step=steps[0], last_step=steps[1], seen=None)]
+            begin, last = (self._place(unit * lanes.num_lanes + lane)["step"] for unit in (first, after - 1))
+            return [msgspec.structs.replace(fed, step=begin, last_step=last, seen=None)]
         reader = self._reader([self._journal.unit(lane, first)])
         found = []
         for unit in range(first, after):
@@ -230,13 +247,9 @@ class FramedHistory:
             made = reader.look(number)
             if made is None:
                 break
-            step = self._schedule.step_of(number) + self._shift
-            seen = None if self._position is None else number < self._position
-            found += [
-                msgspec.structs.replace(fed, step=step, last_step=step, unit=number, output=output, seen=seen)
-                for at, output in _pairs(made)
-                if at == position
-            ]
+            place = self._place(number) | {"last_step": self._place(number)["step"], "unit": number}
+            outputs = [output for at, output in _pairs(made) if at == position]
+            found += [msgspec.structs.replace(fed, output=output, **place) for output in outputs]
         return found
 
 

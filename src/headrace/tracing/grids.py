@@ -13,8 +13,7 @@ from headrace.datasets.dataset import CountedDataset, FixedDataset
 from headrace.datasets.run import by_source
 from headrace.errors import HeadraceError
 from headrace.plan import IntArray
-from headrace.tracing.answers import Topology, Traced
-from headrace.tracing.history import History
+from headrace.tracing.history import History, Topology, Traced
 
 COUNTED_SAMPLES: Final = 1 << 14
 """The most samples of a step that are counted."""
@@ -138,19 +137,11 @@ def _cells(samples: Sequence[Traced], held: Sequence[HeldCounts], *, is_ragged: 
 
 def total(held: Sequence[HeldCounts], *, is_ragged: bool) -> HeldCounts:
     """Return what the samples of a micro-batch hold together."""
-
-    def summed(name: str) -> int | None:
-        values: list[Any] = [getattr(one, name) for one in held]
-        return None if None in values else sum(values)
-
-    places = len(held) * max(one.places for one in held) if is_ragged else sum(one.places for one in held)
-    return HeldCounts(
-        tokens=sum(one.tokens for one in held),
-        places=places,
-        supervised_tokens=summed("supervised_tokens"),
-        documents=summed("documents"),
-        pairs=sum(one.pairs for one in held),
-    )
+    columns = zip(*map(msgspec.structs.astuple, held), strict=True)
+    sums: list[Any] = [None if None in column else sum(column) for column in columns]
+    found = HeldCounts(**dict(zip(HeldCounts.__struct_fields__, sums, strict=True)))
+    places = len(held) * max(one.places for one in held) if is_ragged else found.places
+    return msgspec.structs.replace(found, places=places)
 
 
 def held_by(run: Run, positions: IntArray) -> list[HeldCounts]:
@@ -165,32 +156,19 @@ def held_by(run: Run, positions: IntArray) -> list[HeldCounts]:
 
 
 def _of_source(dataset: Any, addresses: IntArray) -> list[HeldCounts]:
+    others: list[Any] = [[None] * len(addresses)] * 2
     if isinstance(dataset, CountedDataset):
         counts = dataset.count(addresses)
-        columns = zip(*(column.tolist() for column in counts), _pairs(dataset, addresses, counts.tokens), strict=True)
-        return [
-            HeldCounts(
-                tokens=tokens, places=tokens + pads, supervised_tokens=supervised, documents=documents, pairs=pairs
-            )
-            for tokens, supervised, pads, documents, pairs in columns
-        ]
-    if isinstance(dataset, FixedDataset) and "input_ids" in dataset.fields:
-        (length,) = dataset.fields["input_ids"][0]
-        one = HeldCounts(
-            tokens=length,
-            places=length,
-            supervised_tokens=None,
-            documents=None,
-            pairs=length * (length + 1) // 2,
-        )
-        return [one] * len(addresses)
-    if isinstance(dataset, RaggedDataset) and dataset.traits.has_tokens:
-        lengths = dataset.sample_lengths(addresses).tolist()
-        return [
-            HeldCounts(tokens=n, places=n, supervised_tokens=None, documents=None, pairs=n * (n + 1) // 2)
-            for n in lengths
-        ]
-    return []
+        tokens, places = counts.tokens, counts.tokens + counts.pads
+        others = [counts.supervised_tokens.tolist(), counts.documents.tolist()]
+    elif isinstance(dataset, FixedDataset) and "input_ids" in dataset.fields:
+        tokens = places = np.full(len(addresses), dataset.fields["input_ids"][0][0], dtype=np.int64)
+    elif isinstance(dataset, RaggedDataset) and dataset.traits.has_tokens:
+        tokens = places = dataset.sample_lengths(addresses)
+    else:
+        return []
+    columns = zip(tokens.tolist(), places.tolist(), *others, _pairs(dataset, addresses, tokens), strict=True)
+    return [HeldCounts(**dict(zip(HeldCounts.__struct_fields__, row, strict=True))) for row in columns]
 
 
 def _pairs(dataset: Any, addresses: IntArray, tokens: IntArray) -> list[int]:

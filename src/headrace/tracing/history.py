@@ -5,24 +5,100 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
-from headrace.config import nearest_or_known
-from headrace.datasets import PackedSequenceDataset, Run
+from headrace.config import check_fields, nearest_or_known
+from headrace.datasets import Dataset, PackedSequenceDataset, Run
 from headrace.datasets.excluded import masks_of
+from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, IntArray, KeyArray, Lookup
 from headrace.plan.chaptered.chapters import ChapteredPlan
-from headrace.plan.cursor import PAST_VERSION
 from headrace.plan.packing import PackingLedger
-from headrace.plan.recipe import differing_parts
 from headrace.plan.slots import taken_by
 from headrace.plan.tree import MAX_POSITIONS
-from headrace.tracing.answers import Face, Times, Topology, Traced
+from headrace.tracing.differences import is_of
 from headrace.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from headrace.datasets.encoded.measured import MeasuredUnits
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step is divided: the number of data-parallel ranks, and the samples in a micro-batch."""
+
+    ranks: int
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for numbers below 1."""
+        check_fields(self)
+        if self.ranks < 1 or self.micro_batch_size < 1:
+            raise ConfigError(
+                f"ranks and micro-batch size are at least 1, found {self.ranks} and {self.micro_batch_size}"
+            )
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample in its place.
+
+    Attributes:
+        step: the global step.
+        last_step: equal to ``step``; or, with bucketing whose lengths are not known, the sample is in one of the steps
+            from ``step`` to this one.
+        position: position in the run; None if the step is not known.
+        run: number of the run in the history, from 0.
+        source: path of the source in the blend, ``"."`` for a single dataset.
+        epoch: epoch of the source, from 0.
+        index: number of the sample in the source's dataset.
+        rank: the data-parallel rank that takes it, if a topology is given and the step is known.
+        micro_step: the micro-batch of the step on that rank, from 0.
+        seen: whether a saved state is past it; None without a state.
+        origins: what it is made of, without what exclusions mask; empty if that is not known or was not asked for.
+        num_masked: number of parts, such as documents, that exclusions mask. If there are some and no ``origins``, the
+            whole sample is masked, and nothing of it is trained on.
+        unit: in a framed run, number of the unit that holds it; None if that is not known.
+        output: in a framed run, number of the output of the sample; None if that is not known.
+    """
+
+    step: int
+    last_step: int
+    position: int | None
+    run: int
+    source: str
+    epoch: int
+    index: int
+    rank: int | None = None
+    micro_step: int | None = None
+    seen: bool | None = None
+    origins: Origins = ()
+    num_masked: int = 0
+    unit: int | None = None
+    output: int | None = None
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """When a sample, or a document, comes.
+
+    Attributes:
+        count: number of times before ``until_step``.
+        shown: the first of these times.
+        until_step: the step at whose beginning the search ended; the part of it that a saved state or a number of
+            samples reached is searched too.
+        notes: what was left out, and why.
+    """
+
+    count: int
+    shown: tuple[Traced, ...]
+    until_step: int
+    notes: tuple[str, ...] = ()
+
+
+Face: TypeAlias = "Dataset | MeasuredUnits"
+"""What a trace asks of a source whose store can be opened: where its samples are, and what they are made of."""
 
 SHOWN = 20
 """Default number of times that are returned for a sample."""
@@ -42,18 +118,23 @@ class Chapter:
     """One run of a history: it holds from ``first_step`` of the training on, at ``position`` of its own slots.
 
     A source of a run without edits is a leaf of its plan. In an edited run it is one series of its plan or several,
-    each with a dataset of its own; numbers of leaves are those of series. ``recipes`` are those of the datasets.
-    ``face`` opens a dataset; it returns None if that is not possible, and whoever made the chapter notes the reason.
-    ``past`` gives the hashes of what the run fed before a position; None for a framed run.
+    each with a dataset of its own; numbers of leaves are those of series. ``face`` opens a dataset; it returns None if
+    that is not possible, and whoever made the chapter notes the reason. ``resumed`` is a state from which the run goes
+    on, and ``knows_lengths`` as in `Trace`.
     """
 
-    trace: Trace
-    hashes: Mapping[str, str]
-    recipes: Sequence[Any]
+    run: Run
     face: Callable[[int], Face | None]
-    past: Callable[[int], Mapping[str, str]] | None = None
+    knows_lengths: bool = True
     first_step: int = 0
     position: int = 0
+    resumed: Cursor | None = None
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The plan of the run in both directions."""
+        found = Trace(self.run, knows_lengths=self.knows_lengths)
+        return found if self.resumed is None else found.resumed(self.resumed.position, self.resumed.drawn_to)
 
     @cached_property
     def shift(self) -> int:
@@ -67,11 +148,6 @@ class Chapter:
     def step_at(self, position: int) -> int:
         """Return the step of the training in which a position of the run is."""
         return self.trace.schedule.step_of(position) + self.shift
-
-    def is_keyed(self, leaf: int) -> bool:
-        """Whether samples of a leaf depend on the keys of their epochs."""
-        plan = self.trace.plan
-        return (plan.series[leaf].order if isinstance(plan, ChapteredPlan) else plan.order).kind != "none"
 
     @cached_property
     def paths(self) -> dict[str, list[int]]:
@@ -93,16 +169,17 @@ class Chapter:
 
     def keys(self, leaf: int, epochs: IntArray) -> KeyArray | None:
         """Return the keys of epochs, (n,) uint64, if the samples of a leaf depend on them."""
-        return self.trace.plan.keys(leaf, epochs) if self.is_keyed(leaf) else None
+        return self.trace.plan.keys(leaf, epochs) if self.run.is_keyed(leaf) else None
 
     def plain(self, leaf: int) -> Any:
         """Return the recipe of the dataset of a leaf, without what is masked out of it; its numbers are the same."""
-        masks = masks_of(self.recipes[leaf])
-        return self.recipes[leaf] if masks is None else masks.recipe
+        recipe = self.run.datasets[leaf].recipe
+        masks = masks_of(recipe)
+        return recipe if masks is None else masks.recipe
 
     def masked(self, leaf: int) -> IntArray:
         """(n,) int64, rising: the documents that are masked out of the samples of a leaf."""
-        masks = masks_of(self.recipes[leaf])
+        masks = masks_of(self.run.datasets[leaf].recipe)
         return np.empty(0, dtype=np.int64) if masks is None else masks.documents
 
     def ends(self, path: str, leaf: int, samples: Mapping[int, Sequence[int]]) -> list[str]:
@@ -139,6 +216,18 @@ Found = tuple[Traced, int]
 """A sample in its place, and its leaf."""
 
 
+class _Search(NamedTuple):
+    """What is looked for among the slots ``[begin, end)`` of a run: samples of its leaves, that hold a document."""
+
+    number: int
+    samples: Mapping[int, Sequence[int]]
+    document: int | None
+    begin: int
+    end: int
+    limit: int
+    topology: Topology | None
+
+
 class History:
     """Runs one after another, each from a step of the training on. A single run is a history of one.
 
@@ -156,21 +245,14 @@ class History:
         """Return the run of a state and how many of its slots were taken; that run continues as the state says."""
         for number in reversed(range(len(self.chapters))):
             chapter = self.chapters[number]
-            if cursor.position >= chapter.position and self._is_of(chapter, cursor):
-                trace = chapter.trace.resumed(cursor.position, cursor.drawn_to)
-                chapters = (*self.chapters[:number], replace(chapter, trace=trace), *self.chapters[number + 1 :])
-                self.chapters = chapters
+            if cursor.position >= chapter.position and is_of(chapter.run, cursor):
+                resumed = replace(chapter, resumed=cursor)
+                self.chapters = (*self.chapters[:number], resumed, *self.chapters[number + 1 :])
                 return number, cursor.position
         raise StateError(
             f"the saved state, at position {cursor.position:,}, is of none of the {len(self.chapters):,} runs in the "
             "history: save the run beside the checkpoints with save_run whenever a training begins or resumes"
         )
-
-    @staticmethod
-    def _is_of(chapter: Chapter, cursor: Cursor) -> bool:
-        if cursor.version == PAST_VERSION:
-            return chapter.past is not None and not differing_parts(chapter.past(cursor.position), cursor.recipe)
-        return not differing_parts(chapter.hashes, cursor.recipe)
 
     def step(
         self, step: int, *, topology: Topology | None = None, rank: int | None = None, origins: bool = True
@@ -264,7 +346,7 @@ class History:
                 # No arithmetic says which epochs hold a document: search as many as take about a second.
                 most = max(limit, _MAX_LOOKS // max(1, sum(map(len, numbers.values()))))
                 end = min(end, chapter.trace.horizon(leaves[-1], begin, most))
-            many, found, end = self._found(number, numbers, document, (begin, end), limit, topology)
+            many, found, end = self._found(_Search(number, numbers, document, begin, end, limit, topology))
             count += many
             shown += found
             until = max(until, chapter.step_at(end))
@@ -340,23 +422,16 @@ class History:
             )
         return face
 
-    def _found(
-        self,
-        number: int,
-        samples: Mapping[int, Sequence[int]],
-        document: int | None,
-        span: tuple[int, int],
-        limit: int,
-        topology: Topology | None,
-    ) -> tuple[int, list[Found], int]:
+    def _found(self, search: _Search) -> tuple[int, list[Found], int]:
         """Return how often samples of leaves come, the first times, and the position up to which they were searched."""
+        number, limit, document = search.number, search.limit, search.document
         trace = self.chapters[number].trace
-        if document is not None and sum(map(len, samples.values())) > _MANY_SAMPLES and not trace.is_vague:
-            return self._walked(number, samples, document, span, limit, topology)
+        if document is not None and sum(map(len, search.samples.values())) > _MANY_SAMPLES and not trace.is_vague:
+            return self._walked(search, document)
         most = limit if document is None else None
         parts = [
-            trace.find(leaf, one, begin=span[0], end=span[1], limit=most)
-            for leaf, numbers in samples.items()
+            trace.find(leaf, one, begin=search.begin, end=search.end, limit=most)
+            for leaf, numbers in search.samples.items()
             for one in numbers
         ]
         count = sum(part.total for part in parts)
@@ -369,35 +444,27 @@ class History:
             found = _rows(found, held)
             count = len(positions)
         found = _rows(found, slice(limit))
-        end = min((part.end for part in parts), default=span[1])
-        return count, self._traced(number, positions[:limit], found, topology), end
+        end = min((part.end for part in parts), default=search.end)
+        return count, self._traced(number, positions[:limit], found, search.topology), end
 
-    def _walked(
-        self,
-        number: int,
-        samples: Mapping[int, Sequence[int]],
-        document: int,
-        span: tuple[int, int],
-        limit: int,
-        topology: Topology | None,
-    ) -> tuple[int, list[Found], int]:
+    def _walked(self, search: _Search, document: int) -> tuple[int, list[Found], int]:
         """As `_found`, for a document in so many samples that looking at every position costs less than finding each.
 
         It ends after some seconds, in front of a step.
         """
-        trace = self.chapters[number].trace
-        count, shown, num_looks, low = 0, list[Found](), 0, span[0]
-        last = min(span[1], low + _MAX_WALKED)
+        number, trace = search.number, self.chapters[search.number].trace
+        count, shown, num_looks, low = 0, list[Found](), 0, search.begin
+        last = min(search.end, low + _MAX_WALKED)
         while low < last and num_looks < _MAX_LOOKS:
             step = trace.schedule.step_of(low + _WALKED_AT_ONCE) + 1
-            positions = np.arange(low, min(span[1], trace.schedule.begin(step)), dtype=np.int64)
+            positions = np.arange(low, min(search.end, trace.schedule.begin(step)), dtype=np.int64)
             found = trace.lookup(positions)
-            asked = [(found.sources == leaf) & np.isin(found.indices, numbers) for leaf, numbers in samples.items()]
+            asked = [(found.sources == leaf) & np.isin(found.indices, some) for leaf, some in search.samples.items()]
             rows = np.flatnonzero(np.any(asked, axis=0))
             held = rows[self._held(number, _rows(found, rows), document)]
             count += len(held)
-            first = held[: limit - len(shown)]
-            shown += self._traced(number, positions[first], _rows(found, first), topology)
+            first = held[: search.limit - len(shown)]
+            shown += self._traced(number, positions[first], _rows(found, first), search.topology)
             num_looks += len(rows)
             low += len(positions)
         return count, shown, low
@@ -409,7 +476,7 @@ class History:
         for leaf in np.unique(found.sources).tolist():
             rows = np.flatnonzero(found.sources == leaf)
             face = self._face(number, leaf, "a document")
-            keys = found.keys[rows] if chapter.is_keyed(leaf) else None
+            keys = found.keys[rows] if chapter.run.is_keyed(leaf) else None
             origins = face.origins(face.locate(found.indices[rows], keys))
             hits = [any(piece.document == document for piece in pieces) for pieces in origins]
             held += rows[np.array(hits, dtype=bool)].tolist()
@@ -418,22 +485,13 @@ class History:
     def _traced(self, number: int, positions: IntArray, found: Lookup, topology: Topology | None) -> list[Found]:
         chapter = self.chapters[number]
         slots = chapter.trace.slots(positions)
-        columns = zip(
-            *(column.tolist() for column in (positions, slots, found.sources, found.epochs, found.indices)), strict=True
-        )
-        return [
-            (
-                Traced(
-                    **self._place(number, position, slot, topology),
-                    source=chapter.path(leaf, position) or ".",
-                    epoch=epoch,
-                    index=index,
-                    run=number,
-                ),
-                leaf,
-            )
-            for position, slot, leaf, epoch, index in columns
-        ]
+        columns = [column.tolist() for column in (positions, slots, found.sources, found.epochs, found.indices)]
+        traced = []
+        for position, slot, leaf, epoch, index in zip(*columns, strict=True):
+            place = self._place(number, position, slot, topology)
+            path = chapter.path(leaf, position) or "."
+            traced.append((Traced(**place, source=path, epoch=epoch, index=index, run=number), leaf))
+        return traced
 
     def _place(self, number: int, position: int, slot: int, topology: Topology | None) -> dict[str, Any]:
         chapter = self.chapters[number]
@@ -494,21 +552,7 @@ def history_of(run: Run) -> History:
     """
     if not isinstance(run, Run):
         raise ConfigError(f"run is {run!r:.80}; expected a Run, and for a FramedRun use framed_history(run, journals)")
-    chapter = Chapter(
-        trace=Trace(
-            run.plan,
-            run.schedule,
-            run.length,
-            draw=run.draw,
-            window_steps=None if run.bucketing is None else run.bucketing.window_steps,
-            arranged=None if run.buckets is None else run.buckets.arranged,
-        ),
-        hashes=run.recipe.hashes(),
-        recipes=[dataset.recipe for dataset in run.datasets],
-        face=run.datasets.__getitem__,
-        past=lambda position: run.past(position).hashes(),
-    )
-    return History([chapter])
+    return History([Chapter(run, run.datasets.__getitem__)])
 
 
 def trace_step(run: Run, step: int) -> list[Traced]:

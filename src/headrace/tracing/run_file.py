@@ -4,8 +4,7 @@ The file is written beside the checkpoints at every start, and holds the runs of
 run continues, whether it was edited or not, it stays one run; if the training goes on with another one, this is added
 with the step from which it holds.
 
-    Run, its edits -- save_run --> run.json -- SavedRun.run --> Run over the recipes of its datasets
-                                               SavedRun.trace --> Trace of a run without edits
+    Run, its edits -- save_run --> run.json: recipes of datasets and mixes -- SavedRun.run --> Run
 
 A run is written as it was begun, with its edits: for each what it asks for and why, and the data that it leads to.
 """
@@ -25,88 +24,46 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.config import convert, nearest_path, whole
-from headrace.datasets import Dataset, FramedRun, Run
-from headrace.datasets.editing import Edit, Then
-from headrace.datasets.exclusions import Exclusion
-from headrace.datasets.mix import node_of
+from headrace.datasets import Dataset, FramedRun, Mix, Run
+from headrace.datasets.editing import Edit
+from headrace.datasets.recipes import DataRecipe, data_of
 from headrace.errors import ConfigError, HeadraceError, StateError
 from headrace.io import as_read_back, check_local, holds, read_small, write_json_file
-from headrace.plan import (
-    ORDER_FORMAT,
-    BatchSchedule,
-    Bucketing,
-    Order,
-    RunRecipe,
-    draw_of,
-    node_recipe,
-    order_format,
-)
-from headrace.plan.chaptered.changes import plan_of
+from headrace.plan import BatchSchedule, Bucketing, Order, RunRecipe
 from headrace.plan.chaptered.chapters import Length
 from headrace.plan.cursor import outside_run
-from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
+from headrace.plan.framed import Lanes, lanes_key
 from headrace.plan.recipe import differing_parts
-from headrace.tracing.saved_mix import (
-    AnyMix,
-    RecordedDataset,
-    SavedSource,
-    SourceTable,
-    is_by_tokens,
-    loaded_mix,
-    saved_mix,
-)
-from headrace.tracing.saved_plan import AnyNode, loaded_node, saved_node
-from headrace.tracing.trace import Trace
+from headrace.tracing.recorded import RecordedDataset, SavedSource, SourceTable
 
-VERSION = 2
+VERSION = 3
 """Version of the file."""
 
 
-class SavedLength(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a run is measured, see `headrace.Run`."""
+class SavedEdit(Edit, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One edit, with the recipe of its data."""
 
-    epochs: int | None
-    samples: int | None
-    drop_last: bool
-
-
-class SavedEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One edit, see `headrace.datasets.editing.Edit`."""
-
-    at_step: int
-    reason: str
-    date: str
-    asked: tuple[str, ...]
-    data: AnyMix | None = None
-    renamed: dict[str, str] = {}
-    pieces: tuple[tuple[int, int], ...] = ()
-    order: Order | None = None
-    exclude: dict[str, Exclusion] = {}
-    left_out: dict[str, str] = {}
-    length: SavedLength | None = None
-    skip_steps: int = 0
-    then: Then = "drop"
+    data: DataRecipe | None = None  # type: ignore[assignment]
 
 
 class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run, from a step of the training on, at which it has a position of its own.
 
-    All fields up to ``plan`` are those of the run as it was begun, before its ``edits``. ``added`` are sources that
-    came with edits; their numbers follow those of ``sources``. ``edited`` are the hashes of the edited run.
+    ``data`` is the recipe of the mix as the run was begun, before its ``edits``, over the numbers of ``sources``.
+    ``hashes`` are those of the run as it was begun, and ``edited`` those of the edited one. Of a framed run ``data``,
+    ``order`` and ``length`` are those of its samples, and ``units`` is what makes units of them.
     """
 
     first_step: int
     position: int
-    length: int | None
     hashes: dict[str, str]
     format: dict[str, Any]
+    sources: tuple[SavedSource, ...]
+    data: DataRecipe
     order: Order
     batch: dict[str, Any]
-    sources: tuple[SavedSource, ...]
-    plan: AnyNode
-    measured: SavedLength
-    data: AnyMix | None
-    added: tuple[SavedSource, ...] = ()
+    length: Length
+    units: dict[str, Any] | None = None
     edits: tuple[SavedEdit, ...] = ()
     edited: dict[str, str] | None = None
 
@@ -123,84 +80,68 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def lanes(self) -> Lanes | None:
         """The lanes of a framed run; None for any other."""
-        if "num_lanes" not in self.batch:
+        if self.units is None:
             return None
         lanes = msgspec.convert({name: self.batch.get(name) for name in Lanes.__struct_fields__}, Lanes)
         return lanes if self.format["framed"] == 1 else msgspec.structs.replace(lanes, key=lanes_key(self.order.seed))
 
-    def trace(self) -> Trace:
-        """Return the plan without edits as a `Trace`; for a framed run that of its samples, one in each step.
+    def run(self, datasets: Sequence[Dataset] | None = None) -> Run:
+        """Return the run with its edits, over the datasets of ``sources``; see `stream`, and `check_plain`."""
+        self.check_plain()
+        return self.stream(datasets)
+
+    def check_plain(self) -> None:
+        """Raise ConfigError if the run is framed."""
+        if self.units is not None:
+            raise ConfigError(
+                f"the run from step {self.first_step:,} on is framed: which samples a step has is known only from its "
+                "journals, so ask `headrace trace`; and its task encoder is not made again from a file, so to go on, "
+                "build the run in Python and pass it to save_run"
+            )
+
+    def stream(self, datasets: Sequence[Dataset] | None = None) -> Run:
+        """Return the run as `run` does; of a framed run that of its samples, one in each step.
+
+        By default the datasets are `RecordedDataset`: such a run can be edited and asked, and cannot be read.
 
         Raises:
             StateError: the content does not match its hashes, or is of another version of the algorithms.
         """
-        self._check_format()
+        found = [RecordedDataset(source) for source in self.sources] if datasets is None else datasets
+
+        def dataset(number: int) -> Dataset:
+            if not 0 <= number < len(found):
+                raise ConfigError(f"the data name source {number}, and there are {len(found):,} sources")
+            return found[number]
+
         try:
-            tree = loaded_node(self.plan, [source.leaf for source in self.sources])
-            plan = plan_of(tree, self.order)
-            schedule, bucketing = self.schedule, _bucketing(self.batch)
-            draw = None
-            if self.lanes is not None:
-                schedule = BatchSchedule.of(1)
-            elif self.format == ORDER_FORMAT:
-                draw = draw_of(plan, schedule, self.length, bucketing=bucketing)
-        except (ConfigError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
-        recipe = RunRecipe(
-            format=self.format,
-            dataset={source.path: source.recipe for source in self.sources},
-            blend=node_recipe(tree),
-            order=self.order.recipe,
-            batch=self.batch,
-        )
-        self._check_hashes(recipe, self.hashes)
-        window_steps = None if bucketing is None else bucketing.window_steps
-        return Trace(plan, schedule, self.length, draw=draw, window_steps=window_steps)
-
-    def run(self, datasets: Sequence[Dataset] | None = None) -> Run:
-        """Return the run with its edits, over the datasets of ``sources`` and ``added``.
-
-        By default these are `RecordedDataset`: such a run can be edited and asked, and cannot be read.
-
-        Raises:
-            StateError: as `trace`.
-            ConfigError: the run is framed.
-        """
-        if self.data is None:
-            raise ConfigError("the run is framed: it cannot be edited, and is not made again from its file")
-        self._check_format()
-        sources = (*self.sources, *self.added)
-        if datasets is None:
-            datasets = [RecordedDataset(source) for source in sources]
-        try:
-            measured = self.measured
             run = Run(
-                loaded_mix(self.data, sources, datasets),
-                global_batch_size=self.schedule,
+                data_of(self.data, dataset),
+                global_batch_size=self.schedule if self.units is None else 1,
                 order=self.order,
-                epochs=measured.epochs,
-                samples=measured.samples,
-                drop_last=measured.drop_last,
                 bucketing=_bucketing(self.batch),
+                **msgspec.structs.asdict(self.length),
             )
-            self._check_hashes(msgspec.structs.replace(run.recipe, format=self.format), self.hashes)
+            recipe = run.recipe
+            if self.units is not None and self.lanes is not None:
+                made = {path: {**self.units, "dataset": one} for path, one in recipe.dataset.items()}
+                versions = recipe.format | {"framed": self.lanes.format}
+                recipe = msgspec.structs.replace(recipe, format=versions, dataset=made, batch=self.batch)
+            if self.format != recipe.format:
+                raise StateError(
+                    f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
+                    f"Headrace has {recipe.format}: use the version that wrote it"
+                )
+            self._check_hashes(recipe, self.hashes)
             if self.edits:
-                run = run.rebuilt([_loaded_edit(edit, sources, datasets) for edit in self.edits])
+                data = [None if edit.data is None else data_of(edit.data, dataset) for edit in self.edits]
+                pairs = zip(self.edits, data, strict=True)
+                run = run.rebuilt([Edit(**msgspec.structs.asdict(edit) | {"data": one}) for edit, one in pairs])
         except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, ConfigError) as error:
             raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
         if self.edits:
             self._check_hashes(run.recipe, self.edited or {})
         return run
-
-    def _check_format(self) -> None:
-        known = [order_format(is_drawn=True), order_format(is_drawn=False)]
-        if "num_lanes" in self.batch:  # a single lane takes all positions, and draws nothing
-            known = [{**known[1], "framed": version} for version in (FRAMED_FORMAT, 1)]
-        if self.format not in known:
-            raise StateError(
-                f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
-                f"Headrace has {known[0]}: use the version that wrote it"
-            )
 
     def _check_hashes(self, recipe: RunRecipe, hashes: Mapping[str, str]) -> None:
         if differing := differing_parts(recipe.hashes(), hashes):
@@ -396,7 +337,6 @@ def _note_states_of(run: Run | FramedRun, path: str | os.PathLike[str]) -> None:
 
 def saved_run(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
     """Return a run in the form that is written."""
-    # The plan of a framed run is that of its samples; how they become units is in its recipe.
     if isinstance(run, FramedRun) and run.edits:
         raise ConfigError(
             "run.json cannot hold the edits of a framed run: keep the program that makes the run, and ask about its "
@@ -404,70 +344,35 @@ def saved_run(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
         )
     begun = run.rebuilt(()) if isinstance(run, Run) and run.edits else run
     fed = begun if isinstance(begun, Run) else begun.stream
-    recipe = begun.recipe
-    edits = run.edits if isinstance(run, Run) else ()
-    every_data = [fed.data, *(edit.data for edit in edits if edit.data is not None)]
+    every_data = [fed.data, *(edit.data for edit in run.edits if edit.data is not None)]
     table = SourceTable(with_tokens=any(map(is_by_tokens, every_data)))
-    leaves = fed.plan.leaves
-    numbers = {
-        leaf.path: table.number(leaf, dataset, recipe.dataset[leaf.path])
-        for leaf, dataset in zip(leaves, fed.datasets, strict=True)
-    }
-    data = None if isinstance(run, FramedRun) else saved_mix(fed.data, table)
-    saved_edits = tuple(_saved_edit(edit, table) for edit in edits)
+    data = table.recipe(fed.data)
+    edits = [
+        SavedEdit(**msgspec.structs.asdict(edit) | {"data": None if edit.data is None else table.recipe(edit.data)})
+        for edit in run.edits
+    ]
     found = SavedRun(
         first_step=first_step,
         position=position,
-        length=fed.length,
-        hashes=recipe.hashes(),
-        format=recipe.format,
-        order=fed.order,
-        batch=recipe.batch,
-        sources=tuple(table.sources[: len(leaves)]),
-        plan=saved_node(node_of("", fed.data), numbers),
-        measured=SavedLength(**fed.measured_by._asdict()),
+        hashes=begun.recipe.hashes(),
+        format=begun.recipe.format,
+        sources=tuple(table.sources),
         data=data,
-        added=tuple(table.sources[len(leaves) :]),
-        edits=saved_edits,
+        order=fed.order,
+        batch=begun.recipe.batch,
+        length=fed.measured_by,
+        units=None if isinstance(begun, Run) else begun.made,
+        edits=tuple(edits),
         edited=run.recipe.hashes() if edits else None,
     )
     return convert(as_read_back(found), SavedRun)  # as it compares with what is read
 
 
-def _saved_edit(edit: Edit, table: SourceTable) -> SavedEdit:
-    return SavedEdit(
-        at_step=edit.at_step,
-        reason=edit.reason,
-        date=edit.date,
-        asked=edit.asked,
-        data=None if edit.data is None else saved_mix(edit.data, table),
-        renamed=dict(edit.renamed),
-        pieces=edit.pieces,
-        order=edit.order,
-        exclude=dict(edit.exclude),
-        left_out=dict(edit.left_out),
-        length=None if edit.length is None else SavedLength(**edit.length._asdict()),
-        skip_steps=edit.skip_steps,
-        then=edit.then,
-    )
-
-
-def _loaded_edit(saved: SavedEdit, sources: Sequence[SavedSource], datasets: Sequence[Dataset]) -> Edit:
-    return Edit(
-        at_step=saved.at_step,
-        reason=saved.reason,
-        date=saved.date,
-        asked=saved.asked,
-        data=None if saved.data is None else loaded_mix(saved.data, sources, datasets),
-        renamed=saved.renamed,
-        pieces=saved.pieces,
-        order=saved.order,
-        exclude=saved.exclude,
-        left_out=saved.left_out,
-        length=None if saved.length is None else Length(**msgspec.structs.asdict(saved.length)),
-        skip_steps=saved.skip_steps,
-        then=saved.then,
-    )
+def is_by_tokens(data: Dataset | Mix) -> bool:
+    """Whether any part of a mix is weighed by tokens."""
+    if not isinstance(data, Mix):
+        return False
+    return getattr(data, "unit", None) == "tokens" or any(map(is_by_tokens, data.children.values()))
 
 
 def _bucketing(batch: dict[str, Any]) -> Bucketing | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,22 +32,27 @@ class Seen(NamedTuple):
     is_exact: bool
 
 
-class _Term(Protocol):
-    """How often samples were seen in some epochs."""
+class _Term:
+    """How often samples were seen in some epochs; here never."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
 
     def times(self, samples: IntArray) -> IntArray:
         """Return (n,) int64: how often each sample was seen."""
+        return np.zeros_like(samples)
 
     def counts(self) -> dict[int, int]:
         """Return how many samples were seen how often."""
+        return {0: self.num_samples}
 
 
-class _Partly:
+class _Partly(_Term):
     """One shuffled epoch of which a part was fed."""
 
     def __init__(self, columns: EpochColumns) -> None:
+        super().__init__(columns.num_samples)
         self.parts = sorted(columns.parts, key=lambda part: part.begin)
-        self.num_samples = columns.num_samples
         self.fed = columns.fed
 
     @property
@@ -84,13 +89,14 @@ class _Partly:
         return {0: self.num_samples - self.fed, 1: self.fed}
 
 
-class _AsStored:
+class _AsStored(_Term):
     """Epochs in the order of the store of which parts were fed: the ranks are the samples."""
 
     def __init__(self, all_columns: Sequence[EpochColumns]) -> None:
+        super().__init__(all_columns[0].num_samples)
         parts = [part for columns in all_columns for part in columns.parts]
         self.first = parts[0].section.series.leaf.first_sample
-        points: dict[int, int] = Counter({0: 0, all_columns[0].num_samples: 0})
+        points: dict[int, int] = Counter({0: 0, self.num_samples: 0})
         for part in parts:
             left_out = part.left_out.tolist()
             for place, change in ((part.begin, 1), (part.end, -1)):
@@ -110,17 +116,6 @@ class _AsStored:
         for value, length in zip(self.values.tolist(), np.diff(self.places).tolist(), strict=False):
             found[value] += length
         return found
-
-
-class _Nothing:
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-
-    def times(self, samples: IntArray) -> IntArray:
-        return np.zeros_like(samples)
-
-    def counts(self) -> dict[int, int]:
-        return {0: self.num_samples}
 
 
 def seen(all_columns: Sequence[EpochColumns], leaf: Leaf, *, exact: bool = False) -> Seen:
@@ -147,7 +142,7 @@ def seen(all_columns: Sequence[EpochColumns], leaf: Leaf, *, exact: bool = False
         elif columns.fed:
             terms.append(_Partly(columns))
     terms.sort(key=lambda term: term.cost)
-    closed: _Term = _Nothing(size)
+    closed = _Term(size)
     if stored:
         closed = _AsStored(stored)
     elif terms:

@@ -1,9 +1,16 @@
-"""Opens the sources of a saved run again, as far as a trace needs them."""
+"""`Sources` opens the data of a saved run again: whole, as `load_run` needs them, or as far as a trace does.
+
+    run.json -- read_run_file --> SavedRun, its sources -- Maker, by their recipes --> datasets -- SavedRun.run --> Run
+                                                       \\-- as they are stored -----> Face -- Chapter --> History
+
+What was made is compared with the recipe, so that nothing else comes in its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,46 +23,76 @@ from headrace.datasets.encoded.measured import MeasuredUnits
 from headrace.datasets.excluded import masks_of
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
-from headrace.datasets.origins import Origins, record_origins, record_sample
-from headrace.datasets.packed_sequences import PackedSequenceDataset
-from headrace.datasets.records import RecordKey
-from headrace.datasets.windows import WindowDataset
+from headrace.datasets.recipes import DATASETS, Maker
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.plan import IntArray, KeyArray
-from headrace.plan.packing import Packing
+from headrace.io import as_read_back
+from headrace.plan.recipe import without_contents
 from headrace.stores import SampleStore, Store
-from headrace.stores.store import Extents
-from headrace.tracing.answers import Face
 from headrace.tracing.framed import FramedHistory
-from headrace.tracing.history import Chapter, History
-from headrace.tracing.rebuilding import Rebuilder, opened, place_of
-from headrace.tracing.run_file import RunFile
-from headrace.tracing.saved_mix import RecordedDataset, SavedSource, SavedStore
-from headrace.tracing.trace import Trace
+from headrace.tracing.history import Chapter, Face, History
+from headrace.tracing.recorded import RecordedDataset, SavedSource, StorePlace
+from headrace.tracing.run_file import RunFile, SavedRun, read_run_file
 
-_MEDIA = ("MediaDataset",)
-_RECORDS = ("SFTDataset", "PreferenceDataset", "GroupDataset", "PromptDataset")
+
+def load_run(path: str | os.PathLike[str], *, at_step: int | None, trust_code: bool) -> Run:
+    """Return the run in a file; see `headrace.Run.load`."""
+    file = read_run_file(path)
+    number = len(file.runs) - 1
+    if at_step is not None:
+        number = max((i for i, run in enumerate(file.runs) if run.first_step <= at_step), default=-1)
+        if number < 0:
+            raise ConfigError(f"{path}: there is no step {at_step:,}: the steps begin at {file.runs[0].first_step:,}")
+    saved = file.runs[number]
+    run = saved.run(Sources(file, trust_code=trust_code).datasets(saved))
+    run.generation = file.generation
+    return run
+
+
+def filed_run(path: str | os.PathLike[str], *, read_data: bool = True) -> Run:
+    """Return the only run in a file, over its data or over no more than their recipes.
+
+    Raises:
+        ConfigError: the file holds several runs; or as `Run.load`.
+        StateError, StoreError: as `Run.load`.
+    """
+    runs = read_run_file(path).runs
+    if len(runs) > 1:
+        raise ConfigError(f"{path}: holds {len(runs)} runs, and an account is of one run")
+    return load_run(path, at_step=None, trust_code=False) if read_data else runs[0].run()
 
 
 class Sources:
-    """Opens the sources of a saved run. A store that is missing or has changed is noted and left out.
+    """Opens the sources of a saved run. For a trace, a store that is missing or has changed is noted and left out.
 
     Args:
         file: the file of the run.
         read_data: whether stores are opened.
         may_open: asked for the path of each store before it is opened; those that may not be are noted and left out.
+        trust_code: import the functions and encoders that the file names.
     """
 
-    def __init__(self, file: RunFile, *, read_data: bool = True, may_open: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self,
+        file: RunFile,
+        *,
+        read_data: bool = True,
+        may_open: Callable[[str], bool] | None = None,
+        trust_code: bool = False,
+    ) -> None:
         self.notes: list[str] = []
         self._file = file
         self._read_data = read_data
         self._may_open = may_open
-        self._faces: dict[tuple[SavedStore | None, bytes], Face | None] = {}
+        self._trust_code = trust_code
+        self._stores: dict[tuple[StorePlace, bool], Store | SampleStore] = {}
+        self._faces: dict[tuple[StorePlace | None, bytes], Face | None] = {}
 
     def history(self, state: dict[str, Any] | None = None) -> History:
         """Return the runs of the file as a history."""
-        return History([self._chapter(number) for number in range(len(self._file.runs))], state)
+        chapters = [
+            self._chapter(saved, first_step=saved.first_step, position=saved.position) for saved in self._file.runs
+        ]
+        return History(chapters, state)
 
     def placed(self, run: Run) -> list[PlacedSamples]:
         """Return for each dataset of a run of the file, over recorded datasets, where its samples lie.
@@ -63,15 +100,7 @@ class Sources:
         Raises:
             StoreError: a store is missing, holds other data, or it is not known where samples lie in it.
         """
-        found: list[PlacedSamples] = []
-        for path, dataset in zip(run.paths, run.datasets, strict=True):
-            if not isinstance(dataset, RecordedDataset):
-                raise StoreError(f"{path or '.'}: is not known by its recipe")
-            face = self._opened(dataset.source)
-            if not isinstance(face, Dataset | MeasuredUnits | _Records):
-                raise StoreError(f"{path or '.'}: it is not known where its samples lie")
-            found.append(face)
-        return found
+        return [self._stored(dataset.source) for dataset in run.datasets if isinstance(dataset, RecordedDataset)]
 
     def framed(self, number: int, journals: Iterable[str], state: dict[str, Any] | None = None) -> FramedHistory:
         """Return a framed run of the file as a history.
@@ -80,127 +109,119 @@ class Sources:
             ConfigError: the run is not framed.
             StateError: a journal cannot be read or is of another run, or the state is of another run.
         """
-        run = self._file.runs[number]
-        lanes = run.lanes
+        saved = self._file.runs[number]
+        lanes = saved.lanes
         if lanes is None:
             raise ConfigError(f"run {number} of the file is not framed, and has no journals")
         return FramedHistory(
-            History([replace(self._chapter(number), first_step=0, position=0)]),
+            History([self._chapter(saved)]),
             lanes,
-            run.schedule,
-            read_journals(journals, run.hashes, lanes),
-            shift=run.first_step - run.schedule.step_of(run.position),
+            saved.schedule,
+            read_journals(journals, saved.hashes, lanes),
+            shift=saved.shift,
             state=state,
-            hashes=run.hashes,
+            hashes=saved.hashes,
         )
 
-    def _chapter(self, number: int) -> Chapter:
+    def run(self, number: int) -> Run | None:
+        """Return a run of the file over its data; None, with a note, if it cannot be made again."""
         saved = self._file.runs[number]
-        sources = list(saved.sources)
-        if saved.edits:
-            run = saved.run()
-            sources = [dataset.source for dataset in run.datasets if isinstance(dataset, RecordedDataset)]
-            window_steps = None if run.bucketing is None else run.bucketing.window_steps
-            trace = Trace(run.plan, run.schedule, run.length, draw=run.draw, window_steps=window_steps)
-        else:
-            trace = saved.trace()
-            by_path = {source.path: source for source in sources}
-            sources = [by_path[leaf.path] for leaf in trace.plan.leaves]
-        return Chapter(
-            trace=trace,
-            hashes=saved.edited or saved.hashes,
-            recipes=[source.recipe for source in sources],
-            face=lambda leaf: self._face(sources[leaf]),
-            past=None if saved.lanes is not None else lambda position: saved.run().past(position).hashes(),
-            first_step=saved.first_step,
-            position=saved.position,
-        )
+        try:
+            if self._read_data:
+                return saved.run(self.datasets(saved))
+        except HeadraceError as error:
+            self._note(str(error))
+        return None
 
-    def _face(self, source: SavedSource) -> Face | None:
+    def datasets(self, saved: SavedRun) -> list[Dataset]:
+        """Return the dataset of each source of a run, those that come with edits included.
+
+        Raises:
+            StoreError: a store is missing, or does not hold the data of the run, or may not be opened.
+            ConfigError: a dataset cannot be made again.
+        """
+        saved.check_plain()
+        for source in saved.sources:
+            if source.store is not None:
+                self._check_may_open(source.store)
+        return [self._made(source) for source in saved.sources]
+
+    def _made(self, source: SavedSource) -> Dataset:
+        """Return the dataset of a source, as it was."""
+        where = f"source {source.path!r}" if source.path else "the dataset"
+        try:
+            found: Dataset = self._maker(source, trust_code=self._trust_code).dataset(source.recipe)
+            # The contents of files were compared when the store was opened.
+            if without_contents(as_read_back(found.recipe)) != without_contents(source.recipe):
+                raise ConfigError(
+                    f"its recipe does not tell all of it, and what was made is {found.describe()}, with the recipe "
+                    f"{found.recipe}"
+                )
+        except StoreError as error:
+            raise type(error)(f"{where}: {error}") from error
+        except HeadraceError as error:
+            raise ConfigError(
+                f"{where} cannot be made again from the file: {error}. Build the run in Python and pass it to save_run"
+            ) from error
+        return found
+
+    def _chapter(self, saved: SavedRun, *, first_step: int = 0, position: int = 0) -> Chapter:
+        run = saved.stream()
+        return Chapter(run, partial(self._face, run.datasets), False, first_step, position)
+
+    def _face(self, datasets: Sequence[Any], leaf: int) -> Face | None:
+        source: SavedSource = datasets[leaf].source
         if not self._read_data:
             return None
         place = source.store, msgspec.json.encode(source.recipe)
         if place not in self._faces:
             try:
-                self._faces[place] = self._opened(source)
+                self._faces[place] = self._stored(source)
             except HeadraceError as error:
                 self._faces[place] = None
-                note = f"{source.path or '.'}: {error}"
-                self.notes += [note] if note not in self.notes else []
+                self._note(f"{source.path or '.'}: {error}")
         return self._faces[place]
 
-    def run(self, number: int) -> Run | None:
-        """Return a run of the file over its data; None, with a note, if it cannot be made again. Imports no code."""
-        saved = self._file.runs[number]
-        try:
-            for source in (*saved.sources, *saved.added):
-                if source.store is not None:
-                    self._check_may_open(source.store)
-            if self._read_data:
-                return saved.run(Rebuilder(self._file.folder, trust_code=False).datasets(saved))
-        except HeadraceError as error:
-            self.notes += [str(error)] if str(error) not in self.notes else []
-        return None
-
-    def _check_may_open(self, store: SavedStore) -> None:
-        path = place_of(store, self._file.folder)
-        if self._may_open is not None and not self._may_open(path):
-            raise StoreError(f"the store {path} is not below the paths that were named, and is not opened: name it too")
-
-    def _opened(self, source: SavedSource) -> Face:
+    def _stored(self, source: SavedSource) -> Face:
+        """Return the samples of a source as they are stored: without code of the user, and without masks."""
         if source.store is None:
             raise StoreError("it has no single store, so that its samples are named by number alone")
         self._check_may_open(source.store)
         masks = masks_of(source.recipe)
         recipe, seeded = source.recipe if masks is None else masks.recipe, False
-        while recipe.get("kind") in ("mapped", "encoded", "framed"):
+        while recipe.get("kind") in ("mapped", "encoded"):
             seeded = seeded or bool(recipe.get("seeded"))
             recipe = recipe["dataset"]
         kind = recipe["kind"]
-        if kind not in (*_MEDIA, *_RECORDS, "measured", "windows", "packed_sequences"):
+        maker = self._maker(source, trust_code=False)
+        if kind == "measured":
+            return MeasuredUnits.saved(maker.store(as_samples=True), recipe)
+        if kind == "MediaDataset":
+            return MediaDataset(maker.store(as_samples=True))
+        if kind not in DATASETS:
             raise StoreError(f"samples of the kind {kind} are named by number alone")
-        store = opened(source.store, self._file.folder, as_samples=kind in (*_MEDIA, "measured"))
-        if isinstance(store, SampleStore):
-            return MeasuredUnits.saved(store, recipe) if kind == "measured" else MediaDataset(store)
-        face = _of_tokens(store, kind, recipe)
+        if "collation" in recipe:  # without a longest length, no lengths are read
+            recipe = {**recipe, "collation": {}}
+        face: Dataset = maker.dataset(recipe)
         # A seeded MapDataset passes on fewer bits of the epoch's key, which decide what varies from epoch to epoch.
-        return MapDataset(face, dict, seeded=True) if seeded and isinstance(face, Dataset) else face
+        return MapDataset(face, dict, seeded=True) if seeded else face
 
+    def _maker(self, source: SavedSource, *, trust_code: bool) -> Maker:
+        return Maker(lambda as_samples: self._open(source.store, as_samples=as_samples), trust_code=trust_code)
 
-class _Records:
-    """Records as they are stored: sample i is record i, whatever a dataset makes of it, read from some keys."""
+    def _open(self, place: StorePlace | None, *, as_samples: bool) -> Store | SampleStore:
+        if place is None:
+            raise ConfigError("it has no single store")
+        key = place, as_samples
+        if key not in self._stores:
+            self._stores[key] = place.open(self._file.folder, as_samples=as_samples)
+        return self._stores[key]
 
-    def __init__(self, store: Store, keys: Iterable[str]) -> None:
-        self._store = store
-        self._keys = tuple(keys)
+    def _check_may_open(self, place: StorePlace) -> None:
+        path = place.path_from(self._file.folder)
+        if self._may_open is not None and not self._may_open(path):
+            raise StoreError(f"the store {path} is not below the paths that were named, and is not opened: name it too")
 
-    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """Return the numbers of records."""
-        return indices
-
-    def origins(self, addresses: IntArray) -> list[Origins]:
-        """Return the record of each sample."""
-        return record_origins(self._store, addresses)
-
-    def extents(self, addresses: IntArray) -> list[Extents]:
-        """Return the ranges of each key that is read."""
-        return [RecordKey(self._store, key).extents(addresses) for key in self._keys]
-
-    def holders(self, document: int) -> IntArray:
-        """Return the sample of a record: its own number."""
-        return record_sample(self._store, document)
-
-    def find_keys(self, key: str) -> list[int]:
-        """Raise ConfigError: records have no keys."""
-        raise ConfigError(f"{self._store.path}: records have no keys; ask by number, found {key!r}")
-
-
-def _of_tokens(store: Store, kind: str, recipe: dict[str, Any]) -> Face:
-    if kind == "windows":
-        options = {name: recipe[name] for name in ("stride", "phase", "document_ids", "position_ids")}
-        mask = recipe.get("loss_mask_key")
-        return WindowDataset(store, seq_len=recipe["window_tokens"], loss_mask_key=mask, **options)
-    if kind == "packed_sequences":
-        packing = msgspec.convert(recipe["packing"], Packing)
-        return PackedSequenceDataset(store, packing, loss_mask_key=recipe["loss_mask_key"])
-    return _Records(store, recipe["keys"].values())
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan import BatchSchedule, IntArray, LimitNode, Lookup, Node, Plan, leaves
-from headrace.plan.chaptered.chapters import AnyPlan
-from headrace.plan.slots import AnyDraw
+from headrace.datasets import Run
+from headrace.plan import IntArray, LimitNode, Lookup, Node, Plan, leaves
 
 MAX_TRACED = 1 << 50
 """Position up to which an endless run is searched."""
@@ -45,32 +44,20 @@ class Trace:
     """One run as its plan: which samples a step has, and at which positions a sample comes.
 
     Args:
-        plan: what each position holds.
-        schedule: the global batches.
-        length: number of samples in the run; None without an end.
-        draw: how slots are drawn, if they are.
-        window_steps: for a run with bucketing, the steps within which samples change places.
-        arranged: (n,) positions -> the positions whose samples they get, if the lengths that decide it are known.
+        run: the run.
+        knows_lengths: whether the lengths are known by which bucketing moves samples within windows of steps.
     """
 
-    def __init__(
-        self,
-        plan: AnyPlan,
-        schedule: BatchSchedule,
-        length: int | None,
-        *,
-        draw: AnyDraw | None = None,
-        window_steps: int | None = None,
-        arranged: Callable[[IntArray], IntArray] | None = None,
-    ) -> None:
-        self.plan = plan
-        self.schedule = schedule
-        self.length = length
-        self.draw = draw
-        self.window_steps = window_steps
+    def __init__(self, run: Run, *, knows_lengths: bool) -> None:
+        self.plan = plan = run.plan
+        self.schedule = run.schedule
+        self.length = run.length
+        self.begin = run.begin
+        self.draw = run.draw
+        self.window_steps = None if run.bucketing is None else run.bucketing.window_steps
         # A draw moves samples within their step, as bucketing does within its window.
-        self._in_windows = window_steps is not None or draw is not None
-        self._arranged = arranged
+        self._in_windows = self.window_steps is not None or self.draw is not None
+        self._arranged = run.buckets.arranged if run.buckets is not None and knows_lengths else None
         # Epochs of a plan that was changed are not all whole, so they are searched one by one too.
         self._limited = set(_limited(plan.root)) if isinstance(plan, Plan) else {leaf.path for leaf in plan.leaves}
 
@@ -107,11 +94,6 @@ class Trace:
             return step, step + 1
         first = step // self.window_steps * self.window_steps
         return first, first + self.window_steps
-
-    def begin(self, step: int) -> int:
-        """Return the first position of a step, at most the end of the run."""
-        position = self.schedule.begin(step)
-        return position if self.length is None else min(position, self.length)
 
     def reached(self, source: int, num_samples: int) -> int | None:
         """Return the position before which a source was fed ``num_samples``, or None. About 50 times O(sources)."""

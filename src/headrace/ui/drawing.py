@@ -91,7 +91,7 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
     """Draw the planned share of each source as a line, what comes as points, and edits as vertical lines."""
     height = 240
     span = max(1, curve.end_step - curve.first_step)
-    shares = [share for point in curve.points for share in (*point.planned.values(), *point.came.values())]
+    shares = [share for point in curve.points for share in (*point.planned.values(), *map(point.share, point.came))]
     most = _round_up(max(shares, default=1))
 
     def x(step: float) -> float:
@@ -112,12 +112,12 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
     for number, source in enumerate(curve.sources[:SHOWN_SOURCES]):
         line, before, dots = [], None, []
         for point in curve.points:
-            share, came = point.planned.get(source), point.came.get(source)
+            share, came = point.planned.get(source), point.share(source)
             if share is not None:
                 begin = "M" if before is None else "L"
                 line.append(f"{begin}{x(point.step):.1f} {y(share):.1f}H{x(point.end_step):.1f}")
             before = share
-            if came is not None:
+            if source in point.came:
                 steps = f"steps {count(point.step)} to {count(point.end_step - 1)}"
                 title = f"{source_name(source)}, {steps}: came {came:.2%}, planned {share or 0:.2%}"
                 dots.append(_tag("circle", title=title, cx=x((point.step + point.end_step) / 2), cy=y(came), r=2.2))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.compat.energon.caching import FileCacheLazy, FileStoreCachePool
@@ -128,105 +128,42 @@ if TYPE_CHECKING:
     from headrace.samples.media import AVData as VideoData
     from headrace.samples.media import SampleDecoder as FileStoreDecoder
 
-_HOMES = {
-    "AVData": "headrace.samples.media",
-    "AVDecoder": "headrace.samples.media",
-    "AVMetadata": "headrace.samples.media",
-    "AugmentTaskEncoder": "headrace.encoders",
-    "BaseCoreDataset": "headrace.compat.energon.named",
-    "BaseWebdataset": "headrace.compat.energon.named",
-    "BaseWebdatasetFactory": "headrace.compat.energon.factories",
-    "Batch": "headrace.encoders",
-    "BlendDataset": "headrace.compat.energon.wrappers",
-    "CachePool": "headrace.datasets.media",
-    "CaptioningSample": "headrace.encoders",
-    "CaptioningWebdataset": "headrace.compat.energon.named",
+_HOMES = homes(
+    {
+        "headrace.compat.energon.caching": "FileCacheLazy FileStoreCachePool",
+        "headrace.compat.energon.dataset": "EnergonDataset",
+        "headrace.compat.energon.factories": "BaseWebdatasetFactory DefaultDecoderWebdatasetFactory EPath "
+        "MAIN_FOLDER_NAME prepare_metadataset",
+        "headrace.compat.energon.getting": "get_loader get_savable_loader get_train_dataset get_val_dataset "
+        "get_val_datasets",
+        "headrace.compat.energon.loader": "EnergonLoader",
+        "headrace.compat.energon.named": "BaseCoreDataset BaseWebdataset CaptioningWebdataset CrudeWebdataset "
+        "DefaultDecoderWebdataset DefaultGenericWebdataset ImageClassificationWebdataset ImageWebdataset "
+        "InterleavedWebdataset MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset "
+        "TextWebdataset VidQAWebdataset VQAOCRWebdataset VQAWebdataset",
+        "headrace.compat.energon.passes": "LimitDataset RepeatDataset",
+        "headrace.compat.energon.transforms": "CustomTransform MergeTransform",
+        "headrace.compat.energon.workers": "log_exception reraise_exception WorkerConfig",
+        "headrace.compat.energon.wrappers": "BlendDataset FilterDataset GroupBatchDataset IterMapDataset "
+        "MixBatchDataset PackingDataset ShuffleBufferDataset",
+        "headrace.datasets": "MapDataset",
+        "headrace.datasets.media": "CachePool DecodeFileStore FileStore Lazy NoCachePool PrimaryFileStore "
+        "SystemFileStore WebdatasetFileStore",
+        "headrace.datasets.metadataset": "load_dataset Metadataset traverse_metadataset",
+        "headrace.encoders": "AugmentTaskEncoder basic_sample_keys Batch batch_list batch_pad_stack batch_stack "
+        "CaptioningSample Cooker cooker CrudeSample DefaultTaskEncoder edataclass generic_batch "
+        "get_failure_tolerance get_stateless ImageClassificationSample ImageSample InterleavedSample "
+        "MultiChoiceVQASample OCRSample Sample SampleDecoder SimilarityInterleavedSample SkipSample SourceInfo "
+        "stateless TaskEncoder TextSample VidQASample VQASample",
+        "headrace.samples.media": "AVData AVDecoder AVMetadata get_clips_uniform get_single_frames_uniform "
+        "ImageMetadata VQAOCRSample",
+    }
+) | {
     "ConcatDataset": "headrace.datasets:Concat",
-    "Cooker": "headrace.encoders",
-    "CrudeSample": "headrace.encoders",
-    "CrudeWebdataset": "headrace.compat.energon.named",
-    "CustomTransform": "headrace.compat.energon.transforms",
-    "DecodeFileStore": "headrace.datasets.media",
-    "DefaultDecoderWebdataset": "headrace.compat.energon.named",
-    "DefaultDecoderWebdatasetFactory": "headrace.compat.energon.factories",
-    "DefaultGenericWebdataset": "headrace.compat.energon.named",
-    "DefaultTaskEncoder": "headrace.encoders",
-    "EPath": "headrace.compat.energon.factories",
-    "EnergonDataset": "headrace.compat.energon.dataset",
-    "EnergonLoader": "headrace.compat.energon.loader",
-    "FileCacheLazy": "headrace.compat.energon.caching",
-    "FileStore": "headrace.datasets.media",
-    "FileStoreCachePool": "headrace.compat.energon.caching",
     "FileStoreDecoder": "headrace.samples.media:SampleDecoder",
-    "FilterDataset": "headrace.compat.energon.wrappers",
-    "GroupBatchDataset": "headrace.compat.energon.wrappers",
-    "ImageClassificationSample": "headrace.encoders",
-    "ImageClassificationWebdataset": "headrace.compat.energon.named",
-    "ImageMetadata": "headrace.samples.media",
-    "ImageSample": "headrace.encoders",
-    "ImageWebdataset": "headrace.compat.energon.named",
-    "InterleavedSample": "headrace.encoders",
-    "InterleavedWebdataset": "headrace.compat.energon.named",
-    "IterMapDataset": "headrace.compat.energon.wrappers",
-    "Lazy": "headrace.datasets.media",
-    "LimitDataset": "headrace.compat.energon.passes",
-    "MAIN_FOLDER_NAME": "headrace.compat.energon.factories",
-    "MapDataset": "headrace.datasets",
-    "MergeTransform": "headrace.compat.energon.transforms",
-    "Metadataset": "headrace.datasets.metadataset",
     "MetadatasetV2": "headrace.datasets.metadataset:Metadataset",
-    "MixBatchDataset": "headrace.compat.energon.wrappers",
-    "MultiChoiceVQASample": "headrace.encoders",
-    "MultiChoiceVQAWebdataset": "headrace.compat.energon.named",
-    "NoCachePool": "headrace.datasets.media",
-    "OCRSample": "headrace.encoders",
-    "OCRWebdataset": "headrace.compat.energon.named",
-    "PackingDataset": "headrace.compat.energon.wrappers",
-    "PrimaryFileStore": "headrace.datasets.media",
-    "RepeatDataset": "headrace.compat.energon.passes",
-    "Sample": "headrace.encoders",
-    "SampleDecoder": "headrace.encoders",
     "SavableDataLoader": "headrace.compat.energon.loader:EnergonLoader",
-    "ShuffleBufferDataset": "headrace.compat.energon.wrappers",
-    "SimilarityInterleavedSample": "headrace.encoders",
-    "SimilarityInterleavedWebdataset": "headrace.compat.energon.named",
-    "SkipSample": "headrace.encoders",
-    "SourceInfo": "headrace.encoders",
-    "SystemFileStore": "headrace.datasets.media",
-    "TaskEncoder": "headrace.encoders",
-    "TextSample": "headrace.encoders",
-    "TextWebdataset": "headrace.compat.energon.named",
-    "VQAOCRSample": "headrace.samples.media",
-    "VQAOCRWebdataset": "headrace.compat.energon.named",
-    "VQASample": "headrace.encoders",
-    "VQAWebdataset": "headrace.compat.energon.named",
-    "VidQASample": "headrace.encoders",
-    "VidQAWebdataset": "headrace.compat.energon.named",
     "VideoData": "headrace.samples.media:AVData",
-    "WebdatasetFileStore": "headrace.datasets.media",
-    "WorkerConfig": "headrace.compat.energon.workers",
-    "basic_sample_keys": "headrace.encoders",
-    "batch_list": "headrace.encoders",
-    "batch_pad_stack": "headrace.encoders",
-    "batch_stack": "headrace.encoders",
-    "cooker": "headrace.encoders",
-    "edataclass": "headrace.encoders",
-    "generic_batch": "headrace.encoders",
-    "get_clips_uniform": "headrace.samples.media",
-    "get_failure_tolerance": "headrace.encoders",
-    "get_loader": "headrace.compat.energon.getting",
-    "get_savable_loader": "headrace.compat.energon.getting",
-    "get_single_frames_uniform": "headrace.samples.media",
-    "get_stateless": "headrace.encoders",
-    "get_train_dataset": "headrace.compat.energon.getting",
-    "get_val_dataset": "headrace.compat.energon.getting",
-    "get_val_datasets": "headrace.compat.energon.getting",
-    "load_dataset": "headrace.datasets.metadataset",
-    "log_exception": "headrace.compat.energon.workers",
-    "prepare_metadataset": "headrace.compat.energon.factories",
-    "reraise_exception": "headrace.compat.energon.workers",
-    "stateless": "headrace.encoders",
-    "traverse_metadataset": "headrace.datasets.metadataset",
 }
 
 __all__ = [

@@ -525,9 +525,6 @@ class GPTFIMDataset(FixedWrapper):
         # The key includes the data and the part of the split, so that two sources of a blend draw differently.
         self._key = source_key(fim.seed, f"{dataset.store.fingerprint} {dataset.split_part}", "fill in the middle")
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """Everything that decides the bytes of the samples."""

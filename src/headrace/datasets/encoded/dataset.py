@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,12 +13,15 @@ from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, Re
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
+from headrace.datasets.metadataset.reading import named_place
 from headrace.datasets.mix import Mix
 from headrace.datasets.origins import Origins
+from headrace.datasets.recipes import Maker, named_thing
 from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers, checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
+from headrace.plan.recipe import OURS
 from headrace.stores.store import Extents
 
 
@@ -144,6 +147,20 @@ class EncodedDataset(EncoderDataset):
             "on_error": self.outputs.errors.on_error,
         }
 
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], maker: Maker) -> EncodedDataset:
+        """Return the dataset of a recipe; its task encoder is imported, and made without arguments."""
+        name = recipe["encoder"]
+        encoder = named_thing(name) if name.startswith(OURS) else maker.named(name, "task encoder")
+        dataset = maker.dataset(recipe["dataset"])
+        try:
+            made = encoder()
+        except TypeError as error:
+            raise ConfigError(
+                f"the task encoder {name} needs arguments, which the file does not hold: {error}"
+            ) from error
+        return cls(dataset, made, seed=recipe["seed"], errors=ErrorPolicy(on_error=recipe["on_error"]))
+
     def describe(self) -> str:
         """Describe dataset and encoder in one line."""
         return f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"
@@ -186,10 +203,8 @@ class EncodedSources(SourceOptions, frozen=True, kw_only=True):
     def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
         """Open a dataset, see `SourceOptions.dataset`; a ConfigError of `EncodedDataset` also names the place."""
         found = super().dataset(source)
-        try:
+        with named_place(source.where):
             return self.kind(_media(found), self.encoder, seed=self.seed, errors=self.errors)
-        except ConfigError as error:
-            raise ConfigError(f"{source.where}: {error}") from error
 
 
 def encoded(

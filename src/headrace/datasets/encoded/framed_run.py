@@ -15,7 +15,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -25,11 +24,10 @@ import msgspec
 import numpy as np
 
 from headrace.config import optional_whole
-from headrace.datasets.dataset import Dataset, Tell
+from headrace.datasets.dataset import Tell
 from headrace.datasets.encoded.framed import Framed, FramedSources
 from headrace.datasets.encoded.samples import check_restorable, of_framed
 from headrace.datasets.encoded.unit_reader import UnitReader
-from headrace.datasets.mix import Mix
 from headrace.datasets.run import Located, Run, by_source
 from headrace.datasets.run_outline import sources_outline
 from headrace.errors import ConfigError, OutputError, StateError
@@ -54,8 +52,7 @@ from headrace.plan.recipe import PARTS, differing_parts
 from headrace.plan.slots import draws
 
 if TYPE_CHECKING:
-    from headrace.datasets.editing import Edit, Replace
-    from headrace.datasets.exclusions import Exclude
+    from headrace.datasets.editing import Edit
 
 MAGIC = b"HRFRAMES"
 ON_ERROR = ("raise", "substitute")
@@ -315,9 +312,14 @@ class FramedRun:
         """
         return self._recipe(self.data.errors.on_error)
 
+    @property
+    def made(self) -> dict[str, Any]:
+        """What makes outputs of the samples, as it stands in the recipe around that of each dataset."""
+        return {"kind": "framed", **self.data.recipe["encoder"]}
+
     def _recipe(self, on_error: str) -> RunRecipe:
         stream = self.stream.recipe
-        made = {"kind": "framed", **self.data.recipe["encoder"], "on_error": on_error}
+        made = self.made | {"on_error": on_error}
         lanes = self.lanes
         return RunRecipe(
             format={**stream.format, "framed": lanes.format},
@@ -339,22 +341,7 @@ class FramedRun:
         """What was changed in the run; an edit is at a position of the samples."""
         return self.stream.edits
 
-    def edit(
-        self,
-        at: Mapping[str, Any],
-        *,
-        weights: Mapping[str, float | Fraction] | None = None,
-        add: Mapping[str, Dataset | Mix] | None = None,
-        remove: Sequence[str] = (),
-        data: Dataset | Mix | None = None,
-        renamed: Mapping[str, str] | None = None,
-        order: Order | None = None,
-        exclude: Mapping[str, Exclude | Iterable[Any]] | None = None,
-        samples: int | None = None,
-        epochs: int | None = None,
-        reason: str = "",
-        replace: Replace = "no",
-    ) -> FramedRun:
+    def edit(self, at: Mapping[str, Any], **changes: Any) -> FramedRun:
         """Return a run that goes on from a saved state with other samples. This run stays as it is.
 
         The samples change at the first position beyond every frame that a lane has begun in the state, and each source
@@ -365,12 +352,14 @@ class FramedRun:
 
         Args:
             at: the state of a loader of this run with all lanes, from ``gather_state_dict()``.
-            weights, add, remove, data, renamed, order, exclude, samples, epochs, reason, replace: see `Run.edit`.
+            changes: those of `Run.edit`, but for ``global_batch_size``.
 
         Raises:
             ConfigError: what `Run.edit` refuses; a lane has begun its last frame.
             StateError: the state is of another run, or lacks lanes.
         """
+        if "global_batch_size" in changes:
+            raise ConfigError("global_batch_size: the steps of a framed run are units, whose number cannot be edited")
         cursor = Cursor.from_dict(at)
         states = self._states_at(cursor)
         if ended := [state.lane for state in states if self.lanes.is_last(state.lane, state.frame)]:
@@ -378,23 +367,7 @@ class FramedRun:
                 f"lane {ended[0]} has begun its last frame at unit {cursor.position:,}, so that the run cannot be "
                 "changed any more: edit it at an earlier state"
             )
-        position = self.lanes.reached(states)
-        return self._on(
-            self.stream.edit(
-                position,
-                weights=weights,
-                add=add,
-                remove=remove,
-                data=data,
-                renamed=renamed,
-                order=order,
-                exclude=exclude,
-                samples=samples,
-                epochs=epochs,
-                reason=reason,
-                replace=replace,
-            )
-        )
+        return self._on(self.stream.edit(self.lanes.reached(states), **changes))
 
     def first_new_step(self, at: Mapping[str, Any]) -> int:
         """Return the first step from which on no unit holds a sample from before the last edit.

@@ -52,6 +52,7 @@ _OF_THE_RUN: Final = ("max_samples_per_sequence", "parallel_shard_iters", "shuff
 """Keys of Energon's file that concern the order, which the run decides here."""
 
 if TYPE_CHECKING:
+    from headrace.datasets.recipes import Maker
     from headrace.io import ReadCache, Storage
 
 
@@ -115,15 +116,24 @@ def _function(named: Reference | str | tuple[str, ...] | None, root: AnyPath, de
         return named
     if isinstance(named, str):
         return DatasetFunction(root, named, default, trust_code=trust_code)
+    return imported(named, default, trust_code=trust_code)
+
+
+def imported(named: Reference, what: str, *, trust_code: bool) -> Any:
+    """Return what a file names of a module.
+
+    Raises:
+        ConfigError: the code is not to be trusted, or cannot be imported.
+    """
     if not trust_code:
         raise ConfigError(
-            f"the {default} {named} lies in a module that is not imported, because importing runs its code; pass"
+            f"the {what} {named} lies in a module that is not imported, because importing runs its code; pass"
             " trust_code=True if you trust the author of the dataset"
         )
     try:
         return getattr(importlib.import_module(named.module), named.name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the {default} {named} cannot be imported: {error}") from error
+        raise ConfigError(f"the {what} {named} cannot be imported: {error}") from error
 
 
 def _decoder(config: DatasetConfig) -> SampleDecoder:
@@ -292,14 +302,11 @@ class MediaDataset(SampleDataset):
         """
         reader = reader_at(path, reader, storage, cache)
         if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
-            energon = EnergonStore(
-                path, split_part=split_part, split_config=split_config, dataset_config=dataset_config, using=reader
-            )
+            opened = partial(EnergonStore, path, split_part=split_part, dataset_config=dataset_config, using=reader)
+            energon = opened(split_config=split_config)
             # As in Energon, what the dataset.yaml says about the split wins.
             if energon.dataset is not None and (said := energon.dataset.options.get("split_config")) is not None:
-                energon = EnergonStore(
-                    path, split_part=split_part, split_config=str(said), dataset_config=dataset_config, using=reader
-                )
+                energon = opened(split_config=str(said))
             return cls.of(energon, **options)
         if split_part not in (None, "train") or split_config is not None or dataset_config is not None:
             raise ConfigError(
@@ -484,6 +491,33 @@ class MediaDataset(SampleDataset):
             **contents_of(self.store, [files for _, files in sorted(self.aux.items())]),
             **({} if self._policed.errors.on_error == "raise" else {"on_error": self._policed.errors.on_error}),
         }
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], maker: Maker) -> MediaDataset:
+        """Return the dataset of a recipe; what it names beside our own types is imported."""
+        if recipe["cooker"] is not None or recipe["aux"]:
+            raise ConfigError("its samples are cooked, and the file holds only the name of the cooker")
+        options: dict[str, Any] = {"decoder": None, "subflavors": recipe["subflavors"]}
+        if recipe["decoder"] is not None:
+            decoder = dict(recipe["decoder"])
+            if decoder.get("trust_code") and not maker.trust_code:
+                raise ConfigError("its decoder reads pickles, which may run any code: pass trust_code=True")
+            if decoder.get("image_size") is not None:
+                decoder["image_size"] = tuple(decoder["image_size"])
+            if (kind := decoder.pop("class", None)) is not None:
+                raise ConfigError(f"its decoder is {kind}, a class of the user's, and the file holds only its name")
+            made = SampleDecoder(**decoder)
+            options["decoder"] = made.trusting() if maker.trust_code else made
+        if recipe["sample_loader"] is not None:
+            options["sample_loader"] = maker.named(recipe["sample_loader"], "sample loader")
+        if isinstance(recipe["part_filter"], str):
+            options["part_filter"] = maker.named(recipe["part_filter"], "part filter")
+        elif recipe["field_map"] is None:
+            options["part_filter"] = recipe["part_filter"]
+        of_ours, _, name = recipe["sample_type"].partition(":")
+        module, _, name = (of_ours, "", name) if name else of_ours.rpartition(".")
+        sample_type = resolve_sample_type(module, name, trust_code=maker.trust_code)
+        return cls(maker.store(as_samples=True), sample_type, recipe["field_map"], **options)
 
     def describe(self) -> str:
         """Describe sample type, store and cooker in one line."""

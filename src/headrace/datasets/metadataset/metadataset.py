@@ -35,12 +35,13 @@ from headrace.datasets.metadataset.reading import (
     SourceColumn,
     Splits,
     Tree,
+    named_place,
     names_of,
     read_splits,
     sources,
 )
 from headrace.datasets.mix import Mix
-from headrace.errors import ConfigError, InputError, StoreAwayError, StoreError
+from headrace.errors import ConfigError, StoreError
 from headrace.io import SCHEMES, AnyPath, Reader, check_readable, path_at, reader_at, reader_of, remove_file
 from headrace.plan import BatchSchedule, SubsetRange
 from headrace.stores.energon import Join, cache_folder, write_join
@@ -121,10 +122,8 @@ class _Handed(msgspec.Struct, frozen=True, kw_only=True):
 
     def within(self, entry: Entry) -> _Handed:
         """Return what an entry passes on: outer subflavors win over its own, ranges apply to what its range leaves."""
-        try:
+        with named_place(f"{entry.where}: subset"):
             subset = self.subset if entry.subset is None else entry.subset.inside(self.subset)
-        except ConfigError as error:
-            raise ConfigError(f"{entry.where}: subset: {error}") from error
         return _Handed(
             split_part=entry.split_part or self.split_part,
             subflavors=_joined(self.subflavors, entry.subflavors),
@@ -306,7 +305,7 @@ def _build(tree: Tree, opener: Opener, schedule: BatchSchedule | None) -> Data:
     if tree.kind == "blend_epochized":
         return _limited(tree, _epochized(tree, Fraction(1), opener))
     children = dict(zip(tree.names, (_build(child, opener, None) for child in tree.children), strict=True))
-    try:
+    with named_place(tree.where):
         if tree.kind == "concat":
             mix: Mix = Concat(children)
         elif tree.schedule:
@@ -315,8 +314,6 @@ def _build(tree: Tree, opener: Opener, schedule: BatchSchedule | None) -> Data:
         else:
             weights = dict(zip(tree.names, tree.numbers, strict=True))
             mix = Blend(children, weights=weights, block_samples=tree.block_samples)
-    except ConfigError as error:
-        raise ConfigError(f"{tree.where}: {error}") from error
     return _limited(tree, mix)
 
 
@@ -335,38 +332,32 @@ def _epochized(tree: Mixed, factor: Fraction, opener: Opener) -> Blend:
                 "make it a blend_epochized too, or give it a limit, the number of samples in a pass"
             )
         children[name], repeats[name] = _build(child, opener, None), passes
-    try:
+    with named_place(tree.where):
         return Blend(children, repeats=repeats)
-    except ConfigError as error:
-        raise ConfigError(f"{tree.where}: {error}") from error
 
 
 def _in_order(tree: Tree, opener: Opener) -> Data:
     if not isinstance(tree, Mixed):
         return _source(tree, opener)
     children = {name: _in_order(child, opener) for name, child in zip(tree.names, tree.children, strict=True)}
-    try:
-        return _limited(tree, Concat(children))
-    except ConfigError as error:
-        raise ConfigError(f"{tree.where}: {error}") from error
+    with named_place(tree.where):
+        mix = Concat(children)
+    return _limited(tree, mix)
 
 
 def _source(tree: NamedSource | JoinedSource, opener: Opener) -> Data:
     dataset = opener(tree)
     if tree.subset is None:
         return _limited(tree, dataset)
-    try:
-        return _limited(tree, Subset(dataset, tree.subset))
-    except ConfigError as error:
-        raise ConfigError(f"{tree.where}: {error}") from error
+    with named_place(tree.where):
+        subset = Subset(dataset, tree.subset)
+    return _limited(tree, subset)
 
 
 def _limited(tree: Tree, data: Data) -> Data:
-    for limit in tree.limits:
-        try:
+    with named_place(tree.where):
+        for limit in tree.limits:
             data = Limit(data, limit)
-        except ConfigError as error:
-            raise ConfigError(f"{tree.where}: {error}") from error
     return data
 
 
@@ -577,13 +568,10 @@ def _facts(column: Any) -> list[Any]:
 def _prepared(source: JoinedSource, using: str | Reader) -> Join:
     columns = []
     try:
-        folder = join_folder(source)
-        columns = join_columns(source, using)
-        return write_join(folder, columns)
-    except (ConfigError, StoreError, InputError) as error:
-        kinds = (ConfigError, StoreAwayError, StoreError, InputError)
-        kind = next(kind for kind in kinds if isinstance(error, kind))
-        raise kind(f"{source.where}: {error}") from error
+        with named_place(source.where):
+            folder = join_folder(source)
+            columns = join_columns(source, using)
+            return write_join(folder, columns)
     finally:
         for column in columns:
             column.store.close()

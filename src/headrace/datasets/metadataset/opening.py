@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,9 @@ import msgspec
 from headrace.config import check_keys, convert, nearest_path
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
-from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
+from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude, imported
 from headrace.datasets.media.file_stores import CachePool
-from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, SourceColumn
+from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, SourceColumn, named_place
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreAwayError, StoreError
@@ -67,16 +66,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             StoreAwayError: the object store gives no answer; names the place, too.
             ConfigError: what the metadataset says does not fit what is there; names the place.
         """
-        try:
+        with named_place(source.where):
             found = None if self.open is None else self.open(source)
             if found is None:
                 found = self._source(source) if isinstance(source, NamedSource) else self._joined(source)
-        except StoreAwayError as error:
-            raise StoreAwayError(f"{source.where}: {error}") from error
-        except StoreError as error:
-            raise StoreError(f"{source.where}: {error}") from error
-        except ConfigError as error:
-            raise ConfigError(f"{source.where}: {error}") from error
         if not isinstance(found, Dataset):
             raise ConfigError(f"{source.where}: open returned {found!r:.80}; expected a dataset, or None")
         return found
@@ -94,15 +87,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if layout == "files":
             raise ConfigError(f"{source.path}: is a folder of plain files, which only aux can name")
-        energon = (
-            {
-                "split_part": source.split_part,
-                "split_config": source.split_config,
-                "dataset_config": source.dataset_config,
-            }
-            if layout == "energon"
-            else {"split_part": None}
-        )
+        energon = _of_energon(source) if layout == "energon" else {"split_part": None}
         for key in ("split_config", "dataset_config"):
             if layout != "energon" and getattr(source, key) is not None:
                 raise ConfigError(f"{source.path}: {key} is for a dataset with a .nv-meta, and this one has none")
@@ -243,24 +228,15 @@ def join_columns(
 def _column_store(column: SourceColumn, reader: str | Reader) -> EnergonStore:
     if sample_layout(column.path, reader) != "energon":
         raise ConfigError(f"{column.where}: {column.path} is not a dataset with a .nv-meta; only these can be joined")
-    return EnergonStore(
-        column.path,
-        split_part=column.split_part,
-        split_config=column.split_config,
-        dataset_config=column.dataset_config,
-        using=reader,
-    )
+    return EnergonStore(column.path, using=reader, **_of_energon(column))
+
+
+def _of_energon(source: NamedSource | SourceColumn) -> dict[str, Any]:
+    """Return what says which files and samples of an Energon dataset are read."""
+    return {name: getattr(source, name) for name in ("split_part", "split_config", "dataset_config")}
 
 
 def _joiner(named: Reference, trust_code: bool) -> Any:
     if not named.is_function:
         return resolve_sample_type(named.module, named.name, trust_code=trust_code)
-    if not trust_code:
-        raise ConfigError(
-            f"the joiner {named} lies in a module that is not imported, because importing runs its code; pass "
-            "trust_code=True if you trust the author of the metadataset"
-        )
-    try:
-        return getattr(importlib.import_module(named.module), named.name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the joiner {named} cannot be imported: {error}") from error
+    return imported(named, "joiner", trust_code=trust_code)

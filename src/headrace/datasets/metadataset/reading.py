@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from headrace.config import check_keys, convert, describe, nearest, nearest_or_known
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath
 from headrace.plan import SubsetRange
 from headrace.stores.energon import Nonmatch, Reference
@@ -450,10 +451,19 @@ def _reference(value: Any, where: str) -> Reference:
 
 def _subset(value: Any, where: str) -> SubsetRange:
     found = convert(value, _Subset, where)
-    try:
+    with named_place(f"{where}.range"):
         return SubsetRange.of(found.range)
-    except ConfigError as error:
-        raise ConfigError(f"{where}.range: {error}") from error
+
+
+@contextmanager
+def named_place(where: str) -> Iterator[None]:
+    """Name a place in a metadataset in front of the message of what is wrong there."""
+    try:
+        yield
+    except (ConfigError, StoreError, InputError) as error:
+        kinds = (ConfigError, StoreAwayError, StoreError, InputError)
+        kind = next(kind for kind in kinds if isinstance(error, kind))
+        raise kind(f"{where}: {error}") from error
 
 
 def _check_name(name: Any, where: str) -> None:

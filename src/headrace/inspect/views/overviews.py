@@ -288,9 +288,10 @@ def _in_words(path: str, kind: EntryKind) -> str:
         runs = read_run_file(path).runs
         last = runs[-1]
         words = [plural(len(runs), "run")] if len(runs) > 1 else []
-        words.append(plural(len(last.sources) + len(last.added), "source"))
+        words.append(plural(len(last.sources), "source"))
         words += [plural(len(last.edits), "edit")] if last.edits else []
-        words.append("endless" if last.length is None else plural(last.length, "sample"))
+        length = last.stream().length
+        words.append("endless" if length is None else plural(length, "sample"))
         return ", ".join(words)
     return plural(len(metrics_files(path)), "rank")
 

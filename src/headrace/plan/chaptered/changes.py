@@ -236,7 +236,7 @@ class PlanEditor:
         Raises:
             ConfigError: the run is measured in epochs, and its tree has no end.
         """
-        epochs, samples, drop_last = self.measured_by
+        epochs, samples = self.measured_by.epochs, self.measured_by.samples
         last = self.chapters[-1]
         root = last.root
         if samples is not None:
@@ -251,7 +251,7 @@ class PlanEditor:
             found = last.begin + left * root.num_samples - last.rank(root)
         else:
             return None
-        if drop_last:
+        if self.measured_by.drop_last:
             found = self.schedule.begin(self.schedule.step_of(found))
         return max(found, self._last[1])
 

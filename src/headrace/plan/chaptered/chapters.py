@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
@@ -26,7 +28,7 @@ from headrace.plan.order import Order
 from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
 
 
-class Length(NamedTuple):
+class Length(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a run is measured: in epochs or samples, or neither; and whether a short last step is left out."""
 
     epochs: int | None
@@ -100,8 +102,9 @@ class PlanChapter:
         joined = node.join(child, np.maximum(below, 0)) - self.rank(node)
         return np.where((below < 0) | (joined < 0), -1, joined)
 
+    @cached_property
     def shares(self) -> dict[str, Fraction]:
-        """Return the planned part of each leaf, by path."""
+        """The planned part of each leaf, by path."""
         return leaf_shares(self.root)
 
     def reached(self, position: int) -> dict[int, int]:
@@ -202,15 +205,6 @@ class ChapteredPlan:
         reached = self.reached(position)
         return [reached[source] for source in self.source_of]
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[PlanChapter, int]]:
-        """Yield the chapters that have positions below ``end`` and not all below ``begin``, with where they end."""
-        ends = [*self.begins[1:].tolist(), end]
-        for chapter, beyond in zip(self.chapters, ends, strict=True):
-            if chapter.begin >= end and chapter.begin > 0:
-                return
-            if beyond >= begin:
-                yield chapter, min(beyond, end)
-
     def find(self, source: int, index: int, *, begin: int, end: int) -> SampleTimes:
         """Return at which of the positions ``begin`` to ``end - 1`` a sample of a dataset comes.
 
@@ -226,10 +220,9 @@ class ChapteredPlan:
         if not 0 <= begin <= end <= MAX_POSITIONS:
             raise ConfigError(f"positions run from 0 to 2^62 - 1, found {begin} .. {end - 1}")
         parts = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))]
-        for chapter, last in self.spans(begin, end):
+        for chapter, first, last in spans_of(self, begin, end):
             if number not in chapter.paths:
                 continue
-            first = max(begin, chapter.begin)
             low, high = (chapter.reached(place)[number] for place in (first, last))
             times = self.sequences[number].times(source, index, low, high)
             positions = chapter.ascend(number, times.ranks)
@@ -251,6 +244,16 @@ AnyPlan = Plan | ChapteredPlan
 def parts_of(plan: AnyPlan) -> list[tuple[PlanChapter, ...]]:
     """Return the chapters of a plan, those together that were planned at once: one tree, with all of its stages."""
     if isinstance(plan, Plan):
-        return [(PlanChapter(0, plan.root, plan.order, {}, {}, {}),)]
+        sources = {leaf.path: number for number, leaf in enumerate(plan.leaves)}
+        return [(PlanChapter(0, plan.root, plan.order, sources, {}, dict.fromkeys(sources, 0)),)]
     firsts = [number for number, chapter in enumerate(plan.chapters) if not chapter.is_stage]
     return [plan.chapters[first:end] for first, end in pairwise([*firsts, len(plan.chapters)])]
+
+
+def spans_of(plan: AnyPlan, begin: int, end: int) -> Iterator[tuple[PlanChapter, int, int]]:
+    """Yield the chapters that hold at any of the positions ``[begin, end)``, each with those at which it does."""
+    chapters = plan.chapters if isinstance(plan, ChapteredPlan) else parts_of(plan)[0]
+    for chapter, after in zip(chapters, [*chapters[1:], None], strict=True):
+        first, last = max(begin, chapter.begin), end if after is None else min(end, after.begin)
+        if first < last:
+            yield chapter, first, last

@@ -42,13 +42,13 @@ def fed_before(chapters: Sequence[PlanChapter], position: int) -> dict[int, list
     """Return which ranks of each source some chapters feed before a position; see `fed_ranks`."""
     found: dict[int, list[Interval]] = {}
     for chapter, end in spans(chapters, position):
-        for source, intervals in fed_ranks(chapter, end).items():
+        for source, intervals in fed_ranks(chapter, chapter.begin, end).items():
             found.setdefault(source, []).extend(intervals)
     return found
 
 
-def fed_ranks(chapter: PlanChapter, position: int) -> dict[int, list[Interval]]:
-    """Return which ranks of each source a chapter feeds before a position: rising ranges ``[begin, end)``.
+def fed_ranks(chapter: PlanChapter, begin: int, end: int, *, most: int = MOST_INTERVALS) -> dict[int, list[Interval]]:
+    """Return which ranks of each source a chapter feeds at the positions ``[begin, end)``: rising ranges.
 
     Raises:
         ConfigError: a limit leaves samples out in more passes than are counted one by one.
@@ -66,10 +66,10 @@ def fed_ranks(chapter: PlanChapter, position: int) -> dict[int, list[Interval]]:
         if isinstance(node, LimitNode):
             size = node.num_samples
             first, last = begin // size, (end - 1) // size
-            if last - first >= MOST_INTERVALS:
+            if last - first >= most:
                 raise ConfigError(
                     f"{node.path or 'the limit'!r} cuts {last - first + 1:,} passes short before this step, and an "
-                    f"account counts at most {MOST_INTERVALS:,} one by one: ask for an earlier step"
+                    f"account counts at most {most:,} one by one: ask for an earlier step"
                 )
             for number in range(first, last + 1):
                 skipped = (node.child.num_samples or size) * number
@@ -79,7 +79,7 @@ def fed_ranks(chapter: PlanChapter, position: int) -> dict[int, list[Interval]]:
             for child, low, high in zip(node.children, node.counts(begin), node.counts(end), strict=True):
                 descend(child, low, high)
 
-    descend(chapter.root, 0, position - chapter.begin)
+    descend(chapter.root, begin - chapter.begin, end - chapter.begin)
     return found
 
 
@@ -240,11 +240,6 @@ class EpochColumns:
                 f"epoch {self.epoch:,} has {self.num_samples:,} samples, and the account has {sum(columns):,}: "
                 f"fed, to come, deferred, dropped, excluded and left behind are {columns}; please report this"
             )
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all samples were fed that are not excluded."""
-        return self.fed + self.excluded == self.num_samples
 
 
 @dataclass(eq=False)

@@ -108,9 +108,9 @@ def _described(section: SeriesSection, first: int) -> dict[str, Any]:
 def _trees(plan: ChapteredPlan, key_paths: Sequence[str], position: int) -> Iterator[dict[str, Any]]:
     """Yield the trees that hold before a position; one that only goes on is not told again."""
     last: Any = None
-    for chapter, _ in plan.spans(0, position):
+    for chapter in plan.chapters:
         if chapter.begin >= position:
-            continue
+            break
         # Where the tree would have begun if it had always held; a Leaf has no rank of its own.
         root = chapter.root
         zero = (chapter.births[root.path] if isinstance(root, Leaf) else chapter.rank(root)) - chapter.begin
