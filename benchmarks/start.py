@@ -23,8 +23,7 @@ import common
 import numpy as np
 import psutil
 
-from headrace import Blend, Loader, Run, WindowDataset
-from headrace import open as open_store
+from headrace import Blend, Loader, Run, WindowDataset, open as open_store
 from headrace.loader import Ranks
 
 DOCUMENT_TOKENS = 1 << 24

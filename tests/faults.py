@@ -29,8 +29,7 @@ from headrace.engine.processes import WorkerProcesses
 from headrace.engine.serving import Parent, Reply
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing import PrepareOptions, documents, finishing, parts
-from headrace.preparing import worker as text_task
+from headrace.preparing import PrepareOptions, documents, finishing, parts, worker as text_task
 from headrace.preparing.parts import BLOCK_BYTES
 from headrace.preparing.run_plan import Order, Setup
 from headrace.preparing.sources import open_span

@@ -23,8 +23,7 @@ from headrace.engine.shared import remove_files, sync_files
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import OutputError
 from headrace.kinds import finish_job, open_job
-from headrace.testing.work import InlineWorkers
-from headrace.testing.work import inline as inline
+from headrace.testing.work import InlineWorkers, inline as inline
 
 
 def attempt(job: Job, phase: Phase, task_index: int, name: str) -> Receipt:

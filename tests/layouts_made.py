@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from talks import assistant as assistant
-from talks import user as user
+from talks import assistant as assistant, user as user
 
 Words = dict[str, Any]
 

@@ -18,15 +18,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import headrace
 import killing
 from children import results_of
-from headrace.cache import BlockStore, Cache, CacheStats, check_cache, clear_cache, describe_cache
-from headrace.cache import block_store as module
-from headrace.cache import process as process_module
+from headrace.cache import (
+    BlockStore,
+    Cache,
+    CacheStats,
+    block_store as module,
+    check_cache,
+    clear_cache,
+    describe_cache,
+    process as process_module,
+)
 from headrace.cache.block_store import CacheBlock, block_name
 from headrace.cache.folder import FOLDER_NAME
 from headrace.cache.process import CacheProcess, IndexFullError

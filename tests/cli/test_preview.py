@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from rich.cells import cell_len
 
 import previews_made
 import recipe_runs
 from counts import cases
-from headrace.inspect import Preview, Rendering, Style, preview
-from headrace.inspect import lines as shown_lines
-from headrace.inspect import token_preview as choosing
+from headrace.inspect import Preview, Rendering, Style, lines as shown_lines, preview, token_preview as choosing
 from headrace.inspect.blocks import ShownSequence, Stretch
 from headrace.inspect.description import spread_blocks
 from headrace.inspect.figures import size

@@ -7,8 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from headrace.engine.processes import MAX_DEATHS, WorkerTasks
 from headrace.engine.serving import Done, Failed, Progress, Reply

@@ -6,8 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from counts import cases
 from headrace.inspect.store_checks import Tiling, kept_range

@@ -24,8 +24,8 @@ from headrace import (
     Run,
     StateError,
     WindowDataset,
+    open as open_store,
 )
-from headrace import open as open_store
 from headrace.loader import Ranks
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("calm")]

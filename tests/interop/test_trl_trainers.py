@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import hf_training
-from headrace import ConfigError, InputError, PreferenceDataset, Run, SFTDataset
-from headrace import open as open_store
+from headrace import ConfigError, InputError, PreferenceDataset, Run, SFTDataset, open as open_store
 from headrace.datasets import Collation
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("calm")]

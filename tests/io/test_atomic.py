@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from headrace.errors import OutputError
 from headrace.io import AtomicFile, atomic_write, commit, create_once, file_sum, read_once

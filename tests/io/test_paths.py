@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import expand_braces, natural_key, parse_size, safe_relative

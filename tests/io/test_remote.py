@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from headrace.errors import ConfigError, MissingExtraError, StoreError
 from headrace.io import FetchPolicy, MmapReader, ObjectReader, RemotePath, Storage, path_at, reader_at

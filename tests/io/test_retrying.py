@@ -14,8 +14,7 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import FilePool, MmapReader, PreadReader, RetryPolicy, may_pass, waits

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import event, given, settings
-from hypothesis import strategies as st
+from hypothesis import event, given, settings, strategies as st
 from torch.utils.data import (
     BatchSampler,
+    DataLoader as TorchLoader,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -27,7 +27,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
-from torch.utils.data import DataLoader as TorchLoader
 
 from children import results_of
 from counts import cases

@@ -22,8 +22,7 @@ import media_texts
 from counts import PATIENCE_S
 from headrace import ConfigError, Loader, MediaDataset, Order, Run, StateError, WorkerError
 from headrace.errors import SampleError
-from headrace.loader import Reading
-from headrace.loader import reading as threads
+from headrace.loader import Reading, reading as threads
 from headrace.loader.workers import processes as worker_processes
 from headrace.samples.media import TextSample
 from waiting import waits_for_the_bad_sample

@@ -22,8 +22,7 @@ from counts import PATIENCE_S
 from headrace import InputError, Loader, MediaDataset, Order, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
-from headrace.loader import Reading
-from headrace.loader import reading as threads
+from headrace.loader import Reading, reading as threads
 from headrace.loader.workers import processes as worker_processes
 from headrace.loader.workers.pool import WorkerPool
 from headrace.samples.media import TextSample

@@ -7,8 +7,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError

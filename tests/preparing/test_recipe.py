@@ -26,11 +26,11 @@ from headrace.preparing import (
     PrepareOptions,
     RecordOptions,
     TokenOptions,
+    documents as prepare_documents,
     estimate,
     plan,
     prepare,
 )
-from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, libraries
 from headrace.preparing.ledger import Tally
 from headrace.preparing.parts import PartBuilder

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 import faults
 import headrace
 from counts import cases
-from headrace.preparing import OutputOptions, PrepareOptions, RecordOptions, TokenOptions, documents
-from headrace.preparing import api as text
+from headrace.preparing import OutputOptions, PrepareOptions, RecordOptions, TokenOptions, api as text, documents
 from headrace.preparing.backends import libraries, proof
 from headrace.preparing.sources import RecordSpec, find_inputs, plan_tasks
 from headrace.samples.tokenizer import TokenizerFile

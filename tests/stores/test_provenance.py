@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import faults
 from counts import cases
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
 from headrace.io import file_sum
-from headrace.stores import Provenance, ProvenanceWriter
-from headrace.stores import provenance as provenance_files
+from headrace.stores import Provenance, ProvenanceWriter, provenance as provenance_files
 from headrace.stores.provenance import MAX_REASONS
 
 REASONS = ["blank", "bad", "min_chars", "filter:not English", "duplicate"]

@@ -9,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from energon_prepared import prepared
 from headrace.errors import ConfigError, StoreError
-from headrace.stores import EnergonStore, JoinedStore, SampleStore
-from headrace.stores import open as open_store
+from headrace.stores import EnergonStore, JoinedStore, SampleStore, open as open_store
 from headrace.stores.quarantine import (
     QUARANTINE_NAME,
     BadSample,

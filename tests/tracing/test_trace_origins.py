@@ -22,8 +22,8 @@ from headrace import (
     Run,
     SFTDataset,
     WindowDataset,
+    open as open_store,
 )
-from headrace import open as open_store
 from headrace.compat.megatron import CyclicDataset, GPTDataset
 from headrace.datasets import Collation, Dataset, FilledDataset
 from headrace.datasets.dataset import Origins

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import corpora
 import framed_made

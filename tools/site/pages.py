@@ -191,13 +191,14 @@ def entries(package: Any) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for module in REFERENCE:
         found = package if module == "headrace" else package[module.removeprefix("headrace.")]
-        # A module with `__all__` has those names, any other one what it defines.
+        # A module with `__all__` has those names, a package the imports of its stub, any other module what it defines.
+        is_face = "face" in found.members
         public = found.exports
         if public is None:
             public = [
                 name
                 for name, member in found.members.items()
-                if not name.startswith("_") and not member.is_alias and not member.is_module
+                if not name.startswith("_") and member.is_alias is is_face and name not in ("face", "PROVIDED")
             ]
         names[module] = []
         for name in sorted(map(str, public), key=lambda name: (name[0].islower(), name.isupper(), name)):

@@ -14,32 +14,6 @@ what one process has of it: its connection, its lock and its open files.
 May import: io, config, errors.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import homes, lazily
-
-if TYPE_CHECKING:
-    from headrace.cache.block_store import BlockStore, CacheContent, CacheStats
-    from headrace.cache.reading import Cache, check_cache, clear_cache, describe_cache
-
-_HOMES = homes(
-    {
-        "headrace.cache.block_store": "BlockStore CacheContent CacheStats",
-        "headrace.cache.reading": "Cache check_cache clear_cache describe_cache",
-    }
-)
-
-__all__ = [
-    "BlockStore",
-    "Cache",
-    "CacheContent",
-    "CacheStats",
-    "check_cache",
-    "clear_cache",
-    "describe_cache",
-]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = face(__name__)

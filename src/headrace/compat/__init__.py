@@ -9,21 +9,6 @@ Each module keeps the spelling of the system that it is named after, and documen
 imports this room. This room may import every other one except ``cli``.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import lazily
-
-if TYPE_CHECKING:
-    from headrace.compat import astrai as astrai
-    from headrace.compat import energon as energon
-    from headrace.compat import megatron as megatron
-    from headrace.compat import torchtune as torchtune
-
-_HOMES: dict[str, str] = {}
-
-__all__: list[str] = []
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES, ("astrai", "energon", "megatron", "torchtune"))
+__getattr__, __dir__, __all__ = face(__name__)

@@ -27,9 +27,7 @@ from headrace.errors import ConfigError, StoreError
 from headrace.io import check_local
 from headrace.plan import IntArray
 from headrace.plan.torch_draws import torch_randperm
-from headrace.stores import KeyedStore, ShardedStore, open_keys
-from headrace.stores import Store as HeadraceStore
-from headrace.stores import open_tokens as open_store
+from headrace.stores import KeyedStore, ShardedStore, Store as HeadraceStore, open_keys, open_tokens as open_store
 from headrace.stores.arguments import KeyList
 
 if TYPE_CHECKING:

@@ -14,25 +14,6 @@ traced to its source. Memory does not depend on the number of documents, but the
 This package imports ``preparing``, ``engine``, ``stores``, ``plan``, ``io`` and ``errors``.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.copying.formats import FORMATS, CopyOptions, FormatName, Shards, SortBy
-from headrace.copying.orders import CopiedStore, CopyReport
-from headrace.copying.plan import CopiedDocument, copied_documents, is_copy
-from headrace.copying.tools import convert, merge, split
-
-__all__ = [
-    "FORMATS",
-    "CopiedDocument",
-    "CopiedStore",
-    "CopyOptions",
-    "CopyReport",
-    "FormatName",
-    "Shards",
-    "SortBy",
-    "convert",
-    "copied_documents",
-    "is_copy",
-    "merge",
-    "split",
-]
+__getattr__, __dir__, __all__ = face(__name__)

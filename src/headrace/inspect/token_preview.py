@@ -28,8 +28,7 @@ from headrace.inspect.shown import (
 )
 from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.packing import PackPlan
-from headrace.stores import Dialect, Manifest, Store
-from headrace.stores import open_tokens as open_store
+from headrace.stores import Dialect, Manifest, Store, open_tokens as open_store
 
 
 def main_store(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Store:

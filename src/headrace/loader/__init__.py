@@ -13,87 +13,13 @@ torch ``DataLoader``.
 May import: cache, datasets, encoders (faults), plan, io, errors; and torch.
 """
 
+from headrace._lazy import face
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    from headrace.errors import MissingExtraError
+    from headrace import errors as _errors
 
-    raise MissingExtraError("the loader needs torch: pip install 'headrace[torch]'") from error
+    raise _errors.MissingExtraError("the loader needs torch: pip install 'headrace[torch]'") from error
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import homes, lazily
-
-if TYPE_CHECKING:
-    from headrace.encoders import read_fault_report
-    from headrace.loader.attention import (
-        block_causal_mask,
-        context_parallel,
-        flatten,
-        flatten_packed,
-        flex_block_mask,
-        mask_mod,
-        varlen_arguments,
-    )
-    from headrace.loader.balancing import Balance, Dealing, StepBalance, StepDealing
-    from headrace.loader.collating import collate_fn
-    from headrace.loader.data_loader import DataLoader, EpochsAccount
-    from headrace.loader.faults import FeedLedger
-    from headrace.loader.framed import merge_state_dicts
-    from headrace.loader.loader import Loader, load_recipe
-    from headrace.loader.metrics import Metrics
-    from headrace.loader.prompts import DispatchedPrompt, PromptAccount, Prompts
-    from headrace.loader.ranks import Ranks
-    from headrace.loader.reading import Reading
-    from headrace.loader.shortcut import loader_for
-
-_HOMES = homes(
-    {
-        "headrace.encoders": "read_fault_report",
-        "headrace.loader.attention": "block_causal_mask context_parallel flatten flatten_packed flex_block_mask "
-        "mask_mod varlen_arguments",
-        "headrace.loader.balancing": "Balance Dealing StepBalance StepDealing",
-        "headrace.loader.collating": "collate_fn",
-        "headrace.loader.data_loader": "DataLoader EpochsAccount",
-        "headrace.loader.faults": "FeedLedger",
-        "headrace.loader.framed": "merge_state_dicts",
-        "headrace.loader.loader": "load_recipe Loader",
-        "headrace.loader.metrics": "Metrics",
-        "headrace.loader.prompts": "DispatchedPrompt PromptAccount Prompts",
-        "headrace.loader.ranks": "Ranks",
-        "headrace.loader.reading": "Reading",
-        "headrace.loader.shortcut": "loader_for",
-    }
-)
-
-__all__ = [
-    "Balance",
-    "DataLoader",
-    "Dealing",
-    "DispatchedPrompt",
-    "EpochsAccount",
-    "FeedLedger",
-    "Loader",
-    "Metrics",
-    "PromptAccount",
-    "Prompts",
-    "Ranks",
-    "Reading",
-    "StepBalance",
-    "StepDealing",
-    "block_causal_mask",
-    "collate_fn",
-    "context_parallel",
-    "flatten",
-    "flatten_packed",
-    "flex_block_mask",
-    "load_recipe",
-    "loader_for",
-    "mask_mod",
-    "merge_state_dicts",
-    "read_fault_report",
-    "varlen_arguments",
-]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = face(__name__)

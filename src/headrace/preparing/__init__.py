@@ -29,53 +29,6 @@ This room imports ``headrace.engine``, ``headrace.samples``, ``headrace.plan``, 
 Runs over text load nothing of ``headrace.samples`` but ``tokenizer``.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import homes, lazily
-
-if TYPE_CHECKING:
-    from headrace.preparing.api import estimate, plan, prepare
-    from headrace.preparing.energon import EnergonOptions, plan_energon, prepare_energon
-    from headrace.preparing.estimating import Estimate
-    from headrace.preparing.filters import FilterSpec
-    from headrace.preparing.options import ErrorOptions, OutputOptions, PrepareOptions, RecordOptions, TokenOptions
-    from headrace.preparing.recipes import read_recipe
-    from headrace.preparing.shards import ShardOptions, estimate_shards, plan_shards, prepare_shards
-
-_HOMES = homes(
-    {
-        "headrace.preparing.api": "estimate plan prepare",
-        "headrace.preparing.energon": "EnergonOptions plan_energon prepare_energon",
-        "headrace.preparing.estimating": "Estimate",
-        "headrace.preparing.filters": "FilterSpec",
-        "headrace.preparing.options": "ErrorOptions OutputOptions PrepareOptions RecordOptions TokenOptions",
-        "headrace.preparing.recipes": "read_recipe",
-        "headrace.preparing.shards": "ShardOptions estimate_shards plan_shards prepare_shards",
-    }
-)
-
-__all__ = [
-    "EnergonOptions",
-    "ErrorOptions",
-    "Estimate",
-    "FilterSpec",
-    "OutputOptions",
-    "PrepareOptions",
-    "RecordOptions",
-    "ShardOptions",
-    "TokenOptions",
-    "estimate",
-    "estimate_shards",
-    "plan",
-    "plan_energon",
-    "plan_shards",
-    "prepare",
-    "prepare_energon",
-    "prepare_shards",
-    "read_recipe",
-]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = face(__name__)

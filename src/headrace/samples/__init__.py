@@ -14,17 +14,6 @@
 The room reads no files except those of a tokeniser and does not need torch. May import: errors, plan, io.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text, TrainSpan
-
-__all__ = [
-    "Completion",
-    "Conversation",
-    "Group",
-    "Message",
-    "Preference",
-    "Prompt",
-    "Text",
-    "TrainSpan",
-]
+__getattr__, __dir__, __all__ = face(__name__)

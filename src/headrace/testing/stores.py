@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, StoreError

@@ -26,8 +26,7 @@ from headrace.errors import ConfigError, StateError, StoreError
 from headrace.io import folder_of
 from headrace.plan import IntArray, KeyArray, Shards
 from headrace.plan.recipe import without_contents
-from headrace.stores import EnergonStore, SampleStore, Store, open_tokens
-from headrace.stores import open as open_store
+from headrace.stores import EnergonStore, SampleStore, Store, open as open_store, open_tokens
 
 
 class StorePlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,26 +12,6 @@ markup that comes from data, and nothing is written.
 May import: inspect, tracing, io, config, errors.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import lazily
-
-if TYPE_CHECKING:
-    from headrace.ui.app import application
-    from headrace.ui.files import page_of
-    from headrace.ui.places import Places
-    from headrace.ui.serving import serve
-
-_HOMES = {
-    "Places": "headrace.ui.places",
-    "application": "headrace.ui.app",
-    "page_of": "headrace.ui.files",
-    "serve": "headrace.ui.serving",
-}
-
-__all__ = ["Places", "application", "page_of", "serve"]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = face(__name__)

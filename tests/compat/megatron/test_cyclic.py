@@ -9,13 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import corpora
 from counts import cases
-from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
-from headrace import open as open_store
+from headrace import (
+    Blend,
+    ConfigError,
+    Loader,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    Run,
+    StateError,
+    WindowDataset,
+    open as open_store,
+)
 from headrace.compat.megatron import CyclicDataset, GPTBlend, GPTDataset, GPTMasks
 from headrace.datasets import Dataset, FilledDataset, count_step
 from headrace.loader import Ranks, Reading

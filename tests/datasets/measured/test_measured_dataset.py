@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import packs_plainly
 from headrace import Blend, ConfigError, Loader, MeasuredDataset, Order, Packing, Run

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from headrace.errors import ConfigError

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import media_made
 from energon_made import LINES, PNG, PRIMARY, SECONDARY, write_files, write_shards, write_tar

@@ -25,11 +25,11 @@ from headrace.preparing.energon import (
     EnergonReport,
     MediaFilter,
     SplitChoice,
+    media as energon_media,
+    plan as energon_plan,
     plan_energon,
     prepare_energon,
 )
-from headrace.preparing.energon import media as energon_media
-from headrace.preparing.energon import plan as energon_plan
 from headrace.stores.energon import FilesystemStore, JsonlSamplesStore
 from headrace.stores.energon.jsonl import scan_lines
 from headrace.stores.tar import scan as tar_scan

@@ -6,8 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from headrace.preparing.shards.listing import BadNameError, checked_key, image_part, numbered
 from headrace.preparing.shards.plan import (

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 import faults
 import spans

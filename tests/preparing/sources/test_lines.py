@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 import spans
 from headrace.preparing.sources import RecordSpec, SampleBy

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import xxhash
 import zstandard
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 import spans
 from headrace.preparing.sources.streams import (

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 import masks_made

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from counts import cases

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreError
 from headrace.stores.kept_arrays import write_offsets
 from headrace.stores.store import RawSample
-from headrace.stores.tar import scan as runs
-from headrace.stores.tar import store as shards
+from headrace.stores.tar import scan as runs, store as shards
 from headrace.stores.tar.index import index_path, read_index
 from headrace.stores.tar.scan import scan_shard
 from headrace.stores.tar.store import TarShards, TarStore

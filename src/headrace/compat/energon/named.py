@@ -44,8 +44,7 @@ from headrace.samples.media import (
     VQAOCRSample,
     VQASample,
 )
-from headrace.stores import EnergonStore, SampleStore
-from headrace.stores import open as open_store
+from headrace.stores import EnergonStore, SampleStore, open as open_store
 from headrace.stores.opening import sample_layout
 
 _TOGETHER = 16

@@ -30,8 +30,7 @@ from headrace.plan.megatron import (
     order_samples,
     split_ranges,
 )
-from headrace.stores import IndexedStore, Store
-from headrace.stores import open_tokens as open_store
+from headrace.stores import IndexedStore, Store, open_tokens as open_store
 
 
 class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,35 +11,6 @@ samples    `SampleEncoder` makes the outputs of a sample for all three, and appl
 framed     what outputs are made into, for measured sources, too, and which hooks that needs
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import lazily
-
-if TYPE_CHECKING:
-    from headrace.datasets.encoded.dataset import EncodedDataset
-    from headrace.datasets.encoded.framed import Framed
-    from headrace.datasets.encoded.framed_run import FramedRun
-    from headrace.datasets.encoded.measured import MeasuredDataset
-    from headrace.datasets.encoded.unit_reader import UnitReader
-
-_HOMES = {
-    "EncodedDataset": "headrace.datasets.encoded.dataset",
-    "Framed": "headrace.datasets.encoded.framed",
-    "FramedRun": "headrace.datasets.encoded.framed_run",
-    "MeasuredDataset": "headrace.datasets.encoded.measured",
-    "UnitReader": "headrace.datasets.encoded.unit_reader",
-}
-
-__all__ = [
-    "EncodedDataset",
-    "Framed",
-    "FramedRun",
-    "MeasuredDataset",
-    "UnitReader",
-]
-
-if not TYPE_CHECKING:
-    # Lazy, since `headrace.datasets.measuring` imports `samples` here, and MeasuredDataset imports it.
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = face(__name__)

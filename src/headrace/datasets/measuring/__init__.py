@@ -8,7 +8,6 @@ facts        the folder of facts: read, checked, summed up
 running      `measure`: finds facts that are there, runs processes, merges chunks
 """
 
-from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary
-from headrace.datasets.measuring.running import measure
+from headrace._lazy import face
 
-__all__ = ["FaultCount", "GroupFacts", "MeasuredFacts", "Summary", "measure"]
+__getattr__, __dir__, __all__ = face(__name__)

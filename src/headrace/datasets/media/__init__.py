@@ -6,37 +6,6 @@ FileStore: other files by name, for cookers; CachePool hands them out, NoCachePo
 samples --collate--> name -> array or list, for Run and Loader
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.datasets.media.dataset import MediaDataset
-from headrace.datasets.media.face import SampleDataset, collated
-from headrace.datasets.media.file_stores import (
-    CachePool,
-    DecodeFileStore,
-    FileStore,
-    JsonlFileStore,
-    Lazy,
-    NoCachePool,
-    PrimaryFileStore,
-    SystemFileStore,
-    WebdatasetFileStore,
-    file_store,
-)
-from headrace.datasets.media.joined import JoinedMediaDataset
-
-__all__ = [
-    "CachePool",
-    "DecodeFileStore",
-    "FileStore",
-    "JoinedMediaDataset",
-    "JsonlFileStore",
-    "Lazy",
-    "MediaDataset",
-    "NoCachePool",
-    "PrimaryFileStore",
-    "SampleDataset",
-    "SystemFileStore",
-    "WebdatasetFileStore",
-    "collated",
-    "file_store",
-]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -41,8 +41,7 @@ from headrace.samples.media import (
 )
 from headrace.samples.media.mapper import Loader
 from headrace.samples.media.sample import BASE_FIELDS
-from headrace.stores import EnergonStore, PartPlace, RawSample, Reader, SampleStore
-from headrace.stores import open as open_store
+from headrace.stores import EnergonStore, PartPlace, RawSample, Reader, SampleStore, open as open_store
 from headrace.stores.energon import DatasetConfig, Reference
 from headrace.stores.energon.splits import config_path
 from headrace.stores.opening import sample_layout

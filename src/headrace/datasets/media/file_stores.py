@@ -21,8 +21,7 @@ from headrace.errors import ConfigError, SampleError
 from headrace.io import Reader, hash_bytes
 from headrace.plan.recipe import CONTENTS
 from headrace.samples.media import MediaFacts, SampleDecoder, SourceInfo, add_sources, media_facts
-from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
-from headrace.stores import open as open_store
+from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore, open as open_store
 from headrace.stores.tar.members import sample_part
 
 FILESYSTEM: Final = "filesystem://"

@@ -7,27 +7,6 @@ mix.yaml --reading--> entries as written --resolving, nested files--> Tree --bui
                                                                         +--> traverse, prepare (joins)
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.datasets.metadataset.metadataset import (
-    Metadataset,
-    TraversedDatasetReference,
-    load_dataset,
-    traverse_metadataset,
-)
-from headrace.datasets.metadataset.opening import SourceOptions
-from headrace.datasets.metadataset.reading import JoinedSource, Mixed, NamedSource, SourceColumn, Tree, sources
-
-__all__ = [
-    "JoinedSource",
-    "Metadataset",
-    "Mixed",
-    "NamedSource",
-    "SourceColumn",
-    "SourceOptions",
-    "TraversedDatasetReference",
-    "Tree",
-    "load_dataset",
-    "sources",
-    "traverse_metadataset",
-]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -16,8 +16,7 @@ from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, Sou
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreAwayError, StoreError
-from headrace.io import AnyPath, Reader, path_at, reader_at
-from headrace.io import reader as reader_called
+from headrace.io import AnyPath, Reader, path_at, reader as reader_called, reader_at
 from headrace.io.finding import remote_among
 from headrace.plan.packing import Packing
 from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type

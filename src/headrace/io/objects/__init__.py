@@ -9,10 +9,6 @@ files      ObjectFile                  an object as a file that is read in order
 writer     ObjectWriter                creates, uploads and removes whole objects
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.io.objects.client import FetchPolicy, FetchStats
-from headrace.io.objects.lookups import remote_path
-from headrace.io.objects.reader import ObjectReader, reader_for
-
-__all__ = ["FetchPolicy", "FetchStats", "ObjectReader", "reader_for", "remote_path"]
+__getattr__, __dir__, __all__ = face(__name__)

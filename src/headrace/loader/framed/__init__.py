@@ -10,6 +10,6 @@ A rank saves the lanes that it serves. The states of all ranks can be merged int
 `gathered_state` merges them by an exchange, `merge_state_dicts` from files.
 """
 
-from headrace.loader.framed.feed import FramedFeed, gathered_state, merge_state_dicts
+from headrace._lazy import face
 
-__all__ = ["FramedFeed", "gathered_state", "merge_state_dicts"]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -11,22 +11,6 @@
 May import: cache, datasets, encoders, io, plan.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import lazily
-
-if TYPE_CHECKING:
-    from headrace.loader.workers.messages import read_message
-    from headrace.loader.workers.pool import WorkerPool
-
-_HOMES = {
-    "WorkerPool": "headrace.loader.workers.pool",
-    "read_message": "headrace.loader.workers.messages",
-}
-
-__all__ = ["WorkerPool", "read_message"]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = face(__name__)

@@ -15,30 +15,6 @@ read in one go.
 Matches megatron-energon 7.4.1. May import: errors, and from the plan its arrays.
 """
 
-from headrace.plan.energon.order import (
-    EnergonMixing,
-    EnergonOrder,
-    EnergonSample,
-    EnergonSource,
-    EnergonTopology,
-    bit_reversal,
-    seed_from_args,
-    slice_offsets,
-    worker_bounds,
-    worker_seed,
-)
-from headrace.plan.torch_draws import WorkerRng
+from headrace._lazy import face
 
-__all__ = [
-    "EnergonMixing",
-    "EnergonOrder",
-    "EnergonSample",
-    "EnergonSource",
-    "EnergonTopology",
-    "WorkerRng",
-    "bit_reversal",
-    "seed_from_args",
-    "slice_offsets",
-    "worker_bounds",
-    "worker_seed",
-]
+__getattr__, __dir__, __all__ = face(__name__)

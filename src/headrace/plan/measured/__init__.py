@@ -11,7 +11,6 @@ state of a run is still a position.
 May import: plan, errors.
 """
 
-from headrace.plan.measured.grouping import Grouping, Groups, Remainder
-from headrace.plan.measured.measured import Bits, Facts, Measured, Members, Outputs
+from headrace._lazy import face
 
-__all__ = ["Bits", "Facts", "Grouping", "Groups", "Measured", "Members", "Outputs", "Remainder"]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -15,27 +15,6 @@ of distinct lengths. Documents are then assigned to places in the packs with one
 May import: plan, errors.
 """
 
-from headrace.plan.packing.fitting import Placement, place
-from headrace.plan.packing.lengths import CHUNK, ArrayLengths, Lengths, own_lengths
-from headrace.plan.packing.options import MAX_DOCUMENTS, OverLong, Packing, Strategy
-from headrace.plan.packing.pack_plan import PLAN_VERSION, PackingLedger, PackItems, PackPlan, PackPlanMeta
-from headrace.plan.packing.planner import plan_packs
+from headrace._lazy import face
 
-__all__ = [
-    "CHUNK",
-    "MAX_DOCUMENTS",
-    "PLAN_VERSION",
-    "ArrayLengths",
-    "Lengths",
-    "OverLong",
-    "PackItems",
-    "PackPlan",
-    "PackPlanMeta",
-    "Packing",
-    "PackingLedger",
-    "Placement",
-    "Strategy",
-    "own_lengths",
-    "place",
-    "plan_packs",
-]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -11,27 +11,6 @@
 Optional libraries are imported where they are used, never at the top of a module.
 """
 
-from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError, SpecialPolicy
-from headrace.preparing.backends.comparison import Difference, MismatchError, OnCompared, ProvedEncoder, compare
-from headrace.preparing.backends.libraries import BACKENDS, REFERENCE
-from headrace.preparing.backends.proof import Choice, choose_backend
-from headrace.preparing.backends.special import SpecialFinder
-from headrace.preparing.backends.tokenizer import UnsuitableError
+from headrace._lazy import face
 
-__all__ = [
-    "BACKENDS",
-    "REFERENCE",
-    "Backend",
-    "Choice",
-    "Difference",
-    "EncodedTexts",
-    "MismatchError",
-    "OnCompared",
-    "ProvedEncoder",
-    "RefusedTextError",
-    "SpecialFinder",
-    "SpecialPolicy",
-    "UnsuitableError",
-    "choose_backend",
-    "compare",
-]
+__getattr__, __dir__, __all__ = face(__name__)

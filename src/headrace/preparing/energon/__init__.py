@@ -12,19 +12,6 @@ run          `prepare_energon` and `plan_energon`, which write a plan
 report       what a run returns; checks that the field map fits the samples
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.preparing.energon.options import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice
-from headrace.preparing.energon.report import DuplicateKey, EnergonReport
-from headrace.preparing.energon.run import plan_energon, prepare_energon
-
-__all__ = [
-    "DatasetChoice",
-    "DuplicateKey",
-    "EnergonOptions",
-    "EnergonReport",
-    "MediaFilter",
-    "SplitChoice",
-    "plan_energon",
-    "prepare_energon",
-]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -4,26 +4,6 @@ inputs      the recipe, from a file or a URL -> files, the first records of each
 resolving   all of this, tokeniser, template, keys, end tokens, samples of the first records -> run_plan
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.preparing.recipes.inputs import (
-    all_paths,
-    read_recipe,
-    reads_stdin,
-    recipe_options,
-    with_inputs,
-    with_options,
-)
-from headrace.preparing.recipes.resolving import find_template, find_tokenizer, resolve
-
-__all__ = [
-    "all_paths",
-    "find_template",
-    "find_tokenizer",
-    "read_recipe",
-    "reads_stdin",
-    "recipe_options",
-    "resolve",
-    "with_inputs",
-    "with_options",
-]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -12,38 +12,6 @@ All that decides the bytes of a shard is in the plan, so workers on any host may
 that is complete need not be written again.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import lazily
-
-if TYPE_CHECKING:
-    from headrace.preparing.shards.estimate import ShardEstimate, estimate_shards
-    from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput, ShardSource
-    from headrace.preparing.shards.run import plan_shards, prepare_shards
-
-_HOMES = {
-    "PartSpec": "headrace.preparing.shards.options",
-    "ShardEstimate": "headrace.preparing.shards.estimate",
-    "ShardOptions": "headrace.preparing.shards.options",
-    "ShardOutput": "headrace.preparing.shards.options",
-    "ShardSource": "headrace.preparing.shards.options",
-    "estimate_shards": "headrace.preparing.shards.estimate",
-    "plan_shards": "headrace.preparing.shards.run",
-    "prepare_shards": "headrace.preparing.shards.run",
-}
-
-__all__ = [
-    "PartSpec",
-    "ShardEstimate",
-    "ShardOptions",
-    "ShardOutput",
-    "ShardSource",
-    "estimate_shards",
-    "plan_shards",
-    "prepare_shards",
-]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = face(__name__)

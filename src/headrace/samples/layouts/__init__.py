@@ -8,29 +8,6 @@
 `known` holds all layouts, and `LAYOUTS` lists them.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.samples.layouts.fields import without_nulls
-from headrace.samples.layouts.known import LAYOUTS, make_layout
-from headrace.samples.layouts.layout import Layout, Sample, assistant, cut, join, user, with_messages
-from headrace.samples.layouts.recognise import NUM_RECORDS, EachLayout, Recognised, recognise
-from headrace.samples.layouts.turns import ALIASES, LayoutOptions
-
-__all__ = [
-    "ALIASES",
-    "LAYOUTS",
-    "NUM_RECORDS",
-    "EachLayout",
-    "Layout",
-    "LayoutOptions",
-    "Recognised",
-    "Sample",
-    "assistant",
-    "cut",
-    "join",
-    "make_layout",
-    "recognise",
-    "user",
-    "with_messages",
-    "without_nulls",
-]
+__getattr__, __dir__, __all__ = face(__name__)

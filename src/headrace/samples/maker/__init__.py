@@ -11,9 +11,6 @@
 Each training type is one shape. The writers of stores use `MadeDocuments` and know none of them.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.samples.maker.block import MadeDocuments, MakerCounts, Ragged, TokenSums
-from headrace.samples.maker.maker import DEFAULT_DOMAIN, Explained, SampleMaker
-
-__all__ = ["DEFAULT_DOMAIN", "Explained", "MadeDocuments", "MakerCounts", "Ragged", "SampleMaker", "TokenSums"]
+__getattr__, __dir__, __all__ = face(__name__)

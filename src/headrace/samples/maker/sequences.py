@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
-from collections.abc import Sequence as Sequenced
+from collections.abc import Mapping, Sequence as Sequenced
 from functools import cached_property
 from typing import NamedTuple
 

@@ -15,39 +15,6 @@ masker = Masker(ChatTemplate.load("chatml"), tokenizer_json)
 sample.ids, sample.loss_mask
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.samples.masking.masker import Masker
-from headrace.samples.masking.options import MaskOptions, Template, TextEncoder
-from headrace.samples.masking.pieces import WORDS, Region, Why
-from headrace.samples.masking.results import (
-    Dropped,
-    DroppedError,
-    Evidence,
-    Masked,
-    MaskedBatch,
-    Refused,
-    TokenEvidence,
-)
-from headrace.samples.masking.token_spans import SpanEncoder
-from headrace.samples.masking.truncation import Truncation, truncate
-
-__all__ = [
-    "WORDS",
-    "Dropped",
-    "DroppedError",
-    "Evidence",
-    "MaskOptions",
-    "Masked",
-    "MaskedBatch",
-    "Masker",
-    "Refused",
-    "Region",
-    "SpanEncoder",
-    "Template",
-    "TextEncoder",
-    "TokenEvidence",
-    "Truncation",
-    "Why",
-    "truncate",
-]
+__getattr__, __dir__, __all__ = face(__name__)

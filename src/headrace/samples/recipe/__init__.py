@@ -6,44 +6,6 @@ recipe.yaml
   -> recipe             `Recipe`, a frozen struct and the only place of the defaults; the keys of the store
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.samples.recipe.reading import load_recipe, make_recipe, parse_recipe, resolve_layout, with_now
-from headrace.samples.recipe.recipe import (
-    MAKES,
-    EndSpec,
-    ErrorSpec,
-    InputSpec,
-    LengthSpec,
-    OutputSpec,
-    Recipe,
-    RecordFilters,
-    Section,
-    Source,
-    StoreKey,
-    TemplateSpec,
-    TrainType,
-    store_keys,
-)
-
-__all__ = [
-    "MAKES",
-    "EndSpec",
-    "ErrorSpec",
-    "InputSpec",
-    "LengthSpec",
-    "OutputSpec",
-    "Recipe",
-    "RecordFilters",
-    "Section",
-    "Source",
-    "StoreKey",
-    "TemplateSpec",
-    "TrainType",
-    "load_recipe",
-    "make_recipe",
-    "parse_recipe",
-    "resolve_layout",
-    "store_keys",
-    "with_now",
-]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -13,36 +13,6 @@
 are those of a tokeniser's folder and of the suite.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from typing import TYPE_CHECKING
-
-from headrace._lazy import homes, lazily
-
-if TYPE_CHECKING:
-    from headrace.samples.templates.chat_template import ChatTemplate
-    from headrace.samples.templates.load import special_tokens
-    from headrace.samples.templates.messages import Rendered, TemplateSetup
-    from headrace.samples.templates.suite import Family, SuiteTemplate, find, suite_names
-else:
-    # The process that renders starts faster without what only loads templates.
-    _HOMES = homes(
-        {
-            f"{__name__}.chat_template": "ChatTemplate",
-            f"{__name__}.load": "special_tokens",
-            f"{__name__}.messages": "Rendered TemplateSetup",
-            f"{__name__}.suite": "Family SuiteTemplate find suite_names",
-        }
-    )
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
-
-__all__ = [
-    "ChatTemplate",
-    "Family",
-    "Rendered",
-    "SuiteTemplate",
-    "TemplateSetup",
-    "find",
-    "special_tokens",
-    "suite_names",
-]
+__getattr__, __dir__, __all__ = face(__name__)

@@ -14,8 +14,7 @@ import av.error
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import media_made
 from headrace.errors import ConfigError, DecodeError, MissingExtraError

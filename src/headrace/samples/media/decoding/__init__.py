@@ -9,8 +9,6 @@
 Sizes are checked before anything is allocated. Every failure is a ``DecodeError`` that names the part.
 """
 
-from __future__ import annotations
+from headrace._lazy import face
 
-from headrace.samples.media.decoding.decoder import SampleDecoder
-
-__all__ = ["SampleDecoder"]
+__getattr__, __dir__, __all__ = face(__name__)

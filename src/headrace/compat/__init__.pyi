@@ -1,0 +1,1 @@
+from headrace.compat import astrai as astrai, energon as energon, megatron as megatron, torchtune as torchtune

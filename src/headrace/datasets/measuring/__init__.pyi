@@ -1,0 +1,7 @@
+from headrace.datasets.measuring.facts import (
+    FaultCount as FaultCount,
+    GroupFacts as GroupFacts,
+    MeasuredFacts as MeasuredFacts,
+    Summary as Summary,
+)
+from headrace.datasets.measuring.running import measure as measure

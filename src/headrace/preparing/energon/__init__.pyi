@@ -1,0 +1,8 @@
+from headrace.preparing.energon.options import (
+    DatasetChoice as DatasetChoice,
+    EnergonOptions as EnergonOptions,
+    MediaFilter as MediaFilter,
+    SplitChoice as SplitChoice,
+)
+from headrace.preparing.energon.report import DuplicateKey as DuplicateKey, EnergonReport as EnergonReport
+from headrace.preparing.energon.run import plan_energon as plan_energon, prepare_energon as prepare_energon

@@ -1,0 +1,1 @@
+from headrace.samples.media.decoding.decoder import SampleDecoder as SampleDecoder
