@@ -396,23 +396,23 @@ def test_a_word_that_is_gone_does_not_come_back(word: str) -> None:
 
 
 OVER_BUDGET = {
-    "io": 2_768,
-    "plan": 7_584,
+    "io": 2_751,
+    "plan": 7_542,
     "stores": 9_074,
-    "samples": 9_650,
+    "samples": 9_631,
     "engine": 2_296,
-    "preparing": 10_628,
-    "copying": 1_491,
-    "cache": 768,
-    "datasets": 8_471,
-    "tracing": 2_467,
+    "preparing": 10_584,
+    "copying": 1_478,
+    "cache": 762,
+    "datasets": 8_432,
+    "tracing": 2_466,
     "loader": 6_030,
-    "compat": 4_603,
+    "compat": 4_587,
     "integrations": 1_702,
     "inspect": 6_053,
     "cli": 2_668,
     "ui": 2_125,
-    "all": 80_604,
+    "all": 80_407,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

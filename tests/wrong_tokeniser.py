@@ -6,8 +6,7 @@ import numpy as np
 
 from headrace.preparing import documents
 from headrace.preparing.backends import libraries
-from headrace.preparing.backends.backend import EncodedTexts, SpecialPolicy
-from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.reference import EncodedTexts, SpecialPolicy, TokenizersBackend
 from headrace.samples.tokenizer import TokenizerFile
 
 NAME = "gigatoken"

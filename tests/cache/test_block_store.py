@@ -34,8 +34,7 @@ from headrace.cache import (
     process as process_module,
 )
 from headrace.cache.block_store import CacheBlock, block_name
-from headrace.cache.folder import FOLDER_NAME
-from headrace.cache.process import CacheProcess, IndexFullError
+from headrace.cache.process import FOLDER_NAME, CacheProcess, IndexFullError
 from headrace.cli import main
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import FilePool, MmapReader, ObjectReader, PreadReader, Reader

@@ -127,13 +127,13 @@ def test_a_local_run_adopts_what_others_have_written(monkeypatch: pytest.MonkeyP
     assert phase is not None
     jobs_by_hand.do(job, phase, [0, 2])
     written = []
-    write = headrace.copying.copier.Copier.write
+    write = headrace.copying.jobs.Copier.write
 
     def counted(self: Any, place: Path, folder: Any, number: int) -> Any:
         written.append((folder.name, number))
         return write(self, place, folder, number)
 
-    monkeypatch.setattr(headrace.copying.copier.Copier, "write", counted)
+    monkeypatch.setattr(headrace.copying.jobs.Copier, "write", counted)
     report = split(Path("out"))
     assert report.stores[0].shards == copied.stores[0].shards
     assert len(written) == sum(len(store.shards) for store in copied.stores) - 2

@@ -21,8 +21,7 @@ from counts import cases
 from energon_prepared import prepared
 from headrace import MediaDataset, PackedSequenceDataset, Packing, Run, ScheduledBlend, SFTDataset, WindowDataset
 from headrace.datasets import Blend, Concat, Dataset, Exclude, MapDataset, PreferenceDataset, Stage, Subset, count_step
-from headrace.datasets.excluded import range_numbers, ranges_text
-from headrace.datasets.exclusions import Exclusion
+from headrace.datasets.exclusions import Exclusion, range_numbers, ranges_text
 from headrace.errors import ConfigError
 from headrace.loader import Ranks, Reading
 from headrace.plan import Order

@@ -413,7 +413,7 @@ def test_outputs_that_a_loader_cannot_take(crude_samples: MediaDataset) -> None:
 
 def test_time_outs_are_tried_again_and_never_substituted(crude: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("headrace.datasets.media.policed.sleep", waited.append)
+    monkeypatch.setattr("headrace.datasets.media.face.sleep", waited.append)
     encoder = Failing()
     encoder.error, encoder.times = TimeoutError("the server is silent"), 3
     dataset = EncodedDataset.open(crude, encoder, errors=SUBSTITUTE)

@@ -19,7 +19,7 @@ from headrace.engine.shared_objects import JobUrl
 from headrace.errors import ConfigError, OutputError, StoreAwayError
 from headrace.io import FetchPolicy, RemotePath
 from headrace.io.objects import writer
-from headrace.io.objects.failures import advice_for
+from headrace.io.objects.client import advice_for
 from headrace.io.objects.lookups import Objects
 from headrace.io.objects.writer import ObjectWriter
 

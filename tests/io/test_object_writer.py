@@ -17,8 +17,8 @@ import headrace
 from counts import cases
 from headrace.errors import OutputError, StoreError
 from headrace.io.objects import client, writer
-from headrace.io.objects.files import ObjectFile
 from headrace.io.objects.lookups import Objects
+from headrace.io.objects.reader import ObjectFile
 from headrace.io.objects.writer import ObjectWriter, part_bytes
 from memory_stores import MemoryBucket, memory_bucket
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import FilePool, MmapReader, PreadReader, RetryPolicy, may_pass, waits
+from headrace.io import FilePool, MmapReader, PreadReader, RetryPolicy, may_pass, threads
 
 AT_ONCE = RetryPolicy(attempts=4, first_delay_s=0.0)
 
@@ -137,28 +137,28 @@ def test_policy_is_checked() -> None:
 
 def test_waits_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([10.0, 13.0, 20.0, 24.0])
-    monkeypatch.setattr(waits, "monotonic", now.__next__)
+    monkeypatch.setattr(threads, "monotonic", now.__next__)
     told: list[float] = []
 
     @contextlib.contextmanager
     def tell() -> Iterator[None]:
-        told.append(waits.waited_s())
+        told.append(threads.waited_s())
         yield
 
     found: list[float] = []
 
     def work() -> None:
-        waits.tell_of_waits(tell)
-        with waits.waiting(), waits.waiting():
+        threads.tell_of_waits(tell)
+        with threads.waiting(), threads.waiting():
             pass
-        with contextlib.suppress(OSError), waits.waiting():
+        with contextlib.suppress(OSError), threads.waiting():
             raise OSError
-        found.append(waits.waited_s())
+        found.append(threads.waited_s())
 
     thread = threading.Thread(target=work)
-    before = waits.waited_s()
+    before = threads.waited_s()
     thread.start()
     thread.join()
     assert found == [7.0]
     assert told == [0.0, 3.0], "a wait within another one is not told"
-    assert waits.waited_s() == before, "waits of other threads are theirs"
+    assert threads.waited_s() == before, "waits of other threads are theirs"

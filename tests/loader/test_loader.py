@@ -24,8 +24,7 @@ import corpora
 import media_texts
 from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, MediaDataset, Metrics, Order, Run, StateError, WindowDataset
-from headrace.io.threads import join_threads
-from headrace.io.waits import waiting
+from headrace.io.threads import join_threads, waiting
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Buffers
 from headrace.loader.read_ahead import ReadAhead

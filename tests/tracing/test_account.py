@@ -18,7 +18,7 @@ from counts import cases
 from headrace import Blend, ConfigError, Exclude, Order, Run, WindowDataset
 from headrace.datasets import Concat, FramedRun, Limit
 from headrace.datasets.dataset import CountedDataset, Counts, Traits
-from headrace.datasets.excluded import ranges_text
+from headrace.datasets.exclusions import ranges_text
 from headrace.plan import Branch, Bucketing, IntArray, Leaf, Lookup, Node
 from headrace.plan.chaptered.changes import PlanEditor
 from headrace.tracing import RunAccount, SourceAccount, account, first_difference, seen

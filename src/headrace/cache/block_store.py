@@ -34,8 +34,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.cache.folder import make_folder
-from headrace.cache.process import CacheProcess, IndexFaultError, IndexFullError, read_pieces
+from headrace.cache.process import CacheProcess, IndexFaultError, IndexFullError, make_folder, read_pieces
 from headrace.errors import OutputError, StoreError
 from headrace.io import write_all
 

@@ -24,11 +24,11 @@ from headrace.cache.block_store import (
     CacheStats,
     block_name,
 )
-from headrace.cache.folder import read_folder
+from headrace.cache.process import read_folder
 from headrace.errors import ConfigError
 from headrace.io import MmapReader, Reader, parse_size, reader
 from headrace.io.readers import FileRanges, IntArray, OpenFile, read_for
-from headrace.io.waits import Wait, waiting
+from headrace.io.threads import Wait, waiting
 
 FETCH_BYTES: Final = 64 << 20
 """The most bytes of blocks that a read fetches at a time."""

@@ -6,7 +6,7 @@
     plan          ranges of documents            -> CopyPlan: folders of shards of ranges of documents
     orders        ordered(request) -> CopyOrder  everything that decides a copy; reports
     jobs          CopyJobPlan, CopyJob           a task for each shard, done here or by processes on any hosts
-    copier        Copier(order, sources)         -> a shard, which is read back and compared; the manifests
+                  Copier(order, sources)         -> a shard, which is read back and compared; the manifests
 
 The output appears as that of a run which prepares, see ``headrace.preparing.outputs.folder``.
 All three tools copy ordered ranges of documents. The manifest keeps the ranges, so that each document of a copy can be

@@ -17,8 +17,7 @@ import numpy as np
 from headrace.config import check_choice, nearest, nearest_or_known
 from headrace.datasets.blend import Blend, ScheduledBlend
 from headrace.datasets.dataset import Dataset, FixedDataset, RaggedDataset, shown_fields
-from headrace.datasets.excluded import range_numbers, ranges_text
-from headrace.datasets.exclusions import Exclusion, check_not_all, dropped
+from headrace.datasets.exclusions import Exclusion, check_not_all, dropped, range_numbers, ranges_text
 from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Branch, Declared, IntArray, Leaf, Order, Schedule, leaves

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from headrace.config import whole
 from headrace.datasets.dataset import Dataset, Fields, RaggedDataset, Sample, SampleWatch, Tell, Traits
-from headrace.datasets.media.policed import PolicedSamples
+from headrace.datasets.media.face import PolicedSamples
 from headrace.datasets.mix import Mix, wrong_data
 from headrace.datasets.origins import Origin, Origins
 from headrace.encoders import ErrorPolicy

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.config import whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
-from headrace.datasets.excluded import ExcludedDocuments, Held, is_in
+from headrace.datasets.exclusions import ExcludedDocuments, Held, is_in
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
 from headrace.datasets.origins import Origins, checked, pieces
 from headrace.errors import ConfigError, HeadraceError, StoreError

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.excluded import masks_of
+from headrace.datasets.exclusions import masks_of
 from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError
 from headrace.plan.recipe import OURS

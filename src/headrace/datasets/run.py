@@ -43,8 +43,7 @@ from headrace.plan import (
     RunRecipe,
 )
 from headrace.plan.bucketing import BucketedOrder, Bucketing
-from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, parts_of
-from headrace.plan.chaptered.past import past_recipe, split_at
+from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, parts_of, past_recipe, split_at
 from headrace.plan.nodes import has_schedules, node_recipe
 from headrace.plan.recipe import differing_parts, order_format
 from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of, homogeneous_samples

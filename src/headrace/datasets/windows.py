@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.config import whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
-from headrace.datasets.excluded import ExcludedDocuments, Held
+from headrace.datasets.exclusions import ExcludedDocuments, Held
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
 from headrace.datasets.mix import tokenizer_of
 from headrace.datasets.origins import Origins, window_origins, windows_over

@@ -28,6 +28,7 @@ from headrace.io.paths import (
     expand_braces as expand_braces,
     holds as holds,
     natural_key as natural_key,
+    parse_size as parse_size,
     read_small as read_small,
     safe_relative as safe_relative,
 )
@@ -64,5 +65,4 @@ from headrace.io.readers import (
 )
 from headrace.io.remote import RemotePath as RemotePath
 from headrace.io.replacing import remove_file as remove_file, replace_file as replace_file
-from headrace.io.sizes import parse_size as parse_size
 from headrace.io.storage import Storage as Storage

@@ -192,7 +192,7 @@ def open_found(
     """
     if not is_url(path):
         return Path(path).open("rb", buffering=0)
-    made: RawIOBase = resolve_name("headrace.io.objects.files:ObjectFile")(
+    made: RawIOBase = resolve_name("headrace.io.objects.reader:ObjectFile")(
         path, expected, storage, end=end, in_order=in_order
     )
     return made

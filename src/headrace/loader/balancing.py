@@ -19,7 +19,7 @@ from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.dataset import counted
 from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StateError
-from headrace.io.sizes import parse_size
+from headrace.io.paths import parse_size
 from headrace.loader.ranks import Ranks
 from headrace.loader.spans import UNTOLD, begun_samples, check_between_steps
 from headrace.plan import (

@@ -25,7 +25,7 @@ from headrace.datasets.map_style import GENERATORS
 from headrace.datasets.media.face import BatchBlocks, collated
 from headrace.encoders.pipeline import in_main_thread
 from headrace.errors import ConfigError
-from headrace.io.waits import waited_s
+from headrace.io.threads import waited_s
 from headrace.loader.faults import blaming
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows

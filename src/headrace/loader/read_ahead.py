@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from threading import Event, Lock, Semaphore, Thread, current_thread
 from typing import Any, Final, TypeVar
 
-from headrace.io.waits import tell_of_waits
+from headrace.io.threads import tell_of_waits
 from headrace.loader.reading import GIVES_WAY_S, Reading, Reads
 
 T = TypeVar("T")

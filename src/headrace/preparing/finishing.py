@@ -20,7 +20,7 @@ from headrace.engine.serving import decoded
 from headrace.errors import HeadraceError, OutputError
 from headrace.io import Reader, as_read_back, file_sum, output_errors
 from headrace.preparing.backends import REFERENCE
-from headrace.preparing.backends.backend import installed_version
+from headrace.preparing.backends.reference import installed_version
 from headrace.preparing.columns import Column, Row, Rows, keep_rows, stored
 from headrace.preparing.cutting import CutResult
 from headrace.preparing.duplicates import DAMAGED

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import safe_relative
-from headrace.preparing.backends.backend import SpecialPolicy
+from headrace.preparing.backends.reference import SpecialPolicy
 from headrace.preparing.filters import FilterSpec, check_filters
 from headrace.preparing.sources.source_file import SampleBy
 from headrace.preparing.sources.streams import BLOCK_BYTES

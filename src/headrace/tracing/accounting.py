@@ -12,8 +12,7 @@ from headrace.config import whole
 from headrace.datasets import FramedRun, Run
 from headrace.datasets.accounts import most_counted
 from headrace.datasets.dataset import CountedDataset, Dataset, FixedDataset
-from headrace.datasets.excluded import range_numbers, ranges_text
-from headrace.datasets.exclusions import Exclusion, How
+from headrace.datasets.exclusions import Exclusion, How, range_numbers, ranges_text
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import IntArray
 from headrace.plan.chaptered.chapters import parts_of

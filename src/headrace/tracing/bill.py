@@ -15,7 +15,7 @@ from headrace.config import whole
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError
-from headrace.io.sizes import parse_size
+from headrace.io.paths import parse_size
 from headrace.plan.chaptered.sequence import NOTHING
 from headrace.plan.dealing import dealt, home_nodes
 from headrace.tracing.run_file import read_run_file

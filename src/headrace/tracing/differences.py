@@ -19,7 +19,7 @@ from headrace.datasets import Dataset, Run
 from headrace.errors import ConfigError, StateError
 from headrace.io import read_small
 from headrace.plan import Cursor
-from headrace.plan.chaptered.past import comparable
+from headrace.plan.chaptered.chapters import comparable
 from headrace.plan.chaptered.sequence import SeriesSection
 from headrace.plan.cursor import PAST_VERSION, outside_run
 from headrace.plan.recipe import differing_parts

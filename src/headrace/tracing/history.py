@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.config import check_fields, nearest_or_known
 from headrace.datasets import Dataset, PackedSequenceDataset, Run
-from headrace.datasets.excluded import masks_of
+from headrace.datasets.exclusions import masks_of
 from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, IntArray, KeyArray, Lookup

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from headrace.datasets import Dataset, RaggedDataset, Traits
 from headrace.datasets.dataset import Fields, Sample, SampleWatch
-from headrace.datasets.excluded import excluded_recipe
+from headrace.datasets.exclusions import excluded_recipe
 from headrace.datasets.mix import Mix, leaf_of, named_datasets, store_of
 from headrace.datasets.recipes import DataRecipe, recipe_of
 from headrace.errors import ConfigError, StateError, StoreError

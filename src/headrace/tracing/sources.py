@@ -20,7 +20,7 @@ from headrace.datasets.block_uses import PlacedSamples
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed_run import read_journals
 from headrace.datasets.encoded.measured import MeasuredUnits
-from headrace.datasets.excluded import masks_of
+from headrace.datasets.exclusions import masks_of
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.recipes import DATASETS, Maker

@@ -15,8 +15,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headrace.preparing.backends import comparison
-from headrace.preparing.backends.backend import EncodedTexts, SpecialPolicy
-from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.reference import EncodedTexts, SpecialPolicy, TokenizersBackend
 from headrace.samples.tokenizer import TokenizerFile
 
 EOD = "<|endoftext|>"

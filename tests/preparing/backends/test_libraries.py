@@ -16,10 +16,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from counts import cases
 from headrace.errors import ConfigError
-from headrace.preparing.backends import backend
-from headrace.preparing.backends.backend import RefusedTextError
+from headrace.preparing.backends import reference as memory
 from headrace.preparing.backends.libraries import FastokensBackend, GigatokenBackend
-from headrace.preparing.backends.reference import TextCutter, TokenizersBackend, most_bytes
+from headrace.preparing.backends.reference import RefusedTextError, TextCutter, TokenizersBackend, most_bytes
 from headrace.preparing.backends.tokenizer import UnsuitableError
 from headrace.samples.tokenizer import TokenizerFile
 
@@ -117,9 +116,9 @@ def test_unsuitable(name: str, change: Any, message: str, library: str, family: 
 def test_a_library_whose_cache_is_full_is_loaded_anew(
     library: str, family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "LOOK_EVERY_CHARACTERS", 1)
-    sizes = iter([100, 101, 100 + backend.GROWTH_BYTES, 101 + backend.GROWTH_BYTES, 50, 51])
-    monkeypatch.setattr(backend, "resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(memory, "LOOK_EVERY_CHARACTERS", 1)
+    sizes = iter([100, 101, 100 + memory.GROWTH_BYTES, 101 + memory.GROWTH_BYTES, 50, 51])
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
     fast = FAST[library](TokenizerFile(family.make("gpt2")), "encode")
     first = fast._tokenizer
     expected = fast.encode(["some text"]).ids.tolist()
@@ -133,27 +132,27 @@ def test_a_library_whose_cache_is_full_is_loaded_anew(
 
 
 def test_growth_counts_from_the_last_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = iter([1000, 1001 + backend.GROWTH_BYTES, 500, 501 + backend.GROWTH_BYTES])
-    monkeypatch.setattr(backend, "resident_bytes", lambda: next(sizes))
-    guard = backend.CacheGuard()
-    assert not guard.is_full(backend.LOOK_EVERY_CHARACTERS - 1)
+    sizes = iter([1000, 1001 + memory.GROWTH_BYTES, 500, 501 + memory.GROWTH_BYTES])
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
+    guard = memory.CacheGuard()
+    assert not guard.is_full(memory.LOOK_EVERY_CHARACTERS - 1)
     assert guard.is_full(1)
     guard.reset()
     assert not guard.is_full(1)
-    assert guard.is_full(backend.LOOK_EVERY_CHARACTERS)
+    assert guard.is_full(memory.LOOK_EVERY_CHARACTERS)
 
 
 def test_where_the_size_cannot_be_seen_the_text_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "resident_bytes", lambda: 0)
-    guard = backend.CacheGuard()
-    half = backend.BLIND_CHARACTERS // 2
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 0)
+    guard = memory.CacheGuard()
+    half = memory.BLIND_CHARACTERS // 2
     assert [guard.is_full(half), guard.is_full(half)] == [False, True]
     guard.reset()
     assert not guard.is_full(half)
 
 
 def test_the_size_of_this_process() -> None:
-    assert 10e6 < backend.resident_bytes() < 100e9
+    assert 10e6 < memory.resident_bytes() < 100e9
 
 
 def test_optional_libraries_are_imported_when_used() -> None:

@@ -16,11 +16,10 @@ from tokenizers import AddedToken
 
 from headrace.errors import MissingExtraError
 from headrace.preparing.backends import comparison, proof
-from headrace.preparing.backends.backend import EncodedTexts, RefusedTextError
 from headrace.preparing.backends.comparison import Difference, MismatchError, ProvedEncoder, compare
 from headrace.preparing.backends.libraries import CANDIDATES, load_backend
 from headrace.preparing.backends.proof import choose_backend, find_outcome, keep_outcome, probe_texts
-from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.reference import EncodedTexts, RefusedTextError, TokenizersBackend
 from headrace.samples.tokenizer import TokenizerFile
 
 

@@ -25,10 +25,10 @@ from headrace.preparing.energon import (
     EnergonReport,
     MediaFilter,
     SplitChoice,
-    media as energon_media,
     plan as energon_plan,
     plan_energon,
     prepare_energon,
+    scanning as energon_media,
 )
 from headrace.stores.energon import FilesystemStore, JsonlSamplesStore
 from headrace.stores.energon.jsonl import scan_lines

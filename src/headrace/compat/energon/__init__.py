@@ -3,7 +3,7 @@
     get_train_dataset(path, ...)  --> EnergonDataset --get_savable_loader--> EnergonLoader --> batches of this rank
     get_val_dataset(path, ...)    --> (samples and order)                     save_state_rank(), restore_state_rank()
 
-    passes       LimitDataset, RepeatDataset                 how many batches of a validation come
+    getting      LimitDataset, RepeatDataset                 how many batches of a validation come
     wrappers     BlendDataset, PackingDataset, ...           framed sources and mixes of datasets of Headrace
     factories    DefaultDecoderWebdatasetFactory, ...        the base of a user's class that a dataset.yaml names
     named        CaptioningWebdataset, CrudeWebdataset, ...  the samples at a path, for a Run or a DataLoader

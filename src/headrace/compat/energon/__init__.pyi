@@ -8,6 +8,8 @@ from headrace.compat.energon.factories import (
     prepare_metadataset as prepare_metadataset,
 )
 from headrace.compat.energon.getting import (
+    LimitDataset as LimitDataset,
+    RepeatDataset as RepeatDataset,
     get_loader as get_loader,
     get_savable_loader as get_savable_loader,
     get_train_dataset as get_train_dataset,
@@ -33,8 +35,6 @@ from headrace.compat.energon.named import (
     VQAOCRWebdataset as VQAOCRWebdataset,
     VQAWebdataset as VQAWebdataset,
 )
-from headrace.compat.energon.passes import LimitDataset as LimitDataset, RepeatDataset as RepeatDataset
-from headrace.compat.energon.transforms import CustomTransform as CustomTransform, MergeTransform as MergeTransform
 from headrace.compat.energon.workers import (
     WorkerConfig as WorkerConfig,
     log_exception as log_exception,
@@ -42,9 +42,11 @@ from headrace.compat.energon.workers import (
 )
 from headrace.compat.energon.wrappers import (
     BlendDataset as BlendDataset,
+    CustomTransform as CustomTransform,
     FilterDataset as FilterDataset,
     GroupBatchDataset as GroupBatchDataset,
     IterMapDataset as IterMapDataset,
+    MergeTransform as MergeTransform,
     MixBatchDataset as MixBatchDataset,
     PackingDataset as PackingDataset,
     ShuffleBufferDataset as ShuffleBufferDataset,

@@ -26,9 +26,8 @@ from headrace.datasets.encoded.samples import (
     raise_failure,
     restore_key_of,
 )
-from headrace.datasets.excluded import rising_numbers
-from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
-from headrace.datasets.measuring.facts import MeasuredFacts
+from headrace.datasets.exclusions import rising_numbers
+from headrace.datasets.measuring.chunk import MeasuredFacts, facts_recipe, key_text, measured_pipeline
 from headrace.datasets.origins import Origins, media_origins
 from headrace.encoders import EncoderPipeline, HookFailure
 from headrace.encoders.pipeline import Output

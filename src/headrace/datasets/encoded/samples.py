@@ -24,8 +24,7 @@ import numpy as np
 
 from headrace.datasets.dataset import SampleWatch, Traits
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
-from headrace.datasets.media.face import for_tensor, without_rows
-from headrace.datasets.media.policed import PolicedSamples
+from headrace.datasets.media.face import PolicedSamples, for_tensor, without_rows
 from headrace.encoders import (
     CallKey,
     EncoderPipeline,

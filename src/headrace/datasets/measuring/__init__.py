@@ -4,7 +4,7 @@ dataset, encoder --measure--> chunks of samples, in processes --> one folder of 
 MeasuredFacts.open(folder) --> facts of the plan: filters, generators, groups and packs in closed form
 
 chunk        the facts of some neighbouring samples: the hooks are run
-facts        the folder of facts: read, checked, summed up
+             the folder of facts: read, checked, summed up
 running      `measure`: finds facts that are there, runs processes, merges chunks
 """
 

@@ -1,4 +1,4 @@
-from headrace.datasets.measuring.facts import (
+from headrace.datasets.measuring.chunk import (
     FaultCount as FaultCount,
     GroupFacts as GroupFacts,
     MeasuredFacts as MeasuredFacts,

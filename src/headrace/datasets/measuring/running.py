@@ -19,8 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.datasets.encoded.samples import Encoder, Media
-from headrace.datasets.measuring.chunk import Chunk, Measuring
-from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary
+from headrace.datasets.measuring.chunk import Chunk, FaultCount, GroupFacts, MeasuredFacts, Measuring, Summary
 from headrace.encoders import Fault
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Do, Phase, Show, TaskResult, Tell

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.datasets.dataset import SampleWatch, Traits
-from headrace.datasets.media.face import SampleDataset
+from headrace.datasets.media.face import PolicedSamples, SampleDataset
 from headrace.datasets.media.file_stores import (
     CachePool,
     DecodeFileStore,
@@ -23,7 +23,6 @@ from headrace.datasets.media.file_stores import (
     contents_of,
     file_store,
 )
-from headrace.datasets.media.policed import PolicedSamples
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
 from headrace.io import AnyPath, path_at, read_small, reader_at

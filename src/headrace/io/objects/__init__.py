@@ -5,7 +5,7 @@ client     submit, FetchPolicy         requests by one asynchronous client a pro
 forked     ForkedClient                a process that makes the requests of a forked one
 paths      RemotePath, Objects         a URL with the methods of a path; what was looked up, and local copies
 reader     ObjectReader                ranges of objects, merged into few GETs
-files      ObjectFile                  an object as a file that is read in order
+           ObjectFile                  an object as a file that is read in order
 writer     ObjectWriter                creates, uploads and removes whole objects
 """
 

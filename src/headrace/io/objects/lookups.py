@@ -46,7 +46,7 @@ from headrace.io.paths import cache_folder
 from headrace.io.readers import Reader, read_for
 from headrace.io.remote import RemotePath, Status, bucket_of, missing
 from headrace.io.storage import Storage
-from headrace.io.waits import waiting
+from headrace.io.threads import waiting
 
 BLOCK_BYTES: Final = 8 << 20
 """The most bytes of one GET."""

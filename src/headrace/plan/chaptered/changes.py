@@ -24,10 +24,9 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.plan.arithmetic import apportion
 from headrace.plan.blend import counts_until
-from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, PlanChapter
+from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, PlanChapter, staged
 from headrace.plan.chaptered.epochs import check_change
 from headrace.plan.chaptered.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
-from headrace.plan.chaptered.stages import staged
 from headrace.plan.keys import IntArray, source_key
 from headrace.plan.nodes import (
     Branch,

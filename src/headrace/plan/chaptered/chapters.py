@@ -6,25 +6,60 @@ A chapter holds from a position on, up to the next one. Its tree distributes pos
 `Plan` does. What a source yields at a rank is its `SourceSequence`, which all chapters share; so a source goes on where
 it is, wherever it stands in the tree. A part of the tree that is the same before and after a change goes on at its own
 rank, too.
+
+What a plan has fed before a position, in a form in which two plans are equal if they fed the same.
+
+A saved state holds a hash of it. What comes after the position is not in it, so that a state fits every run with the
+same past, whatever its future is and however the run came to be: stages of a schedule and changes of a run are
+described alike.
+
+A tree with schedules, divided into stages: trees without schedules, each from a position on.
+
+    a schedule below a blend       x: web alone, from its rank 4 on web and code 1 : 1
+                                   blend of x and y, 2 : 1
+
+    position     0  1  2  3  4  5 | 6  7  8  9
+    rank in x    0     1  2     3 | 4     5  6        the second stage begins where x comes to its rank 4
+    tree         web and y        | web, code and y
+
+Everything goes on where it is: each node at its rank, each source at its own.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from hashlib import blake2b
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.chaptered.sequence import EpochSeries, SourceSequence
+from headrace.plan.chaptered.sequence import EpochSeries, SeriesSection, SourceSequence
 from headrace.plan.keys import IntArray, KeyArray, derive_array
-from headrace.plan.nodes import Leaf, Node, Place, leaf_shares, nodes_at
+from headrace.plan.nodes import (
+    Branch,
+    ConcatNode,
+    Declared,
+    Leaf,
+    LimitNode,
+    Node,
+    Place,
+    RepeatNode,
+    Schedule,
+    has_schedules,
+    leaf_shares,
+    leaves,
+    nodes_at,
+)
 from headrace.plan.order import Order
+from headrace.plan.recipe import ORDER_FORMAT, RunRecipe
+from headrace.plan.schedule import BatchSchedule
 from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
 
 
@@ -257,3 +292,238 @@ def spans_of(plan: AnyPlan, begin: int, end: int) -> Iterator[tuple[PlanChapter,
         first, last = max(begin, chapter.begin), end if after is None else min(end, after.begin)
         if first < last:
             yield chapter, first, last
+
+
+_PASSING = ("on_error",)
+"""Fields of a dataset's recipe that decide nothing of the samples that were fed."""
+
+_NAMES = ("encoder", "function", "joiner", "hook", "select", "group", "version")
+"""Fields with names of classes and functions, which count without the module that they live in."""
+
+
+def past_recipe(
+    plan: ChapteredPlan,
+    key_paths: Sequence[str],
+    recipes: Sequence[Mapping[str, Any]],
+    schedule: BatchSchedule,
+    batch: Mapping[str, Any],
+    position: int,
+    split: Mapping[str, Any],
+) -> RunRecipe:
+    """Return the recipe of a run as far as it was fed before a position.
+
+    Args:
+        plan: the plan.
+        key_paths: for each source the path by which the run knows it.
+        recipes: for each series of the plan the recipe of its dataset.
+        schedule: the global batches.
+        batch: what else decides the samples of a step.
+        position: where the past ends.
+        split: how the slots of the step are drawn in which the position lies; empty between two steps.
+    """
+    reached = plan.reached(position, is_fed=True)
+    begun = {source: rank for source, rank in reached.items() if rank}
+    sections = {source: list(_begun(plan, source, rank)) for source, rank in begun.items()}
+    return RunRecipe(
+        format={"order": ORDER_FORMAT["order"], "blend": ORDER_FORMAT["blend"], **split},
+        dataset={
+            key_paths[source]: [comparable(recipes[section.series.number]) for section, _ in found]
+            for source, found in sections.items()
+        },
+        blend={"chapters": list(_trees(plan, key_paths, position))},
+        order={
+            key_paths[source]: [_described(section, first) for section, first in found]
+            for source, found in sections.items()
+        },
+        batch={"pieces": [list(piece) for piece in schedule.pieces if schedule.begin(piece[0]) < position], **batch},
+    )
+
+
+def comparable(recipe: Any) -> Any:
+    """Return what decides samples in the recipe of a dataset: without modules, and without what decides nothing."""
+    if isinstance(recipe, Mapping):
+        return {
+            name: _without_module(value) if name in _NAMES else comparable(value)
+            for name, value in recipe.items()
+            if name not in _PASSING
+        }
+    return [comparable(value) for value in recipe] if isinstance(recipe, list | tuple) else recipe
+
+
+def _without_module(value: Any) -> Any:
+    return value.rpartition(".")[2] if isinstance(value, str) else comparable(value)
+
+
+def _begun(plan: ChapteredPlan, source: int, rank: int) -> Iterator[tuple[SeriesSection, int]]:
+    """Yield the sections of a source that begin below a rank, with the ranks at which they do.
+
+    One that only goes on is not told again: it was cut there for a change of what comes later.
+    """
+    sequence = plan.sequences[source]
+    last: SeriesSection | None = None
+    for section, first in zip(sequence.sections, sequence.firsts.tolist(), strict=True):
+        goes_on = last is not None and last.series is section.series and last.end == section.begin
+        if first < rank and not (goes_on and last is not None and np.array_equal(last.left_out, section.left_out)):
+            yield section, first
+        last = section
+
+
+def _described(section: SeriesSection, first: int) -> dict[str, Any]:
+    series = section.series
+    found: dict[str, Any] = {"rank": first, "begin": section.begin, **series.order.recipe}
+    if series.order.kind != "none":
+        found["key"] = f"{series.key:016x}"
+    if series.first_epoch:
+        found["first_epoch"] = series.first_epoch
+    if len(section.left_out):
+        found["left_out"] = blake2b(section.left_out.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    return found
+
+
+def _trees(plan: ChapteredPlan, key_paths: Sequence[str], position: int) -> Iterator[dict[str, Any]]:
+    """Yield the trees that hold before a position; one that only goes on is not told again."""
+    last: Any = None
+    for chapter in plan.chapters:
+        if chapter.begin >= position:
+            break
+        # Where the tree would have begun if it had always held; a Leaf has no rank of its own.
+        root = chapter.root
+        zero = (chapter.births[root.path] if isinstance(root, Leaf) else chapter.rank(root)) - chapter.begin
+        tree = {"zero": zero, "tree": _tree(root, chapter, key_paths, is_root=True)}
+        if tree != last:
+            yield {"begin": chapter.begin, **tree}
+        last = tree
+
+
+def _tree(node: Node, chapter: PlanChapter, key_paths: Sequence[str], *, is_root: bool = False) -> Any:
+    if isinstance(node, Leaf):
+        source = key_paths[chapter.sources[node.path]]
+        return [source, node.num_samples] if is_root else [source, node.num_samples, chapter.births[node.path]]
+    found: dict[str, Any] = {"kind": type(node).__name__}
+    if not is_root and chapter.rank(node):
+        found["rank"] = chapter.rank(node)
+    if isinstance(node, Branch):
+        found |= {"shares": list(node.shares), "block_samples": node.block_samples}
+    return found | {
+        "num_samples": node.num_samples,
+        "children": [_tree(child, chapter, key_paths) for child in node.children],
+    }
+
+
+def split_at(plan: ChapteredPlan, schedule: BatchSchedule, position: int, *, is_drawn: bool) -> dict[str, Any]:
+    """Return how the slots of the step are drawn in which a position lies; empty between two steps."""
+    if position == schedule.begin(schedule.step_of(position)):
+        return {}
+    if not is_drawn:
+        return {"split": 1}
+    return {"split": 2, "seed": plan.chapter_at(position).order.seed}
+
+
+class StagePlan(NamedTuple):
+    """A stage: its first position, its tree, and where nodes and sources are.
+
+    ``starts`` maps places of inner nodes to their ranks at their first position in the tree; those that are missing
+    begin at 0. ``births`` maps paths of leaves to the rank of the source at which the leaf's own rank 0 lies.
+    """
+
+    begin: int
+    root: Node
+    starts: dict[Place, int]
+    births: dict[str, int]
+
+
+def staged(
+    root: Declared, *, begin: int, starts: Mapping[Place, int], reached: Mapping[str, int]
+) -> Iterator[StagePlan]:
+    """Yield the stages of a tree that is entered at a position; one without schedules has a single stage.
+
+    Args:
+        root: the tree.
+        begin: the position.
+        starts: see `StagePlan`; also of schedules.
+        reached: path of a leaf -> the rank of its source at the position; 0 for those that are missing.
+    """
+    tree = _Tree(root, begin, starts)
+    schedules: list[Schedule] = []
+    for node, rank in nodes_at(root, 0, starts):
+        counts = {node.path: rank} if isinstance(node, Leaf) else {}
+        if isinstance(node, Schedule):
+            schedules.append(node)
+            tree.segments[node.path] = bisect_right(node.begins, rank) - 1
+            counts = dict.fromkeys((leaf.path for leaf in leaves(node)), 0) | node.counts(rank)
+        tree.births |= {path: reached.get(path, 0) - count for path, count in counts.items()}
+    position = begin
+    while position < MAX_POSITIONS:
+        yield tree.stage(position)
+        position = min((tree.border(one) for one in schedules), default=MAX_POSITIONS)
+        # A limit may leave out what lies between two borders, so that one position passes both.
+        for one in schedules:
+            while tree.border(one) <= position < MAX_POSITIONS:
+                tree.segments[one.path] += 1
+
+
+@dataclass(eq=False)
+class _Tree:
+    """A tree while it is divided: ``segments`` are the numbers of those in which its schedules are, by path."""
+
+    root: Declared
+    begin: int
+    starts: Mapping[Place, int]
+    births: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, int] = field(default_factory=dict)
+
+    def stage(self, position: int) -> StagePlan:
+        starts, births = dict(self.starts), dict(self.births)
+        root = self._divided(self.root, starts, births)
+        # The tree counts from its own first position.
+        if isinstance(root, Leaf):
+            births[root.path] += position - self.begin
+        else:
+            starts[root.place] = starts.get(root.place, 0) + position - self.begin
+        return StagePlan(position, root, starts, {leaf.path: births[leaf.path] for leaf in leaves(root)})
+
+    def _divided(self, node: Declared, starts: dict[Place, int], births: dict[str, int]) -> Node:
+        """Return a tree with the present segments in place of its schedules, and note where these are."""
+        if isinstance(node, Schedule):
+            number = self.segments[node.path]
+            tree, rank = node.children[number], starts.pop(node.place, 0) - node.begins[number]
+            for path, count in node.starts[number].items():
+                births[path] += count
+            if isinstance(tree, Leaf):
+                births[tree.path] += rank
+            else:
+                starts[tree.place] = rank
+            return tree
+        if isinstance(node, Leaf) or not has_schedules(node):
+            return node
+        children = tuple(self._divided(child, starts, births) for child in node.children)
+        if isinstance(node, LimitNode | RepeatNode):
+            return replace(node, child=children[0])
+        return replace(node, children=children)
+
+    def border(self, schedule: Schedule) -> int:
+        """Return the position at which the next segment of a schedule begins; `MAX_POSITIONS` if none does."""
+        number = self.segments[schedule.path] + 1
+        if number == len(schedule.segments):
+            return MAX_POSITIONS
+        rank = _rank_of(self.root, schedule, schedule.begins[number], self.starts)
+        return min(self.begin + rank, MAX_POSITIONS)
+
+
+def _rank_of(node: Declared, schedule: Schedule, rank: int, starts: Mapping[Place, int]) -> int:
+    """Return the first rank of a node, since its first position, at which a schedule below has come to a rank."""
+    if not isinstance(node, Schedule | Leaf):
+        number = node.child_of[next(leaves(schedule)).path]
+        below = _rank_of(node.children[number], schedule, rank, starts)
+        if isinstance(node, LimitNode):
+            # A limit may leave the rank out; then its next pass is beyond it.
+            size = node.child.num_samples or node.num_samples
+            rank = below // size * node.num_samples + min(below % size, node.num_samples)
+        else:
+            weights = (
+                [1] if isinstance(node, RepeatNode) else node.lengths if isinstance(node, ConcatNode) else node.shares
+            )
+            if below * sum(map(int, weights)) >= MAX_POSITIONS * int(weights[number]):
+                return MAX_POSITIONS
+            rank = int(node.join(number, np.array([below], dtype=np.int64))[0])
+    return rank - (0 if isinstance(node, Leaf) else starts.get(node.place, 0))

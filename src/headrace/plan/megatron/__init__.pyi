@@ -16,33 +16,29 @@ from headrace.plan.megatron.fim import (
     TextCodec as TextCodec,
     fill_in_the_middle as fill_in_the_middle,
 )
-from headrace.plan.megatron.indices import (
+from headrace.plan.megatron.order import (
+    AlephAlphaOrder as AlephAlphaOrder,
+    GPTOrder as GPTOrder,
+    SampleOrder as SampleOrder,
     SamplePieces as SamplePieces,
     build_doc_idx as build_doc_idx,
     build_sample_idx as build_sample_idx,
     build_shuffle_idx as build_shuffle_idx,
     document_index as document_index,
+    order_samples as order_samples,
     sample_index as sample_index,
     shuffle_index as shuffle_index,
 )
-from headrace.plan.megatron.order import (
-    AlephAlphaOrder as AlephAlphaOrder,
-    GPTOrder as GPTOrder,
-    SampleOrder as SampleOrder,
-    order_samples as order_samples,
-)
-from headrace.plan.megatron.samplers import (
-    CyclicOrder as CyclicOrder,
-    cyclic_batches as cyclic_batches,
-    single_batches as single_batches,
-)
 from headrace.plan.megatron.sampling import (
+    CyclicOrder as CyclicOrder,
     Epochs as Epochs,
     GPTSampling as GPTSampling,
     ReorderWarning as ReorderWarning,
     count_epochs as count_epochs,
+    cyclic_batches as cyclic_batches,
     parse_split as parse_split,
     reorders_when_extended as reorders_when_extended,
+    single_batches as single_batches,
     split_ranges as split_ranges,
 )
 from headrace.plan.torch_draws import torch_randperm as torch_randperm

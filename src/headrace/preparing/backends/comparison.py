@@ -15,9 +15,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError, SpecialPolicy
 from headrace.preparing.backends.libraries import REFERENCE, load_backend
-from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.reference import (
+    Backend,
+    EncodedTexts,
+    RefusedTextError,
+    SpecialPolicy,
+    TokenizersBackend,
+)
 from headrace.preparing.backends.special import RoutedBackend
 from headrace.samples.tokenizer import TokenizerFile
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.preparing.backends.backend import (
+from headrace.preparing.backends.reference import (
     Backend,
     CacheGuard,
     EncodedTexts,

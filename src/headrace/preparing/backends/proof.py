@@ -25,9 +25,9 @@ import msgspec
 from headrace.engine.forking import apart
 from headrace.errors import ConfigError, MissingExtraError, OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
-from headrace.preparing.backends.backend import SpecialPolicy, installed_version
 from headrace.preparing.backends.comparison import OnCompared, ProvedEncoder, compare, silence
 from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, routes
+from headrace.preparing.backends.reference import SpecialPolicy, installed_version
 from headrace.preparing.backends.tokenizer import UnsuitableError, byte_characters
 from headrace.samples import tokenizer
 from headrace.samples.tokenizer import TokenizerFile, TokenizerParts

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError
+from headrace.preparing.backends.reference import Backend, EncodedTexts, RefusedTextError
 from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
 
 COMMON = " etaoinshrdlucmfwygpbvkjxqzETAOINSHRDLUCMFWYGPBVKJXQZ\n.,0123456789-_()'\"=:;/*#>`<[]{}+&!?$\\%@^~|\t\r"

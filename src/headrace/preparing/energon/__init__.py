@@ -1,14 +1,13 @@
 """Make a folder of tars an Energon dataset, in place: write the indices and settings that Energon and training need.
 
 options      what the caller may choose, with the defaults
-run          `prepare_energon` and `plan_energon`, which write a plan
+job          `prepare_energon` and `plan_energon`, which write a plan
   plan       what is read: the shards that are new or have changed, or files of media; a task reads some of them
     scanning   finds the tars of a folder, in Energon's order, and reads the headers of each
-    media      metadata of images, video and sound, in tars or in plain files
+               metadata of images, video and sound, in tars or in plain files
     state      what earlier runs recorded, to find the shards that have not changed
-  job        a last task makes the new files; the end puts them into place, all together, or after a kill the next run
+             a last task makes the new files; the end puts them into place, all together, or after a kill the next run
     merging    index, split file, dataset.yaml, state and info
-    place      where the job lies; objects is the same at a URL
 report       what a run returns; checks that the field map fits the samples
 """
 

@@ -1,3 +1,4 @@
+from headrace.preparing.energon.job import plan_energon as plan_energon, prepare_energon as prepare_energon
 from headrace.preparing.energon.options import (
     DatasetChoice as DatasetChoice,
     EnergonOptions as EnergonOptions,
@@ -5,4 +6,3 @@ from headrace.preparing.energon.options import (
     SplitChoice as SplitChoice,
 )
 from headrace.preparing.energon.report import DuplicateKey as DuplicateKey, EnergonReport as EnergonReport
-from headrace.preparing.energon.run import plan_energon as plan_energon, prepare_energon as prepare_energon

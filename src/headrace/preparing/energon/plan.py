@@ -3,10 +3,22 @@
 `plan_of` compares the tars with what earlier runs recorded, to find those that must be read. A task reads about as
 many bytes as are worth a worker process; at a URL it reads several files at the same time, since it waits for the
 store. In a local folder, what a task of an earlier plan has read is not read again.
+
+Where the job of a dataset lies: a folder in its ``.nv-meta``, or the same below a URL.
+
+.nv-meta/.headrace/plan.json    what is read, and the options
+                   scan-*/      what the tasks have read
+                   merge-*/     the new files; once their receipt is there, any process can put them into place
+                   lock         held by the process that plans, or that puts new files into place, of a local dataset
+
+Nothing is written beside the job before all new files are ready. Then the info file is removed, without which no reader
+opens the dataset; the others are written, and a new info file last. If the process is killed in between, any other one,
+on any host, carries out the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +28,23 @@ from typing import Final
 import msgspec
 
 from headrace.engine.job import PHASE_PREFIX, Do, Phase, TaskResult, Tell
+from headrace.engine.planning import JobPlace, job_at
 from headrace.engine.serving import load, save
+from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
 from headrace.errors import ConfigError, InputError
-from headrace.io import AnyPath, Reader, Storage, hash_bytes, path_at, reader, reader_at
+from headrace.io import AnyPath, Reader, Storage, hash_bytes, output_errors, path_at, reader, reader_at
 from headrace.io.finding import each
 from headrace.io.remote import Status
-from headrace.preparing.energon.media import find_files, read_medium
 from headrace.preparing.energon.options import EnergonOptions, MediaFilter
-from headrace.preparing.energon.scanning import FoundFile, ShardScan, find_shards, found_file, scan_tar
+from headrace.preparing.energon.scanning import (
+    FoundFile,
+    ShardScan,
+    find_files,
+    find_shards,
+    found_file,
+    read_medium,
+    scan_tar,
+)
 from headrace.preparing.energon.state import DatasetState, is_indexed, read_state
 from headrace.stores.energon.config_file import INFO_NAME, META_FOLDER, META_WORK_NAME, UUID_NAME, folder_kind
 from headrace.stores.energon.splits import Splits, find_splits
@@ -309,3 +330,42 @@ def _to_read(
     if is_same and (not incomplete or before.index is None or before.index.duplicates == options.duplicates):
         return None
     return changed | incomplete
+
+
+KIND: Final = "energon"
+
+
+def place_of(root: AnyPath) -> JobPlace:
+    """Return where the job of a dataset lies."""
+    return job_at(root / META_FOLDER / META_WORK_NAME)
+
+
+def plan_in(place: JobPlace) -> ReadPlan | None:
+    """Return the plan that is in a place."""
+    found = place.planned()
+    return None if found is None else msgspec.json.decode(found.plan, type=ReadPlan)
+
+
+@contextlib.contextmanager
+def claimed(root: AnyPath) -> Iterator[None]:
+    """Let no other process plan a local dataset, or put its new files into place, meanwhile.
+
+    Raises:
+        BusyError: one does.
+        OutputError: the system refuses it.
+    """
+    meta = root / META_FOLDER
+    if not isinstance(meta, Path):
+        yield
+        return
+    work = meta / META_WORK_NAME
+    folder = ClaimedFolder(work, f"{root}: another headrace prepare is working in this folder")
+    with output_errors(meta, "use"):
+        meta.mkdir(exist_ok=True)
+        folder.claim()
+    try:
+        yield
+    finally:
+        folder.leave(lambda: None if (work / PLAN_NAME).exists() else remove_work(work))
+        with contextlib.suppress(OSError):
+            meta.rmdir()  # if there is nothing in it

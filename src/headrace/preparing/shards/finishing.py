@@ -18,8 +18,7 @@ from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.io import FileSum, Storage, as_read_back, atomic_write, file_sum, output_errors, path_at
 from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.options import SPLIT_NAMES
-from headrace.preparing.shards.files import digests
-from headrace.preparing.shards.listing import ListedFile
+from headrace.preparing.shards.listing import ListedFile, digests
 from headrace.preparing.shards.options import PartSpec, ShardOptions
 from headrace.preparing.shards.packing import (
     BadSampleError,

@@ -14,9 +14,9 @@ import msgspec
 from headrace.errors import ConfigError
 from headrace.io import Reader, Storage, check_readable, path_at
 from headrace.io.finding import expand, reader_among, real_name
-from headrace.preparing.shards.files import FilesBelow
 from headrace.preparing.shards.listing import (
     SPEC,
+    FilesBelow,
     Listing,
     av_part,
     image_part,

@@ -26,8 +26,7 @@ from headrace.io import Storage, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.ledger import check_tolerance
-from headrace.preparing.shards.files import CHUNK_BYTES, contents_of, read_range
-from headrace.preparing.shards.listing import ListedFile
+from headrace.preparing.shards.listing import CHUNK_BYTES, ListedFile, contents_of, read_range
 from headrace.preparing.shards.parts import ListedPart, ListedSample, Rows
 from headrace.preparing.shards.plan import (
     ADVICE,

@@ -23,11 +23,11 @@ import msgspec
 from headrace.errors import MissingExtraError, StoreError
 from headrace.io import Storage, safe_relative
 from headrace.io.finding import each
-from headrace.preparing.shards.files import FilesBelow
 from headrace.preparing.shards.listing import (
     HEAD_BYTES,
     SPEC,
     BadNameError,
+    FilesBelow,
     ListedFile,
     SampleFiles,
     av_part,

@@ -18,9 +18,8 @@ from headrace.errors import ConfigError, InputError, StoreError, some
 from headrace.io import AtomicFile, Reader, Storage, check_readable, natural_key, path_at
 from headrace.io.finding import each, expand, names_below, reader_among, real_name, status_of, storage_for
 from headrace.io.remote import Status
-from headrace.preparing.sources.arrow import describe_arrow
 from headrace.preparing.sources.block import RecordSpec
-from headrace.preparing.sources.columnar import describe_parquet
+from headrace.preparing.sources.columnar import describe_arrow, describe_parquet
 from headrace.preparing.sources.json import is_list
 from headrace.preparing.sources.reader import open_span
 from headrace.preparing.sources.source_file import (

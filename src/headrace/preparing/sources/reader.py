@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from headrace.errors import InputError
-from headrace.preparing.sources.arrow import ArrowSpanReader
 from headrace.preparing.sources.block import (
     BadRecord,
     Block,
@@ -27,7 +26,7 @@ from headrace.preparing.sources.block import (
     bad_utf8,
     too_long,
 )
-from headrace.preparing.sources.columnar import ParquetSpanReader
+from headrace.preparing.sources.columnar import ArrowSpanReader, ParquetSpanReader
 from headrace.preparing.sources.json import ListReader, parse_jsonl
 from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, is_hashed_while_read
 from headrace.preparing.sources.streams import (

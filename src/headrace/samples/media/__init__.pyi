@@ -1,10 +1,4 @@
 from headrace.samples.media.batch import Batch as Batch, generic_batch as generic_batch, pad_stack as pad_stack
-from headrace.samples.media.cooking import (
-    Cooker as Cooker,
-    basic_sample_keys as basic_sample_keys,
-    choose_cooker as choose_cooker,
-    cooker as cooker,
-)
 from headrace.samples.media.decoding import SampleDecoder as SampleDecoder
 from headrace.samples.media.decoding.av_decoder import (
     AVData as AVData,
@@ -18,22 +12,24 @@ from headrace.samples.media.mapper import (
     parts_of as parts_of,
     sources_of as sources_of,
 )
-from headrace.samples.media.metadata import (
-    AVMetadata as AVMetadata,
-    ImageMetadata as ImageMetadata,
-    MediaFacts as MediaFacts,
-    media_facts as media_facts,
-)
 from headrace.samples.media.registry import (
     SAMPLE_TYPES as SAMPLE_TYPES,
+    Cooker as Cooker,
+    basic_sample_keys as basic_sample_keys,
+    choose_cooker as choose_cooker,
+    cooker as cooker,
     load_function as load_function,
     resolve_sample_type as resolve_sample_type,
 )
 from headrace.samples.media.sample import (
+    AVMetadata as AVMetadata,
     CrudeSample as CrudeSample,
+    ImageMetadata as ImageMetadata,
+    MediaFacts as MediaFacts,
     Sample as Sample,
     SourceInfo as SourceInfo,
     add_sources as add_sources,
+    media_facts as media_facts,
     sample_type as sample_type,
 )
 from headrace.samples.media.types import (

@@ -32,7 +32,7 @@ from headrace.samples.media.decoding.av_streams import (
     video_stream,
 )
 from headrace.samples.media.decoding.basic import MAX_PIXELS, is_out_of_memory
-from headrace.samples.media.metadata import AVMetadata
+from headrace.samples.media.sample import AVMetadata
 
 Range = tuple[float, float]
 
