@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "encoders": {"samples", "plan", "io", "config", "errors"},
     "datasets": {"cache", "engine", "stores", "samples", "plan", "encoders", "io", "config", "errors"},
     "tracing": {"datasets", "encoders", "stores", "samples", "plan", "io", "config", "errors"},
-    "loader": {"cache", "environment", "datasets", "encoders", "plan", "io", "config", "errors"},
+    "loader": {"cache", "engine", "environment", "datasets", "encoders", "plan", "io", "config", "errors"},
     "compat": {
         *("loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io"),
         *("config", "errors"),

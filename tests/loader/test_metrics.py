@@ -20,6 +20,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 import torch
+from headrace.loader.workers.processes import not_in_forks
 
 import corpora
 import framed_encoders
@@ -38,7 +39,6 @@ from headrace.loader.reading import METRICS_THREAD
 from headrace.loader.shard_times import FileTimer, ShardTimes
 from headrace.loader.spans import FileTime, SpanRows, read_rows
 from headrace.loader.workers.messages import SpanMessage
-from headrace.loader.workers.processes import not_in_forks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

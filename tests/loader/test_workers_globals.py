@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from headrace.loader.workers.processes import not_in_forks
+from headrace.loader.workers.user_globals import Globals
 from PIL import Image, ImageFile
 
 import encoder_ported
@@ -25,8 +27,6 @@ import option_encoder
 from headrace import ConfigError, Loader, MapDataset, MediaDataset, Order, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.loader import Reading
-from headrace.loader.workers.processes import not_in_forks
-from headrace.loader.workers.user_globals import Globals
 from headrace.samples.media import CaptioningSample
 from headrace.stores.tar.writer import TarWriter
 
