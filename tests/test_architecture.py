@@ -111,15 +111,11 @@ def imports(file: Path, *, top_level: bool = False) -> set[str]:
 _MODULE = re.compile(r"headrace(\.[a-z_]+)+(:|$)")
 
 
-COMPARED = {"loader/workers/user_globals.py": {"headrace.samples.media"}}
-"""Modules whose names a file only compares with those of other modules."""
-
-
 def named_modules(file: Path) -> set[str]:
     """Modules that a file names in strings, which `resolve_name` and `import_module` import."""
     strings = [node.value for node in ast.walk(tree(file)) if isinstance(node, ast.Constant)]
     named = {one.partition(":")[0] for one in strings if isinstance(one, str) and _MODULE.match(one)}
-    return {one for one in named if exists(one)} - COMPARED.get(file.relative_to(SOURCE).as_posix(), set())
+    return {one for one in named if exists(one)}
 
 
 def test_every_room_is_known() -> None:

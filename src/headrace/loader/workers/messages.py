@@ -93,7 +93,7 @@ class Message(NamedTuple):
         pickled: Any = self.pickled
         if isinstance(pickled, BlockView):
             pickled = table.tensor(self.number, pickled).numpy().data
-        return _Unpickler(io.BytesIO(pickled), lambda view: table.tensor(self.number, view)).load()
+        return _Unpickler(io.BytesIO(pickled), lambda *view: table.tensor(self.number, BlockView(*view))).load()
 
 
 def dumped(made: Any, memory: MessageMemory | None = None) -> bytes:
@@ -122,13 +122,14 @@ def _tensor_in_block(block: int, begin: int, dtype: torch.dtype, shape: tuple[in
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensor: Callable[[BlockView], torch.Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensor: Callable[..., torch.Tensor]) -> None:
         super().__init__(file)
         self._tensor = tensor
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (__name__, _tensor_in_block.__name__):
-            return lambda *view: self._tensor(BlockView(*view))
+            # No method, since what was unpickled would be kept in a cycle until the garbage collector comes by.
+            return self._tensor
         return super().find_class(module, name)
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import _utils as torch_workers
+from torch.utils.data._utils import worker as torch_worker
 
 from headrace.datasets.dataset import NO_SAMPLE, Tell
 from headrace.encoders import Fault
@@ -265,7 +265,7 @@ class WorkerSetup:
         torch.manual_seed(seed)
         # Torch has no public name for what its `get_worker_info` returns.
         info: dict[str, Any] = {"id": worker, "num_workers": self._num_workers, "seed": seed, "dataset": None}
-        torch_workers.worker._worker_info = torch_workers.worker.WorkerInfo(**info)
+        torch_worker._worker_info = torch_worker.WorkerInfo(**info)
         if hasattr(faulthandler, "register"):
             # The handler is written in C, and works while other code holds the interpreter.
             faulthandler.register(signal.SIGUSR1, file=self._trace.fileno(), all_threads=True, chain=False)
