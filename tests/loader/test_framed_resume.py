@@ -143,7 +143,7 @@ def life(run: FramedRun, leg: Leg, loaders: list[Loader], seen: dict[int, Unit])
     """One life of all ranks; adds to ``seen`` what each unit was, and returns the states at the kill."""
     iterators = [iter(loader) for loader in loaders]
     for micro_step in range(leg.micro_steps):
-        if micro_step == leg.lost and (children := workers_now()):
+        if micro_step == leg.lost and (children := sorted(workers_now(), key=lambda worker: worker.pid)):
             os.kill(children[micro_step % len(children)].pid or 0, signal.SIGKILL)
         batches = [next(iterator, None) for iterator in iterators]
         if None in batches:

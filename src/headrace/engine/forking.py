@@ -14,7 +14,6 @@ import gc
 import os
 import pickle
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -219,19 +218,12 @@ def _begin(keep: int, *, is_clean: bool) -> None:
         os.dup2(2, 1)  # standard output may be a pipe that carries --json
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
+        if callable(signal.getsignal(number)) or number == signal.SIGCHLD:
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if descriptor > 2 and descriptor not in (keep, nothing) and (is_clean or _is_socket(descriptor)):
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        descriptor = int(entry.name)
+        if descriptor > 2 and descriptor not in (keep, nothing) and (is_clean or entry.is_socket()):
             # It is not closed: an inherited object may close the number later, when it belongs to another file.
             os.dup2(nothing, descriptor)
-
-
-def _is_socket(descriptor: int) -> bool:
-    try:
-        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-    except OSError:  # the descriptor of the folder itself, which is closed by now
-        return False

@@ -36,7 +36,7 @@ from headrace.loader.workers.blocks import ALIGNED, LARGE_BYTES, BlockTable, Blo
 
 _HEAD: Final = struct.Struct("!QB")
 _MOST_DESCRIPTORS: Final = 250
-"""The system takes no more at a time."""
+"""The system takes no more at a time. A message makes fewer: each block is as large as all before it together."""
 
 
 def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell, memory: MessageMemory) -> SpanRows:
@@ -144,10 +144,6 @@ class Channel:
         self._num_received = 0
         self._descriptors: list[int] = []
 
-    def fileno(self) -> int:
-        """Return the descriptor of the socket."""
-        return self._socket.fileno()
-
     def close(self) -> None:
         """Close this end, and descriptors of a message that has come only in part."""
         self._socket.close()
@@ -161,12 +157,8 @@ class Channel:
         Raises:
             ConnectionError: the other process has ended.
         """
-        if len(descriptors) > _MOST_DESCRIPTORS:
-            raise WorkerError(f"a message has {len(descriptors)} new blocks, more than {_MOST_DESCRIPTORS}")
-        head = _HEAD.pack(len(data), len(descriptors))
         try:
-            if socket.send_fds(self._socket, [head], descriptors) < len(head):
-                raise ConnectionError("a worker's socket takes no more")
+            socket.send_fds(self._socket, [_HEAD.pack(len(data), len(descriptors))], descriptors)
             self._socket.sendall(data)
         finally:
             for descriptor in descriptors:

@@ -516,8 +516,13 @@ class WorkerPool(Generic[T]):
                     raise message.again()
                 yield task, message
         finally:
-            if not self._reading.persistent_workers and mine == self._stream:
+            if not self._reading.persistent_workers and mine == self._stream and self._is_owner:
                 self.close()
+
+    @property
+    def _is_owner(self) -> bool:
+        """Whether the workers serve this process, and not one that it was forked from."""
+        return self._worker_set is not None and self._worker_set.owner == os.getpid()
 
     def _next(self) -> tuple[Any, str, bool]:
         """Return the next message; or how workers were lost, in words, and whether they are forks that never worked."""
