@@ -40,8 +40,6 @@ M = TypeVar("M")
 START_METHODS: Final = ("fork", "spawn") if hasattr(os, "fork") and sys.platform == "linux" else ("spawn",)
 """How workers may start; the first one is used if nothing is said."""
 
-_UNFORKABLE_BACKENDS: Final = {"mpi", "ucc"}
-
 METRICS_THREAD: Final = "headrace-metrics"
 """The name of the thread that serves metrics. It holds no lock that matters in a fork."""
 
@@ -73,20 +71,23 @@ def within(limit_s: float, function: Callable[[], Any]) -> Any:
     return found[0] if found else None
 
 
+def left_by_forks() -> list[str]:
+    """Return JAX if it has begun, and the backends of the process group that do more than open connections."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    has_begun = bridge is not None and getattr(bridge, "backends_are_initialized", lambda: True)()
+    # The configuration looks like "cpu:gloo,cuda:nccl".
+    config = dist.get_backend_config() if dist.is_available() and dist.is_initialized() else ""
+    backends = {one.rpartition(":")[2] for one in config.split(",")} - {"", "gloo", "fake"}
+    return ["JAX"] * has_begun + sorted(backends)
+
+
 def unforkable() -> str:
     """Return in words why this process must not be forked; empty if it may be.
 
     JAX computes in threads of its own, and MPI and UCC keep memory and connections that a fork breaks here, too.
     """
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    if bridge is not None and getattr(bridge, "backends_are_initialized", lambda: True)():
-        return "JAX has begun, which does not survive a fork"
-    if dist.is_available() and dist.is_initialized():
-        # The configuration looks like "cpu:gloo,cuda:nccl".
-        backends = {one.rpartition(":")[2] for one in dist.get_backend_config().split(",")}
-        if found := sorted(backends & _UNFORKABLE_BACKENDS):
-            return f"the process group uses {found[0]}, which does not survive a fork"
-    return ""
+    found = [one for one in left_by_forks() if one in ("JAX", "mpi", "ucc")]
+    return f"{found[0]} does not survive a fork of this program" if found else ""
 
 
 def check_process(owner: int) -> None:

@@ -302,28 +302,18 @@ class WorkerSet:
 
     def _say(self, wait: Wait) -> None:
         lines = [f"headrace: waiting {monotonic() - wait.since:.0f} s for worker {wait.worker}"]
-        for at, worker in enumerate(self.workers):
-            doing = self._doing(at) if worker.is_alive() else self._ended(at)
-            lines.append(f"  worker {at} (process {worker.pid}): {doing}")
+        lines += [f"  worker {at} (process {one.pid}): {self._state(at)}" for at, one in enumerate(self.workers)]
         print("\n".join(lines), file=sys.stderr, flush=True)
 
-    def _doing(self, worker: int) -> str:
-        """Describe what a worker is doing, and since when."""
-        row = self._table.row(worker)
+    def _state(self, number: int) -> str:
+        """Describe what a worker is doing, and since when; or how it has ended, and what it was doing then."""
+        worker, row = self.workers[number], self._table.row(number)
+        is_alive = worker.is_alive()
         if row.state is State.STARTING:
-            return "still starting"
+            return "still starting" if is_alive else f"{worker.how_ended} while it started"
         if row.state is State.WAITING:
-            return f"{row.since_s:.0f} s without work"
-        return f"{row.since_s:.0f} s in read of {self._task(row)}"
-
-    def _ended(self, worker: int) -> str:
-        """Describe how a worker has ended, and what it was doing then."""
-        row, how = self._table.row(worker), self.workers[worker].how_ended
-        if row.state is State.STARTING:
-            return f"{how} while it started"
-        if row.state is State.WAITING:
-            return f"{how} when it had done its work"
-        return f"{how} in read of {self._task(row)}"
+            return f"{row.since_s:.0f} s without work" if is_alive else f"{worker.how_ended} when it had done its work"
+        return f"{f'{row.since_s:.0f} s' if is_alive else worker.how_ended} in read of {self._task(row)}"
 
     def _task(self, row: WorkerStatus) -> str:
         task = next((one.task for one in list(self.sent) if one.number == row.task), None)
@@ -345,14 +335,14 @@ class WorkerSet:
             return f"the server that forks workers (process {self.server.pid}) has ended or hangs, and they with it"
         found = []
         for at in dead:
-            how = within(DESCRIBE_S, partial(self._ended, at)) or self.workers[at].how_ended
+            how = within(DESCRIBE_S, partial(self._state, at)) or self.workers[at].how_ended
             found.append(f"worker {at} (process {self.workers[at].pid}) {how}")
         return "; ".join(found)
 
     def _silent(self, wait: Wait) -> str:
         """Describe what a worker is doing that sends nothing."""
         worker = self.workers[wait.worker]
-        doing = within(DESCRIBE_S, partial(self._doing, wait.worker)) or "working"
+        doing = within(DESCRIBE_S, partial(self._state, wait.worker)) or "working"
         lines = self._lines(worker, wait.worker)
         where = f", in\n{lines}\n" if lines else ". "
         limit_s = wait.until - wait.since
@@ -399,8 +389,8 @@ class WorkerSet:
         self._end_workers()
         if self.server is not None:
             self.server.end()
-        self._trace.close()
-        self._table.close()
+        for descriptor in (self._table.descriptor, self._trace.descriptor):
+            os.close(descriptor)
 
     def _end_workers(self) -> None:
         for worker in self.workers:
@@ -516,13 +506,9 @@ class WorkerPool(Generic[T]):
                     raise message.again()
                 yield task, message
         finally:
-            if not self._reading.persistent_workers and mine == self._stream and self._is_owner:
+            ends = not self._reading.persistent_workers and mine == self._stream
+            if ends and self._worker_set is not None and self._worker_set.owner == os.getpid():
                 self.close()
-
-    @property
-    def _is_owner(self) -> bool:
-        """Whether the workers serve this process, and not one that it was forked from."""
-        return self._worker_set is not None and self._worker_set.owner == os.getpid()
 
     def _next(self) -> tuple[Any, str, bool]:
         """Return the next message; or how workers were lost, in words, and whether they are forks that never worked."""

@@ -24,20 +24,19 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing import connection, get_context
 from time import monotonic, sleep
-from typing import Final, Protocol
+from typing import Final
 
 import torch
-import torch.distributed as dist
 
 from headrace.engine.forking import Child, forked, interrupts_blocked
 from headrace.errors import ConfigError, WorkerError
-from headrace.loader.reading import METRICS_THREAD
+from headrace.loader.reading import METRICS_THREAD, left_by_forks
 from headrace.loader.workers.messages import Channel
 from headrace.loader.workers.worker import WorkerSetup
 
@@ -49,8 +48,6 @@ _LOOK_S: Final = 1.0
 _ANSWER_S: Final = 10.0
 _PROOF_BYTES: Final = (100, 1 << 16, 1 << 20)
 _END_S: Final = 5.0
-
-_FORKABLE_BACKENDS: Final = {"gloo", "fake"}
 
 
 def not_in_forks() -> list[str]:
@@ -65,48 +62,44 @@ def not_in_forks() -> list[str]:
     - The thread that serves metrics holds no lock that matters.
     """
     found = ["CUDA"] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    if bridge is not None and getattr(bridge, "backends_are_initialized", lambda: True)():
-        found.append("JAX")
-    if dist.is_available() and dist.is_initialized():
-        # The configuration looks like "cpu:gloo,cuda:nccl".
-        backends = {one.rpartition(":")[2] for one in dist.get_backend_config().split(",")}
-        found += sorted(backends - _FORKABLE_BACKENDS)
     me = threading.current_thread()
-    return found + [
+    return [*found, *left_by_forks()] + [
         f"thread {one.name!r}" for one in threading.enumerate() if one is not me and one.name != METRICS_THREAD
     ]
 
 
-class Worker(Protocol):
-    """A worker process."""
+class Worker(ABC):
+    """A worker process, and the loader's end of its socket.
 
-    pid: int
-    channel: Channel
+    Attributes:
+        code: its exit code, or minus the number of the signal that ended it; None if it lives, or that is not known.
+    """
 
+    def __init__(self, pid: int, channel: Channel) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.code: int | None = None
+
+    @abstractmethod
     def is_alive(self) -> bool:
         """Whether it has not ended."""
 
     def kill(self) -> None:
         """Send SIGKILL if it has not ended."""
+        if self.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     @property
     def how_ended(self) -> str:
         """How it has ended, in words."""
-
-
-def how_ended(code: int | None) -> str:
-    """Describe an exit code, or minus the number of a signal, in words."""
-    if code is None:
-        return "has ended"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = " (as the system does when memory runs out)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
+        if self.code is None:
+            return "has ended"
+        if self.code >= 0:
+            return f"ended with exit code {self.code}"
+        name = next((one.name for one in signal.Signals if one == -self.code), f"signal {-self.code}")
+        hint = " (as the system does when memory runs out)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
 
 
 class NotProved(Exception):  # noqa: N818 -- never seen by users
@@ -201,30 +194,18 @@ class ForkServer:
         self.is_lost = True
 
 
-class ForkedWorker:
+class ForkedWorker(Worker):
     """A worker of a `ForkServer`."""
 
     def __init__(self, server: ForkServer, pid: int, channel: Channel) -> None:
+        super().__init__(pid, channel)
         self._server = server
-        self._code: int | None = None
-        self.pid = pid
-        self.channel = channel
 
     def is_alive(self) -> bool:
         """See `Worker`."""
-        if self._code is None:
-            self._code = self._server.ended(self.pid)
-        return self._code is None
-
-    def kill(self) -> None:
-        """See `Worker`."""
-        if self.is_alive():
-            os.kill(self.pid, signal.SIGKILL)
-
-    @property
-    def how_ended(self) -> str:
-        """See `Worker`."""
-        return how_ended(self._code)
+        if self.code is None:
+            self.code = self._server.ended(self.pid)
+        return self.code is None
 
 
 def _serve(own: socket.socket, setup: WorkerSetup) -> None:
@@ -285,7 +266,7 @@ def _work(setup: WorkerSetup, descriptor: int, number: int, server: int) -> None
     setup.serve(socket.socket(fileno=descriptor), number, server, dies_with_parent=True)
 
 
-class SpawnedWorker:
+class SpawnedWorker(Worker):
     """A worker that starts anew."""
 
     def __init__(self, setup: WorkerSetup, pickled: bytes, number: int) -> None:
@@ -293,41 +274,31 @@ class SpawnedWorker:
         # The kernel sends its signal when the thread that started a process ends; only the main one surely stays.
         dies = threading.current_thread() is threading.main_thread()
         given = (theirs, number, os.getpid(), dies)
-        process = get_context("spawn").Process(target=_spawned, args=given, daemon=True)
+        self.process = get_context("spawn").Process(target=_spawned, args=given, daemon=True)
         with theirs:
             try:
                 with interrupts_blocked():
-                    process.start()
+                    self.process.start()
             except (RuntimeError, OSError) as error:
                 ours.close()
                 raise WorkerError(f"worker processes cannot be started: {error}") from error
-        self.process = process
-        self.pid = process.pid or 0
-        self.channel = Channel(ours)
+        super().__init__(self.process.pid or 0, Channel(ours))
         socket.send_fds(ours, [b"d"], setup.descriptors)
         self.channel.post(pickled)
 
     def is_alive(self) -> bool:
         """See `Worker`. Python alone says so even after a handler of SIGCHLD has waited for the process."""
-        return self.process.is_alive() and not connection.wait([self.process.sentinel], 0)
-
-    def kill(self) -> None:
-        """See `Worker`."""
-        if self.is_alive():
-            self.process.kill()
-
-    @property
-    def how_ended(self) -> str:
-        """See `Worker`."""
-        return how_ended(self.process.exitcode)
+        is_alive = self.process.is_alive() and not connection.wait([self.process.sentinel], 0)
+        self.code = None if is_alive else self.process.exitcode
+        return is_alive
 
 
 def _spawned(end: socket.socket, number: int, parent: int, dies_with_parent: bool) -> None:
     _, descriptors, _, _ = socket.recv_fds(end, 1, 2)
     received = Channel(end).receive()
     if received is not None:
-        setup: WorkerSetup = pickle.loads(received[0])(*descriptors)
-        setup.serve(end, number, parent, dies_with_parent=dies_with_parent)
+        setup: WorkerSetup = pickle.loads(received[0])
+        setup.opened(*descriptors).serve(end, number, parent, dies_with_parent=dies_with_parent)
 
 
 def pickled_setup(setup: WorkerSetup) -> bytes:

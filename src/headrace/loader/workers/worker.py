@@ -114,12 +114,6 @@ class Table:
             if at != self._stream:
                 self._cells[at] = 0
 
-    def close(self) -> None:
-        """Close the descriptor in this process."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
     def row(self, worker: int) -> WorkerStatus:
         """Return what a worker wrote last. It may be writing, so the parts may be of two moments."""
         state, since, task, sample = self._cells[worker * _WIDTH : (worker + 1) * _WIDTH]
@@ -128,34 +122,24 @@ class Table:
 
 
 class TraceFile:
-    """A file without a name, into which a worker that hangs writes its traceback. Open until ``close``."""
+    """A file without a name, into which a worker that hangs writes its traceback."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self._number = shared_file(0) if descriptor is None else descriptor
-
-    def fileno(self) -> int:
-        """The descriptor, for `faulthandler`."""
-        return self._number
+        self.descriptor = shared_file(0) if descriptor is None else descriptor
 
     def size(self) -> int:
         """Return the number of bytes written so far."""
-        return os.fstat(self._number).st_size
+        return os.fstat(self.descriptor).st_size
 
     def current_thread(self) -> str:
         """Return the traceback of the thread that the signal interrupted, innermost call first; empty if not known.
 
         It ends at the code of the worker itself, whose callers are of no interest.
         """
-        text = os.pread(self._number, 1 << 16, 0).decode(errors="replace")
+        text = os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace")
         _, _, after = text.rpartition("Current thread")
         lines = [line for line in after.split("\n\n")[0].splitlines()[1:] if line.startswith("  File")]
         return "\n".join(takewhile(lambda line: __file__ not in line, lines))
-
-    def close(self) -> None:
-        """Close the file in this process."""
-        number, self._number = self._number, -1
-        if number >= 0:
-            os.close(number)
 
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -225,6 +209,7 @@ class WorkerSetup:
     ) -> None:
         self._read = read
         self._num_workers = num_workers
+        self._num_counts = table.num_counts
         self._table = table
         self._trace = trace
         self._init = init
@@ -268,7 +253,7 @@ class WorkerSetup:
         torch_worker._worker_info = torch_worker.WorkerInfo(**info)
         if hasattr(faulthandler, "register"):
             # The handler is written in C, and works while other code holds the interpreter.
-            faulthandler.register(signal.SIGUSR1, file=self._trace.fileno(), all_threads=True, chain=False)
+            faulthandler.register(signal.SIGUSR1, file=self._trace.descriptor, all_threads=True, chain=False)
         # Objects of the program must not be collected in a fork: a process group would wait for threads that do not
         # exist here.
         gc.freeze()
@@ -305,24 +290,16 @@ class WorkerSetup:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """Those of table and trace."""
-        return self._table.descriptor, self._trace.fileno()
+        """Those of table and trace, with which `opened` makes a setup whole that was pickled."""
+        return self._table.descriptor, self._trace.descriptor
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle all but table and trace, whose descriptors are sent beside."""
-        given: dict[str, Any] = {"init": self._init, "words": self._words, "counts": self._counts, "seed": self._seed}
-        return partial(_set_up_from, **given), (self._read, self._num_workers, self._table.num_counts)
+    def opened(self, table: int, trace: int) -> WorkerSetup:
+        """Return the setup with table and trace."""
+        self._table, self._trace = Table(self._num_workers, self._num_counts, table), TraceFile(trace)
+        return self
 
-
-def _set_up_from(
-    read: ReadTask[Any], num_workers: int, num_counts: int, **given: Any
-) -> Callable[[int, int], WorkerSetup]:
-    """Return a function that makes the setup in a worker, with the descriptors of table and trace."""
-
-    def setup(table: int, trace: int) -> WorkerSetup:
-        return WorkerSetup(read, num_workers, Table(num_workers, num_counts, table), TraceFile(trace), **given)
-
-    return setup
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_table", "_trace")}
 
 
 def _function(name: str) -> Any:
