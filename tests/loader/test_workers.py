@@ -240,7 +240,7 @@ def test_workers_end_with_their_loader(texts: Path, media: MediaDataset, is_fram
 
 @pytest.mark.soak
 def test_worker_sets_that_start_at_once_have_their_own_workers(media: MediaDataset) -> None:
-    loaders = [loader_of(media, num_workers=1, start_method="spawn") for _ in range(2)]
+    loaders = [loader_of(media, num_workers=1, start_method="spawn", persistent_workers=True) for _ in range(2)]
     ready = threading.Barrier(2)
     found: dict[int, list[str]] = {}
 
