@@ -144,7 +144,7 @@ class WorkerSet:
         """The tasks whose messages have not come, the next one first."""
         self._reading = reading
         self._num_workers = num_workers = reading.num_workers
-        self._prefetch = reading.prefetch or 2
+        self._prefetch = 0
         self._describe = describe
         self._describe_sample = describe_sample
         self._cache = cache
@@ -237,14 +237,11 @@ class WorkerSet:
     def is_idle(self) -> bool:
         """Whether all workers live, and none is busy with an outdated stream, for which they have some seconds."""
         until = monotonic() + _IDLE_S
-        while self._busy():
-            if monotonic() > until or not all(worker.is_alive() for worker in self.workers):
-                return False
+        while all(worker.is_alive() for worker in self.workers) and monotonic() < until:
+            if all(self._table.row(at).state is not State.READING for at in range(self._num_workers)):
+                return True
             sleep(0.002)
-        return all(worker.is_alive() for worker in self.workers)
-
-    def _busy(self) -> list[Worker]:
-        return [one for at, one in enumerate(self.workers) if self._table.row(at).state is State.READING]
+        return False
 
     def next(self) -> Any:
         """Return the message of the first task in ``sent``, or ``END`` if no tasks are left.
