@@ -414,13 +414,13 @@ OVER_BUDGET = {
     "cache": 785,
     "datasets": 8_435,
     "tracing": 3_221,
-    "loader": 5_705,
+    "loader": 5_703,
     "compat": 4_839,
     "integrations": 1_702,
     "inspect": 6_542,
     "cli": 3_217,
     "ui": 2_558,
-    "all": 83_587,
+    "all": 83_585,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 
